@@ -1,0 +1,3 @@
+from mergestream.cli import main
+
+main()

@@ -1,0 +1,136 @@
+"""Runs compared: per method and stream, the mean over targets and seeds with its interval."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from mergestream.metrics import difference_with_interval, mean_with_interval, worst
+from mergestream.records import Run
+
+ORACLE = "oracle: best single expert, chosen by labels"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one stream, over all its targets and seeds."""
+
+    label: str
+    stream: str
+    accuracy: Estimate
+    balanced_accuracy: Estimate
+    auroc: float | None
+    nll: float
+    ece: float
+    brier: float
+    per_target: dict[str, float]
+    worst_target: str
+    lowest_recall: float
+    milliseconds: float | None
+    runs: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare(runs: Iterable[Run]) -> list[Row]:
+    """One row per (label, stream), in order of first appearance."""
+    groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[run.arguments["label"], run.arguments["stream"]["name"]].append(run)
+    return [summarise_group(label, stream, group) for (label, stream), group in groups.items()]
+
+
+def summarise_group(label: str, stream: str, runs: Sequence[Run]) -> Row:
+    confusions = [run.confusions() for run in runs]
+    targets = defaultdict(list)
+    for run in runs:
+        targets[run.arguments["data"]["domain"]].append(run.accuracy)
+    per_target = {target: float(np.mean(values)) for target, values in targets.items()}
+    recalls = [value for run in runs for value in run.metrics["recall"].values() if value is not None]
+    aurocs = [run.metrics["auroc"] for run in runs if run.metrics["auroc"] is not None]
+    seconds = [step["seconds"] for run in runs for step in run.steps if step["seconds"] is not None]
+
+    def average(key: str) -> float:
+        return float(np.mean([run.metrics[key] for run in runs]))
+
+    return Row(
+        label,
+        stream,
+        Estimate(*mean_with_interval(confusions, "accuracy")),
+        Estimate(*mean_with_interval(confusions, "balanced_accuracy")),
+        float(np.mean(aurocs)) if aurocs else None,
+        average("nll"),
+        average("ece"),
+        average("brier"),
+        per_target,
+        worst(per_target)[0],
+        min(recalls),
+        1000 * float(np.median(seconds)) if seconds else None,
+        len(runs),
+    )
+
+
+@dataclass(frozen=True)
+class Duel:
+    """One method against another on the same batches: the paired difference with its 95 % interval."""
+
+    stream: str
+    ours: str
+    theirs: str
+    our_mean: float
+    their_mean: float
+    difference: Estimate
+
+    def in_words(self) -> str:
+        """Win, lose or no difference that the interval supports."""
+        low, high = 100 * self.difference.low, 100 * self.difference.high
+        verb = "beats" if low > 0 else "loses to" if high < 0 else "does not differ clearly from"
+        return (
+            f"On {self.stream}, {self.ours} {verb} {self.theirs}: {100 * self.our_mean:.1f} against "
+            f"{100 * self.their_mean:.1f} %, paired difference {100 * self.difference.mean:+.1f} "
+            f"[{low:+.1f}, {high:+.1f}]."
+        )
+
+
+def duel(runs: Sequence[Run], ours: str, theirs: str, metric: str = "accuracy") -> list[Duel]:
+    """A duel per stream, over the (target, seed) pairs that both have."""
+    duels = []
+    for stream in dict.fromkeys(run.arguments["stream"]["name"] for run in runs):
+        mine, other = (_by_pair(runs, label, stream) for label in (ours, theirs))
+        pairs = [pair for pair in mine if pair in other]
+        if pairs:
+            a, b = ([group[pair].confusions() for pair in pairs] for group in (mine, other))
+            mine_mean, other_mean = (mean_with_interval(group, metric, resamples=1)[0] for group in (a, b))
+            difference = Estimate(*difference_with_interval(a, b, metric))
+            duels.append(Duel(stream, ours, theirs, mine_mean, other_mean, difference))
+    return duels
+
+
+def _by_pair(runs: Sequence[Run], label: str, stream: str) -> dict[tuple[str, int], Run]:
+    return {
+        (run.arguments["data"]["domain"], run.arguments["seed"]): run
+        for run in runs
+        if run.arguments["label"] == label and run.arguments["stream"]["name"] == stream
+    }
+
+
+def oracle(single: Sequence[Run]) -> list[Run]:
+    """Per target, seed and stream, the single expert that labels show to be best. A bound, never a method."""
+    best: dict[tuple[Any, ...], Run] = {}
+    for run in single:
+        key = run.arguments["data"]["domain"], run.arguments["seed"], run.arguments["stream"]["name"]
+        if key not in best or run.accuracy > best[key].accuracy:
+            best[key] = run
+    return list(best.values())

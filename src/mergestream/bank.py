@@ -1,0 +1,65 @@
+"""The contiguous [K,P] bank: filled from experts one tensor at a time, and only with experts that belong together."""
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mergestream.checkpoints import BASE, CARD, ExpertCard, WeightsFile
+from mergestream.errors import PoolError
+from mergestream.layout import Integers, Layout
+
+
+def is_expert_folder(path: Path) -> bool:
+    hidden = path.name.startswith(".")
+    return path.is_dir() and not hidden and path.name != BASE and (path / CARD).exists()
+
+
+def require_some(experts: Mapping[str, object]) -> None:
+    if not experts:
+        raise PoolError("A pool needs at least one expert; none was given.")
+    if BASE in experts:
+        raise PoolError(f"An expert cannot be called '{BASE}': that folder holds the shared start.")
+
+
+def require_alike(cards: Sequence[ExpertCard], base: ExpertCard | None) -> None:
+    """Refuse experts that differ in anything a merge depends on, naming both and the difference."""
+    first = cards[0]
+    for card in [*cards[1:], *([base] if base else [])]:
+        for what in ("architecture", "head", "classes", "preprocessing"):
+            mine, theirs = getattr(first, what), getattr(card, what)
+            if mine == theirs:
+                continue
+            same_set = what == "classes" and sorted(mine) == sorted(theirs)
+            hint = " The classes are the same in another order: reorder that head's rows." if same_set else ""
+            raise PoolError(f"'{first.name}' and '{card.name}' differ in {what}: {mine} against {theirs}.{hint}")
+    for card in cards:
+        if base is not None and card.base_sha256 not in (None, base.weights_sha256):
+            raise PoolError(f"Expert '{card.name}' was not trained from this pool's base (its base_sha256 differs).")
+
+
+def fill_bank(
+    layout: Layout, states: Mapping[str, Mapping[str, Tensor]], device: torch.device | str, dtype: torch.dtype | None
+) -> tuple[Tensor, list[Integers]]:
+    kinds = set().union(*(_float_dtypes(state) for state in states.values()))
+    dtype = dtype or (reduce(torch.promote_types, sorted(kinds, key=str)) if kinds else torch.float32)
+    bank = torch.empty(len(states), layout.size, dtype=dtype, device=device)
+    owners = [f"Expert '{name}'" for name in states]
+    integers = [
+        layout.write_row(state, row, owner) for state, row, owner in zip(states.values(), bank, owners, strict=True)
+    ]
+    return bank, integers
+
+
+def _float_dtypes(state: Mapping[str, Tensor]) -> set[torch.dtype]:
+    if isinstance(state, WeightsFile):
+        return state.dtypes()
+    return {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
+
+
+def read_row(layout: Layout, state: Mapping[str, Tensor], owner: str, like: Tensor) -> Tensor:
+    row = torch.empty(layout.size, dtype=like.dtype, device=like.device)
+    layout.write_row(state, row, owner)
+    return row

@@ -1,0 +1,33 @@
+"""BatchNorm statistics of a merged network, re-estimated from a batch: averaged ones do not describe it."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+@torch.no_grad()
+def reestimate(module: nn.Module, batch: Tensor) -> None:
+    """One forward pass of batch [B,c,H,W] that overwrites every layer's running mean and variance with the batch's.
+
+    A layer that sees a single value per channel cannot estimate a variance; it keeps the statistics it has.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.running_mean is not None]
+    handles = [layer.register_forward_pre_hook(_measure) for layer in layers]
+    try:
+        if layers:
+            module(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _measure(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+    values = inputs[0].float()
+    dims = [dim for dim in range(values.ndim) if dim != 1]
+    if values.numel() // values.shape[1] < 2:
+        return
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    variance, mean = torch.var_mean(values, dim=dims)
+    layer.running_mean.copy_(mean)
+    layer.running_var.copy_(variance)

@@ -1,0 +1,76 @@
+"""What every data set gives: named domains, each with images, labels and what else is known of a sample."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergestream.errors import InputError, unknown_name
+
+
+@dataclass(frozen=True)
+class DomainData:
+    """One domain: images uint8 [N,3,H,W], labels int64 [N], and the acquisition order where it is known."""
+
+    dataset: str
+    name: str
+    classes: tuple[str, ...]
+    images: Tensor
+    labels: Tensor
+    acquired: Sequence[Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise InputError(f"Images of a domain are uint8 [N,3,H,W], got {self.images.dtype} {self.images.ndim}-d.")
+        if len(self.images) != len(self.labels) or len(self.labels) == 0:
+            raise InputError(f"The domain '{self.name}' has {len(self.images)} images, {len(self.labels)} labels.")
+        if int(self.labels.min()) < 0 or int(self.labels.max()) >= len(self.classes):
+            raise InputError(f"The domain '{self.name}' has a label outside 0 to {len(self.classes) - 1}.")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Tensor) -> Tensor:
+        """uint8 [B,3,H,W]; labels stay behind."""
+        return self.images[indices]
+
+    def class_counts(self) -> dict[str, int]:
+        counts = torch.bincount(self.labels, minlength=len(self.classes)).tolist()
+        return dict(zip(self.classes, counts, strict=True))
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256(repr((self.dataset, self.name, self.classes, tuple(self.images.shape))).encode())
+        digest.update(self.images.contiguous().numpy().data)
+        digest.update(self.labels.contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Dataset(Mapping[str, DomainData]):
+    """Named domains that share one class list. `views` are those that keep every label true."""
+
+    name: str
+    classes: tuple[str, ...]
+    domains: tuple[str, ...]
+    views: tuple[str, ...]
+    synthetic: bool
+    read_domain: Callable[[str], DomainData]
+
+    def __getitem__(self, domain: str) -> DomainData:
+        if domain not in self.domains:
+            raise unknown_name(f"domain in '{self.name}'", domain, self.domains)
+        return self.read_domain(domain)
+
+    def __iter__(self) -> Any:
+        return iter(self.domains)
+
+    def __len__(self) -> int:
+        return len(self.domains)

@@ -1,0 +1,204 @@
+"""The whole story on the phantom hospitals: train experts, leave each hospital out, stream it through every method."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mergestream.analysis.comparison import ORACLE, Row, compare, duel, oracle, summarise_group
+from mergestream.checkpoints import BASE, ExpertCard, library_versions
+from mergestream.datasets import Dataset, load_dataset, phantom
+from mergestream.datasets.base import DomainData
+from mergestream.evaluation import describe_run, evaluate, leave_one_domain_out, precompute
+from mergestream.files import folder_written_whole, make_folder, write_json, write_text
+from mergestream.methods import Method, create_method
+from mergestream.pool import ExpertPool
+from mergestream.records import Run, is_finished, run_hash
+from mergestream.reporting.demo_report import DemoFindings, render_demo
+from mergestream.streams import Stream, create_stream
+from mergestream.training import Recipe, train_base, train_expert
+
+SCHEMA_VERSION = 1
+NETWORK = "vit_tiny_patch16_224"
+MICRO = {"img_size": phantom.PIXELS, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 2}
+VIEWS = ("hflip",)
+
+Variant = tuple[str, dict[str, Any]]
+# A stage of work with a title and a number of steps; the block gets a function to call after each step.
+Track = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+
+MAIN: tuple[Variant, ...] = (
+    ("entropy_adaptive", {}),
+    ("mean", {}),
+    ("ensemble", {}),
+    ("select_expert", {}),
+    ("entropy_adaptive", {"head": "shared"}),
+    ("entropy_adaptive", {"encoder": "uniform"}),
+)
+ABLATION: tuple[Variant, ...] = (
+    ("entropy_adaptive", {"head": "select"}),
+    ("entropy_adaptive", {"momentum": 0.9}),
+    ("entropy_adaptive", {"views": ()}),
+    ("entropy_adaptive", {"temperature": "card"}),
+    ("entropy_adaptive", {"score": "max_softmax"}),
+    ("entropy_adaptive", {"weighting": "softmax"}),
+    ("ensemble", {"average": "probabilities"}),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of everything; `quick` is a small one."""
+
+    images: int = 1000
+    archive_images: int = 4000
+    base: Recipe = field(default_factory=lambda: Recipe(steps=1500, batch_size=32, validate_every=100))
+    expert: Recipe = field(default_factory=lambda: Recipe(steps=600, batch_size=32))
+    seeds: tuple[int, ...] = (0, 1, 2)
+    streams: tuple[str, ...] = ("iid", "dirichlet:0.05", "note:0.1", "sorted", "temporal")
+    variants: tuple[Variant, ...] = MAIN + ABLATION
+
+    @classmethod
+    def quick(cls) -> "Plan":
+        return cls(
+            images=400,
+            archive_images=2000,
+            base=Recipe(steps=700, batch_size=32, validate_every=100),
+            expert=Recipe(steps=250, batch_size=32),
+            seeds=(0,),
+            streams=("iid", "dirichlet:0.05"),
+            variants=MAIN,
+        )
+
+
+def run_demo(out: Path, plan: Plan, track: Track, command: str) -> DemoFindings:
+    """Do all that is not done yet, then write `results.json`, `report.html` and their records under `out`."""
+    make_folder(out)
+    dataset = load_dataset("phantom", images=plan.images)
+    cards = _train(out, plan, dataset, track)
+    runs = _stream(out, plan, dataset, track)
+    duels = [d for rival in ("mean", "ensemble") for d in duel(runs, "entropy_adaptive", rival)]
+    findings = DemoFindings(plan_of(plan), command, _rows(runs), duels, cards, _shown(runs), _samples(dataset), dataset)
+    write_json(out / "results.json", _results(findings))
+    write_text(out / "report.html", render_demo(findings))
+    return findings
+
+
+def pool_folder(out: Path, seed: int) -> Path:
+    return out / ("pool" if seed == 0 else f"pool-seed{seed}")
+
+
+def plan_of(plan: Plan) -> dict[str, Any]:
+    return {**asdict(plan), "variants": [{"method": name, "options": options} for name, options in plan.variants]}
+
+
+def _train(out: Path, plan: Plan, dataset: Dataset, track: Track) -> list[ExpertCard]:
+    archive = phantom.archive(plan.archive_images, seed=0)
+    start = pool_folder(out, 0) / BASE
+    with track("pretraining the shared encoder", plan.base.steps) as advance:
+        train_base(start, NETWORK, MICRO, archive, dataset.classes, plan.base, advance)
+    cards = []
+    with track("training the hospitals' experts", plan.expert.steps * len(plan.seeds) * len(dataset)) as advance:
+        for seed in plan.seeds:
+            base = _same_start(start, pool_folder(out, seed) / BASE)
+            for domain in dataset.domains:
+                folder = pool_folder(out, seed) / domain
+                cards.append(train_expert(folder, base, dataset[domain], replace(plan.expert, seed=seed), advance))
+    return cards
+
+
+def _same_start(source: Path, target: Path) -> Path:
+    if source != target:
+        with folder_written_whole(target) as scratch:
+            shutil.copytree(source, scratch, dirs_exist_ok=True)
+    return target
+
+
+def _stream(out: Path, plan: Plan, dataset: Dataset, track: Track) -> list[Run]:
+    runs = []
+    folds = list(leave_one_domain_out(dataset.domains))
+    with track("streaming every hospital through every method", len(folds) * len(plan.seeds)) as advance:
+        for seed in plan.seeds:
+            everyone = ExpertPool.load(pool_folder(out, seed))
+            for fold in folds:
+                pool, data = everyone.without(fold.target), dataset[fold.target]
+                runs += list(_fold_runs(out, plan, pool, data, seed))
+                advance()
+    return runs
+
+
+def _fold_runs(out: Path, plan: Plan, pool: ExpertPool, data: DomainData, seed: int) -> Iterator[Run]:
+    """Every method on every stream of one target; expert logits are computed once, finished runs are read back."""
+    singles: list[Variant] = [("single_expert", {"expert": name}) for name in pool.names]
+    methods = [create_method(name, pool, **options) for name, options in [*plan.variants, *singles]]
+    streams = [create_stream(spec, data.labels, seed=seed, acquired=data.acquired) for spec in plan.streams]
+    logits: dict[str, Any] = {}
+    for method in methods:
+        answered: Run | None = None
+        for stream in streams:
+            arguments = {**describe_run(method, data, stream), "seed": seed}
+            folder = out / "runs" / run_hash(arguments)
+            if is_finished(folder):
+                run = Run.load(folder)
+            else:
+                logits = logits or precompute(pool, data, VIEWS)
+                run = _run(method, data, stream, logits, arguments, answered)
+                run.save(folder)
+            answered = run
+            yield run
+
+
+def _run(
+    method: Method,
+    data: DomainData,
+    stream: Stream,
+    logits: dict[str, Any],
+    arguments: dict[str, Any],
+    answered: Run | None,
+) -> Run:
+    if method.static and answered is not None:
+        return answered.reordered(arguments, stream.batches)
+    return evaluate(method, data, stream, expert_logits=logits, arguments=arguments)
+
+
+def _rows(runs: list[Run]) -> list[Row]:
+    single = [run for run in runs if run.arguments["method"] == "single_expert"]
+    rows = compare(run for run in runs if run.arguments["method"] != "single_expert")
+    streams = list(dict.fromkeys(run.arguments["stream"]["name"] for run in runs))
+    for label, group in (("single_expert, mean over experts", single), (ORACLE, oracle(single))):
+        for stream in streams:
+            rows.append(summarise_group(label, stream, [r for r in group if r.arguments["stream"]["name"] == stream]))
+    return rows
+
+
+def _shown(runs: list[Run]) -> list[Run]:
+    """The runs whose coefficients are drawn: the paper's method, first seed."""
+    return [run for run in runs if run.arguments["label"] == "entropy_adaptive" and run.arguments["seed"] == 0]
+
+
+def _samples(dataset: Dataset) -> dict[str, Any]:
+    """Two images of every class from every hospital, as [n,H,W,3]."""
+    samples = {}
+    for domain in dataset.domains:
+        data = dataset[domain]
+        picked = [int(i) for c in range(len(data.classes)) for i in (data.labels == c).nonzero()[:2, 0]]
+        samples[domain] = data.images[picked].permute(0, 2, 3, 1).numpy()
+    return samples
+
+
+def _results(findings: DemoFindings) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "data": "phantom hospitals: synthetic images, no patients",
+        "command": findings.command,
+        "plan": findings.plan,
+        "duels": [asdict(duel) for duel in findings.duels],
+        "results": [row.to_json() for row in findings.rows],
+        "experts": [
+            {"name": card.name, "seed": card.recipe["seed"], "temperature": card.temperature, **card.metrics}
+            for card in findings.cards
+        ],
+        "environment": library_versions(),
+    }

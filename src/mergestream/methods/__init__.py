@@ -1,0 +1,40 @@
+"""All methods, in one literal table."""
+
+from typing import Any
+
+from mergestream.errors import InputError, unknown_name
+from mergestream.methods.base import ORIGINAL, ExpertLogits, Method, Step
+from mergestream.methods.ensemble import Ensemble
+from mergestream.methods.entropy_adaptive import EntropyAdaptive
+from mergestream.methods.mean import Mean
+from mergestream.methods.select_expert import SelectExpert
+from mergestream.methods.single_expert import SingleExpert
+from mergestream.pool import ExpertPool
+
+__all__ = ["METHODS", "ORIGINAL", "ExpertLogits", "Method", "Step", "create_method", "list_methods"]
+
+METHODS: dict[str, type[Method]] = {
+    "entropy_adaptive": EntropyAdaptive,
+    "mean": Mean,
+    "ensemble": Ensemble,
+    "single_expert": SingleExpert,
+    "select_expert": SelectExpert,
+}
+
+
+def list_methods() -> list[str]:
+    return list(METHODS)
+
+
+def create_method(name: str, pool: ExpertPool, **options: Any) -> Method:
+    """A method by name. Unknown names and options are refused with the nearest match."""
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    kind = METHODS[name]
+    for option in options:
+        if option not in kind.option_names():
+            raise unknown_name(f"option of '{name}'", option, kind.option_names())
+    for option in kind.required_options():
+        if option not in options:
+            raise InputError(f"The method '{name}' needs the option '{option}'. Experts: {', '.join(pool.names)}.")
+    return kind(pool, **options)

@@ -1,0 +1,128 @@
+"""The one interface of all methods: a batch in, a Step out, never a label."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mergestream.errors import InputError
+from mergestream.pool import ExpertPool
+
+# Key of the unaltered batch among precomputed expert logits; the other keys are names of views.
+ORIGINAL = "original"
+ExpertLogits = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one batch brought: logits [B,C], and one number per expert [K] where the method has them."""
+
+    logits: Tensor
+    encoder_coefficients: Tensor | None = None
+    head_coefficients: Tensor | None = None
+    entropy: Tensor | None = None
+    scores: Tensor | None = None
+    consistency: Tensor | None = None
+    head_expert_index: Tensor | None = None
+    names: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def head_expert(self) -> str | None:
+        return None if self.head_expert_index is None else self.names[int(self.head_expert_index)]
+
+
+class Method(ABC):
+    """A way to answer a stream with the pool's experts. The constructor's keyword-only parameters are its options.
+
+    A subclass stores every option under its own name, computes `_step`, and lists what it carries from batch to batch
+    in `_state` and `_restore`. `revision` is raised whenever its numbers change; `static` says that every batch gets
+    the same model, so that a stream only reorders its answers.
+    """
+
+    name: ClassVar[str]
+    revision: ClassVar[int] = 1
+    static: ClassVar[bool] = False
+
+    def __init__(self, pool: ExpertPool) -> None:
+        self.pool = pool
+
+    @abstractmethod
+    def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
+        """One step on a prepared batch [B,c,H,W]."""
+
+    @torch.no_grad()
+    def step(self, images: Tensor, *, expert_logits: ExpertLogits | None = None) -> Step:
+        """Answer one batch. `expert_logits` may hold logits [K,B,C] computed before, by view name or 'original'."""
+        started = time.perf_counter()
+        step = self._step(self.pool.prepare(images), expert_logits or {})
+        return replace(step, names=self.pool.names, seconds=time.perf_counter() - started)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return self.step(images).logits
+
+    @classmethod
+    def option_names(cls) -> list[str]:
+        return [name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "pool")]
+
+    @classmethod
+    def required_options(cls) -> list[str]:
+        parameters = inspect.signature(cls.__init__).parameters
+        return [name for name in cls.option_names() if parameters[name].default is inspect.Parameter.empty]
+
+    def options(self) -> dict[str, Any]:
+        """The constructor's options, read back in a form JSON can hold."""
+        return {name: _plain(getattr(self, name)) for name in self.option_names()}
+
+    def label(self) -> str:
+        """Its name with the options that differ from their defaults: what a table calls it."""
+        defaults = {n: _plain(p.default) for n, p in inspect.signature(type(self).__init__).parameters.items()}
+        changed = [f"{n}={_short(value)}" for n, value in self.options().items() if value != defaults[n]]
+        return f"{self.name}({', '.join(changed)})" if changed else self.name
+
+    def reset(self) -> None:
+        """Forget the stream, keep the options."""
+        self._restore({})
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on in the middle of a stream, in another process."""
+        return {"method": self.name, "options": self.options(), "pool": self.pool.fingerprint(), "state": self._state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        mine = {"method": self.name, "options": self.options(), "pool": self.pool.fingerprint()}
+        for key, value in mine.items():
+            if state.get(key) != value:
+                raise InputError(f"This state is of another {key}: {state.get(key)!r}, not {value!r}.")
+        self._restore(state["state"])
+
+    def _state(self) -> dict[str, Any]:
+        return {}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027
+        """Take up a state made by `_state`; an empty one is the beginning of a stream."""
+
+    def _logits(self, images: Tensor, known: ExpertLogits, view: str | None = None) -> Tensor:
+        """Expert logits [K,B,C]: those computed before, or computed now."""
+        logits = known.get(view or ORIGINAL)
+        return self.pool.logits(images, view) if logits is None else logits.to(self.pool.device)
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options().items())
+        return f"{type(self).__name__}({options})"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.tolist()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _short(value: Any) -> str:
+    return "(" + ", ".join(map(str, value)) + ")" if isinstance(value, list) else str(value)

@@ -1,0 +1,134 @@
+"""Entropy-adaptive merging, Algorithm 1 of *The Mean is the Mirage*: one merged model for every batch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mergestream import coefficients as simplex
+from mergestream import scoring
+from mergestream.batchnorm import reestimate
+from mergestream.errors import InputError
+from mergestream.methods.base import ExpertLogits, Method, Step
+from mergestream.methods.choices import one_of, resolve_temperature
+from mergestream.pool import ExpertPool
+from mergestream.views import require_known
+
+
+# entropy, scores, consistency and head expert of a batch on which no expert was scored.
+Evidence = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+NOTHING: Evidence = (None, None, None, None)
+
+
+class EntropyAdaptive(Method):
+    """Confident experts weigh more in the encoder; the head follows the expert that is confident and consistent.
+
+    temperature      tau_e inside the softmax: a number, one per expert, or 'card' (each expert's own, from its card)
+    epsilon          keeps 1/E finite where an expert is certain
+    encoder          'adaptive' (Eq. 4) or 'uniform' (1/K, for the ablation)
+    head             'entropy_gap' (Eq. 9), 'shared' (the encoder's, Eq. 5) or 'select' (Eq. 9 at tau_h -> infinity)
+    head_sharpness   tau_h of Eq. 9
+    momentum         the share kept of the old coefficients; 0 looks at this batch alone
+    views            label-preserving views for the consistency C_k; () leaves it out
+    score            'entropy' (Eq. 3) or 'max_softmax'
+    weighting        'inverse' (Eq. 4) or 'softmax' with encoder_sharpness
+    recalibrate_bn   re-estimate BatchNorm statistics of the merged model from the batch (one more forward)
+    refresh_every    score the experts on every n-th batch only and reuse the merged model in between
+    """
+
+    name: ClassVar[str] = "entropy_adaptive"
+    _batches: int
+    _encoder: Tensor  # the coefficients in use [K]
+    _head: Tensor
+    _stale: bool  # the merged weights are not those of the coefficients
+
+    def __init__(
+        self,
+        pool: ExpertPool,
+        *,
+        temperature: float | Sequence[float] | str = 1.0,
+        epsilon: float = 1e-6,
+        encoder: str = "adaptive",
+        head: str = "entropy_gap",
+        head_sharpness: float = 1.0,
+        momentum: float = 0.0,
+        views: Sequence[str] = ("hflip",),
+        score: str = "entropy",
+        weighting: str = "inverse",
+        encoder_sharpness: float = 1.0,
+        recalibrate_bn: bool = False,
+        refresh_every: int = 1,
+    ) -> None:
+        super().__init__(pool)
+        if not 0 <= momentum < 1:
+            raise InputError(f"momentum is the share kept of the old value, at least 0 and below 1; got {momentum}.")
+        if epsilon <= 0 or refresh_every < 1 or head_sharpness < 0 or encoder_sharpness < 0:
+            raise InputError("epsilon must be above 0, refresh_every at least 1, sharpnesses at least 0.")
+        self.temperature, self._temperature = temperature, resolve_temperature(temperature, pool)
+        self.epsilon, self.momentum, self.refresh_every = epsilon, momentum, refresh_every
+        self.encoder = one_of("encoder", encoder, ("adaptive", "uniform"))
+        self.head = one_of("head", head, ("entropy_gap", "shared", "select"))
+        self.score = one_of("score", score, tuple(scoring.SCORES))
+        self.weighting = one_of("weighting", weighting, ("inverse", "softmax"))
+        self.head_sharpness, self.encoder_sharpness = head_sharpness, encoder_sharpness
+        self.views = require_known((views,) if isinstance(views, str) else tuple(views))
+        self.recalibrate_bn = recalibrate_bn
+        self._weights = torch.empty(pool.layout.size, dtype=pool.bank.dtype, device=pool.device)
+        self.reset()
+
+    def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
+        evidence = self._refresh(images, expert_logits) if self._batches % self.refresh_every == 0 else NOTHING
+        # Re-estimation overwrites the merged statistics, so every batch starts from the merged ones again.
+        if evidence is not NOTHING or self._stale or self.recalibrate_bn:
+            self.pool.merge(self._encoder, self._head, out=self._weights)
+            self._stale = False
+        self._batches += 1
+        if self.recalibrate_bn:
+            reestimate(self.pool.module_with(self._weights), images)
+        logits = self.pool.forward(self._weights, images)
+        return Step(logits, self._encoder, self._head, *evidence)
+
+    def _refresh(self, images: Tensor, expert_logits: ExpertLogits) -> Evidence:
+        """Lines 1 to 6 of Algorithm 1: score the experts, then move the coefficients."""
+        logits = self._logits(images, expert_logits)
+        scores = scoring.SCORES[self.score](logits, self._temperature)
+        consistency = self._consistency(images, logits, expert_logits)
+        chosen = simplex.head_expert(scores, consistency, self.epsilon)
+        encoder = self._encoder_coefficients(scores)
+        self._encoder = simplex.smooth(self._encoder, encoder, self.momentum)
+        self._head = simplex.smooth(self._head, self._head_coefficients(scores, chosen, encoder), self.momentum)
+        entropy = scores if self.score == "entropy" else scoring.entropy(logits, self._temperature)
+        return entropy, scores, consistency, chosen
+
+    def _consistency(self, images: Tensor, logits: Tensor, expert_logits: ExpertLogits) -> Tensor | None:
+        if not self.views:
+            return None
+        views = torch.stack([self._logits(images, expert_logits, view) for view in self.views])
+        changed = torch.stack([scoring.probabilities(view, self._temperature) for view in views])
+        return scoring.consistency(scoring.probabilities(logits, self._temperature), changed)
+
+    def _encoder_coefficients(self, scores: Tensor) -> Tensor:
+        if self.encoder == "uniform":
+            return simplex.uniform(len(scores), scores.device)
+        if self.weighting == "softmax":
+            return simplex.softmax(scores, self.encoder_sharpness)
+        return simplex.inverse(scores, self.epsilon)
+
+    def _head_coefficients(self, scores: Tensor, chosen: Tensor, encoder: Tensor) -> Tensor:
+        if self.head == "shared":
+            return encoder
+        if self.head == "select":
+            return simplex.select(scores, chosen)
+        return simplex.entropy_gap(scores, chosen, self.head_sharpness)
+
+    def _state(self) -> dict[str, Any]:
+        return {"batches": self._batches, "encoder": self._encoder.clone(), "head": self._head.clone()}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        start = simplex.uniform(len(self.pool), self.pool.device)
+        self._batches = state.get("batches", 0)
+        self._encoder = state.get("encoder", start).to(self.pool.device)
+        self._head = state.get("head", start).to(self.pool.device)
+        # The merged weights are a function of the coefficients: they are rebuilt, not saved.
+        self._stale = True

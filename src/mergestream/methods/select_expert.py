@@ -1,0 +1,40 @@
+"""For every batch, the expert that is least uncertain about it answers alone."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mergestream import coefficients as simplex
+from mergestream import scoring
+from mergestream.methods.base import ExpertLogits, Method, Step
+from mergestream.methods.choices import one_of, resolve_temperature
+from mergestream.pool import ExpertPool
+
+
+class SelectExpert(Method):
+    """temperature and score as in `entropy_adaptive`; ties go to the earlier expert."""
+
+    name: ClassVar[str] = "select_expert"
+
+    def __init__(
+        self, pool: ExpertPool, *, temperature: float | Sequence[float] | str = 1.0, score: str = "entropy"
+    ) -> None:
+        super().__init__(pool)
+        self.temperature, self._temperature = temperature, resolve_temperature(temperature, pool)
+        self.score = one_of("score", score, tuple(scoring.SCORES))
+
+    def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
+        logits = self._logits(images, expert_logits)
+        scores = scoring.SCORES[self.score](logits, self._temperature)
+        chosen = scores.argmin()
+        coefficients = simplex.one_hot(chosen, len(scores), scores.device)
+        return Step(
+            torch.index_select(logits, 0, chosen.reshape(1)).squeeze(0),
+            encoder_coefficients=coefficients,
+            head_coefficients=coefficients,
+            entropy=scores if self.score == "entropy" else scoring.entropy(logits, self._temperature),
+            scores=scores,
+            head_expert_index=chosen,
+        )

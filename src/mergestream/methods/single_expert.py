@@ -1,0 +1,28 @@
+"""One named expert answers everything."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from mergestream import coefficients as simplex
+from mergestream.methods.base import ExpertLogits, Method, Step
+from mergestream.pool import ExpertPool
+
+
+class SingleExpert(Method):
+    """expert: its name in the pool."""
+
+    name: ClassVar[str] = "single_expert"
+    static: ClassVar[bool] = True
+
+    def __init__(self, pool: ExpertPool, *, expert: str) -> None:
+        super().__init__(pool)
+        self.expert, self._index = expert, pool.index(expert)
+        self._coefficients = simplex.one_hot(self._index, len(pool), pool.device)
+
+    def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
+        if expert_logits:
+            logits = self._logits(images, expert_logits)[self._index]
+        else:
+            logits = self.pool.expert_logits(self._index, images)
+        return Step(logits, encoder_coefficients=self._coefficients, head_coefficients=self._coefficients)

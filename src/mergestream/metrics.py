@@ -1,0 +1,113 @@
+"""How good answers are: metrics of one run, and intervals that resample whole batches."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Report = dict[str, Any]
+LEVEL = 0.95
+
+
+def summarise(probabilities: Tensor, labels: Tensor, classes: Sequence[str]) -> Report:
+    """Metrics of probabilities [N,C] (fp32) against labels [N]. A class that never occurs has no recall (None)."""
+    from torchmetrics.functional.classification import multiclass_auroc, multiclass_calibration_error
+
+    count = len(classes)
+    matrix = confusion(probabilities.argmax(dim=-1), labels, count)
+    recall, specificity = class_rates(matrix)
+    truth = torch.nn.functional.one_hot(labels, count).float()
+    present = labels.unique()
+    auroc = multiclass_auroc(probabilities, labels, count, average=None)
+    report: Report = {
+        "accuracy": float(np.trace(matrix) / matrix.sum()),
+        "balanced_accuracy": float(np.nanmean(recall)),
+        "auroc": float(auroc[present].mean()) if len(present) > 1 else None,
+        "nll": float(-probabilities.gather(1, labels[:, None]).clamp_min(1e-12).log().mean()),
+        "brier": float(((probabilities - truth) ** 2).sum(dim=-1).mean()),
+        "ece": float(multiclass_calibration_error(probabilities, labels, count, n_bins=15)),
+        "recall": {name: _or_none(value) for name, value in zip(classes, recall, strict=True)},
+        "specificity": {name: _or_none(value) for name, value in zip(classes, specificity, strict=True)},
+        "confusion": matrix.tolist(),
+        "images": len(labels),
+    }
+    if count == 2:  # the second class is the finding
+        report["sensitivity"] = report["recall"][classes[1]]
+        report["specificity_binary"] = report["specificity"][classes[1]]
+    return report
+
+
+def confusion(predictions: Tensor, labels: Tensor, count: int) -> np.ndarray:
+    """Counts [C,C]: truth by row, prediction by column."""
+    flat = labels.cpu().numpy() * count + predictions.cpu().numpy()
+    return np.bincount(flat, minlength=count * count).reshape(count, count)
+
+
+def class_rates(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Recall (sensitivity) and specificity of every class [..., C]; NaN where a class has no (or only) samples."""
+    hits = np.diagonal(matrix, axis1=-2, axis2=-1).astype(float)
+    positives, predicted = matrix.sum(axis=-1), matrix.sum(axis=-2)
+    negatives = matrix.sum(axis=(-2, -1))[..., None] - positives
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return hits / positives, (negatives - (predicted - hits)) / negatives
+
+
+def batch_confusions(predictions: Tensor, labels: Tensor, batches: Sequence[np.ndarray], count: int) -> np.ndarray:
+    """One confusion matrix per batch [T,C,C]; predictions and labels are indexed by sample."""
+    return np.stack([confusion(predictions[batch], labels[batch], count) for batch in map(torch.as_tensor, batches)])
+
+
+def score_of(matrix: np.ndarray, metric: str) -> np.ndarray:
+    """Accuracy or balanced accuracy of confusion matrices [..., C, C] -> [...]."""
+    if metric == "accuracy":
+        return np.trace(matrix, axis1=-2, axis2=-1) / matrix.sum(axis=(-2, -1))
+    if metric == "balanced_accuracy":
+        return np.nanmean(class_rates(matrix)[0], axis=-1)
+    raise ValueError(metric)
+
+
+def mean_with_interval(runs: Sequence[np.ndarray], metric: str, *, resamples: int = 1000) -> tuple[float, float, float]:
+    """Mean of a metric over runs, with the 95 % percentile interval of a bootstrap over each run's batches.
+
+    runs: per-batch confusion matrices [T,C,C], one array per (target, seed). Batches are the unit because one merged
+    model answers a whole batch, so its errors are not independent.
+    """
+    mean = float(np.mean([score_of(matrices.sum(axis=0), metric) for matrices in runs]))
+    return mean, *_percentiles(_resampled_means(runs, metric, resamples))
+
+
+def difference_with_interval(
+    ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray], metric: str, *, resamples: int = 1000
+) -> tuple[float, float, float]:
+    """Mean difference of paired runs (same target, seed and batches), resampling the same batches of both."""
+    means = [np.mean([score_of(m.sum(axis=0), metric) for m in runs]) for runs in (ours, theirs)]
+    resampled = _resampled_means(ours, metric, resamples) - _resampled_means(theirs, metric, resamples)
+    return float(means[0] - means[1]), *_percentiles(resampled)
+
+
+def _resampled_means(runs: Sequence[np.ndarray], metric: str, resamples: int) -> np.ndarray:
+    """Means over runs under bootstrap resamples of batches; equal numbers of batches give equal resamples."""
+    random = np.random.RandomState(0)
+    means = np.zeros(resamples)
+    for matrices in runs:
+        picks = random.multinomial(len(matrices), np.full(len(matrices), 1 / len(matrices)), size=resamples)
+        means += score_of(np.tensordot(picks, matrices, axes=1), metric) / len(runs)
+    return means
+
+
+def _percentiles(values: np.ndarray) -> tuple[float, float]:
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(values, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def worst(values: dict[str, float]) -> tuple[str, float]:
+    """The target with the lowest value."""
+    name = min(values, key=values.__getitem__)
+    return name, values[name]
+
+
+def _or_none(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)

@@ -1,0 +1,328 @@
+"""ExpertPool: the ordered experts in one contiguous [K,P] bank; their logits, and networks merged from them."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mergestream import merging
+from mergestream.bank import fill_bank, is_expert_folder, read_row, require_alike, require_some
+from mergestream.checkpoints import BASE, CARD, ExpertCard, open_weights, read_card, write_expert
+from mergestream.coefficients import on_simplex
+from mergestream.errors import InputError, NetworkError, PoolError, unknown_name
+from mergestream.layout import Integers, Layout
+from mergestream.networks import Network, Preprocessing, create_network, from_architecture, from_module, logits_of
+from mergestream.scoring import require_finite
+from mergestream.views import VIEWS
+
+Coefficients = Sequence[float] | Tensor
+Device = torch.device | str
+
+
+class ExpertPool:
+    """K experts of one architecture. Nothing in it changes after it is built; a step never writes to it.
+
+    `bank` [K,P] holds the encoder segment, then the head. Build one with `load`, `from_modules` or `from_state_dicts`.
+    """
+
+    def __init__(
+        self,
+        cards: Sequence[ExpertCard],
+        bank: Tensor,
+        integers: Sequence[Integers],
+        network: Network,
+        layout: Layout,
+        read_base: Callable[[], Tensor] | None,
+    ) -> None:
+        self.cards, self.bank, self.template, self.layout = tuple(cards), bank, network, layout
+        self.names = tuple(card.name for card in cards)
+        self.classes = cards[0].classes
+        self._integers, self._read_base = tuple(integers), read_base
+        layout.move_rest(layout.strip(network.module), bank.device, bank.dtype)
+
+    # --- building -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        network: nn.Module | None = None,
+        device: Device = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> ExpertPool:
+        """Read a folder of expert folders, in the order of their names; weights stream straight into the bank.
+
+        `network` is needed only for experts whose architecture is their author's own.
+        """
+        root = Path(folder)
+        folders = [path for path in sorted(root.glob("*")) if is_expert_folder(path)] if root.is_dir() else []
+        if not folders:
+            raise PoolError(f"No expert in {root}: a pool is a folder of expert folders, each with {CARD}.")
+        cards = [read_card(path) for path in folders]
+        base = root / BASE
+        base_card = read_card(base) if base.is_dir() else None
+        require_alike(cards, base_card)
+        blueprint = _blueprint(cards[0], network)
+        layout = Layout.of(blueprint.module, blueprint.head)
+        layout.strip(blueprint.module)
+        states = {card.name: open_weights(path, card) for path, card in zip(folders, cards, strict=True)}
+        bank, integers = fill_bank(layout, states, device, dtype)
+
+        def read_base() -> Tensor:
+            assert base_card is not None
+            return read_row(layout, open_weights(base, base_card), BASE, bank)
+
+        return cls(cards, bank, integers, blueprint, layout, read_base if base_card else None)
+
+    @classmethod
+    def from_modules(
+        cls,
+        modules: Mapping[str, nn.Module],
+        *,
+        base: nn.Module | None = None,
+        classes: Iterable[str] | None = None,
+        head: str | Iterable[str] | None = None,
+        preprocessing: Preprocessing | None = None,
+    ) -> ExpertPool:
+        """Experts from live modules of one class, in the mapping's order; their weights are copied."""
+        require_some(modules)
+        first = next(iter(modules.values()))
+        network = from_module(copy.deepcopy(first).eval(), head, preprocessing)
+        for name, module in modules.items():
+            if type(module) is not type(first):
+                raise PoolError(f"Expert '{name}' is a {type(module).__name__}, not a {type(first).__name__}.")
+        return cls._from_states(
+            {name: module.state_dict() for name, module in modules.items()},
+            network,
+            None if base is None else base.state_dict(),
+            classes,
+        )
+
+    @classmethod
+    def from_state_dicts(
+        cls,
+        states: Mapping[str, Mapping[str, Tensor]],
+        network: nn.Module | str,
+        *,
+        base: Mapping[str, Tensor] | None = None,
+        classes: Iterable[str] | None = None,
+        head: str | Iterable[str] | None = None,
+        preprocessing: Preprocessing | None = None,
+    ) -> ExpertPool:
+        """Experts from state dicts and one network: a module, or a name where `classes` are given."""
+        require_some(states)
+        if not isinstance(network, str):
+            blueprint = from_module(copy.deepcopy(network).eval(), head, preprocessing)
+        elif classes is None:
+            raise PoolError(f"To build '{network}' by name, give classes=: its head needs their number.")
+        else:
+            classes = tuple(classes)
+            blueprint = create_network(network, num_classes=len(classes))
+        return cls._from_states(states, blueprint, base, classes)
+
+    @classmethod
+    def _from_states(
+        cls,
+        states: Mapping[str, Mapping[str, Tensor]],
+        network: Network,
+        base: Mapping[str, Tensor] | None,
+        classes: Iterable[str] | None,
+    ) -> ExpertPool:
+        layout = Layout.of(network.module, network.head)
+        count = layout.entries[-1].shape[0]
+        labels = tuple(map(str, range(count))) if classes is None else tuple(classes)
+        if len(labels) != count:
+            raise PoolError(f"{len(labels)} classes were given, but the head answers {count}.")
+        bank, integers = fill_bank(layout, states, "cpu", None)
+        cards = [ExpertCard.for_network(name, network, labels) for name in states]
+        base_row = None if base is None else read_row(layout, base, BASE, bank)
+        return cls(cards, bank, integers, network, layout, None if base_row is None else lambda: base_row)
+
+    def save(self, folder: str | Path) -> None:
+        """Write every expert, and the base if there is one, as expert folders."""
+        root, base_sha256 = Path(folder), None
+        if self.base is not None:
+            base_card = replace(self.cards[0], name=BASE, domain=None, class_counts={}, metrics={}, recipe={})
+            base_card = write_expert(root / BASE, {**self.layout.views(self.base), **self._merged_integers}, base_card)
+            base_sha256 = base_card.weights_sha256
+        for card, row, own in zip(self.cards, self.bank, self._integers, strict=True):
+            write_expert(root / card.name, {**self.layout.views(row), **own}, replace(card, base_sha256=base_sha256))
+
+    # --- what it is ---------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        size, kind = f"P={self.layout.size:,}", str(self.bank.dtype).removeprefix("torch.")
+        return f"ExpertPool({', '.join(self.names)}; {self.template.architecture}, {size}, {kind})"
+
+    @property
+    def device(self) -> torch.device:
+        return self.bank.device
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        return self.template.preprocessing
+
+    @cached_property
+    def base(self) -> Tensor | None:
+        """The shared start of all experts [P], read when first asked for; None where the pool has none."""
+        return None if self._read_base is None else self._read_base()
+
+    @property
+    def temperatures(self) -> Tensor:
+        """Each expert's temperature [K], scaled on its own validation split; 1 where its card has none."""
+        return torch.tensor([card.temperature for card in self.cards], device=self.device)
+
+    def fingerprint(self) -> str:
+        """sha-256 of what the pool is now: order, classes, network and every bit of the bank."""
+        header = {"names": self.names, "classes": self.classes, "dtype": str(self.bank.dtype)}
+        digest = hashlib.sha256(json.dumps({**header, **self.template.describe()}, sort_keys=True).encode())
+        for row in self.bank:
+            digest.update(row.cpu().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def index(self, name: str) -> int:
+        if name not in self.names:
+            raise unknown_name("expert in this pool", name, self.names)
+        return self.names.index(name)
+
+    def without(self, *names: str) -> ExpertPool:
+        """The pool less some experts, in the same order; rows are shared where they stay adjacent."""
+        dropped = {self.index(name) for name in names}
+        kept = [k for k in range(len(self)) if k not in dropped]
+        if not kept:
+            raise PoolError(f"Without {', '.join(names)} this pool would be empty.")
+        adjacent = kept == list(range(kept[0], kept[-1] + 1))
+        bank = self.bank[kept[0] : kept[-1] + 1] if adjacent else self.bank[kept]
+        return self._copy(bank, [self.cards[k] for k in kept], [self._integers[k] for k in kept])
+
+    def to(self, device: Device | None = None, dtype: torch.dtype | None = None) -> ExpertPool:
+        """The pool on another device or in another floating type; this one stays as it is."""
+        return self._copy(self.bank.to(device, dtype), self.cards, self._integers)
+
+    def _copy(self, bank: Tensor, cards: Sequence[ExpertCard], integers: Sequence[Integers]) -> ExpertPool:
+        network = replace(self.template, module=copy.deepcopy(self.template.module))
+        read = None if self._read_base is None else lambda: self._base_like(bank)
+        return ExpertPool(cards, bank, integers, network, self.layout, read)
+
+    def _base_like(self, bank: Tensor) -> Tensor:
+        assert self.base is not None
+        return self.base.to(bank.device, bank.dtype)
+
+    # --- what it does -------------------------------------------------------------------------------------
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """A batch as the network takes it: uint8 of any size is resized and normalised, float passes as it is."""
+        self._require_batch(images)
+        if images.dtype == torch.uint8:
+            assert self.preprocessing is not None
+            images = self.preprocessing(images.to(self.device))
+        return images.to(self.device, self.bank.dtype)
+
+    def logits(self, images: Tensor, view: str | None = None) -> Tensor:
+        """Every expert's logits [K,B,C] in fp32, of the batch or of a named view of it."""
+        batch = self.prepare(images)
+        if view is not None:
+            batch = VIEWS[view](batch, self.preprocessing)
+        logits = torch.stack([self._run(expert, batch) for expert in self._experts])
+        require_finite(logits, self.names)
+        return logits
+
+    def expert_logits(self, expert: int, images: Tensor) -> Tensor:
+        """One expert's logits [B,C] in fp32."""
+        logits = self._run(self._experts[expert], self.prepare(images))
+        require_finite(logits[None], self.names[expert : expert + 1])
+        return logits
+
+    def merge(self, encoder: Coefficients, head: Coefficients | None = None, out: Tensor | None = None) -> Tensor:
+        """Merged weights [P] (Eq. 7): the encoder by `encoder` [K], the head by `head` [K] or the same."""
+        a = on_simplex(encoder, len(self), self.device)
+        h = a if head is None else on_simplex(head, len(self), self.device)
+        out = torch.empty(self.layout.size, dtype=self.bank.dtype, device=self.device) if out is None else out
+        return merging.merge(self.bank, a, h, self.layout.encoder_size, out)
+
+    def forward(self, weights: Tensor, images: Tensor) -> Tensor:
+        """Logits [B,C] in fp32 of the network whose flat weights [P] are given."""
+        return self._run(self.module_with(weights), self.prepare(images))
+
+    def network(self, encoder: Coefficients, head: Coefficients | None = None) -> nn.Module:
+        """An ordinary frozen module with merged weights of its own, in eval mode."""
+        module = copy.deepcopy(self.template.module)
+        return self.layout.attach(module, self.merge(encoder, head), self._merged_integers).eval()
+
+    def module_with(self, weights: Tensor) -> nn.Module:
+        """The pool's one working module, its parameters views of `weights` [P]; attached anew only when they change."""
+        if self._attached is not weights:
+            self.layout.attach(self._working, weights, self._merged_integers)
+            self._attached = weights
+        return self._working
+
+    _attached: Tensor | None = None
+
+    @cached_property
+    def _working(self) -> nn.Module:
+        return copy.deepcopy(self.template.module).eval()
+
+    @cached_property
+    def _experts(self) -> list[nn.Module]:
+        return [
+            self.layout.attach(copy.deepcopy(self.template.module), row, own).eval()
+            for row, own in zip(self.bank, self._integers, strict=True)
+        ]
+
+    @cached_property
+    def _merged_integers(self) -> Integers:
+        names = self.layout.integers
+        return {name: merging.merge_integers([own[name] for own in self._integers]) for name in names}
+
+    def _run(self, module: nn.Module, batch: Tensor) -> Tensor:
+        try:
+            logits = logits_of(module(batch))
+        except (AssertionError, RuntimeError, ValueError) as error:
+            as_made_for = self.preprocessing is not None and tuple(batch.shape[-2:]) == self.preprocessing.size
+            if as_made_for or isinstance(error, torch.OutOfMemoryError):
+                raise
+            wanted = f"; it was made for {self.preprocessing.size}" if self.preprocessing else ""
+            raise InputError(
+                f"The network cannot take a batch of shape {tuple(batch.shape)}{wanted}: {error}"
+            ) from error
+        if logits.shape != (len(batch), len(self.classes)):
+            raise NetworkError(f"Expected logits [{len(batch)},{len(self.classes)}], got {tuple(logits.shape)}.")
+        return logits.float()
+
+    def _require_batch(self, images: Tensor) -> None:
+        if not isinstance(images, Tensor):
+            raise InputError(f"A batch is a torch.Tensor [B,c,H,W], got {type(images).__name__}: torch.from_numpy(…)?")
+        if images.ndim != 4 or 0 in images.shape[1:]:
+            raise InputError(f"A batch has the shape [B,c,H,W], got {tuple(images.shape)}; one image: images[None].")
+        if len(images) == 0:
+            raise InputError("The batch is empty; skip it, or wait for images.")
+        channels = len(self.preprocessing.mean) if self.preprocessing else None
+        if channels not in (None, images.shape[1]):
+            raise InputError(
+                f"The network takes {channels} channels, the batch has {images.shape[1]} (shape {tuple(images.shape)}, "
+                f"expected [B,c,H,W]); grey to RGB: images.expand(-1, 3, -1, -1)."
+            )
+        if images.dtype != torch.uint8 and not images.is_floating_point():
+            raise InputError(f"A batch is uint8 pixels or preprocessed floats, got {images.dtype}.")
+        if images.dtype == torch.uint8 and self.preprocessing is None:
+            raise InputError(
+                "This network's preprocessing is not known, so uint8 pixels cannot be prepared. "
+                "Give preprocessing=mergestream.Preprocessing(size=…) to the pool, or pass preprocessed floats."
+            )
+
+
+def _blueprint(card: ExpertCard, module: nn.Module | None) -> Network:
+    network = from_architecture(card.architecture) if module is None else from_module(copy.deepcopy(module), card.head)
+    return replace(network, architecture=card.architecture, head=card.head, preprocessing=card.preprocessing)

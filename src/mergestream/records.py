@@ -1,0 +1,152 @@
+"""A run on disk: `run.json` (all arguments), `steps.jsonl` (one line a step), `predictions.npz`. Named by its hash."""
+
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mergestream.checkpoints import library_versions
+from mergestream.files import folder_written_whole, read_json, sha256_of_json, write_atomically, write_json, write_text
+from mergestream.methods import Step
+from mergestream.metrics import batch_confusions, summarise
+
+SCHEMA_VERSION = 1
+HEADER, STEPS, PREDICTIONS = "run.json", "steps.jsonl", "predictions.npz"
+
+
+def run_hash(arguments: dict[str, Any]) -> str:
+    """The run's name: a hash of everything its numbers depend on."""
+    return sha256_of_json(arguments)[:16]
+
+
+def step_record(number: int, step: Step, indices: np.ndarray) -> dict[str, Any]:
+    """One JSON line. No label is in it."""
+    return {
+        "step": number,
+        "images": len(indices),
+        "encoder_coefficients": _numbers(step.encoder_coefficients),
+        "head_coefficients": _numbers(step.head_coefficients),
+        "entropy": _numbers(step.entropy),
+        "scores": _numbers(step.scores),
+        "consistency": _numbers(step.consistency),
+        "head_expert": step.head_expert,
+        "predictions": step.logits.argmax(dim=-1).tolist(),
+        "seconds": round(step.seconds, 6),
+    }
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its arguments, its steps, and every answer in order of arrival."""
+
+    arguments: dict[str, Any]
+    classes: tuple[str, ...]
+    steps: list[dict[str, Any]]
+    batches: tuple[np.ndarray, ...]
+    labels: Tensor  # [N] in order of arrival
+    probabilities: Tensor  # [N,C] fp32 in order of arrival
+    metrics: dict[str, Any]
+
+    @classmethod
+    def finish(
+        cls,
+        arguments: dict[str, Any],
+        classes: Sequence[str],
+        steps: list[dict[str, Any]],
+        batches: Sequence[np.ndarray],
+        labels: Tensor,
+        probabilities: Tensor,
+    ) -> "Run":
+        metrics = summarise(probabilities, labels, classes)
+        return cls(arguments, tuple(classes), steps, tuple(batches), labels, probabilities, metrics)
+
+    @property
+    def hash(self) -> str:
+        return run_hash(self.arguments)
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.metrics["accuracy"])
+
+    @property
+    def balanced_accuracy(self) -> float:
+        return float(self.metrics["balanced_accuracy"])
+
+    def confusions(self) -> np.ndarray:
+        """One confusion matrix per batch [T,C,C]."""
+        ends = np.cumsum([len(batch) for batch in self.batches])
+        positions = np.split(np.arange(len(self.labels)), ends[:-1])
+        return batch_confusions(self.probabilities.argmax(dim=-1), self.labels, positions, len(self.classes))
+
+    def reordered(self, arguments: dict[str, Any], batches: Sequence[np.ndarray]) -> "Run":
+        """The same answers in another order of arrival: what a static method would have said on that stream."""
+        place = np.empty(len(self.labels), dtype=np.int64)
+        place[np.concatenate(self.batches)] = np.arange(len(self.labels))
+        order = torch.from_numpy(place[np.concatenate(list(batches))])
+        predictions, start, steps = self.probabilities.argmax(dim=-1)[order], 0, []
+        for number, batch in enumerate(batches):
+            said = predictions[start : start + len(batch)].tolist()
+            steps.append({**self.steps[0], "step": number, "images": len(batch), "predictions": said, "seconds": None})
+            start += len(batch)
+        return Run.finish(arguments, self.classes, steps, batches, self.labels[order], self.probabilities[order])
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the run folder whole; a killed writer leaves nothing that looks finished."""
+        header = {
+            "schema_version": SCHEMA_VERSION,
+            "hash": self.hash,
+            "arguments": self.arguments,
+            "classes": list(self.classes),
+            "metrics": self.metrics,
+            "environment": {**library_versions(), "platform": platform.platform(), "threads": torch.get_num_threads()},
+        }
+        with folder_written_whole(Path(folder)) as scratch:
+            write_json(scratch / HEADER, header)
+            lines = (json.dumps({"schema_version": SCHEMA_VERSION, **step}) for step in self.steps)
+            write_text(scratch / STEPS, "".join(f"{line}\n" for line in lines))
+            write_atomically(scratch / PREDICTIONS, self._write_predictions)
+        return Path(folder)
+
+    def _write_predictions(self, path: Path) -> None:
+        with path.open("wb") as file:
+            np.savez_compressed(
+                file,
+                index=np.concatenate(self.batches),
+                batch=np.repeat(np.arange(len(self.batches)), [len(b) for b in self.batches]),
+                label=self.labels.numpy(),
+                prediction=self.probabilities.argmax(dim=-1).numpy(),
+                probabilities=self.probabilities.numpy().astype(np.float16),
+            )
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Run":
+        """Read a run back. Probabilities come back as they were stored, in fp16; metrics are those of the header."""
+        root = Path(folder)
+        header = read_json(root / HEADER, SCHEMA_VERSION)
+        steps = [json.loads(line) for line in (root / STEPS).read_text(encoding="utf-8").splitlines()]
+        with np.load(root / PREDICTIONS) as stored:
+            batches = np.split(stored["index"], np.flatnonzero(np.diff(stored["batch"])) + 1)
+            labels, probabilities = (torch.from_numpy(stored[key]) for key in ("label", "probabilities"))
+        return cls(
+            header["arguments"],
+            tuple(header["classes"]),
+            steps,
+            tuple(batches),
+            labels,
+            probabilities.float(),
+            header["metrics"],
+        )
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / HEADER).is_file()
+
+
+def _numbers(values: Tensor | None) -> list[float] | None:
+    return None if values is None else [float(f"{value:.7g}") for value in values.tolist()]

@@ -1,0 +1,1 @@
+"""Findings in; tables, figures and pages out. Nothing is computed here."""

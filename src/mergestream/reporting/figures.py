@@ -1,0 +1,67 @@
+"""Figures as functions of records or arrays that draw on a given axis and compute nothing."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mergestream.analysis.comparison import Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, safe for colour-blind readers; experts and methods take colours by position, everywhere.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5F5F5F", "#B8A800")
+
+
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, np.ndarray]:
+    """A figure outside pyplot: no global state, no display needed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def draw_coefficients(ax: Axes, steps: Sequence[dict[str, Any]], key: str, experts: Sequence[str]) -> None:
+    """One line per expert over the stream; `key` is 'encoder_coefficients' or 'head_coefficients'."""
+    values = np.array([step[key] for step in steps])
+    for expert, (name, line) in enumerate(zip(experts, values.T, strict=True)):
+        ax.plot(range(1, len(line) + 1), line, label=name, color=PALETTE[expert % len(PALETTE)], linewidth=1.6)
+    ax.axhline(1 / len(experts), color="#888888", linewidth=0.8, linestyle=":")
+    ax.set_ylim(-0.02, 1.02)
+    ax.set_xlabel("batch")
+    ax.set_ylabel("coefficient")
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def draw_intervals(ax: Axes, rows: Sequence[Row], metric: str) -> None:
+    """One dot and interval per method, best on top; the axis is in percent."""
+    ordered = sorted(rows, key=lambda row: getattr(row, metric).mean)
+    for position, row in enumerate(ordered):
+        value = getattr(row, metric)
+        spread = [[100 * (value.mean - value.low)], [100 * (value.high - value.mean)]]
+        colour = PALETTE[0] if row.label.startswith("entropy_adaptive") else PALETTE[6]
+        ax.errorbar(100 * value.mean, position, xerr=spread, fmt="o", color=colour, capsize=3)
+    ax.set_yticks(range(len(ordered)), [row.label for row in ordered])
+    ax.set_xlabel(f"{metric.replace('_', ' ')}, %")
+    ax.grid(axis="x", alpha=0.3)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def draw_samples(ax: Axes, images: np.ndarray, title: str) -> None:
+    """Images [n,H,W,3] side by side."""
+    ax.imshow(np.concatenate(list(images), axis=1), interpolation="nearest")
+    ax.set_title(title, fontsize=9, loc="left")
+    ax.set_axis_off()
+
+
+def to_data_uri(figure: Figure) -> str:
+    """The figure as an inline PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130, facecolor="white")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

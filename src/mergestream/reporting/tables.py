@@ -1,0 +1,73 @@
+"""Tables of results: one content, rendered for a terminal, for Markdown and for HTML."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from rich.table import Table as RichTable
+
+from mergestream.analysis.comparison import Estimate, Row
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text; the first column names the row. `best` marks cells (row, column) to stand out."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    best: frozenset[tuple[int, int]] = frozenset()
+    note: str = ""
+
+
+def results_table(rows: Sequence[Row], metric: str, title: str, bounds: Sequence[str] = ()) -> Table:
+    """Methods by streams; the best method of each stream stands out, rows in `bounds` do not compete."""
+    labels = list(dict.fromkeys(row.label for row in rows))
+    streams = list(dict.fromkeys(row.stream for row in rows))
+    values: dict[tuple[str, str], Estimate] = {(row.label, row.stream): getattr(row, metric) for row in rows}
+    cells, best = [], set()
+    for label in labels:
+        cells.append((label, *(percent(values.get((label, stream))) for stream in streams)))
+    for column, stream in enumerate(streams, start=1):
+        competing = [label for label in labels if label not in bounds and (label, stream) in values]
+        if competing:
+            top = max(competing, key=lambda label: values[label, stream].mean)
+            best.add((labels.index(top), column))
+    note = "Mean over targets and seeds in %, with the 95 % interval of a bootstrap over batches; bold: highest mean."
+    return Table(title, ("method", *streams), tuple(cells), frozenset(best), note)
+
+
+def percent(value: Estimate | None) -> str:
+    return "–" if value is None else f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+
+
+def to_rich(table: Table) -> RichTable:
+    result = RichTable(title=table.title, caption=table.note, title_justify="left", caption_justify="left")
+    for number, column in enumerate(table.columns):
+        result.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+    for r, row in enumerate(table.rows):
+        result.add_row(*(f"[bold]{cell}[/bold]" if (r, c) in table.best else cell for c, cell in enumerate(row)))
+    return result
+
+
+def to_markdown(table: Table) -> str:
+    lines = [" | ".join(table.columns), "|".join(["---"] + ["---:"] * (len(table.columns) - 1))]
+    for r, row in enumerate(table.rows):
+        lines.append(" | ".join(f"**{cell}**" if (r, c) in table.best else cell for c, cell in enumerate(row)))
+    return "\n".join(f"| {line} |" for line in lines) + "\n"
+
+
+def to_html(table: Table) -> str:
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
+    body = ""
+    for r, row in enumerate(table.rows):
+        cells = "".join(
+            f"<td>{'<strong>' * m}{escape(cell)}{'</strong>' * m}</td>"
+            for cell, m in ((cell, (r, c) in table.best) for c, cell in enumerate(row[1:], start=1))
+        )
+        body += f'<tr><th scope="row">{escape(row[0])}</th>{cells}</tr>'
+    caption = f"<caption>{escape(table.title)}</caption>"
+    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    return (
+        f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}'
+    )

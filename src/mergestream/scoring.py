@@ -1,0 +1,53 @@
+"""Evidence per expert, from logits alone. Pure functions; always fp32; a lower score is better.
+
+Shapes: K experts, B images, C classes, V views.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mergestream.errors import InputError
+
+
+def probabilities(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+    """p = softmax(z / tau), fp32. logits [K,B,C]; temperature a number or one per expert [K]."""
+    return torch.softmax(_scaled(logits, temperature), dim=-1)
+
+
+def entropy(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+    """E_k = mean over x of -sum_c p log p, in nats (Eq. 3). logits [K,B,C] -> [K]."""
+    log_p = torch.log_softmax(_scaled(logits, temperature), dim=-1)
+    return -(log_p.exp() * log_p).sum(dim=-1).mean(dim=-1)
+
+
+def max_softmax(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+    """1 - mean over x of max_c p: the maximum softmax turned round, so that lower is better. [K,B,C] -> [K]."""
+    return 1 - probabilities(logits, temperature).amax(dim=-1).mean(dim=-1)
+
+
+def consistency(original: Tensor, views: Tensor) -> Tensor:
+    """C_k in [0,1] = mean over x and v of 1 - TV(p_k(x), p_k(v(x))). [K,B,C], [V,K,B,C] -> [K]."""
+    total_variation = (views - original).abs().sum(dim=-1) / 2
+    return (1 - total_variation).mean(dim=(0, 2))
+
+
+def require_finite(logits: Tensor, names: tuple[str, ...]) -> None:
+    """Refuse non-finite logits [K,B,C] by the name of the expert and the position of the image."""
+    finite = torch.isfinite(logits).all(dim=-1)
+    if bool(finite.all()):
+        return
+    expert, image = (~finite).nonzero()[0].tolist()
+    raise InputError(
+        f"Expert '{names[expert]}' gave NaN or Inf for image {image} of this batch ({int((~finite).sum())} in all). "
+        f"Check that image, and whether the weights overflow in {logits.dtype}: try dtype=torch.float32."
+    )
+
+
+SCORES: dict[str, Callable[[Tensor, float | Tensor], Tensor]] = {"entropy": entropy, "max_softmax": max_softmax}
+
+
+def _scaled(logits: Tensor, temperature: float | Tensor) -> Tensor:
+    divisor = torch.as_tensor(temperature, dtype=torch.float32, device=logits.device)
+    return logits.float() / (divisor.reshape(-1, 1, 1) if divisor.ndim else divisor)

@@ -1,0 +1,56 @@
+"""Deterministic, label-preserving views of a preprocessed batch [B,c,H,W], for augmentation consistency."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mergestream.errors import InputError, unknown_name
+from mergestream.networks import Preprocessing
+
+BRIGHTNESS = 1.15
+
+
+def hflip(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
+    return images.flip(-1)
+
+
+def vflip(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
+    return images.flip(-2)
+
+
+def rot180(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
+    return images.flip(-2, -1)
+
+
+def transpose(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
+    if images.shape[-1] != images.shape[-2]:
+        raise InputError(f"The view 'transpose' needs square images, got {tuple(images.shape[-2:])}.")
+    return images.transpose(-1, -2)
+
+
+def brightness(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
+    """Every pixel 15 % brighter, clipped at white: for data whose left and right are classes."""
+    if preprocessing is None:
+        raise InputError("The view 'brightness' needs the pool's preprocessing (mean, std); give preprocessing=.")
+    mean, std = (
+        torch.tensor(values, dtype=images.dtype, device=images.device).reshape(1, -1, 1, 1)
+        for values in (preprocessing.mean, preprocessing.std)
+    )
+    return (((images * std + mean) * BRIGHTNESS).clamp(0, 1) - mean) / std
+
+
+VIEWS: dict[str, Callable[[Tensor, Preprocessing | None], Tensor]] = {
+    "hflip": hflip,
+    "vflip": vflip,
+    "rot180": rot180,
+    "transpose": transpose,
+    "brightness": brightness,
+}
+
+
+def require_known(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if name not in VIEWS:
+            raise unknown_name("view", name, VIEWS)
+    return names
