@@ -15,7 +15,6 @@ from mergestream.methods.choices import one_of, resolve_temperature
 from mergestream.pool import ExpertPool
 from mergestream.views import require_known
 
-
 # entropy, scores, consistency and head expert of a batch on which no expert was scored.
 Evidence = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 NOTHING: Evidence = (None, None, None, None)
