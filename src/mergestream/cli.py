@@ -54,7 +54,7 @@ def demo(
     The data are synthetic. What is done already under --out is not done again.
     """
     from mergestream.demo import Plan, run_demo
-    from mergestream.reporting.demo_report import SYNTHETIC, accuracy_table, balanced_table
+    from mergestream.reporting.demo_report import SYNTHETIC, main_tables
     from mergestream.reporting.tables import to_rich
 
     console = Console(stderr=as_json)
@@ -64,7 +64,7 @@ def demo(
     if as_json:
         typer.echo((out / "results.json").read_text(encoding="utf-8"))
         return
-    for table in (accuracy_table(findings), balanced_table(findings)):
+    for table in main_tables(findings, compact=True):
         console.print(to_rich(table))
     for duel in findings.duels:
         console.print(duel.in_words(), highlight=False)

@@ -28,6 +28,10 @@ class PoolError(MergestreamError):
     """Experts that do not belong in one pool."""
 
 
+class TrainingError(MergestreamError):
+    """A fit that did not work out."""
+
+
 class OutputError(MergestreamError, OSError):
     """A place that cannot be written."""
 

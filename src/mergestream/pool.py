@@ -235,15 +235,11 @@ class ExpertPool:
         batch = self.prepare(images)
         if view is not None:
             batch = VIEWS[view](batch, self.preprocessing)
-        logits = torch.stack([self._run(expert, batch) for expert in self._experts])
-        require_finite(logits, self.names)
-        return logits
+        return torch.stack([self._run_expert(k, batch) for k in range(len(self))])
 
     def expert_logits(self, expert: int, images: Tensor) -> Tensor:
         """One expert's logits [B,C] in fp32."""
-        logits = self._run(self._experts[expert], self.prepare(images))
-        require_finite(logits[None], self.names[expert : expert + 1])
-        return logits
+        return self._run_expert(expert, self.prepare(images))
 
     def merge(self, encoder: Coefficients, head: Coefficients | None = None, out: Tensor | None = None) -> Tensor:
         """Merged weights [P] (Eq. 7): the encoder by `encoder` [K], the head by `head` [K] or the same."""
@@ -254,7 +250,7 @@ class ExpertPool:
 
     def forward(self, weights: Tensor, images: Tensor) -> Tensor:
         """Logits [B,C] in fp32 of the network whose flat weights [P] are given."""
-        return self._run(self.module_with(weights), self.prepare(images))
+        return self._run(self.module_with(weights), self.prepare(images), "The merged model")
 
     def network(self, encoder: Coefficients, head: Coefficients | None = None) -> nn.Module:
         """An ordinary frozen module with merged weights of its own, in eval mode."""
@@ -286,7 +282,10 @@ class ExpertPool:
         names = self.layout.integers
         return {name: merging.merge_integers([own[name] for own in self._integers]) for name in names}
 
-    def _run(self, module: nn.Module, batch: Tensor) -> Tensor:
+    def _run_expert(self, expert: int, batch: Tensor) -> Tensor:
+        return self._run(self._experts[expert], batch, f"Expert '{self.names[expert]}'")
+
+    def _run(self, module: nn.Module, batch: Tensor, owner: str) -> Tensor:
         try:
             logits = logits_of(module(batch))
         except (AssertionError, RuntimeError, ValueError) as error:
@@ -299,7 +298,7 @@ class ExpertPool:
             ) from error
         if logits.shape != (len(batch), len(self.classes)):
             raise NetworkError(f"Expected logits [{len(batch)},{len(self.classes)}], got {tuple(logits.shape)}.")
-        return logits.float()
+        return require_finite(logits.float(), owner)
 
     def _require_batch(self, images: Tensor) -> None:
         if not isinstance(images, Tensor):

@@ -33,14 +33,14 @@ def consistency(original: Tensor, views: Tensor) -> Tensor:
     return (1 - total_variation).mean(dim=(0, 2))
 
 
-def require_finite(logits: Tensor, names: tuple[str, ...]) -> None:
-    """Refuse non-finite logits [K,B,C] by the name of the expert and the position of the image."""
+def require_finite(logits: Tensor, owner: str) -> Tensor:
+    """Logits [B,C] as they are; non-finite ones are refused by the position of the image."""
     finite = torch.isfinite(logits).all(dim=-1)
     if bool(finite.all()):
-        return
-    expert, image = (~finite).nonzero()[0].tolist()
+        return logits
+    bad = (~finite).nonzero().flatten().tolist()
     raise InputError(
-        f"Expert '{names[expert]}' gave NaN or Inf for image {image} of this batch ({int((~finite).sum())} in all). "
+        f"{owner} gave NaN or Inf for image {bad[0]} of this batch ({len(bad)} in all). "
         f"Check that image, and whether the weights overflow in {logits.dtype}: try dtype=torch.float32."
     )
 

@@ -1,7 +1,7 @@
 """Experts fine-tuned from a shared start, each on its own domain; the step with the lowest validation loss stays."""
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from mergestream.checkpoints import BASE, CARD, ExpertCard, open_weights, read_card, write_expert
 from mergestream.datasets.base import DomainData
-from mergestream.errors import MergestreamError, NetworkError
+from mergestream.determinism import cpu_threads, seeded
+from mergestream.errors import MergestreamError, NetworkError, TrainingError
 from mergestream.metrics import summarise
-from mergestream.networks import Network, create_network, from_architecture
+from mergestream.networks import Network, Preprocessing, create_network, from_architecture
+from mergestream.views import VIEWS
 
 # Raised whenever the same recipe would give other weights: cached experts are then trained again.
 REVISION = 1
@@ -31,7 +33,9 @@ class Recipe:
     validate_every: int = 20
     validation_share: float = 0.2
     seed: int = 0
+    views: tuple[str, ...] = ("hflip",)  # label-preserving, each on a random half of a batch
     precision: str = "32-true"
+    threads: int = 1  # on a CPU the thread count decides the order of sums, and so the bits
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ def train_base(
     cached = _cached(folder, described)
     if cached:
         return cached
-    with _seeded(recipe.seed):
+    with seeded(recipe.seed):
         archive = create_network(network, num_classes=len(data.classes), **arguments)
         start = create_network(network, num_classes=len(classes), **arguments)
     pretrained = fit(archive, data, recipe, on_step).state
@@ -104,7 +108,7 @@ def fit(network: Network, data: DomainData, recipe: Recipe, on_step: OnStep = la
     training, validation = split(len(data), recipe.validation_share, recipe.seed)
     inputs = network.preprocessing(data.images).to(fabric.device)
     labels = data.labels.to(fabric.device)
-    with _seeded(recipe.seed):
+    with seeded(recipe.seed), cpu_threads(recipe.threads):
         optimiser = torch.optim.AdamW(
             network.module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )
@@ -114,13 +118,19 @@ def fit(network: Network, data: DomainData, recipe: Recipe, on_step: OnStep = la
         )
         best: tuple[float, int, dict[str, Tensor]] | None = None
         for step, picked in enumerate(_batches(training, recipe), start=1):
-            loss = nn.functional.cross_entropy(module(_flipped(inputs[picked])), labels[picked])
+            loss = nn.functional.cross_entropy(
+                module(_augmented(inputs[picked], recipe.views, network.preprocessing)), labels[picked]
+            )
             optimiser.zero_grad()
             fabric.backward(loss)
             optimiser.step()
             schedule.step()
             if step % recipe.validate_every == 0 or step == recipe.steps:
                 value = _loss(module, inputs[validation], labels[validation])
+                if not math.isfinite(value):
+                    raise TrainingError(
+                        f"The loss on '{data.name}' became {value} by step {step}: lower learning_rate."
+                    )
                 if best is None or value < best[0]:
                     best = value, step, _snapshot(network.module)
             on_step()
@@ -155,7 +165,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def _describe(recipe: Recipe, data: DomainData, **more: Any) -> dict[str, Any]:
-    return {**asdict(recipe), "data": data.fingerprint(), "revision": REVISION, **more}
+    return {**asdict(recipe), "views": list(recipe.views), "data": data.fingerprint(), "revision": REVISION, **more}
 
 
 def _cached(folder: Path, described: dict[str, Any]) -> ExpertCard | None:
@@ -182,11 +192,11 @@ def _batches(training: Tensor, recipe: Recipe) -> Iterator[Tensor]:
         queue = queue[size:]
 
 
-def _flipped(images: Tensor) -> Tensor:
-    """Each image of the batch turned over or not, by the global generator that `_seeded` controls."""
-    for dim in (-1, -2):
-        turned = torch.rand(len(images), 1, 1, 1) < 0.5
-        images = torch.where(turned.to(images.device), images.flip(dim), images)
+def _augmented(images: Tensor, views: tuple[str, ...], preprocessing: Preprocessing) -> Tensor:
+    """Each view on a random half of the batch [B,c,H,W]."""
+    for view in views:
+        changed = torch.rand(len(images), 1, 1, 1) < 0.5
+        images = torch.where(changed.to(images.device), VIEWS[view](images, preprocessing), images)
     return images
 
 
@@ -204,11 +214,3 @@ def _loss(module: nn.Module, inputs: Tensor, labels: Tensor) -> float:
 
 def _snapshot(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """A block with its own random sequence; the caller's generators are left as they were."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield

@@ -10,7 +10,7 @@ import numpy as np
 from mergestream.metrics import difference_with_interval, mean_with_interval, worst
 from mergestream.records import Run
 
-ORACLE = "oracle: best single expert, chosen by labels"
+ORACLE = "oracle: best single expert"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ scanner's colour response, sensor noise.
 
 import zlib
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -63,7 +64,8 @@ def load(root: None = None, *, images: int = 800, seed: int = 0) -> Dataset:
         raise InputError("'phantom' is generated: it takes no root folder.")
     if images < 2 * len(CLASSES):
         raise InputError(f"A phantom hospital needs at least {2 * len(CLASSES)} images, got {images}.")
-    return Dataset("phantom", CLASSES, tuple(HOSPITALS), VIEWS, True, lambda name: hospital(name, images, seed))
+    render = cache(lambda name: hospital(name, images, seed))
+    return Dataset("phantom", CLASSES, tuple(HOSPITALS), VIEWS, True, render)
 
 
 def hospital(name: str, images: int, seed: int) -> DomainData:

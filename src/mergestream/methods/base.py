@@ -61,8 +61,13 @@ class Method(ABC):
     @torch.no_grad()
     def step(self, images: Tensor, *, expert_logits: ExpertLogits | None = None) -> Step:
         """Answer one batch. `expert_logits` may hold logits [K,B,C] computed before, by view name or 'original'."""
-        started = time.perf_counter()
-        step = self._step(self.pool.prepare(images), expert_logits or {})
+        started, before = time.perf_counter(), self._state()
+        try:
+            step = self._step(self.pool.prepare(images), expert_logits or {})
+        except BaseException:
+            # A refused batch must leave no trace in the stream.
+            self._restore(before)
+            raise
         return replace(step, names=self.pool.names, seconds=time.perf_counter() - started)
 
     def __call__(self, images: Tensor) -> Tensor:

@@ -32,14 +32,12 @@ class DemoFindings:
     dataset: Dataset
 
 
-def accuracy_table(findings: DemoFindings) -> Table:
-    return results_table(findings.rows, "accuracy", "Accuracy on the hospital left out", bounds=(ORACLE,))
-
-
-def balanced_table(findings: DemoFindings) -> Table:
-    return results_table(
-        findings.rows, "balanced_accuracy", "Balanced accuracy on the hospital left out", bounds=(ORACLE,)
-    )
+def main_tables(findings: DemoFindings, compact: bool = False) -> list[Table]:
+    """Accuracy and balanced accuracy, methods by streams."""
+    return [
+        results_table(findings.rows, metric, f"{title} on the hospital left out", (ORACLE,), compact)
+        for metric, title in (("accuracy", "Accuracy"), ("balanced_accuracy", "Balanced accuracy"))
+    ]
 
 
 def render_demo(findings: DemoFindings) -> str:
@@ -66,7 +64,8 @@ def _results(findings: DemoFindings) -> str:
         "Accuracy of every method with its interval; the numbers are in the table above.",
         f"Accuracy with 95 % intervals on {' and '.join(streams[:2])}; blue: variants of entropy_adaptive.",
     )
-    return to_html(accuracy_table(findings)) + drawn + to_html(balanced_table(findings))
+    accuracy, balanced = main_tables(findings)
+    return to_html(accuracy) + drawn + to_html(balanced)
 
 
 def _coefficients(findings: DemoFindings) -> str:

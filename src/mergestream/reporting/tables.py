@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from rich import box
+from rich.markup import escape as plain
 from rich.table import Table as RichTable
 
 from mergestream.analysis.comparison import Estimate, Row
@@ -20,33 +22,53 @@ class Table:
     note: str = ""
 
 
-def results_table(rows: Sequence[Row], metric: str, title: str, bounds: Sequence[str] = ()) -> Table:
-    """Methods by streams; the best method of each stream stands out, rows in `bounds` do not compete."""
+def results_table(
+    rows: Sequence[Row], metric: str, title: str, bounds: Sequence[str] = (), compact: bool = False
+) -> Table:
+    """Methods by streams; the best method of each stream stands out, rows in `bounds` do not compete.
+
+    `compact` fits a terminal: the mean with half the interval's width.
+    """
     labels = list(dict.fromkeys(row.label for row in rows))
     streams = list(dict.fromkeys(row.stream for row in rows))
     values: dict[tuple[str, str], Estimate] = {(row.label, row.stream): getattr(row, metric) for row in rows}
     cells, best = [], set()
     for label in labels:
-        cells.append((label, *(percent(values.get((label, stream))) for stream in streams)))
+        name = _indented(label, labels) if compact else label
+        cells.append((name, *(percent(values.get((label, stream)), compact) for stream in streams)))
     for column, stream in enumerate(streams, start=1):
         competing = [label for label in labels if label not in bounds and (label, stream) in values]
         if competing:
             top = max(competing, key=lambda label: values[label, stream].mean)
             best.add((labels.index(top), column))
-    note = "Mean over targets and seeds in %, with the 95 % interval of a bootstrap over batches; bold: highest mean."
+    shown = "± half the width of the" if compact else "with the"
+    note = f"Mean over targets and seeds in %, {shown} 95 % interval of a bootstrap over batches; bold: highest mean."
     return Table(title, ("method", *streams), tuple(cells), frozenset(best), note)
 
 
-def percent(value: Estimate | None) -> str:
-    return "–" if value is None else f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+def _indented(label: str, labels: Sequence[str]) -> str:
+    """A variant below its method: only the options that make the difference."""
+    method, _, options = label.partition("(")
+    return f"  {options.removesuffix(')')}" if options and method in labels else label
+
+
+def percent(value: Estimate | None, compact: bool = False) -> str:
+    if value is None:
+        return "–"
+    if compact:
+        return f"{100 * value.mean:.1f} ±{50 * (value.high - value.low):.1f}"
+    return f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
 
 
 def to_rich(table: Table) -> RichTable:
-    result = RichTable(title=table.title, caption=table.note, title_justify="left", caption_justify="left")
+    result = RichTable(
+        title=table.title, caption=table.note, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD
+    )
     for number, column in enumerate(table.columns):
-        result.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+        result.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
     for r, row in enumerate(table.rows):
-        result.add_row(*(f"[bold]{cell}[/bold]" if (r, c) in table.best else cell for c, cell in enumerate(row)))
+        cells = [plain(cell) for cell in row]
+        result.add_row(*(f"[bold]{cell}[/bold]" if (r, c) in table.best else cell for c, cell in enumerate(cells)))
     return result
 
 

@@ -1,0 +1,109 @@
+"""Small pools that all suites share. Networks have random weights: the algebra does not care."""
+
+from collections.abc import Callable
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import mergestream as ms
+
+# Two workers share two cores: more threads than cores make OpenMP's barriers spin against each other.
+torch.set_num_threads(1)
+
+CLASSES = ("round", "spiculated", "ring", "divided", "other")
+NAMES = ("lyon", "brest", "turin")
+
+
+class HandWritten(nn.Module):
+    """A user's own network: an integer buffer, tied layers and BatchNorm, none of a known library."""
+
+    def __init__(self, classes: int = len(CLASSES)) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.mix = nn.Linear(8, 8)
+        self.mix_again = self.mix
+        self.register_buffer("scale", torch.tensor([2.0]))
+        self.register_buffer("cache", torch.arange(4.0), persistent=False)
+        self.fc = nn.Linear(8, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = torch.relu(self.norm(self.stem(images))).mean(dim=(2, 3)) * self.scale
+        return self.fc(torch.tanh(self.mix_again(torch.tanh(self.mix(features)))))
+
+
+def micro_vit() -> nn.Module:
+    return timm.create_model(
+        "vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=len(CLASSES)
+    )
+
+
+def micro_resnet() -> nn.Module:
+    return timm.create_model("resnet18", num_classes=len(CLASSES))
+
+
+FACTORIES: dict[str, Callable[[], nn.Module]] = {
+    "vit": micro_vit,
+    "resnet": micro_resnet,
+    "hand_written": HandWritten,
+}
+
+
+def make_experts(
+    factory: Callable[[], nn.Module], names: tuple[str, ...] = NAMES, seed: int = 0
+) -> dict[str, nn.Module]:
+    """Experts that share a start and differ clearly, heads most of all; BatchNorm statistics differ too."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        start = factory().state_dict()
+        experts = {}
+        for number, name in enumerate(names):
+            module = factory()
+            module.load_state_dict(start)
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+                for key, buffer in module.named_buffers():
+                    if "running" in key:
+                        buffer.add_(torch.rand_like(buffer))
+                    elif "num_batches" in key:
+                        buffer.add_(number + 1)
+                for key, parameter in module.named_parameters():
+                    if key.startswith(("head.", "fc.", "classifier.", "heads.")):
+                        parameter.add_((number + 1) * torch.randn_like(parameter))
+            experts[name] = module.eval()
+    return experts
+
+
+PREPROCESSING = ms.Preprocessing(size=(16, 16))
+
+
+def make_pool(kind: str, names: tuple[str, ...] = NAMES, seed: int = 0, base: bool = False) -> ms.ExpertPool:
+    factory = FACTORIES[kind]
+    preprocessing = PREPROCESSING if kind != "vit" else None
+    start = factory() if base else None
+    return ms.ExpertPool.from_modules(
+        make_experts(factory, names, seed), classes=CLASSES, preprocessing=preprocessing, base=start
+    )
+
+
+def make_images(count: int = 6, size: int = 16, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
+
+
+@pytest.fixture(scope="session", params=list(FACTORIES))
+def pool(request: pytest.FixtureRequest) -> ms.ExpertPool:
+    return make_pool(request.param)
+
+
+@pytest.fixture(scope="session")
+def vit_pool() -> ms.ExpertPool:
+    return make_pool("vit")
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return make_images()
