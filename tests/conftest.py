@@ -52,7 +52,7 @@ FACTORIES: dict[str, Callable[[], nn.Module]] = {
 
 
 def make_experts(
-    factory: Callable[[], nn.Module], names: tuple[str, ...] = NAMES, seed: int = 0
+    factory: Callable[[], nn.Module], names: tuple[str, ...] = NAMES, seed: int = 0, head_noise: float = 1.0
 ) -> dict[str, nn.Module]:
     """Experts that share a start and differ clearly, heads most of all; BatchNorm statistics differ too."""
     with torch.random.fork_rng():
@@ -72,7 +72,7 @@ def make_experts(
                         buffer.add_(number + 1)
                 for key, parameter in module.named_parameters():
                     if key.startswith(("head.", "fc.", "classifier.", "heads.")):
-                        parameter.add_((number + 1) * torch.randn_like(parameter))
+                        parameter.add_(head_noise * (number + 1) * torch.randn_like(parameter))
             experts[name] = module.eval()
     return experts
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from mergestream.errors import CheckpointError, NetworkError
 
 Integers = dict[str, Tensor]
+# Tensors start at multiples of this many numbers, as their own allocations would: kernels choose by alignment.
+ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Entry:
     shape: torch.Size
     start: int
     stop: int
+    end: int  # where the next one starts; what lies between is zero
     is_parameter: bool
     tied: tuple[str, ...] = ()
 
@@ -46,10 +49,17 @@ class Layout:
         entries, start = [], 0
         for name in encoder + in_head:
             shape = floats[name].shape
-            entries.append(Entry(name, shape, start, start + shape.numel(), name in parameters, groups[name]))
-            start += shape.numel()
-        encoder_size = sum(floats[name].numel() for name in encoder)
+            stop = start + shape.numel()
+            end = -(-stop // ALIGNMENT) * ALIGNMENT
+            entries.append(Entry(name, shape, start, stop, end, name in parameters, groups[name]))
+            start = end
+        encoder_size = entries[len(encoder)].start
         return cls(tuple(entries), tuple(n for n in names if n not in floats), encoder_size, start)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a row holds, padding left out."""
+        return sum(entry.stop - entry.start for entry in self.entries)
 
     def write_row(self, state: Mapping[str, Tensor], row: Tensor, owner: str) -> Integers:
         """Copy a state dict into row [P], one tensor at a time, and return its integer buffers; refuse misfits."""
@@ -67,6 +77,7 @@ class Layout:
                 if other in state and not torch.equal(state[other], tensor):
                     raise CheckpointError(f"{owner}: '{other}' and '{entry.name}' are tied but differ.")
             row[entry.start : entry.stop].copy_(tensor.reshape(-1))
+            row[entry.stop : entry.end].zero_()
         return {name: state[name].clone() for name in self.integers}
 
     def views(self, row: Tensor) -> dict[str, Tensor]:

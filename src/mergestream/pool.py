@@ -163,7 +163,7 @@ class ExpertPool:
         return len(self.names)
 
     def __repr__(self) -> str:
-        size, kind = f"P={self.layout.size:,}", str(self.bank.dtype).removeprefix("torch.")
+        size, kind = f"P={self.layout.numbers:,}", str(self.bank.dtype).removeprefix("torch.")
         return f"ExpertPool({', '.join(self.names)}; {self.template.architecture}, {size}, {kind})"
 
     @property

@@ -19,7 +19,9 @@ def probabilities(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
 def entropy(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """E_k = mean over x of -sum_c p log p, in nats (Eq. 3). logits [K,B,C] -> [K]."""
     log_p = torch.log_softmax(_scaled(logits, temperature), dim=-1)
-    return -(log_p.exp() * log_p).sum(dim=-1).mean(dim=-1)
+    p = log_p.exp()
+    # Logits further apart than fp32 reaches give log p = -inf, and 0 * -inf is no number.
+    return -torch.where(p > 0, p * log_p, 0).sum(dim=-1).mean(dim=-1)
 
 
 def max_softmax(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:

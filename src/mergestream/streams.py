@@ -73,7 +73,7 @@ def note(labels: Labels, *, delta: float = 0.1, batch_size: int = 32, seed: int 
     values, random = _labels(labels), _random(seed)
     count = len(np.unique(values))
     smallest = min(10, len(values) // count)
-    for _ in range(1000):
+    for _ in range(100):
         chunks = _note_chunks(values, random, delta, count)
         if min(sum(map(len, chunk)) for chunk in chunks) >= smallest:
             break

@@ -11,8 +11,15 @@ from mergestream.analysis.comparison import ORACLE, Duel, Row
 from mergestream.checkpoints import ExpertCard
 from mergestream.datasets import Dataset
 from mergestream.records import Run
-from mergestream.reporting.figures import draw_coefficients, draw_intervals, draw_samples, new_figure, to_data_uri
-from mergestream.reporting.page import NOTICE, Section, paragraph, picture, preformatted, render
+from mergestream.reporting.figures import (
+    colours_of,
+    draw_coefficients,
+    draw_intervals,
+    draw_samples,
+    new_figure,
+    to_data_uri,
+)
+from mergestream.reporting.page import NOTICE, Section, bullets, picture, preformatted, render
 from mergestream.reporting.tables import Table, results_table, to_html
 
 SYNTHETIC = "The data are synthetic: generated phantom hospitals, no patients."
@@ -42,7 +49,7 @@ def main_tables(findings: DemoFindings, compact: bool = False) -> list[Table]:
 
 def render_demo(findings: DemoFindings) -> str:
     sections = [
-        Section("In words", "".join(paragraph(duel.in_words()) for duel in findings.duels)),
+        Section("In words", bullets([duel.in_words() for duel in findings.duels])),
         Section("Results", _results(findings)),
         Section("Coefficients over time", _coefficients(findings)),
         Section("The hospitals", _hospitals(findings)),
@@ -70,14 +77,14 @@ def _results(findings: DemoFindings) -> str:
 
 def _coefficients(findings: DemoFindings) -> str:
     targets = list(dict.fromkeys(run.arguments["data"]["domain"] for run in findings.shown))
-    parts = []
+    parts, colours = [], colours_of(findings.dataset.domains)
     for stream in list(dict.fromkeys(run.arguments["stream"]["name"] for run in findings.shown))[:2]:
         figure, axes = new_figure(3.1 * len(targets), 4.6, rows=2, columns=len(targets))
         runs = {r.arguments["data"]["domain"]: r for r in findings.shown if r.arguments["stream"]["name"] == stream}
         for column, target in enumerate(targets):
             for row, key in enumerate(("encoder_coefficients", "head_coefficients")):
                 experts = runs[target].arguments["pool"]["experts"]
-                draw_coefficients(axes[row, column], runs[target].steps, key, experts)
+                draw_coefficients(axes[row, column], runs[target].steps, key, experts, colours)
                 axes[row, column].set_title(f"{target}: {key.split('_')[0]}", fontsize=9, loc="left")
             axes[0, column].legend(fontsize=7, frameon=False)
         parts.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, safe for colour-blind readers; experts and methods take colours by position, everywhere.
+# Okabe and Ito's palette, safe for colour-blind readers.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5F5F5F", "#B8A800")
 
 
@@ -27,11 +27,18 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> 
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def draw_coefficients(ax: Axes, steps: Sequence[dict[str, Any]], key: str, experts: Sequence[str]) -> None:
+def colours_of(names: Sequence[str]) -> dict[str, str]:
+    """One colour per name, the same in every panel."""
+    return {name: PALETTE[position % len(PALETTE)] for position, name in enumerate(names)}
+
+
+def draw_coefficients(
+    ax: Axes, steps: Sequence[dict[str, Any]], key: str, experts: Sequence[str], colours: Mapping[str, str]
+) -> None:
     """One line per expert over the stream; `key` is 'encoder_coefficients' or 'head_coefficients'."""
     values = np.array([step[key] for step in steps])
-    for expert, (name, line) in enumerate(zip(experts, values.T, strict=True)):
-        ax.plot(range(1, len(line) + 1), line, label=name, color=PALETTE[expert % len(PALETTE)], linewidth=1.6)
+    for name, line in zip(experts, values.T, strict=True):
+        ax.plot(range(1, len(line) + 1), line, label=name, color=colours[name], linewidth=1.6)
     ax.axhline(1 / len(experts), color="#888888", linewidth=0.8, linestyle=":")
     ax.set_ylim(-0.02, 1.02)
     ax.set_xlabel("batch")

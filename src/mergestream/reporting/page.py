@@ -15,9 +15,10 @@ body { margin: 0 auto; max-width: 62rem; padding: 1.5rem; background: var(--pape
 h1 { line-height: 1.2; } h2 { margin-top: 2.2rem; border-bottom: 1px solid var(--line); }
 .notice { background: var(--mark); padding: .6rem .9rem; border-radius: 6px; }
 .note, figcaption, footer { color: var(--soft); font-size: .9rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .84rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: .4rem 0; }
-th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th, td { padding: .25rem .5rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th:first-child { text-align: left; font-weight: 400; white-space: normal; min-width: 11rem; }
 thead th:first-child { font-weight: 600; }
 figure { margin: 1rem 0; } img { max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
@@ -32,8 +33,8 @@ class Section:
     html: str
 
 
-def paragraph(text: str) -> str:
-    return f"<p>{escape(text)}</p>"
+def bullets(sentences: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"
 
 
 def picture(source: str, alternative: str, caption: str) -> str:

@@ -62,10 +62,20 @@ def percent(value: Estimate | None, compact: bool = False) -> str:
 
 def to_rich(table: Table) -> RichTable:
     result = RichTable(
-        title=table.title, caption=table.note, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD
+        title=table.title,
+        caption=table.note,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
     for number, column in enumerate(table.columns):
-        result.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+        if number == 0:
+            result.add_column(column)
+        else:  # a number is never cut; a heading such as dirichlet:0.05 takes two lines
+            heading = column.replace(":", "\n:")
+            width = max(map(len, [*heading.splitlines(), *(row[number] for row in table.rows)]))
+            result.add_column(heading, justify="right", width=width)
     for r, row in enumerate(table.rows):
         cells = [plain(cell) for cell in row]
         result.add_row(*(f"[bold]{cell}[/bold]" if (r, c) in table.best else cell for c, cell in enumerate(cells)))
