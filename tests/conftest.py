@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import hypothesis
 import pytest
 import timm
 import torch
@@ -11,6 +12,8 @@ import mergestream as ms
 
 # Two workers share two cores: more threads than cores make OpenMP's barriers spin against each other.
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("project", deadline=None)
+hypothesis.settings.load_profile("project")
 
 CLASSES = ("round", "spiculated", "ring", "divided", "other")
 NAMES = ("lyon", "brest", "turin")

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -71,10 +70,11 @@ def test_the_bank_is_contiguous_encoder_then_head(pool: ms.ExpertPool) -> None:
     assert pool.bank.shape == (3, pool.layout.size)
     head = [e for e in pool.layout.entries if e.name.startswith(pool.template.head[0] + ".")]
     assert {e.start >= pool.layout.encoder_size for e in head} == {True}
-    assert sum(e.stop - e.start for e in head) == pool.layout.size - pool.layout.encoder_size
+    assert sum(e.end - e.start for e in head) == pool.layout.size - pool.layout.encoder_size
+    assert all(e.start % 64 == 0 for e in pool.layout.entries)
     floating = {t.data_ptr(): t.numel() for t in HandWritten().state_dict().values() if t.is_floating_point()}
     if "HandWritten" in str(pool):
-        assert pool.layout.size == sum(floating.values())  # the tied layer is there once
+        assert pool.layout.numbers == sum(floating.values())  # the tied layer is there once
 
 
 def test_merged_parameters_are_views_of_one_buffer(pool: ms.ExpertPool) -> None:
@@ -197,7 +197,7 @@ def test_recurrent_layers_follow_their_views() -> None:
     images = torch.randn(2, 3, 4, 4)
     with torch.no_grad():
         for k, module in enumerate(experts.values()):
-            assert torch.equal(pool.forward(pool.merge([1.0 - k, float(k)]), images), module(images))
+            torch.testing.assert_close(pool.forward(pool.merge([1.0 - k, float(k)]), images), module(images))
 
 
 # --- what must not get in -----------------------------------------------------------------------------------
@@ -336,9 +336,7 @@ def test_bad_batches_are_refused(vit_pool: ms.ExpertPool, batch, message: str) -
 def test_nan_logits_name_the_expert_and_the_image(vit_pool: ms.ExpertPool) -> None:
     images = torch.zeros(4, 3, 16, 16)
     images[2, 0, 0, 0] = float("nan")
-    with pytest.raises(
-        ms.MergestreamError, match=r"Expert 'lyon' gave NaN or Inf for image 2 of this batch \(1 in all\)"
-    ):
+    with pytest.raises(ms.MergestreamError, match=r"Expert 'lyon' gave NaN or Inf for image 2 .*\(1 in all\)"):
         vit_pool.logits(images)
     with pytest.raises(ms.MergestreamError, match="The merged model gave NaN"):
         vit_pool.forward(vit_pool.merge([0.5, 0.5, 0.0]), images)
@@ -447,4 +445,3 @@ def test_saved_tensors_are_plain_safetensors(folder: Path) -> None:
     assert "head.weight" in load_file(folder / "lyon" / "weights.safetensors")
     save_file({"a": torch.zeros(1)}, folder / "loose.safetensors")  # a stray file beside the experts is no expert
     assert len(ms.ExpertPool.load(folder)) == 3
-    assert resource.RLIMIT_FSIZE
