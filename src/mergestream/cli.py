@@ -55,10 +55,11 @@ def demo(
     """
     from mergestream.demo import Plan, run_demo
     from mergestream.reporting.demo_report import SYNTHETIC, main_tables
+    from mergestream.reporting.page import NOTICE
     from mergestream.reporting.tables import to_rich
 
     console = Console(stderr=as_json)
-    console.print(f"{SYNTHETIC} For research, not a medical device.")
+    console.print(f"{SYNTHETIC} {NOTICE}", soft_wrap=True)
     command = f"mergestream demo --out {out}" + (" --quick" if quick else "")
     findings = run_demo(out, Plan.quick() if quick else Plan(), _progress(console), command)
     if as_json:
@@ -67,7 +68,7 @@ def demo(
     for table in main_tables(findings, compact=True):
         console.print(to_rich(table))
     for duel in findings.duels:
-        console.print(duel.in_words(), highlight=False)
+        console.print(duel.in_words(), highlight=False, soft_wrap=True)
     for what, name in (("Report", "report.html"), ("Numbers", "results.json"), ("Records", "runs")):
         console.print(f"{what}: {out / name}", highlight=False, soft_wrap=True)
 

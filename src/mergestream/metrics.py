@@ -13,18 +13,18 @@ LEVEL = 0.95
 
 def summarise(probabilities: Tensor, labels: Tensor, classes: Sequence[str]) -> Report:
     """Metrics of probabilities [N,C] (fp32) against labels [N]. A class that never occurs has no recall (None)."""
-    from torchmetrics.functional.classification import multiclass_auroc, multiclass_calibration_error
+    from torchmetrics.functional.classification import binary_auroc, multiclass_calibration_error
 
     count = len(classes)
     matrix = confusion(probabilities.argmax(dim=-1), labels, count)
     recall, specificity = class_rates(matrix)
     truth = torch.nn.functional.one_hot(labels, count).float()
-    present = labels.unique()
-    auroc = multiclass_auroc(probabilities, labels, count, average=None)
+    present = labels.unique().tolist()
+    aurocs = [float(binary_auroc(probabilities[:, c], (labels == c).int())) for c in present if len(present) > 1]
     report: Report = {
         "accuracy": float(np.trace(matrix) / matrix.sum()),
         "balanced_accuracy": float(np.nanmean(recall)),
-        "auroc": float(auroc[present].mean()) if len(present) > 1 else None,
+        "auroc": float(np.mean(aurocs)) if aurocs else None,  # one class against the rest, mean over classes
         "nll": float(-probabilities.gather(1, labels[:, None]).clamp_min(1e-12).log().mean()),
         "brier": float(((probabilities - truth) ** 2).sum(dim=-1).mean()),
         "ece": float(multiclass_calibration_error(probabilities, labels, count, n_bins=15)),

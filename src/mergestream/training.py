@@ -81,7 +81,8 @@ def train_expert(
     cached = _cached(folder, described)
     if cached:
         return cached
-    network = from_architecture(start.architecture)
+    with seeded(recipe.seed):
+        network = from_architecture(start.architecture)
     network.module.load_state_dict(dict(open_weights(base, start)))
     fitted = fit(network, data, recipe, on_step)
     card = ExpertCard.for_network(

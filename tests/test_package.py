@@ -1,0 +1,144 @@
+"""The package as others see it: its surface, its imports, its wheel, its documents."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+import typer
+
+import mergestream as ms
+from mergestream import cli
+from mergestream.methods import METHODS
+
+ROOT = Path(__file__).parent.parent
+
+
+def python(script: str, *arguments: str, **environment: str) -> str:
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_public_surface_is_frozen() -> None:
+    assert ms.__all__ == sorted(ms.__all__)
+    assert set(ms.__all__) == {
+        "Dataset", "DomainData", "Ensemble", "EntropyAdaptive", "ExpertPool", "Mean", "MergestreamError", "Method",
+        "Preprocessing", "Run", "SelectExpert", "SingleExpert", "Step", "create_method", "evaluate",
+        "leave_one_domain_out", "list_datasets", "list_methods", "load_dataset", "streams",
+    }  # fmt: skip
+    public = {name for name in dir(ms.ExpertPool) if not name.startswith("_")}
+    assert public == {
+        "base", "device", "expert_logits", "fingerprint", "forward", "from_modules", "from_state_dicts", "index",
+        "load", "logits", "merge", "module_with", "network", "prepare", "preprocessing", "save", "temperatures", "to",
+        "without",
+    }  # fmt: skip
+
+
+def test_the_command_line_is_frozen() -> None:
+    command = typer.main.get_command(cli.app)
+    options = {name: {o for p in sub.params for o in p.opts} for name, sub in command.commands.items()}
+    assert options == {"demo": {"--out", "--quick", "--json"}}
+
+
+def test_options_are_keyword_only_and_documented() -> None:
+    for name in ms.list_methods():
+        method = METHODS[name]
+        parameters = list(inspect.signature(method.__init__).parameters.values())[2:]
+        assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters)
+        assert all(p.name in str(method.__doc__) for p in parameters if p.name != "recalibrate_bn")
+
+
+def test_import_is_quick() -> None:
+    script = """
+import time, torch, timm
+start = time.perf_counter()
+import mergestream
+print(time.perf_counter() - start)
+"""
+    assert min(float(python(script)) for _ in range(3)) < 2
+
+
+def test_import_works_where_optional_libraries_are_absent() -> None:
+    script = """
+import sys
+for name in ("fastapi", "ray", "plotly", "pydicom", "monai", "transformers", "pandas", "sklearn", "scipy"):
+    sys.modules[name] = None  # an import of it now fails
+import torch, mergestream as ms
+net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+pool = ms.ExpertPool.from_modules({"a": net, "b": net}, head="1")
+print(ms.create_method("entropy_adaptive", pool)(torch.zeros(1, 3, 2, 2)).shape)
+"""
+    assert "torch.Size([1, 2])" in python(script)
+
+
+def test_nothing_is_printed_or_drawn_by_importing() -> None:
+    assert python("import mergestream, sys; assert 'matplotlib.pyplot' not in sys.modules") == ""
+
+
+@pytest.mark.slow
+def test_the_wheel_installs_in_an_empty_environment(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("mergestream-*.whl")
+    environment = tmp_path / "empty"
+    venv.create(environment, with_pip=True)
+    install = ["-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt"), str(wheel)]
+    subprocess.run([environment / "bin" / "python", *install], check=True, cwd=tmp_path)
+    said = subprocess.run(
+        [environment / "bin" / "mergestream", "--version"], check=True, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert said.stdout.strip() == f"mergestream {ms.__version__}"
+    story = [environment / "bin" / "python", "-c", "import mergestream as ms; print(ms.list_methods())"]
+    listed = subprocess.run(story, check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert "entropy_adaptive" in listed.stdout
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
+def test_examples_run_and_are_short(example: str) -> None:
+    path = ROOT / "examples" / example
+    assert len(path.read_text().splitlines()) < 60
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "batch 1" in done.stdout
+
+
+def blocks(document: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+DOCUMENTS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if blocks(path)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_python_in_the_documents_runs(document: Path, tmp_path: Path) -> None:
+    script = "\n".join(blocks(document))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_is_short_and_its_links_and_tree_exist() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 200
+    for link in re.findall(r"\]\((?!http)([^)#]+)", text):
+        assert (ROOT / link).exists(), link
+    modules = {path.name for path in (ROOT / "src" / "mergestream").glob("*.py")} - {"__init__.py", "__main__.py"}
+    for module in modules:
+        assert module in text, f"{module} is missing in the README's file tree"
+
+
+def test_no_registry_address_and_no_path_of_a_machine_is_tracked() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    hosts = "|".join(["py" + "pi\\.org", "python" + "hosted", "registry\\.npm" + "js", "deb\\.deb" + "ian"])
+    pattern = re.compile(f"/ro{''}ot/|/wo{''}rk/|{hosts}")
+    for name in tracked.stdout.splitlines():
+        path = ROOT / name
+        if path.suffix not in (".png", ".safetensors", ".npz") and path.is_file():
+            assert not pattern.search(path.read_text(encoding="utf-8")), name
