@@ -1,7 +1,8 @@
 """The whole story on the phantom hospitals: train experts, leave each hospital out, stream it through every method."""
 
+import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from mergestream.determinism import cpu_threads
 from mergestream.evaluation import describe_run, evaluate, leave_one_domain_out, precompute
 from mergestream.files import folder_written_whole, make_folder, write_json, write_text
 from mergestream.methods import Method, create_method
+from mergestream.parallel import run_jobs
 from mergestream.pool import ExpertPool
 from mergestream.records import Run, is_finished, run_hash
 from mergestream.reporting.demo_report import DemoFindings, render_demo
@@ -61,6 +63,7 @@ class Plan:
     seeds: tuple[int, ...] = (0, 1, 2)
     streams: tuple[str, ...] = ("iid", "dirichlet:0.05", "note:0.1", "sorted", "temporal")
     variants: tuple[Variant, ...] = VARIANTS
+    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
 
     @classmethod
     def quick(cls) -> "Plan":
@@ -72,6 +75,7 @@ class Plan:
             seeds=(0,),
             streams=("iid", "dirichlet:0.05"),
             variants=QUICK_VARIANTS,
+            workers=1,  # starting more would take longer than the work
         )
 
 
@@ -94,7 +98,8 @@ def pool_folder(out: Path, seed: int) -> Path:
 
 
 def plan_of(plan: Plan) -> dict[str, Any]:
-    return {**asdict(plan), "variants": [{"method": name, "options": options} for name, options in plan.variants]}
+    described = {key: value for key, value in asdict(plan).items() if key != "workers"}
+    return {**described, "variants": [{"method": name, "options": options} for name, options in plan.variants]}
 
 
 def _train(out: Path, plan: Plan, dataset: Dataset, track: Track) -> list[ExpertCard]:
@@ -102,14 +107,14 @@ def _train(out: Path, plan: Plan, dataset: Dataset, track: Track) -> list[Expert
     start = pool_folder(out, 0) / BASE
     with track("pretraining the shared encoder", plan.base.steps) as advance:
         train_base(start, NETWORK, MICRO, archive, dataset.classes, plan.base, advance)
-    cards = []
-    with track("training the hospitals' experts", plan.expert.steps * len(plan.seeds) * len(dataset)) as advance:
-        for seed in plan.seeds:
-            base = _same_start(start, pool_folder(out, seed) / BASE)
-            for domain in dataset.domains:
-                folder = pool_folder(out, seed) / domain
-                cards.append(train_expert(folder, base, dataset[domain], replace(plan.expert, seed=seed), advance))
-    return cards
+    jobs = []
+    for seed in plan.seeds:
+        base = _same_start(start, pool_folder(out, seed) / BASE)
+        for domain in dataset.domains:
+            recipe = replace(plan.expert, seed=seed)
+            jobs.append((pool_folder(out, seed) / domain, base, dataset[domain], recipe))
+    with track("training the hospitals' experts", len(jobs)) as advance:
+        return run_jobs(train_expert, jobs, workers=plan.workers, on_done=advance)
 
 
 def _same_start(source: Path, target: Path) -> Path:
@@ -120,37 +125,32 @@ def _same_start(source: Path, target: Path) -> Path:
 
 
 def _stream(out: Path, plan: Plan, dataset: Dataset, track: Track) -> list[Run]:
-    runs = []
-    folds = list(leave_one_domain_out(dataset.domains))
-    with track("streaming every hospital through every method", len(folds) * len(plan.seeds)) as advance:
-        for seed in plan.seeds:
-            everyone = ExpertPool.load(pool_folder(out, seed))
-            for fold in folds:
-                pool, data = everyone.without(fold.target), dataset[fold.target]
-                runs += list(_fold_runs(out, plan, pool, data, seed))
-                advance()
-    return runs
+    targets = [fold.target for fold in leave_one_domain_out(dataset.domains)]
+    jobs = [(out, plan, dataset[target], seed) for seed in plan.seeds for target in targets]
+    with track("streaming every hospital through every method", len(jobs)) as advance:
+        folders = run_jobs(stream_target, jobs, workers=plan.workers, on_done=advance)
+    return [Run.load(folder) for target in folders for folder in target]
 
 
-def _fold_runs(out: Path, plan: Plan, pool: ExpertPool, data: DomainData, seed: int) -> Iterator[Run]:
-    """Every method on every stream of one target; expert logits are computed once, finished runs are read back."""
+def stream_target(out: Path, plan: Plan, data: DomainData, seed: int) -> list[Path]:
+    """Every method on every stream of one target; expert logits are computed once, finished runs are left alone."""
+    pool = ExpertPool.load(pool_folder(out, seed)).without(data.name)
     singles: list[Variant] = [("single_expert", {"expert": name}) for name in pool.names]
-    methods = [create_method(name, pool, **options) for name, options in [*plan.variants, *singles]]
     streams = [create_stream(spec, data.labels, seed=seed, acquired=data.acquired) for spec in plan.streams]
     logits: dict[str, Any] = {}
-    for method in methods:
+    folders = []
+    for name, options in [*plan.variants, *singles]:
+        method = create_method(name, pool, **options)
         answered: Run | None = None
         for stream in streams:
             arguments = {**describe_run(method, data, stream), "seed": seed}
             folder = out / "runs" / run_hash(arguments)
-            if is_finished(folder):
-                run = Run.load(folder)
-            else:
+            if not is_finished(folder):
                 logits = logits or precompute(pool, data, VIEWS)
-                run = _run(method, data, stream, logits, arguments, answered)
-                run.save(folder)
-            answered = run
-            yield run
+                answered = _run(method, data, stream, logits, arguments, answered)
+                answered.save(folder)
+            folders.append(folder)
+    return folders
 
 
 def _run(
