@@ -9,7 +9,7 @@ demo: $(READY)
 	$(BIN)/mergestream demo --out demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n auto -m "not slow and not gpu"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow and not gpu"

@@ -1,6 +1,6 @@
 """Peak memory of loading a pool, against reading all experts with safetensors and stacking them.
 
-    python benchmarks/load_memory.py --network vit_base_patch32_224 --experts 3 --out benchmarks/results/load_memory.json
+    python benchmarks/load_memory.py --out benchmarks/results/load_memory.json
 
 Each way runs in a process of its own. Figure: (peak memory - memory after imports) / (K x P x bytes per parameter).
 Linux only: the peak is the kernel's VmHWM, reset after the imports.

@@ -8,9 +8,12 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 import mergestream as ms
+
+SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -126,6 +129,43 @@ def test_a_second_demo_redoes_nothing(out: tuple[Path, str]) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == before
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+
+
+def test_every_file_keeps_its_schema(out: tuple[Path, str]) -> None:
+    folder = out[0]
+
+    def check(name: str, value: object) -> None:
+        schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text())
+        jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
+
+    check("results", json.loads((folder / "results.json").read_text()))
+    for path in (folder / "pool").glob("*/expert.json"):
+        check("expert", json.loads(path.read_text()))
+    for path in (folder / "runs").iterdir():
+        check("run", json.loads((path / "run.json").read_text()))
+        for line in (path / "steps.jsonl").read_text().splitlines()[:2]:
+            check("step", json.loads(line))
+
+
+def test_cards_and_records_name_no_file_and_no_machine(out: tuple[Path, str]) -> None:
+    for path in [*out[0].glob("pool/*/expert.json"), *out[0].glob("runs/*/run.json")]:
+        text = path.read_text()
+        assert str(out[0]) not in text
+        assert str(Path.home()) not in text
+
+
+@pytest.mark.slow
+def test_the_full_demo_ends_well(tmp_path: Path) -> None:
+    done = run("demo", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    rows = {(row["label"], row["stream"]): row for row in results["results"]}
+    assert len(rows) == 15 * 5
+    assert all(row["runs"] in (12, 36) for row in rows.values())
+    for expert in results["experts"]:
+        assert expert["validation"]["accuracy"] > 0.75
+    away = rows["single_expert, on average", "iid"]["accuracy"]["mean"]
+    assert rows["mean", "iid"]["accuracy"]["mean"] > away  # the pool knows more than its average member
 
 
 def test_version_and_help() -> None:

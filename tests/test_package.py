@@ -1,6 +1,7 @@
 """The package as others see it: its surface, its imports, its wheel, its documents."""
 
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -13,7 +14,9 @@ import typer
 
 import mergestream as ms
 from mergestream import cli
+from mergestream.analysis.comparison import Estimate
 from mergestream.methods import METHODS
+from mergestream.reporting.tables import percent
 
 ROOT = Path(__file__).parent.parent
 
@@ -81,7 +84,6 @@ def test_nothing_is_printed_or_drawn_by_importing() -> None:
     assert python("import mergestream, sys; assert 'matplotlib.pyplot' not in sys.modules") == ""
 
 
-@pytest.mark.slow
 def test_the_wheel_installs_in_an_empty_environment(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
@@ -130,6 +132,25 @@ def test_the_readme_is_short_and_its_links_and_tree_exist() -> None:
     modules = {path.name for path in (ROOT / "src" / "mergestream").glob("*.py")} - {"__init__.py", "__main__.py"}
     for module in modules:
         assert module in text, f"{module} is missing in the README's file tree"
+
+
+def test_the_readmes_numbers_are_the_records() -> None:
+    """Every cell of the table comes from the results file that `make demo` wrote."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.split("<!-- demo table")[1].split("<!-- end -->")[0]
+    header, _, *lines = [line for line in table.splitlines() if line.startswith("|")]
+    streams = [cell.strip() for cell in header.strip("|").split("|")][1:]
+    results = json.loads((ROOT / "docs" / "results" / "demo.json").read_text())
+    known = {(row["label"], row["stream"]): row["accuracy"] for row in results["results"]}
+    assert len(lines) >= 5
+    for line in lines:
+        label, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        for stream, cell in zip(streams, cells, strict=True):
+            assert cell == percent(Estimate(**known[label, stream]), compact=True)
+    for duel in results["duels"]:
+        if duel["theirs"] == "mean" and duel["stream"] in ("iid", "dirichlet:0.05", "sorted"):
+            low, high = (f"{100 * duel['difference'][end]:.1f}".replace("-", "−") for end in ("low", "high"))
+            assert f"[{low}, {high}]" in text.replace("\n", " ")
 
 
 def test_no_registry_address_and_no_path_of_a_machine_is_tracked() -> None:
