@@ -30,9 +30,13 @@ def softmax(scores: Tensor, sharpness: float) -> Tensor:
 
 
 def head_expert(scores: Tensor, consistency: Tensor | None, epsilon: float) -> Tensor:
-    """k* = argmax_k (1 / (E_k + eps)) * (1 + C_k) (Eq. 8), as an index [] on the device."""
+    """k* = argmax_k (1 / (E_k + eps)) * (1 + C_k) (Eq. 8), as an index [] on the device.
+
+    Where the evidence ties, as it does below fp32's reach of eps, the lower score decides, so that order never does.
+    """
     evidence = 1 / (scores + epsilon)
-    return (evidence if consistency is None else evidence * (1 + consistency)).argmax()
+    evidence = evidence if consistency is None else evidence * (1 + consistency)
+    return torch.where(evidence == evidence.max(), scores, torch.inf).argmin()
 
 
 def entropy_gap(scores: Tensor, chosen: Tensor, sharpness: float) -> Tensor:
