@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -223,6 +224,22 @@ def test_another_architecture_is_refused(folder: Path) -> None:
     refused(folder, "'brest' and 'lyon' differ in architecture")
     with pytest.raises(ms.MergestreamError, match="is a HandWritten, not a VisionTransformer"):
         ms.ExpertPool.from_modules({"a": micro_vit(), "b": HandWritten()})
+
+
+def test_same_shapes_built_differently_are_refused() -> None:
+    """Two or four attention heads: every tensor fits, and the function is another one."""
+    four = timm.create_model(NETWORK, num_classes=len(CLASSES), **{**MICRO, "num_heads": 4})
+    with pytest.raises(ms.MergestreamError, match=r"'b' is built differently from 'a': blocks.0.attn.num_heads is 2"):
+        ms.ExpertPool.from_modules({"a": micro_vit(), "b": four})
+    regularised = timm.create_model(NETWORK, num_classes=len(CLASSES), **MICRO, drop_rate=0.5, drop_path_rate=0.2)
+    assert len(ms.ExpertPool.from_modules({"a": micro_vit(), "b": regularised.train()})) == 2
+
+
+def test_modules_of_other_preprocessing_are_refused() -> None:
+    other = micro_vit()
+    other.pretrained_cfg = {**other.pretrained_cfg, "mean": (0.1, 0.2, 0.3)}
+    with pytest.raises(ms.MergestreamError, match="'b' differs in preprocessing"):
+        ms.ExpertPool.from_modules({"a": micro_vit(), "b": other})
 
 
 def test_other_classes_and_another_order_are_refused(folder: Path) -> None:

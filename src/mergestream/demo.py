@@ -1,5 +1,6 @@
 """The whole story on the phantom hospitals: train experts, leave each hospital out, stream it through every method."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from mergestream.checkpoints import BASE, ExpertCard, library_versions
 from mergestream.datasets import Dataset, load_dataset, phantom
 from mergestream.datasets.base import DomainData
 from mergestream.determinism import cpu_threads
+from mergestream.errors import MergestreamError
 from mergestream.evaluation import describe_run, evaluate, leave_one_domain_out, precompute
-from mergestream.files import folder_written_whole, make_folder, write_json, write_text
+from mergestream.files import folder_written_whole, make_folder, read_json, write_json, write_text
 from mergestream.methods import Method, create_method
 from mergestream.parallel import run_jobs
 from mergestream.pool import ExpertPool
@@ -82,6 +84,8 @@ class Plan:
 def run_demo(out: Path, plan: Plan, track: Track, command: str) -> DemoFindings:
     """Do all that is not done yet, then write `results.json`, `report.html` and their records under `out`."""
     make_folder(out)
+    if _was_done(out, plan):
+        plan = replace(plan, workers=1)  # there is only reading to do
     dataset = load_dataset("phantom", images=plan.images)
     with cpu_threads(1):
         cards = _train(out, plan, dataset, track)
@@ -91,6 +95,13 @@ def run_demo(out: Path, plan: Plan, track: Track, command: str) -> DemoFindings:
     write_json(out / "results.json", _results(findings))
     write_text(out / "report.html", render_demo(findings))
     return findings
+
+
+def _was_done(out: Path, plan: Plan) -> bool:
+    try:
+        return read_json(out / "results.json", SCHEMA_VERSION)["plan"] == json.loads(json.dumps(plan_of(plan)))
+    except MergestreamError:
+        return False
 
 
 def pool_folder(out: Path, seed: int) -> Path:

@@ -16,6 +16,7 @@ from mergestream.errors import InputError, NetworkError, unknown_name
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TORCHVISION_HEADS = ("fc", "heads", "head", "classifier")
+TRAINING_ONLY = ("training", "momentum", "grad_checkpointing", "gradient_checkpointing")
 MONAI_HEADS = ("class_layers", "fc", "_fc", "last_linear", "classification_head")
 
 
@@ -107,6 +108,32 @@ def from_module(
     return Network(
         module, architecture, find_head(module, head), preprocessing or find_preprocessing(module, architecture)
     )
+
+
+def first_difference(one: nn.Module, other: nn.Module) -> str | None:
+    """Where two modules of one class are configured differently though their tensors may fit, or None.
+
+    Two ViTs with 2 and 4 attention heads have the same shapes and are different functions.
+    """
+    mine, theirs = _settings(one), _settings(other)
+    for key in [*mine, *theirs]:
+        if mine.get(key) != theirs.get(key):
+            return f"{key} is {mine.get(key)!r} against {theirs.get(key)!r}"
+    return None
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """Plain attributes of all submodules, less those that matter in training only."""
+    settings: dict[str, Any] = {}
+    for path, child in module.named_modules():
+        if "drop" in path or "Drop" in type(child).__name__:
+            continue
+        settings[f"{path or 'network'} (type)"] = type(child).__name__
+        for name, value in vars(child).items():
+            in_training_only = "drop" in name or name in TRAINING_ONLY
+            if isinstance(value, bool | int | float | str) and not name.startswith("_") and not in_training_only:
+                settings[f"{path or 'network'}.{name}"] = value
+    return settings
 
 
 def logits_of(output: Any) -> Tensor:

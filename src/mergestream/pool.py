@@ -19,7 +19,16 @@ from mergestream.checkpoints import BASE, CARD, ExpertCard, open_weights, read_c
 from mergestream.coefficients import on_simplex
 from mergestream.errors import InputError, NetworkError, PoolError, unknown_name
 from mergestream.layout import Integers, Layout
-from mergestream.networks import Network, Preprocessing, create_network, from_architecture, from_module, logits_of
+from mergestream.networks import (
+    Network,
+    Preprocessing,
+    create_network,
+    find_preprocessing,
+    first_difference,
+    from_architecture,
+    from_module,
+    logits_of,
+)
 from mergestream.scoring import require_finite
 from mergestream.views import VIEWS
 
@@ -100,6 +109,12 @@ class ExpertPool:
         for name, module in modules.items():
             if type(module) is not type(first):
                 raise PoolError(f"Expert '{name}' is a {type(module).__name__}, not a {type(first).__name__}.")
+            theirs = preprocessing or find_preprocessing(module, network.architecture)
+            if theirs != network.preprocessing:
+                raise PoolError(f"Expert '{name}' differs in preprocessing: {theirs}, not {network.preprocessing}.")
+            difference = first_difference(first, module)
+            if difference:
+                raise PoolError(f"Expert '{name}' is built differently from '{next(iter(modules))}': {difference}.")
         return cls._from_states(
             {name: module.state_dict() for name, module in modules.items()},
             network,
