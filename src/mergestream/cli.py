@@ -61,7 +61,7 @@ def demo(
     console = Console(stderr=as_json)
     console.print(f"{SYNTHETIC} {NOTICE}", soft_wrap=True)
     command = f"mergestream demo --out {out}" + (" --quick" if quick else "")
-    findings = run_demo(out, Plan.quick() if quick else Plan(), _progress(console), command)
+    findings = run_demo(out, Plan.quick() if quick else Plan.full(), _progress(console), command)
     if as_json:
         typer.echo((out / "results.json").read_text(encoding="utf-8"))
         return

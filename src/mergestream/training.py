@@ -34,6 +34,7 @@ class Recipe:
     validation_share: float = 0.2
     seed: int = 0
     views: tuple[str, ...] = ("hflip",)  # label-preserving, each on a random half of a batch
+    accelerator: str = "auto"
     precision: str = "32-true"
     threads: int = 1  # on a CPU the thread count decides the order of sums, and so the bits
 
@@ -105,7 +106,7 @@ def fit(network: Network, data: DomainData, recipe: Recipe, on_step: OnStep = la
 
     if network.preprocessing is None:
         raise NetworkError("Training needs to know the network's preprocessing; give preprocessing=.")
-    fabric = Fabric(accelerator="auto", devices=1, precision=recipe.precision)  # type: ignore[arg-type]
+    fabric = Fabric(accelerator=recipe.accelerator, devices=1, precision=recipe.precision)  # type: ignore[arg-type]
     training, validation = split(len(data), recipe.validation_share, recipe.seed)
     inputs = network.preprocessing(data.images).to(fabric.device)
     labels = data.labels.to(fabric.device)
