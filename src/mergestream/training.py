@@ -68,7 +68,8 @@ def train_base(
         start = create_network(network, num_classes=len(classes), **arguments)
     pretrained = fit(archive, data, recipe, on_step).state
     state = start.module.state_dict()
-    encoder = {name: tensor for name, tensor in pretrained.items() if not name.startswith(tuple(start.head))}
+    head = tuple(f"{part}." for part in start.head)
+    encoder = {name: tensor for name, tensor in pretrained.items() if not name.startswith(head)}
     card = ExpertCard.for_network(BASE, start, classes, recipe=described)
     return write_expert(folder, {**state, **encoder}, card)
 

@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -98,14 +99,17 @@ class Method(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on in the middle of a stream, in another process."""
-        return {"method": self.name, "options": self.options(), "pool": self.pool.fingerprint(), "state": self._state()}
+        return {**self._identity, "state": self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        mine = {"method": self.name, "options": self.options(), "pool": self.pool.fingerprint()}
-        for key, value in mine.items():
+        for key, value in self._identity.items():
             if state.get(key) != value:
                 raise InputError(f"This state is of another {key}: {state.get(key)!r}, not {value!r}.")
         self._restore(state["state"])
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        return {"method": self.name, "options": self.options(), "pool": self.pool.fingerprint()}
 
     def _state(self) -> dict[str, Any]:
         return {}
