@@ -1,7 +1,7 @@
 """Many hospitals' models in, one model per batch out: online, label-free, forward passes only."""
 
 from mergestream import streams
-from mergestream.datasets import Dataset, DomainData, list_datasets, load_dataset
+from mergestream.datasets import Dataset, DomainData, concatenate, list_datasets, load_dataset
 from mergestream.errors import MergestreamError
 from mergestream.evaluation import evaluate, leave_one_domain_out
 from mergestream.methods import Method, Step, create_method, list_methods
@@ -30,6 +30,7 @@ __all__ = [
     "SelectExpert",
     "SingleExpert",
     "Step",
+    "concatenate",
     "create_method",
     "evaluate",
     "leave_one_domain_out",

@@ -7,14 +7,28 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mergestream.checkpoints import BASE, CARD, ExpertCard, WeightsFile
+from mergestream.checkpoints import (
+    BASE,
+    CARD,
+    PICKLES,
+    WEIGHTS,
+    ExpertCard,
+    WeightsFile,
+    is_expert_folder,
+    require_name,
+)
 from mergestream.errors import PoolError
 from mergestream.layout import Integers, Layout
 
 
-def is_expert_folder(path: Path) -> bool:
-    hidden = path.name.startswith(".")
-    return path.is_dir() and not hidden and path.name != BASE and (path / CARD).exists()
+def expert_folders(root: Path) -> list[Path]:
+    """The experts in a pool folder, by name. A folder with weights but no card is an error, not a silent absence."""
+    folders = [p for p in sorted(root.glob("*")) if p.is_dir() and not p.name.startswith(".") and p.name != BASE]
+    for folder in folders:
+        weights = [p.name for p in folder.iterdir() if p.name == WEIGHTS or p.suffix in PICKLES]
+        if weights and not is_expert_folder(folder):
+            raise PoolError(f"{folder} holds {weights[0]} but no {CARD}. Ask the site for the whole expert folder.")
+    return [folder for folder in folders if is_expert_folder(folder)]
 
 
 def require_some(experts: Mapping[str, object]) -> None:
@@ -22,6 +36,8 @@ def require_some(experts: Mapping[str, object]) -> None:
         raise PoolError("A pool needs at least one expert; none was given.")
     if BASE in experts:
         raise PoolError(f"An expert cannot be called '{BASE}': that folder holds the shared start.")
+    for name in experts:
+        require_name(name)
 
 
 def require_alike(cards: Sequence[ExpertCard], base: ExpertCard | None) -> None:

@@ -1,7 +1,9 @@
 """One expert on disk: `weights.safetensors` and its card `expert.json`, tied together by sha-256."""
 
 import importlib.metadata
+import math
 import platform
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,12 +14,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mergestream.errors import CheckpointError
+from mergestream.errors import CheckpointError, MergestreamError
 from mergestream.files import folder_written_whole, read_json, sha256_of_file, write_atomically, write_json
 from mergestream.networks import Architecture, Network, Preprocessing
 
 SCHEMA_VERSION = 1
 WEIGHTS, CARD, BASE = "weights.safetensors", "expert.json", "base"
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._ -]{0,99}")
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Mapped pages count as this process's memory until the file is closed, so it is closed after this many bytes.
@@ -42,6 +45,11 @@ class ExpertCard:
     base_sha256: str | None = None
     library_versions: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        problem = _problem(self)
+        if problem:
+            raise CheckpointError(f"The card of expert {self.name!r} is not valid: {problem}.")
+
     @classmethod
     def for_network(cls, name: str, network: Network, classes: tuple[str, ...], **details: Any) -> "ExpertCard":
         return cls(name, network.architecture, network.head, classes, network.preprocessing, **details)
@@ -58,16 +66,49 @@ class ExpertCard:
             fields["architecture"] = Architecture(**value["network"])
             preprocessing = value["preprocessing"]
             fields["preprocessing"] = Preprocessing.from_json(preprocessing) if preprocessing else None
-            fields["classes"], fields["head"] = tuple(value["classes"]), tuple(value["head"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{where} is not an expert card: {error!r} is missing or malformed.") from error
-        return cls(**fields)
+            for name in ("classes", "head"):
+                fields[name] = tuple(value[name]) if isinstance(value[name], list) else value[name]
+            return cls(**fields)
+        except (KeyError, TypeError, ValueError, AttributeError, MergestreamError) as error:
+            raise CheckpointError(f"{where} is not an expert card: {error!r}.") from error
+
+
+def require_name(name: Any) -> str:
+    """An expert's name is its folder's, so it must be one plain path component."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise CheckpointError(
+            f"{name!r} cannot name an expert: use letters, digits, '.', '_', '-' and spaces, at most 100, "
+            f"not starting with a dot or a space."
+        )
+    return name
+
+
+def _problem(card: ExpertCard) -> str | None:
+    """What is wrong with a card's fields, in words; None where nothing is."""
+    require_name(card.name)
+    texts = {"classes": card.classes, "head": card.head}
+    for what, values in texts.items():
+        listed = isinstance(values, tuple) and values and all(isinstance(value, str) for value in values)
+        if not listed or len(set(values)) != len(values):
+            return f"{what} must be a list of different names, got {values!r}"
+    if not isinstance(card.temperature, int | float) or not 0 < card.temperature < math.inf:
+        return f"temperature must be a number above 0, got {card.temperature!r}"
+    counts = card.class_counts
+    if not isinstance(counts, dict) or not all(type(n) is int and n >= 0 for n in counts.values()):
+        return f"class_counts must be whole numbers by class, got {counts!r}"
+    for what in ("metrics", "recipe", "library_versions"):
+        if not isinstance(getattr(card, what), dict):
+            return f"{what} must be an object"
+    for what in ("domain", "base_sha256"):
+        if not isinstance(getattr(card, what), str | None):
+            return f"{what} must be text or null"
+    return None
 
 
 def write_expert(folder: Path, state: Mapping[str, Tensor], card: ExpertCard) -> ExpertCard:
     """Write weights and card as one whole; whatever stood in `folder` before stays until both are safe."""
-    with folder_written_whole(folder) as scratch:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    with folder_written_whole(folder, is_expert_folder) as scratch:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in without_tied(state).items()}
         write_atomically(scratch / WEIGHTS, lambda path: save_file(tensors, str(path), metadata={"format": "pt"}))
         sha256 = sha256_of_file(scratch / WEIGHTS)
         card = replace(card, weights_sha256=sha256, library_versions=library_versions())
@@ -75,8 +116,24 @@ def write_expert(folder: Path, state: Mapping[str, Tensor], card: ExpertCard) ->
     return card
 
 
+def without_tied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict with each tensor under its first name only: a file holds tied tensors once."""
+    first: dict[Any, str] = {}
+    for name, tensor in state.items():
+        first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name, name)
+    return {name: state[name] for name in first.values()}
+
+
+def is_expert_folder(path: Path) -> bool:
+    return path.is_dir() and (path / CARD).is_file()
+
+
 def read_card(folder: Path) -> ExpertCard:
-    return ExpertCard.from_json(read_json(folder / CARD, SCHEMA_VERSION), folder / CARD)
+    """The card of an expert folder, whose name must be the folder's."""
+    card = ExpertCard.from_json(read_json(folder / CARD, SCHEMA_VERSION), folder / CARD)
+    if card.name != folder.name:
+        raise CheckpointError(f"{folder / CARD} is the card of '{card.name}', but its folder is '{folder.name}'.")
+    return card
 
 
 def open_weights(folder: Path, card: ExpertCard) -> "WeightsFile":

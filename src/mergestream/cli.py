@@ -45,7 +45,9 @@ def options(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where to write the pool, the records and the report.")] = Path("demo"),
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write all of it.", show_default="demo, or demo-quick with --quick")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A smaller version that ends within a minute.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")] = False,
 ) -> None:
@@ -58,6 +60,7 @@ def demo(
     from mergestream.reporting.page import NOTICE
     from mergestream.reporting.tables import to_rich
 
+    out = out or Path("demo-quick" if quick else "demo")
     console = Console(stderr=as_json)
     console.print(f"{SYNTHETIC} {NOTICE}", soft_wrap=True)
     command = f"mergestream demo --out {out}" + (" --quick" if quick else "")

@@ -62,7 +62,10 @@ def effective_number(coefficients: Tensor) -> Tensor:
 
 def on_simplex(values: Sequence[float] | Tensor, count: int, device: torch.device | str = "cpu") -> Tensor:
     """Coefficients given by a user as an fp32 tensor [K]; refused unless non-negative, finite and summing to 1."""
-    result = torch.as_tensor(values, dtype=torch.float32, device=device)
+    try:
+        result = torch.as_tensor(values, dtype=torch.float32, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"Expected {count} coefficients, one number per expert, got {values!r}.") from None
     if result.shape != (count,):
         raise InputError(f"Expected {count} coefficients, one per expert, got shape {tuple(result.shape)}.")
     if not bool(torch.isfinite(result).all()) or bool((result < 0).any()) or abs(float(result.sum()) - 1) > 1e-4:

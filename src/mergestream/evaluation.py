@@ -47,6 +47,12 @@ def evaluate(
     """
     if len(batches) == 0:
         raise InputError("The stream has no batches.")
+    if data.classes != method.pool.classes:
+        raise InputError(
+            f"The data's classes {data.classes} are not the pool's {method.pool.classes}, in this order. "
+            f"Give the pool classes=, or reorder the labels."
+        )
+    batches = batches if isinstance(batches, Stream) else Stream("given", tuple(map(np.asarray, batches)))
     method.reset()
     steps, answers = [], []
     for number, indices in enumerate(batches):
@@ -58,7 +64,7 @@ def evaluate(
         on_step()
     order = torch.as_tensor(np.concatenate(list(batches)))
     described = describe_run(method, data, batches) if arguments is None else arguments
-    return Run.finish(described, data.classes, steps, batches, data.labels[order], torch.cat(answers))
+    return Run.finish(described, data.classes, steps, batches.batches, data.labels[order], torch.cat(answers))
 
 
 def precompute(pool: ExpertPool, data: DomainData, views: Sequence[str], *, batch_size: int = 128) -> dict[str, Tensor]:
@@ -74,7 +80,7 @@ def precompute(pool: ExpertPool, data: DomainData, views: Sequence[str], *, batc
 
 def describe_run(method: Method, data: DomainData, batches: Stream | Sequence[np.ndarray]) -> dict[str, Any]:
     """Everything a run's numbers depend on; its hash is the run's name."""
-    stream = batches if isinstance(batches, Stream) else Stream("given", tuple(batches))
+    stream = batches if isinstance(batches, Stream) else Stream("given", tuple(map(np.asarray, batches)))
     return {
         "method": method.name,
         "label": method.label(),

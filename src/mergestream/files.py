@@ -1,5 +1,6 @@
 """Files that are written whole or not at all, and hashed."""
 
+import ctypes
 import hashlib
 import json
 import os
@@ -39,12 +40,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
         os.close(handle)
         temporary = Path(name)
         write(temporary)
+        temporary.chmod(0o666 & ~_umask())
         _flush(temporary)
-        temporary.chmod(0o644)
         temporary.replace(path)
         _flush(path.parent)
     except Exception as error:
@@ -57,33 +58,60 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 @contextmanager
-def folder_written_whole(folder: Path) -> Iterator[Path]:
-    """Yield a scratch folder that takes `folder`'s place only when the block ends without error."""
+def folder_written_whole(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yield a scratch folder that takes `folder`'s place only when the block ends without error.
+
+    An existing folder is replaced only if it is empty or `is_ours` recognises it: a wrong path must cost no one data.
+    """
     make_folder(folder.parent)
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    scratch.chmod(0o755)
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise OutputError(f"{folder} is not a plain folder. Choose another place.")
+    if folder.is_dir() and any(folder.iterdir()) and not is_ours(folder):
+        raise OutputError(f"{folder} holds other things and is not replaced. Choose a new or empty folder.")
     try:
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name[:100]}."))
+    except OSError as error:
+        raise OutputError(f"Cannot write to {folder.parent}: {reason(error)}.") from error
+    try:
+        scratch.chmod(0o777 & ~_umask())
         yield scratch
         _flush(scratch)
         _swap_in(scratch, folder)
-    except BaseException:
+    finally:
+        # After a swap this is what stood there before; after a failure, what was not finished.
         shutil.rmtree(scratch, ignore_errors=True)
-        raise
 
 
 def _swap_in(scratch: Path, folder: Path) -> None:
-    old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.old."))
     try:
-        if folder.exists():
+        if not folder.exists():
+            scratch.rename(folder)
+        elif not _exchange(scratch, folder):
+            old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name[:100]}.old."))
             folder.replace(old)
-        scratch.replace(folder)
+            try:
+                scratch.rename(folder)
+            except OSError:
+                old.rename(folder)
+                raise
+            shutil.rmtree(old, ignore_errors=True)
         _flush(folder.parent)
     except OSError as error:
-        if not folder.exists() and any(old.iterdir()):
-            old.replace(folder)
-        raise OutputError(f"Cannot put the folder {folder} in place: {reason(error)}.") from error
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+        raise OutputError(f"Cannot put {folder} in place: {reason(error)}.") from error
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step, so that a kill leaves either the old or the new one. Linux only."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    at_working_folder, exchange = -100, 2
+    arguments = (at_working_folder, os.fsencode(one), at_working_folder, os.fsencode(other), exchange)
+    return rename is not None and rename(*arguments) == 0
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
 
 
 def write_text(path: Path, text: str) -> None:
@@ -100,7 +128,7 @@ def read_json(path: Path, schema_version: int) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing. Is this the folder you meant?") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON ({error}). Restore it from its source.") from error
     found = value.get("schema_version") if isinstance(value, dict) else None
     if found != schema_version:

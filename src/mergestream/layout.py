@@ -30,7 +30,7 @@ class Entry:
 @dataclass(frozen=True)
 class Layout:
     entries: tuple[Entry, ...]
-    integers: tuple[str, ...]
+    integers: dict[str, tuple[torch.Size, torch.dtype]]
     encoder_size: int
     size: int
 
@@ -54,7 +54,8 @@ class Layout:
             entries.append(Entry(name, shape, start, stop, end, name in parameters, groups[name]))
             start = end
         encoder_size = entries[len(encoder)].start
-        return cls(tuple(entries), tuple(n for n in names if n not in floats), encoder_size, start)
+        integers = {n: (tensor.shape, tensor.dtype) for n, tensor in names.items() if n not in floats}
+        return cls(tuple(entries), integers, encoder_size, start)
 
     @property
     def numbers(self) -> int:
@@ -71,14 +72,26 @@ class Layout:
                     f"{owner}: '{entry.name}' has shape {tuple(tensor.shape)}, the network needs {tuple(entry.shape)}. "
                     f"Was it trained with another architecture or class list?"
                 )
-            if not bool(torch.isfinite(tensor).all()):
-                raise CheckpointError(f"{owner}: '{entry.name}' holds NaN or Inf. Train or export this expert again.")
+            if not tensor.is_floating_point():
+                raise CheckpointError(f"{owner}: '{entry.name}' is {tensor.dtype}, but the network's is floating.")
             for other in entry.tied:
                 if other in state and not torch.equal(state[other], tensor):
                     raise CheckpointError(f"{owner}: '{other}' and '{entry.name}' are tied but differ.")
-            row[entry.start : entry.stop].copy_(tensor.reshape(-1))
+            written = row[entry.start : entry.stop].copy_(tensor.reshape(-1))
             row[entry.stop : entry.end].zero_()
-        return {name: state[name].clone() for name in self.integers}
+            if not bool(torch.isfinite(written).all()):
+                raise CheckpointError(
+                    f"{owner}: '{entry.name}' holds NaN or Inf in {row.dtype}. Train or export this expert again, "
+                    f"or load it in a wider type."
+                )
+        return {name: self._integer(state[name], name, owner) for name in self.integers}
+
+    def _integer(self, tensor: Tensor, name: str, owner: str) -> Tensor:
+        shape, dtype = self.integers[name]
+        if tensor.shape != shape or tensor.dtype != dtype:
+            found, needed = f"{tuple(tensor.shape)} {tensor.dtype}", f"{tuple(shape)} {dtype}"
+            raise CheckpointError(f"{owner}: the buffer '{name}' is {found}, the network needs {needed}.")
+        return tensor.clone()
 
     def views(self, row: Tensor) -> dict[str, Tensor]:
         """Row [P] as named tensors that share its memory."""
@@ -103,7 +116,7 @@ class Layout:
     def move_rest(self, module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
         """Move what no row holds: buffers that are not saved with the weights."""
         held = {name for entry in self.entries for name in (entry.name, *entry.tied)} | set(self.integers)
-        for name, buffer in list(module.named_buffers()):
+        for name, buffer in list(module.named_buffers(remove_duplicate=False)):
             if name not in held:
                 _assign(module, name, buffer.to(device, dtype if buffer.is_floating_point() else None))
         return module
@@ -128,6 +141,9 @@ def _persistent_names(module: nn.Module) -> dict[str, Tensor]:
         raise NetworkError(f"{type(module).__name__} keeps state that is not a real tensor and cannot merge: {odd}.")
     # state_dict detaches, which hides what is tied; the live objects show it.
     live = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+    missing = [name for name in state if name not in live]
+    if missing:
+        raise NetworkError(f"{type(module).__name__} keeps extra state that cannot merge: {missing[:3]}.")
     return {name: live[name] for name in state}
 
 

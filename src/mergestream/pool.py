@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,23 +15,29 @@ import torch
 from torch import Tensor, nn
 
 from mergestream import merging
-from mergestream.bank import fill_bank, is_expert_folder, read_row, require_alike, require_some
+from mergestream.bank import expert_folders, fill_bank, read_row, require_alike, require_some
+from mergestream.batchnorm import reestimate
 from mergestream.checkpoints import BASE, CARD, ExpertCard, open_weights, read_card, write_expert
 from mergestream.coefficients import on_simplex
 from mergestream.errors import InputError, NetworkError, PoolError, unknown_name
+from mergestream.files import folder_written_whole
 from mergestream.layout import Integers, Layout
 from mergestream.networks import (
     Network,
     Preprocessing,
+    class_names,
+    count_classes,
     create_network,
+    find_head,
     find_preprocessing,
     first_difference,
     from_architecture,
     from_module,
     logits_of,
+    recover_architecture,
 )
 from mergestream.scoring import require_finite
-from mergestream.views import VIEWS
+from mergestream.views import VIEWS, require_known
 
 Coefficients = Sequence[float] | Tensor
 Device = torch.device | str
@@ -73,7 +80,7 @@ class ExpertPool:
         `network` is needed only for experts whose architecture is their author's own.
         """
         root = Path(folder)
-        folders = [path for path in sorted(root.glob("*")) if is_expert_folder(path)] if root.is_dir() else []
+        folders = expert_folders(root) if root.is_dir() else []
         if not folders:
             raise PoolError(f"No expert in {root}: a pool is a folder of expert folders, each with {CARD}.")
         cards = [read_card(path) for path in folders]
@@ -82,6 +89,7 @@ class ExpertPool:
         require_alike(cards, base_card)
         blueprint = _blueprint(cards[0], network)
         layout = Layout.of(blueprint.module, blueprint.head)
+        _require_classes(cards[0].classes, blueprint)
         layout.strip(blueprint.module)
         states = {card.name: open_weights(path, card) for path, card in zip(folders, cards, strict=True)}
         bank, integers = fill_bank(layout, states, device, dtype)
@@ -112,14 +120,17 @@ class ExpertPool:
             theirs = preprocessing or find_preprocessing(module, network.architecture)
             if theirs != network.preprocessing:
                 raise PoolError(f"Expert '{name}' differs in preprocessing: {theirs}, not {network.preprocessing}.")
+        for name, module in [*modules.items(), *([(BASE, base)] if base is not None else [])]:
             difference = first_difference(first, module)
             if difference:
-                raise PoolError(f"Expert '{name}' is built differently from '{next(iter(modules))}': {difference}.")
+                raise PoolError(f"'{name}' is built differently from '{next(iter(modules))}': {difference}.")
+            if classes is None and class_names(module) != class_names(first):
+                raise PoolError(f"'{name}' names its classes {class_names(module)}, not {class_names(first)}.")
         return cls._from_states(
             {name: module.state_dict() for name, module in modules.items()},
             network,
             None if base is None else base.state_dict(),
-            classes,
+            class_names(first) if classes is None else classes,
         )
 
     @classmethod
@@ -142,6 +153,8 @@ class ExpertPool:
         else:
             classes = tuple(classes)
             blueprint = create_network(network, num_classes=len(classes))
+            found = find_head(blueprint.module, head)
+            blueprint = replace(blueprint, head=found, preprocessing=preprocessing or blueprint.preprocessing)
         return cls._from_states(states, blueprint, base, classes)
 
     @classmethod
@@ -153,18 +166,24 @@ class ExpertPool:
         classes: Iterable[str] | None,
     ) -> ExpertPool:
         layout = Layout.of(network.module, network.head)
-        count = layout.entries[-1].shape[0]
-        labels = tuple(map(str, range(count))) if classes is None else tuple(classes)
-        if len(labels) != count:
-            raise PoolError(f"{len(labels)} classes were given, but the head answers {count}.")
+        count = count_classes(network.module, network.head)
+        if classes is None and count is None:
+            raise PoolError(f"Cannot tell how many classes the head {network.head} answers: give classes=.")
+        labels = tuple(map(str, range(count or 0))) if classes is None else tuple(classes)
+        _require_classes(labels, network)
         bank, integers = fill_bank(layout, states, "cpu", None)
+        network = replace(network, architecture=recover_architecture(network.module))
         cards = [ExpertCard.for_network(name, network, labels) for name in states]
         base_row = None if base is None else read_row(layout, base, BASE, bank)
         return cls(cards, bank, integers, network, layout, None if base_row is None else lambda: base_row)
 
     def save(self, folder: str | Path) -> None:
-        """Write every expert, and the base if there is one, as expert folders."""
-        root, base_sha256 = Path(folder), None
+        """Write the pool as a folder of expert folders, whole or not at all. On disk experts are in order of names."""
+        with folder_written_whole(Path(folder), lambda root: bool(expert_folders(root))) as scratch:
+            self._write(scratch)
+
+    def _write(self, root: Path) -> None:
+        base_sha256 = None
         if self.base is not None:
             base_card = replace(self.cards[0], name=BASE, domain=None, class_counts={}, metrics={}, recipe={})
             base_card = write_expert(root / BASE, {**self.layout.views(self.base), **self._merged_integers}, base_card)
@@ -201,7 +220,14 @@ class ExpertPool:
 
     def fingerprint(self) -> str:
         """sha-256 of what the pool is now: order, classes, network and every bit of the bank."""
-        header = {"names": self.names, "classes": self.classes, "dtype": str(self.bank.dtype)}
+        header = {
+            "names": self.names,
+            "classes": self.classes,
+            "dtype": str(self.bank.dtype),
+            "temperatures": [card.temperature for card in self.cards],
+            "class_counts": [card.class_counts for card in self.cards],
+            "integers": [{name: tensor.tolist() for name, tensor in own.items()} for own in self._integers],
+        }
         digest = hashlib.sha256(json.dumps({**header, **self.template.describe()}, sort_keys=True).encode())
         for row in self.bank:
             digest.update(row.cpu().view(torch.uint8).numpy().data)
@@ -224,16 +250,18 @@ class ExpertPool:
 
     def to(self, device: Device | None = None, dtype: torch.dtype | None = None) -> ExpertPool:
         """The pool on another device or in another floating type; this one stays as it is."""
-        return self._copy(self.bank.to(device, dtype), self.cards, self._integers)
+        if dtype is not None and not dtype.is_floating_point:
+            raise InputError(f"Weights are floating numbers; {dtype} is not a floating type.")
+        bank = self.bank.to(device, dtype)
+        if dtype is not None and not bool(torch.isfinite(bank).all()):
+            raise PoolError(f"Some weights are too large for {dtype}. Choose torch.bfloat16 or torch.float32.")
+        return self._copy(bank, self.cards, self._integers)
 
     def _copy(self, bank: Tensor, cards: Sequence[ExpertCard], integers: Sequence[Integers]) -> ExpertPool:
         network = replace(self.template, module=copy.deepcopy(self.template.module))
-        read = None if self._read_base is None else lambda: self._base_like(bank)
-        return ExpertPool(cards, bank, integers, network, self.layout, read)
-
-    def _base_like(self, bank: Tensor) -> Tensor:
-        assert self.base is not None
-        return self.base.to(bank.device, bank.dtype)
+        read = self._read_base  # the function alone: a closure over self would keep this pool's bank alive
+        like = None if read is None else lambda: read().to(bank.device, bank.dtype)
+        return ExpertPool(cards, bank, integers, network, self.layout, like)
 
     # --- what it does -------------------------------------------------------------------------------------
 
@@ -243,12 +271,13 @@ class ExpertPool:
         if images.dtype == torch.uint8:
             assert self.preprocessing is not None
             images = self.preprocessing(images.to(self.device))
-        return images.to(self.device, self.bank.dtype)
+        return images.to(self.device, self.bank.dtype).contiguous()
 
     def logits(self, images: Tensor, view: str | None = None) -> Tensor:
         """Every expert's logits [K,B,C] in fp32, of the batch or of a named view of it."""
         batch = self.prepare(images)
         if view is not None:
+            require_known((view,))
             batch = VIEWS[view](batch, self.preprocessing)
         return torch.stack([self._run_expert(k, batch) for k in range(len(self))])
 
@@ -256,16 +285,28 @@ class ExpertPool:
         """One expert's logits [B,C] in fp32."""
         return self._run_expert(expert, self.prepare(images))
 
+    def new_weights(self) -> Tensor:
+        """An unfilled [P] vector to merge into, usable whatever mode it was made in."""
+        with torch.inference_mode(False):
+            return torch.empty(self.layout.size, dtype=self.bank.dtype, device=self.device)
+
     def merge(self, encoder: Coefficients, head: Coefficients | None = None, out: Tensor | None = None) -> Tensor:
         """Merged weights [P] (Eq. 7): the encoder by `encoder` [K], the head by `head` [K] or the same."""
         a = on_simplex(encoder, len(self), self.device)
         h = a if head is None else on_simplex(head, len(self), self.device)
-        out = torch.empty(self.layout.size, dtype=self.bank.dtype, device=self.device) if out is None else out
+        out = self.new_weights() if out is None else out
         return merging.merge(self.bank, a, h, self.layout.encoder_size, out)
 
-    def forward(self, weights: Tensor, images: Tensor) -> Tensor:
-        """Logits [B,C] in fp32 of the network whose flat weights [P] are given."""
-        return self._run(self.module_with(weights), self.prepare(images), "The merged model")
+    def forward(self, weights: Tensor, images: Tensor, *, recalibrate_bn: bool = False) -> Tensor:
+        """Logits [B,C] in fp32 of the network whose flat weights [P] are given.
+
+        `recalibrate_bn` first overwrites the BatchNorm statistics inside `weights` with this batch's.
+        """
+        batch, module = self.prepare(images), self.module_with(weights)
+        if recalibrate_bn:
+            with self._input_errors(batch):
+                reestimate(module, batch)
+        return self._run(module, batch, "The merged model")
 
     def network(self, encoder: Coefficients, head: Coefficients | None = None) -> nn.Module:
         """An ordinary frozen module with merged weights of its own, in eval mode."""
@@ -301,19 +342,23 @@ class ExpertPool:
         return self._run(self._experts[expert], batch, f"Expert '{self.names[expert]}'")
 
     def _run(self, module: nn.Module, batch: Tensor, owner: str) -> Tensor:
-        try:
+        with self._input_errors(batch):
             logits = logits_of(module(batch))
-        except (AssertionError, RuntimeError, ValueError) as error:
-            as_made_for = self.preprocessing is not None and tuple(batch.shape[-2:]) == self.preprocessing.size
-            if as_made_for or isinstance(error, torch.OutOfMemoryError):
-                raise
-            wanted = f"; it was made for {self.preprocessing.size}" if self.preprocessing else ""
-            raise InputError(
-                f"The network cannot take a batch of shape {tuple(batch.shape)}{wanted}: {error}"
-            ) from error
         if logits.shape != (len(batch), len(self.classes)):
             raise NetworkError(f"Expected logits [{len(batch)},{len(self.classes)}], got {tuple(logits.shape)}.")
         return require_finite(logits.float(), owner)
+
+    @contextmanager
+    def _input_errors(self, batch: Tensor) -> Iterator[None]:
+        """What a network says of a batch it cannot take, as an error about the batch."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except (AssertionError, RuntimeError, ValueError) as error:
+            wanted = f" (the pool's preprocessing is for {self.preprocessing.size})" if self.preprocessing else ""
+            shape = tuple(batch.shape)
+            raise InputError(f"The network cannot take a batch of shape {shape}{wanted}: {error}") from error
 
     def _require_batch(self, images: Tensor) -> None:
         if not isinstance(images, Tensor):
@@ -335,6 +380,12 @@ class ExpertPool:
                 "This network's preprocessing is not known, so uint8 pixels cannot be prepared. "
                 "Give preprocessing=mergestream.Preprocessing(size=…) to the pool, or pass preprocessed floats."
             )
+
+
+def _require_classes(classes: Sequence[str], network: Network) -> None:
+    count = count_classes(network.module, network.head)
+    if count not in (None, len(classes)):
+        raise PoolError(f"{len(classes)} classes were given, but the head answers {count}.")
 
 
 def _blueprint(card: ExpertCard, module: nn.Module | None) -> Network:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mergestream.checkpoints import library_versions
+from mergestream.errors import CheckpointError
 from mergestream.files import folder_written_whole, read_json, sha256_of_json, write_atomically, write_json, write_text
 from mergestream.methods import Step
 from mergestream.metrics import batch_confusions, summarise
@@ -50,7 +52,8 @@ class Run:
     steps: list[dict[str, Any]]
     batches: tuple[np.ndarray, ...]
     labels: Tensor  # [N] in order of arrival
-    probabilities: Tensor  # [N,C] fp32 in order of arrival
+    predictions: Tensor  # [N] in order of arrival
+    probabilities: Tensor  # [N,C] in order of arrival; fp32, or rounded to fp16 where it was read from disk
     metrics: dict[str, Any]
 
     @classmethod
@@ -64,7 +67,8 @@ class Run:
         probabilities: Tensor,
     ) -> "Run":
         metrics = summarise(probabilities, labels, classes)
-        return cls(arguments, tuple(classes), steps, tuple(batches), labels, probabilities, metrics)
+        predictions = probabilities.argmax(dim=-1)
+        return cls(arguments, tuple(classes), steps, tuple(batches), labels, predictions, probabilities, metrics)
 
     @property
     def hash(self) -> str:
@@ -82,14 +86,14 @@ class Run:
         """One confusion matrix per batch [T,C,C]."""
         ends = np.cumsum([len(batch) for batch in self.batches])
         positions = np.split(np.arange(len(self.labels)), ends[:-1])
-        return batch_confusions(self.probabilities.argmax(dim=-1), self.labels, positions, len(self.classes))
+        return batch_confusions(self.predictions, self.labels, positions, len(self.classes))
 
     def reordered(self, arguments: dict[str, Any], batches: Sequence[np.ndarray]) -> "Run":
         """The same answers in another order of arrival: what a static method would have said on that stream."""
         place = np.empty(len(self.labels), dtype=np.int64)
         place[np.concatenate(self.batches)] = np.arange(len(self.labels))
         order = torch.from_numpy(place[np.concatenate(list(batches))])
-        predictions, start, steps = self.probabilities.argmax(dim=-1)[order], 0, []
+        predictions, start, steps = self.predictions[order], 0, []
         for number, batch in enumerate(batches):
             said = predictions[start : start + len(batch)].tolist()
             steps.append({**self.steps[0], "step": number, "images": len(batch), "predictions": said, "seconds": None})
@@ -106,7 +110,7 @@ class Run:
             "metrics": self.metrics,
             "environment": {**library_versions(), "platform": platform.platform(), "threads": torch.get_num_threads()},
         }
-        with folder_written_whole(Path(folder)) as scratch:
+        with folder_written_whole(Path(folder), is_finished) as scratch:
             write_json(scratch / HEADER, header)
             lines = (json.dumps({"schema_version": SCHEMA_VERSION, **step}) for step in self.steps)
             write_text(scratch / STEPS, "".join(f"{line}\n" for line in lines))
@@ -120,7 +124,7 @@ class Run:
                 index=np.concatenate(self.batches),
                 batch=np.repeat(np.arange(len(self.batches)), [len(b) for b in self.batches]),
                 label=self.labels.numpy(),
-                prediction=self.probabilities.argmax(dim=-1).numpy(),
+                prediction=self.predictions.numpy(),
                 probabilities=self.probabilities.numpy().astype(np.float16),
             )
 
@@ -129,18 +133,19 @@ class Run:
         """Read a run back. Probabilities come back as they were stored, in fp16; metrics are those of the header."""
         root = Path(folder)
         header = read_json(root / HEADER, SCHEMA_VERSION)
-        steps = [json.loads(line) for line in (root / STEPS).read_text(encoding="utf-8").splitlines()]
-        with np.load(root / PREDICTIONS) as stored:
-            batches = np.split(stored["index"], np.flatnonzero(np.diff(stored["batch"])) + 1)
-            labels, probabilities = (torch.from_numpy(stored[key]) for key in ("label", "probabilities"))
+        try:
+            steps = [json.loads(line) for line in (root / STEPS).read_text(encoding="utf-8").splitlines()]
+            with np.load(root / PREDICTIONS) as stored:
+                batches = np.split(stored["index"], np.flatnonzero(np.diff(stored["batch"])) + 1)
+                kept = [torch.from_numpy(stored[key]) for key in ("label", "prediction", "probabilities")]
+            arguments, classes, metrics = (header[key] for key in ("arguments", "classes", "metrics"))
+        except (OSError, ValueError, KeyError, BadZipFile) as error:
+            raise CheckpointError(
+                f"The run {root} is damaged ({error!r}). Delete that folder and run it again."
+            ) from error
+        labels, predictions, probabilities = kept
         return cls(
-            header["arguments"],
-            tuple(header["classes"]),
-            steps,
-            tuple(batches),
-            labels,
-            probabilities.float(),
-            header["metrics"],
+            arguments, tuple(classes), steps, tuple(batches), labels, predictions, probabilities.float(), metrics
         )
 
 

@@ -51,8 +51,8 @@ def iid(labels: Labels, *, batch_size: int = 32, seed: int = 0) -> Stream:
 
 def dirichlet(labels: Labels, *, alpha: float, batch_size: int = 32, seed: int = 0) -> Stream:
     """Each batch draws its own class mix q ~ Dir(alpha); samples without replacement, exhausted classes left out."""
-    if not alpha > 0:
-        raise InputError(f"dirichlet needs alpha above 0, got {alpha}.")
+    _require_positive("dirichlet", "alpha", alpha)
+    _require_batch_size(batch_size)
     values, random = _labels(labels), _random(seed)
     remaining = _shuffled_by_class(values, random)
     order: list[int] = []
@@ -68,8 +68,7 @@ def dirichlet(labels: Labels, *, alpha: float, batch_size: int = 32, seed: int =
 
 def note(labels: Labels, *, delta: float = 0.1, batch_size: int = 32, seed: int = 0) -> Stream:
     """NOTE's temporally correlated stream: classes split over C chunks by Dir(delta), contiguous inside a chunk."""
-    if not delta > 0:
-        raise InputError(f"note needs delta above 0, got {delta}.")
+    _require_positive("note", "delta", delta)
     values, random = _labels(labels), _random(seed)
     count = len(np.unique(values))
     smallest = min(10, len(values) // count)
@@ -164,7 +163,19 @@ def _number(spec: str, value: str) -> float:
         raise InputError(f"'{value}' in the stream '{spec}' is not a number.") from None
 
 
+def _require_positive(stream: str, parameter: str, value: float) -> None:
+    if not 1e-6 <= value < np.inf:
+        raise InputError(f"{stream} needs {parameter} above 0 (at least 1e-6) and finite, got {value}.")
+
+
+def _require_batch_size(batch_size: int) -> None:
+    if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise InputError(f"A batch holds at least one sample, got batch_size={batch_size}.")
+
+
 def _random(seed: int) -> np.random.RandomState:
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
+        raise InputError(f"A seed is a whole number from 0 to 2**32 - 1, got {seed!r}.")
     # RandomState, not Generator: numpy freezes its sequences, so a stream's hash holds across versions.
     return np.random.RandomState(seed)
 
@@ -179,8 +190,7 @@ def _labels(labels: Labels) -> np.ndarray:
 
 
 def _cut(name: str, order: np.ndarray, batch_size: int) -> Stream:
-    if batch_size < 1:
-        raise InputError(f"A batch holds at least one sample, got batch_size={batch_size}.")
+    _require_batch_size(batch_size)
     order = np.ascontiguousarray(order, dtype=np.int64)
     return Stream(name, tuple(order[start : start + batch_size] for start in range(0, len(order), batch_size)))
 

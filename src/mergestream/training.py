@@ -1,5 +1,6 @@
 """Experts fine-tuned from a shared start, each on its own domain; the step with the lowest validation loss stays."""
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -59,7 +60,7 @@ def train_base(
     on_step: OnStep = lambda: None,
 ) -> ExpertCard:
     """The consortium's shared start: an encoder pretrained on `data`, and one seeded head for `classes`."""
-    described = _describe(recipe, data, network=network, arguments=arguments)
+    described = _describe(recipe, data, network=network, arguments=arguments, classes=classes)
     cached = _cached(folder, described)
     if cached:
         return cached
@@ -79,6 +80,8 @@ def train_expert(
 ) -> ExpertCard:
     """One site's expert, from the shared start and its own data alone. An expert of the same content is not redone."""
     start = read_card(base)
+    if start.classes != data.classes:
+        raise TrainingError(f"The base is for {start.classes}, the data of '{data.name}' have {data.classes}.")
     described = _describe(recipe, data, base_sha256=start.weights_sha256)
     cached = _cached(folder, described)
     if cached:
@@ -168,7 +171,9 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def _describe(recipe: Recipe, data: DomainData, **more: Any) -> dict[str, Any]:
-    return {**asdict(recipe), "views": list(recipe.views), "data": data.fingerprint(), "revision": REVISION, **more}
+    described = {**asdict(recipe), "data": data.fingerprint(), "revision": REVISION, **more}
+    # As it will be read back from a card: JSON has no tuples.
+    return dict(json.loads(json.dumps(described)))
 
 
 def _cached(folder: Path, described: dict[str, Any]) -> ExpertCard | None:

@@ -26,7 +26,7 @@ def rot180(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
 def transpose(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
     if images.shape[-1] != images.shape[-2]:
         raise InputError(f"The view 'transpose' needs square images, got {tuple(images.shape[-2:])}.")
-    return images.transpose(-1, -2)
+    return images.transpose(-1, -2).contiguous()
 
 
 def brightness(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from mergestream.datasets import phantom
-from mergestream.datasets.base import Dataset, DomainData
+from mergestream.datasets.base import Dataset, DomainData, concatenate
 from mergestream.errors import unknown_name
 
-__all__ = ["DATASETS", "Dataset", "DomainData", "list_datasets", "load_dataset"]
+__all__ = ["DATASETS", "Dataset", "DomainData", "concatenate", "list_datasets", "load_dataset"]
 
 DATASETS: dict[str, Callable[..., Dataset]] = {"phantom": phantom.load}
 

@@ -53,6 +53,16 @@ class DomainData:
         return digest.hexdigest()
 
 
+def concatenate(parts: Sequence[DomainData]) -> tuple[DomainData, list[str]]:
+    """Several target domains as one, and the domain of every sample, which a `mixture` stream needs."""
+    if len({part.classes for part in parts}) != 1 or len({part.images.shape[1:] for part in parts}) != 1:
+        raise InputError("Domains that are streamed together need one class list and one image size.")
+    images, labels = (torch.cat([getattr(part, key) for part in parts]) for key in ("images", "labels"))
+    name, first = "+".join(part.name for part in parts), parts[0]
+    together = DomainData(first.dataset, name, first.classes, images, labels)
+    return together, [part.name for part in parts for _ in range(len(part))]
+
+
 @dataclass(frozen=True)
 class Dataset(Mapping[str, DomainData]):
     """Named domains that share one class list. `views` are those that keep every label true."""

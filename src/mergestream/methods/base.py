@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,6 +106,8 @@ class Method(ABC):
         for key, value in self._identity.items():
             if state.get(key) != value:
                 raise InputError(f"This state is of another {key}: {state.get(key)!r}, not {value!r}.")
+        if "state" not in state:
+            raise InputError("This is not a method's state: 'state' is missing in it.")
         self._restore(state["state"])
 
     @cached_property
@@ -128,9 +131,9 @@ class Method(ABC):
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | np.ndarray | np.generic):
         return value.tolist()
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def _short(value: Any) -> str:

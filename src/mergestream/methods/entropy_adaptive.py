@@ -8,10 +8,8 @@ from torch import Tensor
 
 from mergestream import coefficients as simplex
 from mergestream import scoring
-from mergestream.batchnorm import reestimate
-from mergestream.errors import InputError
 from mergestream.methods.base import ExpertLogits, Method, Step
-from mergestream.methods.choices import one_of, resolve_temperature
+from mergestream.methods.choices import names, number, one_of, resolve_temperature, whole_number, yes_or_no
 from mergestream.pool import ExpertPool
 from mergestream.views import require_known
 
@@ -60,20 +58,19 @@ class EntropyAdaptive(Method):
         refresh_every: int = 1,
     ) -> None:
         super().__init__(pool)
-        if not 0 <= momentum < 1:
-            raise InputError(f"momentum is the share kept of the old value, at least 0 and below 1; got {momentum}.")
-        if epsilon <= 0 or refresh_every < 1 or head_sharpness < 0 or encoder_sharpness < 0:
-            raise InputError("epsilon must be above 0, refresh_every at least 1, sharpnesses at least 0.")
         self.temperature, self._temperature = temperature, resolve_temperature(temperature, pool)
-        self.epsilon, self.momentum, self.refresh_every = epsilon, momentum, refresh_every
+        self.epsilon = number("epsilon", epsilon, above=0)
+        self.momentum = number("momentum", momentum, low=0, below=1)  # the share kept of the old value
+        self.refresh_every = whole_number("refresh_every", refresh_every, low=1)
         self.encoder = one_of("encoder", encoder, ("adaptive", "uniform"))
         self.head = one_of("head", head, ("entropy_gap", "shared", "select"))
         self.score = one_of("score", score, tuple(scoring.SCORES))
         self.weighting = one_of("weighting", weighting, ("inverse", "softmax"))
-        self.head_sharpness, self.encoder_sharpness = head_sharpness, encoder_sharpness
-        self.views = require_known((views,) if isinstance(views, str) else tuple(views))
-        self.recalibrate_bn = recalibrate_bn
-        self._weights = torch.empty(pool.layout.size, dtype=pool.bank.dtype, device=pool.device)
+        self.head_sharpness = number("head_sharpness", head_sharpness, low=0)
+        self.encoder_sharpness = number("encoder_sharpness", encoder_sharpness, low=0)
+        self.views = require_known(names("views", views))
+        self.recalibrate_bn = yes_or_no("recalibrate_bn", recalibrate_bn)
+        self._weights = pool.new_weights()
         self.reset()
 
     def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
@@ -83,10 +80,8 @@ class EntropyAdaptive(Method):
             self.pool.merge(self._encoder, self._head, out=self._weights)
             self._stale = False
         self._batches += 1
-        if self.recalibrate_bn:
-            reestimate(self.pool.module_with(self._weights), images)
-        logits = self.pool.forward(self._weights, images)
-        return Step(logits, self._encoder, self._head, *evidence)
+        logits = self.pool.forward(self._weights, images, recalibrate_bn=self.recalibrate_bn)
+        return Step(logits, self._encoder.clone(), self._head.clone(), *evidence)
 
     def _refresh(self, images: Tensor, expert_logits: ExpertLogits) -> Evidence:
         """Lines 1 to 6 of Algorithm 1: score the experts, then move the coefficients."""

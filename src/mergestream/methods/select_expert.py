@@ -14,7 +14,7 @@ from mergestream.pool import ExpertPool
 
 
 class SelectExpert(Method):
-    """temperature and score as in `entropy_adaptive`; ties go to the earlier expert."""
+    """temperature and score as in `entropy_adaptive`; exact ties go to the first name in the alphabet."""
 
     name: ClassVar[str] = "select_expert"
 
@@ -23,17 +23,20 @@ class SelectExpert(Method):
     ) -> None:
         super().__init__(pool)
         self.temperature, self._temperature = temperature, resolve_temperature(temperature, pool)
+        ranks = [sorted(pool.names).index(name) for name in pool.names]
+        self._rank = torch.tensor(ranks, dtype=torch.float32, device=pool.device)
         self.score = one_of("score", score, tuple(scoring.SCORES))
 
     def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
         logits = self._logits(images, expert_logits)
         scores = scoring.SCORES[self.score](logits, self._temperature)
-        chosen = scores.argmin()
+        # By name, not by position: the order of experts must not decide.
+        chosen = torch.where(scores == scores.min(), self._rank, torch.inf).argmin()
         coefficients = simplex.one_hot(chosen, len(scores), scores.device)
         return Step(
             torch.index_select(logits, 0, chosen.reshape(1)).squeeze(0),
             encoder_coefficients=coefficients,
-            head_coefficients=coefficients,
+            head_coefficients=coefficients.clone(),
             entropy=scores if self.score == "entropy" else scoring.entropy(logits, self._temperature),
             scores=scores,
             head_expert_index=chosen,

@@ -25,4 +25,4 @@ class SingleExpert(Method):
             logits = self._logits(images, expert_logits)[self._index]
         else:
             logits = self.pool.expert_logits(self._index, images)
-        return Step(logits, encoder_coefficients=self._coefficients, head_coefficients=self._coefficients)
+        return Step(logits, self._coefficients.clone(), self._coefficients.clone())
