@@ -162,7 +162,7 @@ def test_unknown_networks_are_refused(name: str, message: str) -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ms.MergestreamError, match="Cannot build timm:resnet18"):
         create_network("resnet18", num_classes=2, wings=2)
-    with pytest.raises(ms.MergestreamError, match="author's own"):
+    with pytest.raises(ms.MergestreamError, match="cannot be built from its name"):
         Architecture("custom", "my.Network").build()
     with pytest.raises(ms.MergestreamError, match="Did you mean 'bicubic'"):
         Preprocessing((8, 8), "bicubik")

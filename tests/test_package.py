@@ -32,14 +32,14 @@ def test_the_public_surface_is_frozen() -> None:
     assert ms.__all__ == sorted(ms.__all__)
     assert set(ms.__all__) == {
         "Dataset", "DomainData", "Ensemble", "EntropyAdaptive", "ExpertPool", "Mean", "MergestreamError", "Method",
-        "Preprocessing", "Run", "SelectExpert", "SingleExpert", "Step", "create_method", "evaluate",
+        "Preprocessing", "Run", "SelectExpert", "SingleExpert", "Step", "concatenate", "create_method", "evaluate",
         "leave_one_domain_out", "list_datasets", "list_methods", "load_dataset", "streams",
     }  # fmt: skip
     public = {name for name in dir(ms.ExpertPool) if not name.startswith("_")}
     assert public == {
         "base", "device", "expert_logits", "fingerprint", "forward", "from_modules", "from_state_dicts", "index",
-        "load", "logits", "merge", "module_with", "network", "prepare", "preprocessing", "save", "temperatures", "to",
-        "without",
+        "load", "logits", "merge", "module_with", "network", "new_weights", "prepare", "preprocessing",
+        "save", "temperatures", "to", "without",
     }  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_options_are_keyword_only_and_documented() -> None:
         method = METHODS[name]
         parameters = list(inspect.signature(method.__init__).parameters.values())[2:]
         assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters)
-        assert all(p.name in str(method.__doc__) for p in parameters if p.name != "recalibrate_bn")
+        assert all(p.name in str(method.__doc__) for p in parameters)
 
 
 def test_import_is_quick() -> None:

@@ -160,8 +160,11 @@ def test_save_and_load_again(tmp_path: Path, pool: ms.ExpertPool) -> None:
     loaded = ms.ExpertPool.load(tmp_path / "pool", network=module)
     order = [pool.index(name) for name in loaded.names]
     assert torch.equal(loaded.bank, pool.bank[order])
-    with pytest.raises(ms.MergestreamError, match="network=YourNetwork"):
-        ms.ExpertPool.load(tmp_path / "pool")
+    if "custom" in str(pool):  # a plain timm network is recognised and built again by name
+        with pytest.raises(ms.MergestreamError, match="network=YourNetwork"):
+            ms.ExpertPool.load(tmp_path / "pool")
+    else:
+        assert torch.equal(ms.ExpertPool.load(tmp_path / "pool").bank, loaded.bank)
 
 
 def test_base_is_kept_on_disk_and_through_copies(folder: Path, tmp_path: Path) -> None:
@@ -341,7 +344,7 @@ def test_damaged_foreign_and_future_cards_are_refused(folder: Path) -> None:
         (torch.zeros(3, 16, 16, dtype=torch.uint8), "images\\[None\\]"),
         (torch.zeros(2, 3, 0, 16, dtype=torch.uint8), "shape"),
         (torch.zeros(2, 3, 16, 16, dtype=torch.int64), "got torch.int64"),
-        (torch.zeros(2, 3, 20, 20), r"cannot take a batch of shape \(2, 3, 20, 20\); it was made for \(16, 16\)"),
+        (torch.zeros(2, 3, 20, 20), r"cannot take a batch of shape \(2, 3, 20, 20\) \(the pool's"),
         ([[1, 2]], "got list"),
     ],
 )

@@ -76,7 +76,6 @@ def test_experts_leave_the_shared_start(root: Path) -> None:
     assert pool.base is not None
     for row in pool.bank:
         assert float((row - pool.base).norm()) > 0
-    assert ms.create_method("mean", pool, coefficients="samples").step is not None
 
 
 def test_calibrated_temperatures_come_from_the_cards(root: Path) -> None:

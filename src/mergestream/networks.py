@@ -18,7 +18,8 @@ from mergestream.errors import InputError, MergestreamError, NetworkError, unkno
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TORCHVISION_HEADS = ("fc", "heads", "head", "classifier")
-TRAINING_ONLY = ("training", "momentum", "grad_checkpointing", "gradient_checkpointing")
+# Attributes that make no other function: of training, or of where a checkpoint lay.
+IGNORED = ("training", "momentum", "grad_checkpointing", "gradient_checkpointing", "name_or_path")
 MONAI_HEADS = ("class_layers", "fc", "_fc", "last_linear", "classification_head")
 
 
@@ -168,8 +169,7 @@ def _settings(module: nn.Module) -> dict[str, Any]:
             continue
         settings[f"{path or 'network'} (type)"] = type(child).__name__
         for name, value in vars(child).items():
-            in_training_only = "drop" in name or name in TRAINING_ONLY
-            if path and not name.startswith("_") and not in_training_only:
+            if path and not name.startswith("_") and "drop" not in name and name not in IGNORED:
                 if isinstance(value, bool | int | float | str | tuple):
                     settings[f"{path}.{name}"] = value
                 elif inspect.isfunction(value) or inspect.isbuiltin(value):
@@ -257,7 +257,7 @@ def _is_last(module: nn.Module, head: tuple[str, ...]) -> bool:
 
 def count_classes(module: nn.Module, head: tuple[str, ...]) -> int | None:
     """How many classes the head answers: the width of its last layer, None where it has no usual one."""
-    layers = [layer for name in head[:1] for layer in module.get_submodule(name).modules()]
+    layers = [layer for name in head[-1:] for layer in module.get_submodule(name).modules()]
     widths = [
         layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
         for layer in layers

@@ -140,13 +140,9 @@ class Run:
                 kept = [torch.from_numpy(stored[key]) for key in ("label", "prediction", "probabilities")]
             arguments, classes, metrics = (header[key] for key in ("arguments", "classes", "metrics"))
         except (OSError, ValueError, KeyError, BadZipFile) as error:
-            raise CheckpointError(
-                f"The run {root} is damaged ({error!r}). Delete that folder and run it again."
-            ) from error
-        labels, predictions, probabilities = kept
-        return cls(
-            arguments, tuple(classes), steps, tuple(batches), labels, predictions, probabilities.float(), metrics
-        )
+            raise CheckpointError(f"The run {root} is damaged ({error!r}). Delete it and run it again.") from error
+        labels, predictions, p = kept
+        return cls(arguments, tuple(classes), steps, tuple(batches), labels, predictions, p.float(), metrics)
 
 
 def is_finished(folder: Path) -> bool:
