@@ -158,13 +158,24 @@ def test_save_and_load_again(tmp_path: Path, pool: ms.ExpertPool) -> None:
     factory = next((f for key, f in kinds.items() if key in str(pool)), None)
     module = factory() if factory else __import__("conftest").micro_resnet()
     loaded = ms.ExpertPool.load(tmp_path / "pool", network=module)
-    order = [pool.index(name) for name in loaded.names]
-    assert torch.equal(loaded.bank, pool.bank[order])
+    assert loaded.names == pool.names == ("lyon", "brest", "turin")  # the order is recorded, not that of names
+    assert torch.equal(loaded.bank, pool.bank)
     if "custom" in str(pool):  # a plain timm network is recognised and built again by name
         with pytest.raises(ms.MergestreamError, match="network=YourNetwork"):
             ms.ExpertPool.load(tmp_path / "pool")
     else:
         assert torch.equal(ms.ExpertPool.load(tmp_path / "pool").bank, loaded.bank)
+
+
+def test_recorded_order_with_added_and_missing_experts(folder: Path, tmp_path: Path) -> None:
+    pool = ms.ExpertPool.load(folder)
+    assert pool.names == ("brest", "lyon", "turin")
+    shuffled = ms.ExpertPool.from_modules(make_experts(micro_vit, ("turin", "brest")), classes=CLASSES)
+    shuffled.save(tmp_path / "saved")
+    assert ms.ExpertPool.load(tmp_path / "saved", network=micro_vit()).names == ("turin", "brest")
+    (tmp_path / "saved" / "turin").rename(tmp_path / "elsewhere")
+    with pytest.raises(ms.MergestreamError, match="lists the expert 'turin'"):
+        ms.ExpertPool.load(tmp_path / "saved", network=micro_vit())
 
 
 def test_base_is_kept_on_disk_and_through_copies(folder: Path, tmp_path: Path) -> None:

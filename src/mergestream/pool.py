@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mergestream import merging
-from mergestream.bank import expert_folders, fill_bank, read_row, require_alike, require_some
+from mergestream.bank import expert_folders, fill_bank, read_row, require_alike, require_some, write_order
 from mergestream.batchnorm import reestimate
 from mergestream.checkpoints import BASE, CARD, ExpertCard, open_weights, read_card, write_expert
 from mergestream.coefficients import on_simplex
@@ -75,7 +75,7 @@ class ExpertPool:
         device: Device = "cpu",
         dtype: torch.dtype | None = None,
     ) -> ExpertPool:
-        """Read a folder of expert folders, in the order of their names; weights stream straight into the bank.
+        """Read a folder of expert folders, in their recorded order or by name; weights stream straight into the bank.
 
         `network` is needed only for experts whose architecture is their author's own.
         """
@@ -178,9 +178,10 @@ class ExpertPool:
         return cls(cards, bank, integers, network, layout, None if base_row is None else lambda: base_row)
 
     def save(self, folder: str | Path) -> None:
-        """Write the pool as a folder of expert folders, whole or not at all. On disk experts are in order of names."""
+        """Write the pool as a folder of expert folders and their order, whole or not at all."""
         with folder_written_whole(Path(folder), lambda root: bool(expert_folders(root))) as scratch:
             self._write(scratch)
+            write_order(scratch, self.names)
 
     def _write(self, root: Path) -> None:
         base_sha256 = None
