@@ -18,7 +18,9 @@ from transformers import ViTConfig, ViTForImageClassification
 import mergestream as ms
 from conftest import CLASSES, HandWritten, make_experts, make_images, make_pool, micro_vit
 from mergestream.checkpoints import ExpertCard, read_card, write_expert
-from mergestream.networks import Architecture, create_network, find_head, find_preprocessing, from_module
+from mergestream.heads import find_head
+from mergestream.networks import Architecture, create_network, from_module
+from mergestream.preprocessing import find_preprocessing
 from mergestream.training import Recipe, train_base, train_expert
 
 NETWORK = create_network(
@@ -310,7 +312,7 @@ def test_preprocessing_is_not_guessed_where_published_weights_disagree() -> None
     import timm
 
     folded = timm.create_model("tresnet_m", num_classes=2)
-    assert len(find_preprocessing(folded, Architecture("timm", "tresnet_m")).mean) == 3
+    assert len(find_preprocessing(folded, "timm", "tresnet_m").mean) == 3
 
 
 def test_names_take_head_and_preprocessing() -> None:
@@ -354,8 +356,12 @@ def test_a_base_of_other_classes_is_not_taken_from_the_cache(tmp_path: Path) -> 
         train_expert(tmp_path / "lyon", tmp_path / "base", data, recipe)
 
 
-def test_a_pool_in_another_type_does_not_keep_the_old_bank_alive() -> None:
+@pytest.mark.parametrize("from_disk", [False, True])
+def test_a_pool_in_another_type_does_not_keep_the_old_bank_alive(tmp_path: Path, from_disk: bool) -> None:
     pool = make_pool("vit", base=True)
+    if from_disk:
+        pool.save(tmp_path / "pool")
+        pool = ms.ExpertPool.load(tmp_path / "pool", network=micro_vit())
     old = weakref.ref(pool.bank)
     half = pool.to(dtype=torch.bfloat16)
     del pool

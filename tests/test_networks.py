@@ -10,15 +10,9 @@ from torch import nn
 
 import mergestream as ms
 from conftest import HandWritten, make_images
-from mergestream.networks import (
-    Architecture,
-    Preprocessing,
-    create_network,
-    find_head,
-    from_architecture,
-    from_module,
-    logits_of,
-)
+from mergestream.heads import find_head
+from mergestream.networks import Architecture, create_network, from_architecture, from_module, logits_of
+from mergestream.preprocessing import Preprocessing
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import mergestream as ms
 from conftest import CLASSES, HandWritten, make_experts, make_images, make_pool
 from mergestream.views import BRIGHTNESS, VIEWS
 
-MEAN, STD = ms.networks.IMAGENET_MEAN, ms.networks.IMAGENET_STD
+MEAN, STD = ms.preprocessing.IMAGENET_MEAN, ms.preprocessing.IMAGENET_STD
 
 
 def viewed(images: Tensor, view: str) -> Tensor:

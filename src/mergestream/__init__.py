@@ -10,8 +10,8 @@ from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.mean import Mean
 from mergestream.methods.select_expert import SelectExpert
 from mergestream.methods.single_expert import SingleExpert
-from mergestream.networks import Preprocessing
 from mergestream.pool import ExpertPool
+from mergestream.preprocessing import Preprocessing
 from mergestream.records import Run
 
 __version__ = "0.1.0"

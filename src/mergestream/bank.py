@@ -92,7 +92,7 @@ def _float_dtypes(state: Mapping[str, Tensor]) -> set[torch.dtype]:
     return {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
 
 
-def read_row(layout: Layout, state: Mapping[str, Tensor], owner: str, like: Tensor) -> Tensor:
-    row = torch.empty(layout.size, dtype=like.dtype, device=like.device)
+def read_row(layout: Layout, state: Mapping[str, Tensor], owner: str, dtype: torch.dtype) -> Tensor:
+    row = torch.empty(layout.size, dtype=dtype)
     layout.write_row(state, row, owner)
     return row

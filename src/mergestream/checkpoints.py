@@ -16,7 +16,8 @@ from torch import Tensor
 
 from mergestream.errors import CheckpointError, MergestreamError
 from mergestream.files import folder_written_whole, read_json, sha256_of_file, write_atomically, write_json
-from mergestream.networks import Architecture, Network, Preprocessing
+from mergestream.networks import Architecture, Network
+from mergestream.preprocessing import Preprocessing
 
 SCHEMA_VERSION = 1
 WEIGHTS, CARD, BASE = "weights.safetensors", "expert.json", "base"

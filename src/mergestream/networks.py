@@ -3,59 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import math
-import sys
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2 import functional as transforms
 
 from mergestream.errors import InputError, MergestreamError, NetworkError, unknown_name
+from mergestream.heads import find_head
+from mergestream.preprocessing import Preprocessing, find_preprocessing
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-TORCHVISION_HEADS = ("fc", "heads", "head", "classifier")
 # Attributes that make no other function: of training, or of where a checkpoint lay.
 IGNORED = ("training", "momentum", "grad_checkpointing", "gradient_checkpointing", "name_or_path")
-MONAI_HEADS = ("class_layers", "fc", "_fc", "last_linear", "classification_head")
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """What a network expects of pixels: Resize((H,W)) without a crop, then mean and std per channel."""
-
-    size: tuple[int, int]
-    interpolation: str = "bilinear"
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[float, ...] = IMAGENET_STD
-
-    def __post_init__(self) -> None:
-        size = self.size
-        if not isinstance(size, tuple) or len(size) != 2 or not all(type(n) is int and 0 < n <= 4096 for n in size):
-            raise InputError(f"size is (height, width) in whole pixels up to 4096, got {size!r}.")
-        if self.interpolation not in [mode.value for mode in InterpolationMode]:
-            raise unknown_name("interpolation", self.interpolation, [mode.value for mode in InterpolationMode])
-        numbers = (*self.mean, *self.std)
-        if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
-            raise InputError(f"mean and std must be finite numbers, got {numbers}.")
-        if not self.mean or len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
-            raise InputError(f"mean and std must be of one length and std above 0: {self.mean}, {self.std}.")
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Preprocessing:
-        height, width = value["size"]
-        return cls((height, width), value["interpolation"], tuple(value["mean"]), tuple(value["std"]))
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """uint8 [B,c,h,w] of any size -> normalised fp32 [B,c,H,W]."""
-        if tuple(images.shape[-2:]) != self.size:
-            mode = InterpolationMode(self.interpolation)
-            images = transforms.resize(images, list(self.size), interpolation=mode, antialias=True)
-        pixels = images.to(torch.float32) / 255
-        return transforms.normalize(pixels, list(self.mean), list(self.std))
 
 
 @dataclass(frozen=True)
@@ -117,18 +77,24 @@ def create_network(name: str, *, num_classes: int, **arguments: Any) -> Network:
 
 
 def from_architecture(architecture: Architecture) -> Network:
-    module = architecture.build()
-    return Network(module.eval(), architecture, find_head(module), find_preprocessing(module, architecture))
+    return _network(architecture.build().eval(), architecture, None, None)
 
 
 def from_module(
     module: nn.Module, head: str | Iterable[str] | None = None, preprocessing: Preprocessing | None = None
 ) -> Network:
     """Any nn.Module; its head is found or given, its preprocessing found or given or unknown."""
-    architecture = _describe(module)
-    return Network(
-        module, architecture, find_head(module, head), preprocessing or find_preprocessing(module, architecture)
-    )
+    return _network(module, _describe(module), head, preprocessing)
+
+
+def _network(
+    module: nn.Module,
+    architecture: Architecture,
+    head: str | Iterable[str] | None,
+    preprocessing: Preprocessing | None,
+) -> Network:
+    known = preprocessing or find_preprocessing(module, architecture.library, architecture.name)
+    return Network(module, architecture, find_head(module, head), known)
 
 
 def recover_architecture(module: nn.Module) -> Architecture:
@@ -187,163 +153,6 @@ def logits_of(output: Any) -> Tensor:
     return logits
 
 
-# --- where the head is ------------------------------------------------------------------------------------
-
-
-def find_head(module: nn.Module, head: str | Iterable[str] | None = None) -> tuple[str, ...]:
-    """Names of the classifier modules: given, or known for the library, or a last Linear with a usual name."""
-    if head is not None:
-        return _given_head(module, (head,) if isinstance(head, str) else tuple(head))
-    library = type(module).__module__.split(".")[0]
-    if library == "timm" or hasattr(module, "pretrained_cfg"):
-        found = _timm_head(module)
-    elif type(module).__name__.endswith("ForImageClassification"):
-        children = {name: child for name, child in module.named_children() if "classifier" in name or name == "head"}
-        found = tuple(name for name, child in children.items() if any(True for _ in child.parameters()))
-    elif library == "monai":
-        found = _last_layer(module, MONAI_HEADS)
-    else:
-        found = _last_layer(module, TORCHVISION_HEADS)
-        if library != "torchvision" and not _is_last(module, found):
-            found = ()
-    if not found:
-        linear = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
-        raise NetworkError(
-            f"Cannot tell which part of {type(module).__name__} is its classification head. Name it with head=; "
-            f"its linear layers: {', '.join(linear[-5:]) or 'none'}."
-        )
-    return found
-
-
-def _given_head(module: nn.Module, names: tuple[str, ...]) -> tuple[str, ...]:
-    modules = dict(module.named_modules())
-    for name in names:
-        if name not in modules or not name:
-            raise unknown_name(f"module in {type(module).__name__}", name, [m for m in modules if m])
-        if not any(True for _ in modules[name].parameters()):
-            raise NetworkError(f"'{name}' of {type(module).__name__} has no parameters, so it is not its head.")
-    return names
-
-
-def _timm_head(module: nn.Module) -> tuple[str, ...]:
-    configuration = getattr(module, "pretrained_cfg", None) or {}
-    named = configuration.get("classifier")
-    names = (named,) if isinstance(named, str) else tuple(named or ())
-    modules = dict(module.named_modules())
-    present = tuple(name for name in names if name in modules)
-    if present:
-        return present
-    find: Any = getattr(module, "get_classifier", lambda: None)
-    classifier = find()
-    return tuple(name for name, child in modules.items() if child is classifier)
-
-
-def _last_layer(module: nn.Module, usual_names: tuple[str, ...]) -> tuple[str, ...]:
-    """The last layer with a weight inside the child that carries a usual name."""
-    for usual in usual_names:
-        child = getattr(module, usual, None)
-        if isinstance(child, nn.Module):
-            layers = [n for n, m in child.named_modules() if isinstance(m, nn.Linear | nn.Conv2d | nn.Conv3d)]
-            if layers:
-                return (f"{usual}.{layers[-1]}" if layers[-1] else usual,)
-    return ()
-
-
-def _is_last(module: nn.Module, head: tuple[str, ...]) -> bool:
-    """Whether the module's last parameters are the head's: a hidden layer or a stem may carry a usual name too."""
-    last = [name for name, _ in module.named_parameters()][-1:]
-    return bool(last) and last[0].startswith(tuple(f"{name}." for name in head))
-
-
-def count_classes(module: nn.Module, head: tuple[str, ...]) -> int | None:
-    """How many classes the head answers: the width of its last layer, None where it has no usual one."""
-    layers = [layer for name in head[-1:] for layer in module.get_submodule(name).modules()]
-    widths = [
-        layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
-        for layer in layers
-        if isinstance(layer, nn.Linear | nn.Conv2d | nn.Conv3d)
-    ]
-    return widths[-1] if widths else None
-
-
-def class_names(module: nn.Module) -> tuple[str, ...] | None:
-    """The names a Hugging Face config gives its classes, unless they are its placeholders."""
-    names: dict[int, str] = getattr(getattr(module, "config", None), "id2label", None) or {}
-    listed = tuple(str(names[key]) for key in sorted(names))
-    return None if all(name.startswith("LABEL_") for name in listed) else listed
-
-
-# --- what it expects of pixels ----------------------------------------------------------------------------
-
-
-def find_preprocessing(module: nn.Module, architecture: Architecture) -> Preprocessing | None:
-    """Known per network for timm, torchvision and Hugging Face; None where it is not, and pixels must come prepared."""
-    if hasattr(module, "pretrained_cfg"):
-        return _timm_preprocessing(module)
-    if architecture.library == "transformers":
-        return _transformers_preprocessing(module)
-    if type(module).__module__.startswith("torchvision."):
-        return _torchvision_preprocessing(module, architecture)
-    return None
-
-
-def _timm_preprocessing(module: nn.Module) -> Preprocessing:
-    from timm.data import resolve_model_data_config
-
-    config = resolve_model_data_config(module)
-    size = getattr(getattr(module, "patch_embed", None), "img_size", None) or config["input_size"][1:]
-    channels = _input_channels(module, default=config["input_size"][0])
-    mean, std = (tuple(config[key]) for key in ("mean", "std"))
-    if channels != len(mean):
-        mean, std = (sum(mean) / len(mean),) * channels, (sum(std) / len(std),) * channels
-    return Preprocessing((size[0], size[1]), config["interpolation"], mean, std)
-
-
-def _input_channels(module: nn.Module, default: int) -> int:
-    first = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
-    # Networks that fold space into depth start with a convolution of many channels.
-    return first.in_channels if first is not None and first.in_channels <= 4 else default
-
-
-def _torchvision_preprocessing(module: nn.Module, architecture: Architecture) -> Preprocessing | None:
-    """By name, that of its first published weights; of a bare module, only if all weights of its family agree."""
-    from torchvision.models import WeightsEnum, get_model_weights
-
-    if architecture.library == "torchvision":
-        presets = [next(iter(get_model_weights(architecture.name))).transforms()]
-    else:
-        family = vars(sys.modules[type(module).__module__]).values()
-        enums: list[Any] = [e for e in family if isinstance(e, type) and issubclass(e, WeightsEnum)]
-        presets = [weights.transforms() for enum in enums for weights in enum]
-    found = {
-        (int(getattr(module, "image_size", p.crop_size[0])), p.interpolation.value, tuple(p.mean), tuple(p.std))
-        for p in presets
-    }
-    if len(found) != 1:
-        return None
-    size, mode, mean, std = found.pop()
-    return Preprocessing((size, size), mode, mean, std)
-
-
-def _transformers_preprocessing(module: nn.Module) -> Preprocessing | None:
-    """The defaults of the image processor that Hugging Face pairs with this network, at the network's own size."""
-    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
-
-    config: Any = module.config
-    if type(config) not in IMAGE_PROCESSOR_MAPPING:
-        return None
-    known = IMAGE_PROCESSOR_MAPPING[type(config)]
-    classes = known.values() if isinstance(known, dict) else known if isinstance(known, tuple) else (known,)
-    processor = next(c for c in classes if c is not None)()
-    plain = getattr(processor, "do_normalize", False) and not getattr(processor, "do_flip_channel_order", False)
-    if not plain or not hasattr(processor, "size") or not hasattr(processor, "image_mean"):
-        return None
-    size = getattr(config, "image_size", None) or processor.size.get("height") or processor.size.get("shortest_edge")
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    mode = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")[int(processor.resample)]
-    return Preprocessing((height, width), mode, tuple(processor.image_mean), tuple(processor.image_std))
-
-
 # --- building by name -------------------------------------------------------------------------------------
 
 
@@ -354,8 +163,6 @@ def _describe(module: nn.Module) -> Architecture:
 
 
 def _json_config(module: nn.Module) -> dict[str, Any]:
-    import json
-
     config: Any = module.config
     if not hasattr(config, "to_json_string"):
         return {}

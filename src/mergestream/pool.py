@@ -21,21 +21,18 @@ from mergestream.checkpoints import BASE, CARD, ExpertCard, open_weights, read_c
 from mergestream.coefficients import on_simplex
 from mergestream.errors import InputError, NetworkError, PoolError, unknown_name
 from mergestream.files import folder_written_whole
+from mergestream.heads import class_names, count_classes, find_head
 from mergestream.layout import Integers, Layout
 from mergestream.networks import (
     Network,
-    Preprocessing,
-    class_names,
-    count_classes,
     create_network,
-    find_head,
-    find_preprocessing,
     first_difference,
     from_architecture,
     from_module,
     logits_of,
     recover_architecture,
 )
+from mergestream.preprocessing import Preprocessing
 from mergestream.scoring import require_finite
 from mergestream.views import VIEWS, require_known
 
@@ -94,9 +91,11 @@ class ExpertPool:
         states = {card.name: open_weights(path, card) for path, card in zip(folders, cards, strict=True)}
         bank, integers = fill_bank(layout, states, device, dtype)
 
+        own_dtype = bank.dtype  # not the bank itself: the function would keep it alive
+
         def read_base() -> Tensor:
             assert base_card is not None
-            return read_row(layout, open_weights(base, base_card), BASE, bank)
+            return read_row(layout, open_weights(base, base_card), BASE, own_dtype)
 
         return cls(cards, bank, integers, blueprint, layout, read_base if base_card else None)
 
@@ -117,7 +116,7 @@ class ExpertPool:
         for name, module in modules.items():
             if type(module) is not type(first):
                 raise PoolError(f"Expert '{name}' is a {type(module).__name__}, not a {type(first).__name__}.")
-            theirs = preprocessing or find_preprocessing(module, network.architecture)
+            theirs = preprocessing or from_module(module, network.head).preprocessing
             if theirs != network.preprocessing:
                 raise PoolError(f"Expert '{name}' differs in preprocessing: {theirs}, not {network.preprocessing}.")
         for name, module in [*modules.items(), *([(BASE, base)] if base is not None else [])]:
@@ -174,7 +173,7 @@ class ExpertPool:
         bank, integers = fill_bank(layout, states, "cpu", None)
         network = replace(network, architecture=recover_architecture(network.module))
         cards = [ExpertCard.for_network(name, network, labels) for name in states]
-        base_row = None if base is None else read_row(layout, base, BASE, bank)
+        base_row = None if base is None else read_row(layout, base, BASE, bank.dtype)
         return cls(cards, bank, integers, network, layout, None if base_row is None else lambda: base_row)
 
     def save(self, folder: str | Path) -> None:
@@ -212,7 +211,7 @@ class ExpertPool:
     @cached_property
     def base(self) -> Tensor | None:
         """The shared start of all experts [P], read when first asked for; None where the pool has none."""
-        return None if self._read_base is None else self._read_base()
+        return None if self._read_base is None else self._read_base().to(self.device, self.bank.dtype)
 
     @property
     def temperatures(self) -> Tensor:
@@ -260,9 +259,7 @@ class ExpertPool:
 
     def _copy(self, bank: Tensor, cards: Sequence[ExpertCard], integers: Sequence[Integers]) -> ExpertPool:
         network = replace(self.template, module=copy.deepcopy(self.template.module))
-        read = self._read_base  # the function alone: a closure over self would keep this pool's bank alive
-        like = None if read is None else lambda: read().to(bank.device, bank.dtype)
-        return ExpertPool(cards, bank, integers, network, self.layout, like)
+        return ExpertPool(cards, bank, integers, network, self.layout, self._read_base)
 
     # --- what it does -------------------------------------------------------------------------------------
 

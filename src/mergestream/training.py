@@ -15,7 +15,8 @@ from mergestream.datasets.base import DomainData
 from mergestream.determinism import cpu_threads, seeded
 from mergestream.errors import MergestreamError, NetworkError, TrainingError
 from mergestream.metrics import summarise
-from mergestream.networks import Network, Preprocessing, create_network, from_architecture
+from mergestream.networks import Network, create_network, from_architecture
+from mergestream.preprocessing import Preprocessing
 from mergestream.views import VIEWS
 
 # Raised whenever the same recipe would give other weights: cached experts are then trained again.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mergestream.errors import InputError, unknown_name
-from mergestream.networks import Preprocessing
+from mergestream.preprocessing import Preprocessing
 
 BRIGHTNESS = 1.15
 
