@@ -157,6 +157,13 @@ def test_folders_that_are_not_ours_are_never_replaced(tmp_path: Path) -> None:
         with pytest.raises(ms.MergestreamError, match="holds other things"):
             save()
     assert (mine / "thesis.txt").read_text() == "three years"
+    make_pool("vit").save(tmp_path / "pool")
+    (tmp_path / "pool" / "notes.txt").write_text("mine")
+    (tmp_path / "pool" / "lyon" / "notes.txt").write_text("mine")
+    with pytest.raises(ms.MergestreamError, match="holds other things"):
+        make_pool("vit").save(tmp_path / "pool")
+    with pytest.raises(ms.MergestreamError, match="holds other things"):
+        write_expert(tmp_path / "pool" / "lyon", {}, make_pool("vit").cards[0])
     (tmp_path / "link").symlink_to(mine)
     with pytest.raises(ms.MergestreamError, match="not a plain folder"):
         run.save(tmp_path / "link")

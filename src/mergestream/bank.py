@@ -15,6 +15,7 @@ from mergestream.checkpoints import (
     WEIGHTS,
     ExpertCard,
     WeightsFile,
+    holds_only_an_expert,
     is_expert_folder,
     require_name,
 )
@@ -41,6 +42,11 @@ def expert_folders(root: Path) -> list[Path]:
     if missing:
         raise PoolError(f"{root / ORDER} lists the expert '{missing[0]}', but its folder is not there.")
     return sorted(found, key=lambda folder: order.index(folder.name) if folder.name in order else len(order))
+
+
+def holds_only_a_pool(root: Path) -> bool:
+    """Whether a folder may be replaced by another pool: nothing but experts and their order is in it."""
+    return all(path.name == ORDER or holds_only_an_expert(path) for path in root.iterdir())
 
 
 def write_order(root: Path, names: Sequence[str]) -> None:

@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mergestream.errors import CheckpointError, MergestreamError
-from mergestream.files import folder_written_whole, read_json, sha256_of_file, write_atomically, write_json
+from mergestream.files import folder_written_whole, holds_only, read_json, sha256_of_file, write_atomically, write_json
 from mergestream.networks import Architecture, Network
 from mergestream.preprocessing import Preprocessing
 
 SCHEMA_VERSION = 1
-WEIGHTS, CARD, BASE = "weights.safetensors", "expert.json", "base"
+WEIGHTS, CARD, STATISTICS, BASE = "weights.safetensors", "expert.json", "statistics.safetensors", "base"
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._ -]{0,99}")
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -108,7 +108,7 @@ def _problem(card: ExpertCard) -> str | None:
 
 def write_expert(folder: Path, state: Mapping[str, Tensor], card: ExpertCard) -> ExpertCard:
     """Write weights and card as one whole; whatever stood in `folder` before stays until both are safe."""
-    with folder_written_whole(folder, is_expert_folder) as scratch:
+    with folder_written_whole(folder, holds_only_an_expert) as scratch:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in without_tied(state).items()}
         write_atomically(scratch / WEIGHTS, lambda path: save_file(tensors, str(path), metadata={"format": "pt"}))
         sha256 = sha256_of_file(scratch / WEIGHTS)
@@ -127,6 +127,10 @@ def without_tied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def is_expert_folder(path: Path) -> bool:
     return path.is_dir() and (path / CARD).is_file()
+
+
+def holds_only_an_expert(path: Path) -> bool:
+    return path.is_dir() and holds_only(path, {WEIGHTS, CARD, STATISTICS})
 
 
 def read_card(folder: Path) -> ExpertCard:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.analysis.comparison import ORACLE, Row, compare, duel, oracle, summarise_group
-from mergestream.checkpoints import BASE, ExpertCard, is_expert_folder, library_versions
+from mergestream.checkpoints import BASE, ExpertCard, holds_only_an_expert, library_versions
 from mergestream.datasets import Dataset, load_dataset, phantom
 from mergestream.datasets.base import DomainData
 from mergestream.determinism import cpu_threads
@@ -144,7 +144,7 @@ def _train(out: Path, plan: Plan, dataset: Dataset, track: Track) -> list[Expert
 
 def _same_start(source: Path, target: Path) -> Path:
     if source != target:
-        with folder_written_whole(target, is_expert_folder) as scratch:
+        with folder_written_whole(target, holds_only_an_expert) as scratch:
             shutil.copytree(source, scratch, dirs_exist_ok=True)
     return target
 

@@ -82,6 +82,11 @@ def folder_written_whole(folder: Path, is_ours: Callable[[Path], bool]) -> Itera
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def holds_only(folder: Path, names: set[str]) -> bool:
+    """Whether nothing but files of these names lies in the folder."""
+    return {path.name for path in folder.iterdir()} <= names
+
+
 def _swap_in(scratch: Path, folder: Path) -> None:
     try:
         if not folder.exists():

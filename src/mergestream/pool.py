@@ -15,7 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from mergestream import merging
-from mergestream.bank import expert_folders, fill_bank, read_row, require_alike, require_some, write_order
+from mergestream.bank import (
+    expert_folders,
+    fill_bank,
+    holds_only_a_pool,
+    read_row,
+    require_alike,
+    require_some,
+    write_order,
+)
 from mergestream.batchnorm import reestimate
 from mergestream.checkpoints import BASE, CARD, ExpertCard, open_weights, read_card, write_expert
 from mergestream.coefficients import on_simplex
@@ -32,7 +40,7 @@ from mergestream.networks import (
     logits_of,
     recover_architecture,
 )
-from mergestream.preprocessing import Preprocessing
+from mergestream.preprocessing import Preprocessing, require_batch
 from mergestream.scoring import require_finite
 from mergestream.views import VIEWS, require_known
 
@@ -170,15 +178,16 @@ class ExpertPool:
             raise PoolError(f"Cannot tell how many classes the head {network.head} answers: give classes=.")
         labels = tuple(map(str, range(count or 0))) if classes is None else tuple(classes)
         _require_classes(labels, network)
-        bank, integers = fill_bank(layout, states, "cpu", None)
         network = replace(network, architecture=recover_architecture(network.module))
+        layout.strip(network.module)
+        bank, integers = fill_bank(layout, states, "cpu", None)
         cards = [ExpertCard.for_network(name, network, labels) for name in states]
         base_row = None if base is None else read_row(layout, base, BASE, bank.dtype)
         return cls(cards, bank, integers, network, layout, None if base_row is None else lambda: base_row)
 
     def save(self, folder: str | Path) -> None:
         """Write the pool as a folder of expert folders and their order, whole or not at all."""
-        with folder_written_whole(Path(folder), lambda root: bool(expert_folders(root))) as scratch:
+        with folder_written_whole(Path(folder), holds_only_a_pool) as scratch:
             self._write(scratch)
             write_order(scratch, self.names)
 
@@ -265,7 +274,7 @@ class ExpertPool:
 
     def prepare(self, images: Tensor) -> Tensor:
         """A batch as the network takes it: uint8 of any size is resized and normalised, float passes as it is."""
-        self._require_batch(images)
+        require_batch(images, self.preprocessing)
         if images.dtype == torch.uint8:
             assert self.preprocessing is not None
             images = self.preprocessing(images.to(self.device))
@@ -357,27 +366,6 @@ class ExpertPool:
             wanted = f" (the pool's preprocessing is for {self.preprocessing.size})" if self.preprocessing else ""
             shape = tuple(batch.shape)
             raise InputError(f"The network cannot take a batch of shape {shape}{wanted}: {error}") from error
-
-    def _require_batch(self, images: Tensor) -> None:
-        if not isinstance(images, Tensor):
-            raise InputError(f"A batch is a torch.Tensor [B,c,H,W], got {type(images).__name__}: torch.from_numpy(…)?")
-        if images.ndim != 4 or 0 in images.shape[1:]:
-            raise InputError(f"A batch has the shape [B,c,H,W], got {tuple(images.shape)}; one image: images[None].")
-        if len(images) == 0:
-            raise InputError("The batch is empty; skip it, or wait for images.")
-        channels = len(self.preprocessing.mean) if self.preprocessing else None
-        if channels not in (None, images.shape[1]):
-            raise InputError(
-                f"The network takes {channels} channels, the batch has {images.shape[1]} (shape {tuple(images.shape)}, "
-                f"expected [B,c,H,W]); grey to RGB: images.expand(-1, 3, -1, -1)."
-            )
-        if images.dtype != torch.uint8 and not images.is_floating_point():
-            raise InputError(f"A batch is uint8 pixels or preprocessed floats, got {images.dtype}.")
-        if images.dtype == torch.uint8 and self.preprocessing is None:
-            raise InputError(
-                "This network's preprocessing is not known, so uint8 pixels cannot be prepared. "
-                "Give preprocessing=mergestream.Preprocessing(size=…) to the pool, or pass preprocessed floats."
-            )
 
 
 def _require_classes(classes: Sequence[str], network: Network) -> None:

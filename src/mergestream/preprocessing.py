@@ -53,6 +53,29 @@ class Preprocessing:
         return transforms.normalize(pixels, list(self.mean), list(self.std))
 
 
+def require_batch(images: Tensor, preprocessing: Preprocessing | None) -> None:
+    """Refuse what is not a batch of images for this network, saying what it should be."""
+    if not isinstance(images, Tensor):
+        raise InputError(f"A batch is a torch.Tensor [B,c,H,W], got {type(images).__name__}: torch.from_numpy(…)?")
+    if images.ndim != 4 or 0 in images.shape[1:]:
+        raise InputError(f"A batch has the shape [B,c,H,W], got {tuple(images.shape)}; one image: images[None].")
+    if len(images) == 0:
+        raise InputError("The batch is empty; skip it, or wait for images.")
+    channels = len(preprocessing.mean) if preprocessing else None
+    if channels not in (None, images.shape[1]):
+        raise InputError(
+            f"The network takes {channels} channels, the batch has {images.shape[1]} (shape {tuple(images.shape)}, "
+            f"expected [B,c,H,W]); grey to RGB: images.expand(-1, 3, -1, -1)."
+        )
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise InputError(f"A batch is uint8 pixels or preprocessed floats, got {images.dtype}.")
+    if images.dtype == torch.uint8 and preprocessing is None:
+        raise InputError(
+            "This network's preprocessing is not known, so uint8 pixels cannot be prepared. "
+            "Give preprocessing=mergestream.Preprocessing(size=…) to the pool, or pass preprocessed floats."
+        )
+
+
 def find_preprocessing(module: nn.Module, library: str, name: str) -> Preprocessing | None:
     """Known per network for timm, torchvision and Hugging Face; None where it is not, and pixels must come prepared."""
     if hasattr(module, "pretrained_cfg"):

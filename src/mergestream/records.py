@@ -14,7 +14,15 @@ from torch import Tensor
 
 from mergestream.checkpoints import library_versions
 from mergestream.errors import CheckpointError
-from mergestream.files import folder_written_whole, read_json, sha256_of_json, write_atomically, write_json, write_text
+from mergestream.files import (
+    folder_written_whole,
+    holds_only,
+    read_json,
+    sha256_of_json,
+    write_atomically,
+    write_json,
+    write_text,
+)
 from mergestream.methods import Step
 from mergestream.metrics import batch_confusions, summarise
 
@@ -110,7 +118,7 @@ class Run:
             "metrics": self.metrics,
             "environment": {**library_versions(), "platform": platform.platform(), "threads": torch.get_num_threads()},
         }
-        with folder_written_whole(Path(folder), is_finished) as scratch:
+        with folder_written_whole(Path(folder), lambda old: holds_only(old, {HEADER, STEPS, PREDICTIONS})) as scratch:
             write_json(scratch / HEADER, header)
             lines = (json.dumps({"schema_version": SCHEMA_VERSION, **step}) for step in self.steps)
             write_text(scratch / STEPS, "".join(f"{line}\n" for line in lines))
