@@ -82,7 +82,8 @@ class ExpertPool:
     ) -> ExpertPool:
         """Read a folder of expert folders, in their recorded order or by name; weights stream straight into the bank.
 
-        `network` is needed only for experts whose architecture is their author's own.
+        `network` is needed only for experts whose architecture is their author's own. It must be configured as it was
+        in training: tensors are checked, but a setting that leaves their shapes alone is not on disk.
         """
         root = Path(folder)
         folders = expert_folders(root) if root.is_dir() else []
