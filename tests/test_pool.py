@@ -454,7 +454,7 @@ def test_an_unwritable_folder_is_refused_before_work(tmp_path: Path) -> None:
 
 
 def test_loading_streams_into_the_bank(tmp_path: Path) -> None:
-    """Peak memory of loading, small network: far below one copy more per expert. The benchmark has the real figure."""
+    """Peak memory of loading four experts beyond the imports, in banks; the benchmark has ViT-B/32."""
     network = create_network("vit_tiny_patch16_224", num_classes=3, embed_dim=768, num_heads=12, depth=6, img_size=32)
     for name in "abcd":
         write_expert(
@@ -463,13 +463,13 @@ def test_loading_streams_into_the_bank(tmp_path: Path) -> None:
     script = """
 import resource, sys, mergestream as ms, timm
 def rss(): return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
-before = max(rss(), 0)
+before = rss()
 pool = ms.ExpertPool.load(sys.argv[1])
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print((peak - before) / pool.bank.nbytes)
 """
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 1.45  # allocator and pages of a 170 MB pool; a second copy of the rows would be 2
+    assert float(done.stdout) < 1.3  # a second copy of one expert would make it 1.4 or more
 
 
 def test_saved_tensors_are_plain_safetensors(folder: Path) -> None:
