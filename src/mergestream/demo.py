@@ -29,7 +29,7 @@ SCHEMA_VERSION = 1
 NETWORK = "vit_tiny_patch16_224"
 MICRO = {"img_size": phantom.PIXELS, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 2}
 VIEWS = ("hflip",)
-# On the CPU everywhere: a micro ViT is no faster on a GPU, and every machine trains the same experts.
+# On the CPU everywhere: a micro ViT is no faster on a GPU, and the experts do not depend on which one is there.
 MICRO_RECIPE = Recipe(batch_size=32, views=("hflip", "vflip"), accelerator="cpu")
 
 Variant = tuple[str, dict[str, Any]]
