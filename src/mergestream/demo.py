@@ -113,7 +113,7 @@ def run_demo(out: Path, plan: Plan, track: Track, command: str) -> DemoFindings:
 
 def _was_done(out: Path, plan: Plan) -> bool:
     try:
-        return read_json(out / "results.json", SCHEMA_VERSION)["plan"] == json.loads(json.dumps(plan_of(plan)))
+        return read_json(out / "results.json", SCHEMA_VERSION).get("plan") == json.loads(json.dumps(plan_of(plan)))
     except MergestreamError:
         return False
 

@@ -86,7 +86,7 @@ def describe_run(method: Method, data: DomainData, batches: Stream | Sequence[np
         "label": method.label(),
         "revision": method.revision,
         "options": method.options(),
-        "pool": {"fingerprint": method.pool.fingerprint(), "experts": list(method.pool.names)},
+        "pool": {"fingerprint": method.identity["pool"], "experts": list(method.pool.names)},
         "data": {"dataset": data.dataset, "domain": data.name, "fingerprint": data.fingerprint()},
         "stream": {"name": stream.name, "hash": stream.hash, "batches": len(stream)},
     }

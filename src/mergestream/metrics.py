@@ -78,6 +78,35 @@ def mean_with_interval(runs: Sequence[np.ndarray], metric: str, *, resamples: in
     return mean, *_percentiles(_resampled_means(runs, metric, resamples))
 
 
+def intervals(
+    probabilities: Tensor,
+    labels: Tensor,
+    classes: Sequence[str],
+    batches: Sequence[np.ndarray],
+    *,
+    resamples: int = 200,
+) -> dict[str, tuple[float, float]]:
+    """95 % intervals of every number in a summary, by resampling one run's batches (positions in the arrays).
+
+    Classes are named as in 'recall.round'. Where a class is absent from a resample, its numbers are left out of it.
+    """
+    random = np.random.RandomState(0)
+    drawn: dict[str, list[float]] = {}
+    for _ in range(resamples):
+        picked = np.concatenate([batches[t] for t in random.randint(len(batches), size=len(batches))])
+        for name, value in _numbers(summarise(probabilities[picked], labels[picked], classes)).items():
+            drawn.setdefault(name, []).append(value)
+    return {name: _percentiles(np.array(values)) for name, values in drawn.items()}
+
+
+def _numbers(report: Report) -> dict[str, float]:
+    """The numbers of a summary by name, those of classes as 'recall.<class>'; absent ones are left out."""
+    flat = {name: value for name, value in report.items() if isinstance(value, float)}
+    for group in ("recall", "specificity"):
+        flat |= {f"{group}.{name}": value for name, value in report[group].items() if value is not None}
+    return flat
+
+
 def difference_with_interval(
     ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray], metric: str, *, resamples: int = 1000
 ) -> tuple[float, float, float]:

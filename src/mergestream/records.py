@@ -24,7 +24,7 @@ from mergestream.files import (
     write_text,
 )
 from mergestream.methods import Step
-from mergestream.metrics import batch_confusions, summarise
+from mergestream.metrics import batch_confusions, intervals, summarise
 
 SCHEMA_VERSION = 1
 HEADER, STEPS, PREDICTIONS = "run.json", "steps.jsonl", "predictions.npz"
@@ -92,9 +92,16 @@ class Run:
 
     def confusions(self) -> np.ndarray:
         """One confusion matrix per batch [T,C,C]."""
+        return batch_confusions(self.predictions, self.labels, self._positions(), len(self.classes))
+
+    def intervals(self, *, resamples: int = 200) -> dict[str, tuple[float, float]]:
+        """The 95 % interval of each of this run's metrics, resampling whole batches."""
+        return intervals(self.probabilities, self.labels, self.classes, self._positions(), resamples=resamples)
+
+    def _positions(self) -> list[np.ndarray]:
+        """Where each batch lies in the order of arrival."""
         ends = np.cumsum([len(batch) for batch in self.batches])
-        positions = np.split(np.arange(len(self.labels)), ends[:-1])
-        return batch_confusions(self.predictions, self.labels, positions, len(self.classes))
+        return np.split(np.arange(len(self.labels)), ends[:-1])
 
     def reordered(self, arguments: dict[str, Any], batches: Sequence[np.ndarray]) -> "Run":
         """The same answers in another order of arrival: what a static method would have said on that stream."""

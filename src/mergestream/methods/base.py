@@ -100,10 +100,10 @@ class Method(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on in the middle of a stream, in another process."""
-        return {**self._identity, "state": self._state()}
+        return {**self.identity, "state": self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for key, value in self._identity.items():
+        for key, value in self.identity.items():
             if state.get(key) != value:
                 raise InputError(f"This state is of another {key}: {state.get(key)!r}, not {value!r}.")
         if "state" not in state:
@@ -111,7 +111,8 @@ class Method(ABC):
         self._restore(state["state"])
 
     @cached_property
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
+        """What a state or a run belongs to; the pool is hashed once, since it never changes."""
         return {"method": self.name, "options": self.options(), "pool": self.pool.fingerprint()}
 
     def _state(self) -> dict[str, Any]:
