@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import mergestream as ms
+from mergestream.calibration import KINDS
 
 # Two workers share two cores: more threads than cores make OpenMP's barriers spin against each other.
 torch.set_num_threads(1)
@@ -46,7 +47,9 @@ def micro_vit() -> nn.Module:
 
 
 def micro_resnet() -> nn.Module:
-    return timm.create_model("resnet18", num_classes=len(CLASSES))
+    return timm.create_model(
+        "resnet18", layers=(1, 1, 1, 1), channels=(8, 12, 16, 24), zero_init_last=False, num_classes=len(CLASSES)
+    )
 
 
 FACTORIES: dict[str, Callable[[], nn.Module]] = {
@@ -71,8 +74,10 @@ def make_experts(
                 for parameter in module.parameters():
                     parameter.add_(0.1 * torch.randn_like(parameter))
                 for key, buffer in module.named_buffers():
-                    if "running" in key:
+                    if "running_var" in key:
                         buffer.add_(torch.rand_like(buffer))
+                    elif "running_mean" in key:
+                        buffer.add_(0.3 * torch.randn_like(buffer))
                     elif "num_batches" in key:
                         buffer.add_(number + 1)
                 for key, parameter in module.named_parameters():
@@ -85,13 +90,35 @@ def make_experts(
 PREPROCESSING = ms.Preprocessing(size=(16, 16))
 
 
-def make_pool(kind: str, names: tuple[str, ...] = NAMES, seed: int = 0, base: bool = False) -> ms.ExpertPool:
+def make_base(factory: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """The start that `make_experts` gives its experts at this seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return factory().eval()
+
+
+def make_pool(
+    kind: str, names: tuple[str, ...] = NAMES, seed: int = 0, base: bool = False, statistics: bool = False
+) -> ms.ExpertPool:
     factory = FACTORIES[kind]
-    preprocessing = PREPROCESSING if kind != "vit" else None
-    start = factory() if base else None
-    return ms.ExpertPool.from_modules(
-        make_experts(factory, names, seed), classes=CLASSES, preprocessing=preprocessing, base=start
+    pool = ms.ExpertPool.from_modules(
+        make_experts(factory, names, seed),
+        classes=CLASSES,
+        preprocessing=PREPROCESSING if kind != "vit" else None,
+        base=make_base(factory, seed) if base else None,
     )
+    return with_statistics(pool) if statistics else pool
+
+
+def with_statistics(pool: ms.ExpertPool) -> ms.ExpertPool:
+    """Every kind of statistics the pool's network allows, each expert's on images of its own."""
+    images = {name: make_images(10, seed=100 + sum(map(ord, name))) for name in pool.names}
+    kinds = [kind for kind in KINDS if kind != "gram_pp" or has_blocks(pool)]
+    return ms.measure_statistics(pool, images, kinds, batch_size=4)
+
+
+def has_blocks(pool: ms.ExpertPool) -> bool:
+    return not isinstance(pool.template.module, HandWritten)
 
 
 def make_images(count: int = 6, size: int = 16, seed: int = 0) -> Tensor:
@@ -101,12 +128,12 @@ def make_images(count: int = 6, size: int = 16, seed: int = 0) -> Tensor:
 
 @pytest.fixture(scope="session", params=list(FACTORIES))
 def pool(request: pytest.FixtureRequest) -> ms.ExpertPool:
-    return make_pool(request.param)
+    return make_pool(request.param, base=True, statistics=True)
 
 
 @pytest.fixture(scope="session")
 def vit_pool() -> ms.ExpertPool:
-    return make_pool("vit")
+    return make_pool("vit", base=True, statistics=True)
 
 
 @pytest.fixture

@@ -31,15 +31,16 @@ def python(script: str, *arguments: str, **environment: str) -> str:
 def test_the_public_surface_is_frozen() -> None:
     assert ms.__all__ == sorted(ms.__all__)
     assert set(ms.__all__) == {
-        "Dataset", "DomainData", "Ensemble", "EntropyAdaptive", "ExpertPool", "Mean", "MergestreamError", "Method",
-        "Preprocessing", "Run", "SelectExpert", "SingleExpert", "Step", "concatenate", "create_method", "evaluate",
-        "leave_one_domain_out", "list_datasets", "list_methods", "load_dataset", "streams",
+        "Dataset", "DomainData", "EntropyAdaptive", "ExpertPool", "MergestreamError", "Method", "Preprocessing", "Run",
+        "Step", "concatenate", "create_method", "evaluate", "leave_one_domain_out", "list_datasets", "list_methods",
+        "load_dataset", "measure_statistics", "soups", "streams",
     }  # fmt: skip
     public = {name for name in dir(ms.ExpertPool) if not name.startswith("_")}
     assert public == {
-        "base", "device", "expert_logits", "fingerprint", "forward", "from_modules", "from_state_dicts", "index",
-        "load", "logits", "merge", "module_with", "network", "new_weights", "prepare", "preprocessing",
-        "save", "temperatures", "to", "without",
+        "base", "base_fingerprint", "candidates", "device", "expert", "expert_logits", "fingerprint", "forward",
+        "from_modules", "from_state_dicts", "index", "input_errors", "load", "logits", "merge", "module_with",
+        "network", "new_weights", "prepare", "preprocessing", "rows", "save", "statistics", "temperatures", "to",
+        "with_candidates", "with_statistics", "without",
     }  # fmt: skip
 
 
@@ -54,7 +55,8 @@ def test_options_are_keyword_only_and_documented() -> None:
         method = METHODS[name]
         parameters = list(inspect.signature(method.__init__).parameters.values())[2:]
         assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters)
-        assert all(p.name in str(method.__doc__) for p in parameters)
+        documented = "".join(str(inspect.getdoc(kind)) for kind in method.__mro__ if kind is not object)
+        assert all(p.name.removesuffix("_") in documented for p in parameters)
 
 
 def test_import_is_quick() -> None:

@@ -87,6 +87,7 @@ def describe_run(method: Method, data: DomainData, batches: Stream | Sequence[np
         "revision": method.revision,
         "options": method.options(),
         "pool": {"fingerprint": method.identity["pool"], "experts": list(method.pool.names)},
+        **{name: value for name, value in method.identity.items() if name in ("base", "statistics", "candidates")},
         "data": {"dataset": data.dataset, "domain": data.name, "fingerprint": data.fingerprint()},
         "stream": {"name": stream.name, "hash": stream.hash, "batches": len(stream)},
     }

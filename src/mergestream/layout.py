@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +63,16 @@ class Layout:
         """How many numbers a row holds, padding left out."""
         return sum(entry.stop - entry.start for entry in self.entries)
 
+    @property
+    def buffers(self) -> slice:
+        """Where the floating buffers lie: between the encoder's parameters and the head."""
+        starts = [entry.start for entry in self.entries if not entry.is_parameter]
+        return slice(starts[0] if starts else self.encoder_size, self.encoder_size)
+
+    @property
+    def parameters(self) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.entries if entry.is_parameter)
+
     def write_row(self, state: Mapping[str, Tensor], row: Tensor, owner: str) -> Integers:
         """Copy a state dict into row [P], one tensor at a time, and return its integer buffers; refuse misfits."""
         self._require_names(state, owner)
@@ -108,6 +119,17 @@ class Layout:
         for name, integer in integers.items():
             _assign(module, name, integer.to(row.device, copy=True))
         return module
+
+    def call(self, module: nn.Module, parameters: Mapping[str, Tensor], batch: Tensor) -> Any:
+        """The module's answer with other parameters, through which gradients flow; tied ones are given once."""
+        given: dict[tuple[int, str], tuple[str, Tensor]] = {}
+        for entry in self.entries:
+            if entry.name in parameters:
+                for name in (entry.name, *entry.tied):
+                    parent, _, leaf = name.rpartition(".")
+                    # A layer used under two names is one place: swapped twice, it would not be put back.
+                    given[id(module.get_submodule(parent)), leaf] = name, parameters[entry.name]
+        return torch.func.functional_call(module, dict(given.values()), (batch,), tie_weights=False)
 
     def strip(self, module: nn.Module) -> nn.Module:
         """Free the module's own weights, keeping its structure and its non-persistent buffers."""

@@ -8,8 +8,9 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from mergestream.errors import InputError, NetworkError, PoolError, unknown_name
 from mergestream.files import folder_written_whole
 from mergestream.heads import class_names, count_classes, find_head
 from mergestream.layout import Integers, Layout
+from mergestream.measuring import Statistics, read_statistics, write_statistics
 from mergestream.networks import (
     Network,
     create_network,
@@ -45,6 +47,7 @@ from mergestream.scoring import require_finite
 from mergestream.views import VIEWS, require_known
 
 Coefficients = Sequence[float] | Tensor
+ReadStatistics = Callable[[], Statistics | None]
 Device = torch.device | str
 
 
@@ -62,11 +65,16 @@ class ExpertPool:
         network: Network,
         layout: Layout,
         read_base: Callable[[], Tensor] | None,
+        *,
+        read_statistics: Sequence[ReadStatistics] | None = None,
+        read_candidates: Callable[[], ExpertPool | None] = lambda: None,
     ) -> None:
         self.cards, self.bank, self.template, self.layout = tuple(cards), bank, network, layout
         self.names = tuple(card.name for card in cards)
         self.classes = cards[0].classes
         self._integers, self._read_base = tuple(integers), read_base
+        self._read_statistics = tuple(read_statistics or [lambda: None] * len(cards))
+        self._read_candidates = read_candidates
         layout.move_rest(layout.strip(network.module), bank.device, bank.dtype)
 
     # --- building -----------------------------------------------------------------------------------------
@@ -106,7 +114,18 @@ class ExpertPool:
             assert base_card is not None
             return read_row(layout, open_weights(base, base_card), BASE, own_dtype)
 
-        return cls(cards, bank, integers, blueprint, layout, read_base if base_card else None)
+        statistics = [partial(read_statistics, path, card) for path, card in zip(folders, cards, strict=True)]
+        candidates = partial(_load_candidates, root, network, device, dtype)
+        return cls(
+            cards,
+            bank,
+            integers,
+            blueprint,
+            layout,
+            read_base if base_card else None,
+            read_statistics=statistics,
+            read_candidates=candidates,
+        )
 
     @classmethod
     def from_modules(
@@ -198,8 +217,12 @@ class ExpertPool:
             base_card = replace(self.cards[0], name=BASE, domain=None, class_counts={}, metrics={}, recipe={})
             base_card = write_expert(root / BASE, {**self.layout.views(self.base), **self._merged_integers}, base_card)
             base_sha256 = base_card.weights_sha256
-        for card, row, own in zip(self.cards, self.bank, self._integers, strict=True):
-            write_expert(root / card.name, {**self.layout.views(row), **own}, replace(card, base_sha256=base_sha256))
+        for k, card in enumerate(self.cards):
+            state = {**self.layout.views(self.bank[k]), **self._integers[k]}
+            written = write_expert(root / card.name, state, replace(card, base_sha256=base_sha256))
+            statistics = self.statistics[k]
+            if statistics is not None:
+                write_statistics(root / card.name, statistics, written)
 
     # --- what it is ---------------------------------------------------------------------------------------
 
@@ -223,6 +246,30 @@ class ExpertPool:
         """The shared start of all experts [P], read when first asked for; None where the pool has none."""
         return None if self._read_base is None else self._read_base().to(self.device, self.bank.dtype)
 
+    @cached_property
+    def statistics(self) -> tuple[Statistics | None, ...]:
+        """What each expert's site measured on its own images, where it shipped any."""
+        return tuple(read() for read in self._read_statistics)
+
+    def with_statistics(self, statistics: Mapping[str, Statistics]) -> ExpertPool:
+        """The pool with other statistics for some experts; weights are shared."""
+        readers = list(self._read_statistics)
+        for name, own in statistics.items():
+            readers[self.index(name)] = partial(_given, own)
+        return self._copy(self.bank, self.cards, self._integers, readers, self._read_candidates)
+
+    @cached_property
+    def candidates(self) -> ExpertPool | None:
+        """All runs that the experts were chosen from, each with its domain in its card; None where none were kept."""
+        runs = self._read_candidates()
+        if runs is not None and (runs.layout != self.layout or runs.classes != self.classes):
+            raise PoolError("The candidates are of another network or other classes than this pool's experts.")
+        return runs
+
+    def with_candidates(self, runs: ExpertPool) -> ExpertPool:
+        """The pool with the runs that its experts were chosen from."""
+        return self._copy(self.bank, self.cards, self._integers, self._read_statistics, partial(_given, runs))
+
     @property
     def temperatures(self) -> Tensor:
         """Each expert's temperature [K], scaled on its own validation split; 1 where its card has none."""
@@ -243,6 +290,10 @@ class ExpertPool:
             digest.update(row.cpu().view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
+    def base_fingerprint(self) -> str | None:
+        """sha-256 of the base weights' bits; None where there is no base."""
+        return None if self.base is None else _sha256(self.base)
+
     def index(self, name: str) -> int:
         if name not in self.names:
             raise unknown_name("expert in this pool", name, self.names)
@@ -256,7 +307,14 @@ class ExpertPool:
             raise PoolError(f"Without {', '.join(names)} this pool would be empty.")
         adjacent = kept == list(range(kept[0], kept[-1] + 1))
         bank = self.bank[kept[0] : kept[-1] + 1] if adjacent else self.bank[kept]
-        return self._copy(bank, [self.cards[k] for k in kept], [self._integers[k] for k in kept])
+        domains = {self.cards[k].domain or self.names[k] for k in dropped}
+        return self._copy(
+            bank,
+            [self.cards[k] for k in kept],
+            [self._integers[k] for k in kept],
+            [self._read_statistics[k] for k in kept],
+            partial(_runs_outside, self._read_candidates, domains),
+        )
 
     def to(self, device: Device | None = None, dtype: torch.dtype | None = None) -> ExpertPool:
         """The pool on another device or in another floating type; this one stays as it is."""
@@ -265,11 +323,27 @@ class ExpertPool:
         bank = self.bank.to(device, dtype)
         if dtype is not None and not bool(torch.isfinite(bank).all()):
             raise PoolError(f"Some weights are too large for {dtype}. Choose torch.bfloat16 or torch.float32.")
-        return self._copy(bank, self.cards, self._integers)
+        return self._copy(bank, self.cards, self._integers, self._read_statistics, self._read_candidates)
 
-    def _copy(self, bank: Tensor, cards: Sequence[ExpertCard], integers: Sequence[Integers]) -> ExpertPool:
+    def _copy(
+        self,
+        bank: Tensor,
+        cards: Sequence[ExpertCard],
+        integers: Sequence[Integers],
+        statistics: Sequence[ReadStatistics],
+        candidates: Callable[[], ExpertPool | None],
+    ) -> ExpertPool:
         network = replace(self.template, module=copy.deepcopy(self.template.module))
-        return ExpertPool(cards, bank, integers, network, self.layout, self._read_base)
+        return ExpertPool(
+            cards,
+            bank,
+            integers,
+            network,
+            self.layout,
+            self._read_base,
+            read_statistics=statistics,
+            read_candidates=candidates,
+        )
 
     # --- what it does -------------------------------------------------------------------------------------
 
@@ -298,12 +372,27 @@ class ExpertPool:
         with torch.inference_mode(False):
             return torch.empty(self.layout.size, dtype=self.bank.dtype, device=self.device)
 
-    def merge(self, encoder: Coefficients, head: Coefficients | None = None, out: Tensor | None = None) -> Tensor:
-        """Merged weights [P] (Eq. 7): the encoder by `encoder` [K], the head by `head` [K] or the same."""
+    @property
+    def rows(self) -> merging.Rows:
+        """The bank as encoder [K,E] and head [K,H]."""
+        return merging.Rows.of(self.bank, self.layout.encoder_size)
+
+    def merge(
+        self,
+        encoder: Coefficients,
+        head: Coefficients | None = None,
+        out: Tensor | None = None,
+        *,
+        rows: merging.Rows | None = None,
+    ) -> Tensor:
+        """Merged weights [P] (Eq. 7): the encoder by `encoder` [K], the head by `head` [K] or the same.
+
+        `rows` stand for the experts' own where a method changes them first.
+        """
         a = on_simplex(encoder, len(self), self.device)
         h = a if head is None else on_simplex(head, len(self), self.device)
         out = self.new_weights() if out is None else out
-        return merging.merge(self.bank, a, h, self.layout.encoder_size, out)
+        return merging.merge(rows or self.rows, a, h, out)
 
     def forward(self, weights: Tensor, images: Tensor, *, recalibrate_bn: bool = False) -> Tensor:
         """Logits [B,C] in fp32 of the network whose flat weights [P] are given.
@@ -312,7 +401,7 @@ class ExpertPool:
         """
         batch, module = self.prepare(images), self.module_with(weights)
         if recalibrate_bn:
-            with self._input_errors(batch):
+            with self.input_errors(batch):
                 reestimate(module, batch)
         return self._run(module, batch, "The merged model")
 
@@ -329,6 +418,10 @@ class ExpertPool:
         return self._working
 
     _attached: Tensor | None = None
+
+    def expert(self, expert: int) -> nn.Module:
+        """One expert as a frozen module whose parameters are views of the bank."""
+        return self._experts[expert]
 
     @cached_property
     def _working(self) -> nn.Module:
@@ -350,14 +443,14 @@ class ExpertPool:
         return self._run(self._experts[expert], batch, f"Expert '{self.names[expert]}'")
 
     def _run(self, module: nn.Module, batch: Tensor, owner: str) -> Tensor:
-        with self._input_errors(batch):
+        with self.input_errors(batch):
             logits = logits_of(module(batch))
         if logits.shape != (len(batch), len(self.classes)):
             raise NetworkError(f"Expected logits [{len(batch)},{len(self.classes)}], got {tuple(logits.shape)}.")
         return require_finite(logits.float(), owner)
 
     @contextmanager
-    def _input_errors(self, batch: Tensor) -> Iterator[None]:
+    def input_errors(self, batch: Tensor) -> Iterator[None]:
         """What a network says of a batch it cannot take, as an error about the batch."""
         try:
             yield
@@ -367,6 +460,32 @@ class ExpertPool:
             wanted = f" (the pool's preprocessing is for {self.preprocessing.size})" if self.preprocessing else ""
             shape = tuple(batch.shape)
             raise InputError(f"The network cannot take a batch of shape {shape}{wanted}: {error}") from error
+
+
+def _sha256(row: Tensor) -> str:
+    return hashlib.sha256(row.cpu().view(torch.uint8).numpy().data).hexdigest()
+
+
+def _given(value: Any) -> Any:
+    return value
+
+
+def _load_candidates(
+    root: Path, network: nn.Module | None, device: Device, dtype: torch.dtype | None
+) -> ExpertPool | None:
+    folder = root.with_name(f"{root.name}.candidates")
+    return ExpertPool.load(folder, network=network, device=device, dtype=dtype) if folder.is_dir() else None
+
+
+def _runs_outside(read: Callable[[], ExpertPool | None], domains: set[str]) -> ExpertPool | None:
+    """The candidates less all runs of some domains: whoever leaves the pool takes its runs along."""
+    runs = read()
+    if runs is None:
+        return None
+    dropped = [card.name for card in runs.cards if (card.domain or card.name) in domains]
+    if len(dropped) == len(runs):
+        return None
+    return runs.without(*dropped) if dropped else runs
 
 
 def _require_classes(classes: Sequence[str], network: Network) -> None:

@@ -36,8 +36,8 @@ def consistency(original: Tensor, views: Tensor) -> Tensor:
 
 
 def require_finite(logits: Tensor, owner: str) -> Tensor:
-    """Logits [B,C] as they are; non-finite ones are refused by the position of the image."""
-    finite = torch.isfinite(logits).all(dim=-1)
+    """Logits [B,C], or images [B,...], as they are; non-finite ones are refused by the position of the image."""
+    finite = torch.isfinite(logits).flatten(1).all(dim=-1)
     if bool(finite.all()):
         return logits
     bad = (~finite).nonzero().flatten().tolist()

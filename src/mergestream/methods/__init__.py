@@ -3,12 +3,18 @@
 from typing import Any
 
 from mergestream.errors import InputError, unknown_name
+from mergestream.methods.adamerging import AdaMerging
 from mergestream.methods.base import ORIGINAL, ExpertLogits, Method, Step
 from mergestream.methods.ensemble import Ensemble
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
+from mergestream.methods.fisher import Fisher
 from mergestream.methods.mean import Mean
+from mergestream.methods.regmean import RegMean
+from mergestream.methods.regmean_pp import RegMeanPlusPlus
 from mergestream.methods.select_expert import SelectExpert
 from mergestream.methods.single_expert import SingleExpert
+from mergestream.methods.task_arithmetic import TaskArithmetic
+from mergestream.methods.ties import Ties
 from mergestream.pool import ExpertPool
 
 __all__ = ["METHODS", "ORIGINAL", "ExpertLogits", "Method", "Step", "create_method", "list_methods"]
@@ -17,6 +23,12 @@ METHODS: dict[str, type[Method]] = {
     "entropy_adaptive": EntropyAdaptive,
     "mean": Mean,
     "ensemble": Ensemble,
+    "task_arithmetic": TaskArithmetic,
+    "ties": Ties,
+    "adamerging": AdaMerging,
+    "fisher": Fisher,
+    "regmean": RegMean,
+    "regmean_pp": RegMeanPlusPlus,
     "single_expert": SingleExpert,
     "select_expert": SelectExpert,
 }
@@ -31,10 +43,12 @@ def create_method(name: str, pool: ExpertPool, **options: Any) -> Method:
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
     kind = METHODS[name]
+    options = {option.removesuffix("_"): value for option, value in options.items()}
     for option in options:
         if option not in kind.option_names():
             raise unknown_name(f"option of '{name}'", option, kind.option_names())
     for option in kind.required_options():
         if option not in options:
             raise InputError(f"The method '{name}' needs the option '{option}'. Experts: {', '.join(pool.names)}.")
-    return kind(pool, **options)
+    spelt = {known.removesuffix("_"): known for known in kind._parameters()}
+    return kind(pool, **{spelt[option]: value for option, value in options.items()})

@@ -33,6 +33,8 @@ class Step:
     scores: Tensor | None = None
     consistency: Tensor | None = None
     head_expert_index: Tensor | None = None
+    # What a task vector is multiplied by, [K] or one per tensor [K,L]: any number, not a share.
+    lambdas: Tensor | None = None
     names: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -52,6 +54,8 @@ class Method(ABC):
     name: ClassVar[str]
     revision: ClassVar[int] = 1
     static: ClassVar[bool] = False
+    # What it cannot do without, beside experts and images: 'base', 'statistics', 'candidates', 'gradients'.
+    needs: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, pool: ExpertPool) -> None:
         self.pool = pool
@@ -77,20 +81,26 @@ class Method(ABC):
 
     @classmethod
     def option_names(cls) -> list[str]:
-        return [name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "pool")]
+        """What options are called. Python reserves 'lambda', so that parameter is spelt `lambda_`."""
+        return [name.removesuffix("_") for name in cls._parameters()]
 
     @classmethod
     def required_options(cls) -> list[str]:
+        empty = inspect.Parameter.empty
+        return [name.removesuffix("_") for name, parameter in cls._parameters().items() if parameter.default is empty]
+
+    @classmethod
+    def _parameters(cls) -> dict[str, inspect.Parameter]:
         parameters = inspect.signature(cls.__init__).parameters
-        return [name for name in cls.option_names() if parameters[name].default is inspect.Parameter.empty]
+        return {name: parameter for name, parameter in parameters.items() if name not in ("self", "pool")}
 
     def options(self) -> dict[str, Any]:
         """The constructor's options, read back in a form JSON can hold."""
-        return {name: _plain(getattr(self, name)) for name in self.option_names()}
+        return {name.removesuffix("_"): _plain(getattr(self, name)) for name in self._parameters()}
 
     def label(self) -> str:
         """Its name with the options that differ from their defaults: what a table calls it."""
-        defaults = {n: _plain(p.default) for n, p in inspect.signature(type(self).__init__).parameters.items()}
+        defaults = {n.removesuffix("_"): _plain(p.default) for n, p in self._parameters().items()}
         changed = [f"{n}={_short(value)}" for n, value in self.options().items() if value != defaults[n]]
         return f"{self.name}({', '.join(changed)})" if changed else self.name
 
@@ -113,7 +123,12 @@ class Method(ABC):
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What a state or a run belongs to; the pool is hashed once, since it never changes."""
-        return {"method": self.name, "options": self.options(), "pool": self.pool.fingerprint()}
+        identity = {"method": self.name, "options": self.options(), "pool": self.pool.fingerprint()}
+        return identity | {name: value for name, value in self._sources().items() if value is not None}
+
+    def _sources(self) -> dict[str, str | None]:
+        """Hashes of what else its numbers depend on, beside the pool's experts."""
+        return {"base": self.pool.base_fingerprint()} if "base" in self.needs else {}
 
     def _state(self) -> dict[str, Any]:
         return {}

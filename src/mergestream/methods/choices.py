@@ -62,3 +62,16 @@ def resolve_temperature(temperature: float | Sequence[float] | str, pool: Expert
     if not bool(torch.isfinite(values).all()) or not bool((values > 0).all()):
         raise InputError(f"A temperature must be finite and above 0, got {temperature}.")
     return values.expand(len(pool))
+
+
+def resolve_lambda(value: float | Sequence[float] | str, experts: int, *, single: bool = False) -> list[float]:
+    """What each task vector is multiplied by: a number for all, '1/K', or (unless `single`) one number per expert."""
+    if isinstance(value, str):
+        one_of("lambda", value, ("1/K",))
+        return [1 / experts] * experts
+    if not isinstance(value, list | tuple):
+        return [number("lambda", value)] * experts  # type: ignore[arg-type]
+    if single or len(value) != experts:
+        wanted = "one number or '1/K'" if single else f"one number, '1/K', or {experts}: one per expert"
+        raise InputError(f"The option 'lambda' is {wanted}; got {value!r}.")
+    return [number("lambda", each) for each in value]

@@ -10,6 +10,7 @@ from mergestream import coefficients as simplex
 from mergestream import scoring
 from mergestream.methods.base import ExpertLogits, Method, Step
 from mergestream.methods.choices import names, number, one_of, resolve_temperature, whole_number, yes_or_no
+from mergestream.methods.seen import HeadRows
 from mergestream.pool import ExpertPool
 from mergestream.views import require_known
 
@@ -32,6 +33,7 @@ class EntropyAdaptive(Method):
     weighting        'inverse' (Eq. 4) or 'softmax' with encoder_sharpness
     recalibrate_bn   re-estimate BatchNorm statistics of the merged model from the batch (one more forward)
     refresh_every    score the experts on every n-th batch only and reuse the merged model in between
+    head_rows        'all', or 'seen': a class's head row is merged from the experts that saw the class
     """
 
     name: ClassVar[str] = "entropy_adaptive"
@@ -56,6 +58,7 @@ class EntropyAdaptive(Method):
         encoder_sharpness: float = 1.0,
         recalibrate_bn: bool = False,
         refresh_every: int = 1,
+        head_rows: str = "all",
     ) -> None:
         super().__init__(pool)
         self.temperature, self._temperature = temperature, resolve_temperature(temperature, pool)
@@ -70,6 +73,7 @@ class EntropyAdaptive(Method):
         self.encoder_sharpness = number("encoder_sharpness", encoder_sharpness, low=0)
         self.views = require_known(names("views", views))
         self.recalibrate_bn = yes_or_no("recalibrate_bn", recalibrate_bn)
+        self.head_rows, self._rows_of = head_rows, HeadRows(pool, head_rows)
         self._weights = pool.new_weights()
         self.reset()
 
@@ -77,7 +81,7 @@ class EntropyAdaptive(Method):
         evidence = self._refresh(images, expert_logits) if self._batches % self.refresh_every == 0 else NOTHING
         # Re-estimation overwrites the merged statistics, so every batch starts from the merged ones again.
         if evidence is not NOTHING or self._stale or self.recalibrate_bn:
-            self.pool.merge(self._encoder, self._head, out=self._weights)
+            self.pool.merge(self._encoder, self._head, out=self._weights, rows=self._rows_of(self._head))
             self._stale = False
         self._batches += 1
         logits = self.pool.forward(self._weights, images, recalibrate_bn=self.recalibrate_bn)

@@ -1,47 +1,103 @@
 """The mean of the experts' weights (Eq. 2): the same fixed coefficients for every batch."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mergestream import coefficients as simplex
-from mergestream.errors import PoolError
-from mergestream.methods.base import ExpertLogits, Method, Step
-from mergestream.methods.choices import one_of, yes_or_no
+from mergestream.errors import InputError, PoolError
+from mergestream.merging import Rows, merge
+from mergestream.methods.choices import names, one_of
+from mergestream.methods.merged import MergedModel
+from mergestream.methods.seen import HeadRows
 from mergestream.pool import ExpertPool
 
+VARIANTS = ("uniform", "restricted", "greedy", "all_runs")
 
-class Mean(Method):
-    """coefficients: 'uniform', 'samples' (by training-set size, as FedAvg), or numbers on the simplex.
-    recalibrate_bn: re-estimate BatchNorm statistics from each batch, as in `entropy_adaptive`."""
+
+class Mean(MergedModel):
+    """coefficients   'uniform', 'samples' (by training-set size, as FedAvg), or numbers on the simplex
+    variant        'uniform' averages the experts, as the paper does. DiWA's others average the runs that the experts
+                   were chosen from: 'all_runs', or those that `soups.select_runs` chose: 'restricted' and 'greedy'
+    runs           the chosen runs' names, for 'restricted' and 'greedy'
+    """
 
     name: ClassVar[str] = "mean"
 
     def __init__(
-        self, pool: ExpertPool, *, coefficients: str | Sequence[float] = "uniform", recalibrate_bn: bool = False
+        self,
+        pool: ExpertPool,
+        *,
+        coefficients: str | Sequence[float] = "uniform",
+        variant: str = "uniform",
+        runs: Sequence[str] = (),
+        head_rows: str = "all",
+        recalibrate_bn: bool = False,
     ) -> None:
-        super().__init__(pool)
-        self.recalibrate_bn = yes_or_no("recalibrate_bn", recalibrate_bn)
-        # Re-estimated BatchNorm statistics depend on the batch, and so does the model.
-        self.static = not recalibrate_bn  # type: ignore[misc]
+        self.variant = one_of("variant", variant, VARIANTS)
+        self.runs = names("runs", runs)
+        self._members = pool if variant == "uniform" else _candidates(pool, variant)
+        super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
+        self._members_rows = HeadRows(self._members, head_rows)
+        if variant != "uniform":
+            self.needs = ("candidates",)  # type: ignore[misc]
         self._coefficients = self._resolve(coefficients)
         self.coefficients = coefficients if isinstance(coefficients, str) else self._coefficients.tolist()
-        self._weights = pool.merge(self._coefficients)
 
-    def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:  # noqa: ARG002
-        if self.recalibrate_bn:
-            self.pool.merge(self._coefficients, out=self._weights)
-        logits = self.pool.forward(self._weights, images, recalibrate_bn=self.recalibrate_bn)
-        return Step(logits, self._coefficients.clone(), self._coefficients.clone())
+    def _merge(self, rows: Rows, out: Tensor) -> None:  # noqa: ARG002
+        shares = self._coefficients
+        merge(self._members_rows(shares), shares, shares, out)
+
+    def _buffer_rows(self) -> Tensor:
+        return self._members.bank[:, self.pool.layout.buffers]
+
+    def _buffer_coefficients(self) -> Tensor:
+        return self._coefficients
+
+    def _told(self) -> dict[str, Any]:
+        if self.variant != "uniform":
+            return {}
+        return {"encoder_coefficients": self._coefficients.clone(), "head_coefficients": self._coefficients.clone()}
 
     def _resolve(self, coefficients: str | Sequence[float]) -> Tensor:
+        if self.variant in ("restricted", "greedy"):
+            return self._of_chosen(coefficients)
+        if self.runs:
+            raise InputError(f"The option 'runs' is for variant='restricted' or 'greedy', not '{self.variant}'.")
+        members = self._members
         if not isinstance(coefficients, str):
-            return simplex.on_simplex(coefficients, len(self.pool), self.pool.device)
+            return simplex.on_simplex(coefficients, len(members), members.device)
         if one_of("coefficients", coefficients, ("uniform", "samples")) == "uniform":
-            return simplex.uniform(len(self.pool), self.pool.device)
-        counts = torch.tensor([sum(card.class_counts.values()) for card in self.pool.cards], dtype=torch.float32)
+            return simplex.uniform(len(members), members.device)
+        counts = torch.tensor([sum(card.class_counts.values()) for card in members.cards], dtype=torch.float32)
         if not bool((counts > 0).all()):
             raise PoolError("coefficients='samples' needs class_counts in every expert's card; give numbers instead.")
-        return (counts / counts.sum()).to(self.pool.device)
+        return (counts / counts.sum()).to(members.device)
+
+    def _of_chosen(self, coefficients: str | Sequence[float]) -> Tensor:
+        if coefficients != "uniform":
+            raise InputError(f"variant='{self.variant}' averages its runs equally; leave 'coefficients' out.")
+        if not self.runs:
+            raise InputError(
+                f"variant='{self.variant}' averages runs chosen on labelled images of the sources, which only a "
+                f"simulation has in one place: runs=mergestream.soups.select_runs(pool.candidates, validation, "
+                f"'{self.variant}')."
+            )
+        chosen = {self._members.index(name) for name in self.runs}
+        share = [1 / len(chosen) if k in chosen else 0.0 for k in range(len(self._members))]
+        return torch.tensor(share, device=self._members.device)
+
+    def _sources(self) -> dict[str, str | None]:
+        used = None if self.variant == "uniform" else self._members.fingerprint()
+        return {**super()._sources(), "candidates": used}
+
+
+def _candidates(pool: ExpertPool, variant: str) -> ExpertPool:
+    if pool.candidates is None:
+        raise PoolError(
+            f"variant='{variant}' averages the runs that the experts were chosen from, and this pool kept none. Put "
+            f"them into a pool folder of the same name with '.candidates' behind it, or use pool.with_candidates(runs)."
+        )
+    return pool.candidates

@@ -1,0 +1,60 @@
+"""RegMean (Jin et al. 2023): the one linear map whose outputs are nearest to all experts' on their own inputs."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Below this share of the largest pivot a direction is noise: no expert's inputs reach it.
+NEGLIGIBLE = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear map or a convolution as `groups` independent matrices [out, in] on rows of inputs."""
+
+    groups: int
+    inputs: int
+
+    def matrices(self, weight: Tensor) -> Tensor:
+        """A weight of any layout as [groups, out, in]."""
+        return weight.reshape(self.groups, -1, self.inputs)
+
+
+def regression_mean(weights: Tensor, grams: Tensor, *, ratio: float, ridge: float) -> Tensor:
+    """argmin_W sum_k |X_k (W - W_k)^T|^2 in closed form. weights [K,g,out,in], grams [K,g,in,in] -> [g,out,in].
+
+    ratio: off-diagonal elements of every Gram matrix are multiplied by it. ridge: added to every diagonal.
+
+    Solved for the difference from the plain mean, which is the same equation; where the Gram matrices are singular,
+    directions that no input reaches keep the mean.
+    """
+    mean = weights.double().mean(dim=0)
+    left = torch.zeros_like(grams[0], dtype=torch.float64)
+    right = torch.zeros_like(mean).transpose(-1, -2)
+    for weight, gram in zip(weights, grams, strict=True):
+        shrunk = gram * ratio
+        torch.diagonal(shrunk, dim1=-2, dim2=-1).copy_(torch.diagonal(gram, dim1=-2, dim2=-1))
+        left += shrunk
+        # A ridge pulls every expert equally, so it drops out of the right-hand side.
+        right = right + shrunk @ (weight.double() - mean).to(gram.dtype).transpose(-1, -2)
+    torch.diagonal(left, dim1=-2, dim2=-1).add_(len(weights) * ridge)
+    difference = _solve(left, right, NEGLIGIBLE.get(grams.dtype, NEGLIGIBLE[torch.float32]))
+    return (mean + difference.transpose(-1, -2)).to(weights.dtype)
+
+
+def _solve(left: Tensor, right: Tensor, negligible: float) -> Tensor:
+    """The smallest solution of a symmetric positive semi-definite system. left [g,n,n], right [g,n,m]."""
+    diagonal = torch.diagonal(left, dim1=-2, dim2=-1)
+    # An input that is always 0 has a row, a column and a right-hand side of zeros: any pivot will do.
+    scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
+    scaled = left * scale[..., None] * scale[..., None, :]
+    torch.diagonal(scaled, dim1=-2, dim2=-1).fill_(1)
+    factor, failed = torch.linalg.cholesky_ex(scaled)
+    pivots = torch.diagonal(factor, dim1=-2, dim2=-1).square()
+    if bool((failed == 0).all()) and bool((pivots > negligible).all()):
+        return scale[..., None] * torch.cholesky_solve(scale[..., None] * right, factor)
+    values, vectors = torch.linalg.eigh(left)
+    reached = values > negligible * values.amax(dim=-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
+    inverse = torch.where(reached, 1 / values, 0.0)
+    return vectors @ (inverse[..., None] * (vectors.transpose(-1, -2) @ right))

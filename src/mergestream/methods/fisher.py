@@ -1,0 +1,113 @@
+"""Fisher merging (Matena and Raffel 2022): every number weighed by each expert's Fisher information about it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mergestream import coefficients as simplex
+from mergestream.calibration import fisher_information
+from mergestream.errors import CheckpointError
+from mergestream.measuring import FISHERS
+from mergestream.merging import Rows, fisher_average, weighted_sum
+from mergestream.methods.choices import number, one_of, yes_or_no
+from mergestream.methods.measured import MeasuredModel
+from mergestream.pool import ExpertPool
+
+# MergeLM's and FusionBench's: added to every norm before it divides.
+NORM_FLOOR = 1e-6
+
+
+class Fisher(MeasuredModel):
+    """fisher       'exact': sum_c p_c (d log p_c)^2 of every example; 'mergelm': as published, one gradient a batch
+    normalise    divide each expert's information by its norm, so that none outweighs the others by its scale alone
+    floor        the least information of any number; where nobody has more, the result is the mean
+    statistics, examples, head_rows, recalibrate_bn: as in all such methods
+    """
+
+    name: ClassVar[str] = "fisher"
+    _information: list[Tensor]  # of each expert [P], the mean over examples
+
+    def __init__(
+        self,
+        pool: ExpertPool,
+        *,
+        fisher: str = "exact",
+        statistics: str = "source",
+        examples: int = 500,
+        normalise: bool = True,
+        floor: float = 1e-6,
+        head_rows: str = "all",
+        recalibrate_bn: bool = False,
+    ) -> None:
+        self.fisher = one_of("fisher", fisher, tuple(FISHERS))
+        self.normalise = yes_or_no("normalise", normalise)
+        self.floor = number("floor", floor, above=0)
+        super().__init__(
+            pool,
+            kind=f"fisher_{fisher}",
+            statistics=statistics,
+            examples=examples,
+            head_rows=head_rows,
+            recalibrate_bn=recalibrate_bn,
+        )
+        if self._learns:
+            self.needs = ("gradients",)  # type: ignore[misc]
+        self.reset()
+
+    def _measure(self, images: Tensor) -> None:
+        rows = [
+            self._flat(fisher_information(self.pool, k, images, self.fisher), f"Expert '{name}'") / len(images)
+            for k, name in enumerate(self.pool.names)
+        ]
+        share = len(images) / (self._seen + len(images))
+        old = self._information or rows
+        self._information = [torch.lerp(mine, new, share) for mine, new in zip(old, rows, strict=True)]
+
+    def _merge(self, rows: Rows, out: Tensor) -> None:
+        information = self._information if self._learns else self._shipped()
+        norms = [float(row.double().norm()) for row in information]
+        published = self.fisher == "mergelm"
+        scales = [1.0] * len(norms)
+        if self.normalise:
+            scales = [1 / (norm + (NORM_FLOOR if published else torch.finfo(torch.float32).tiny)) for norm in norms]
+        fisher_average(rows, information, scales, floor=self.floor, added=published, out=out)
+        self._average_untouched(rows, information, out)
+
+    def _average_untouched(self, rows: Rows, information: Sequence[Tensor], out: Tensor) -> None:
+        """The plain mean for tensors that no expert's answers depend on, whatever the experts' scales."""
+        share = simplex.uniform(len(rows), out.device)
+        for entry in self.pool.layout.parameters:
+            if not any(bool(row[entry.start : entry.stop].any()) for row in information):
+                weighted_sum(rows.span(entry.start, entry.stop), share, out[entry.start : entry.stop])
+
+    def _shipped(self) -> list[Tensor]:
+        found = []
+        for name, own in zip(self.pool.names, self.pool.statistics, strict=True):
+            assert own is not None
+            found.append(self._flat(dict(own.of(self._kind)), f"The Fisher information of '{name}'"))
+        return found
+
+    def _flat(self, tensors: Mapping[str, Tensor], owner: str) -> Tensor:
+        """By parameter name -> [P], zero for buffers and padding."""
+        row = torch.zeros(self.pool.layout.size, device=self.pool.device)
+        entries = {entry.name: entry for entry in self.pool.layout.parameters}
+        if set(tensors) != set(entries):
+            odd = sorted(set(tensors) ^ set(entries))
+            raise CheckpointError(f"{owner} is not of this network's parameters: {', '.join(odd[:3])} …")
+        for name, tensor in tensors.items():
+            entry = entries[name]
+            if tensor.shape != entry.shape or not bool(torch.isfinite(tensor).all()) or bool((tensor < 0).any()):
+                raise CheckpointError(
+                    f"{owner}: '{name}' must be finite, at least 0 and shaped {tuple(entry.shape)}; measure it again."
+                )
+            row[entry.start : entry.stop] = tensor.flatten().to(row)
+        return row
+
+    def _state(self) -> dict[str, Any]:
+        return {**super()._state(), "information": list(self._information)}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        super()._restore(state)
+        self._information = [row.to(self.pool.device) for row in state.get("information", [])]

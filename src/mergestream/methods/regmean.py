@@ -1,0 +1,108 @@
+"""RegMean (Jin et al. 2023): every linear layer as near as possible to all experts' on their own inputs."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mergestream import coefficients as simplex
+from mergestream.calibration import input_grams, merge_layer
+from mergestream.errors import CheckpointError
+from mergestream.measuring import Gram, Grams, add_grams
+from mergestream.merging import Rows, merge
+from mergestream.methods.choices import number, yes_or_no
+from mergestream.methods.measured import MeasuredModel
+from mergestream.pool import ExpertPool
+
+
+class RegMean(MeasuredModel):
+    """ratio          off-diagonal elements of the Gram matrices are multiplied by it
+    ridge          added to the diagonal of every expert's Gram matrix
+    convolutions   treat them as linear maps of their windows; False takes their mean, as published
+    statistics, examples, head_rows, recalibrate_bn: as in all such methods
+
+    What is no linear layer (biases, norms, embeddings) is the mean.
+    """
+
+    name: ClassVar[str] = "regmean"
+    _grams: list[Grams]  # of each expert, measured on the target
+
+    def __init__(
+        self,
+        pool: ExpertPool,
+        *,
+        ratio: float = 0.95,
+        ridge: float = 0.0,
+        convolutions: bool = True,
+        statistics: str = "source",
+        examples: int = 1600,
+        head_rows: str = "all",
+        recalibrate_bn: bool = False,
+    ) -> None:
+        self.ratio = number("ratio", ratio, low=0, below=1 + 1e-12)
+        self.ridge = number("ridge", ridge, low=0)
+        self.convolutions = yes_or_no("convolutions", convolutions)
+        super().__init__(
+            pool,
+            kind=self._kind_for(pool),
+            statistics=statistics,
+            examples=examples,
+            head_rows=head_rows,
+            recalibrate_bn=recalibrate_bn,
+        )
+        self.reset()
+
+    def _kind_for(self, pool: ExpertPool) -> str:  # noqa: ARG002
+        return "gram"
+
+    def _measure(self, images: Tensor) -> None:
+        new = [input_grams(self.pool, k, images) for k in range(len(self.pool))]
+        self._grams = [add_grams(old, found) for old, found in zip(self._grams, new, strict=True)]
+
+    def _merge(self, rows: Rows, out: Tensor) -> None:
+        share = simplex.uniform(len(rows), self.pool.device)
+        merge(rows, share, share, out)
+        views = self.pool.layout.views(out)
+        for entry in self.pool.layout.parameters:
+            if entry.name in self._layers and (self.convolutions or len(entry.shape) == 2):
+                experts = [row.view(entry.shape) for row in rows.span(entry.start, entry.stop)]
+                merged = merge_layer(self._gram(entry.name), experts, ratio=self.ratio, ridge=self.ridge)
+                views[entry.name].copy_(merged)
+
+    @property
+    def _layers(self) -> set[str]:
+        """The weights of which every expert has a Gram matrix."""
+        if self._learns:
+            return set.intersection(*map(set, self._grams))
+        return set.intersection(*(own.names(self._kind) for own in self.pool.statistics if own is not None))
+
+    def _gram(self, name: str) -> list[Tensor]:
+        """Every expert's Gram matrix [groups,in,in] of one layer."""
+        if self._learns:
+            return [own[name].mean for own in self._grams]
+        shape = next(entry.shape for entry in self.pool.layout.parameters if entry.name == name)
+        return [_checked(own.tensors[f"{self._kind}/{name}"], name, shape) for own in self.pool.statistics if own]
+
+    def _state(self) -> dict[str, Any]:
+        grams = [{name: {"mean": gram.mean, "rows": gram.rows} for name, gram in own.items()} for own in self._grams]
+        return {**super()._state(), "grams": grams}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        super()._restore(state)
+        device = self.pool.device
+        self._grams = [
+            {name: Gram(value["mean"].to(device), value["rows"]) for name, value in own.items()}
+            for own in state.get("grams", [{} for _ in self.pool.names])
+        ]
+
+
+def _checked(gram: Tensor, name: str, shape: torch.Size) -> Tensor:
+    square = gram.ndim == 3 and gram.shape[1] == gram.shape[2]
+    fits = square and gram.shape[0] * gram.shape[2] * (shape[0] // max(1, gram.shape[0])) == shape.numel()
+    if not fits or not bool(torch.isfinite(gram).all()):
+        raise CheckpointError(
+            f"The Gram matrix of '{name}' must be finite and fit a weight of shape {tuple(shape)}, "
+            f"got {tuple(gram.shape)}. Measure it again."
+        )
+    return gram

@@ -1,0 +1,63 @@
+"""RegMean++ (2025): RegMean block by block, each expert's block fed by the merged blocks before it."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from mergestream.calibration import blockwise_kind, merge_block_by_block
+from mergestream.measuring import find_blocks
+from mergestream.methods.regmean import RegMean
+from mergestream.pool import ExpertPool
+
+
+class RegMeanPlusPlus(RegMean):
+    """Options as in `regmean`, with the paper's defaults. What lies before the first block is the mean, as published;
+    the final norm is the mean and the head is merged by RegMean on the merged features.
+
+    statistics='source' takes a round for every block, in which merged blocks travel out and Gram matrices back, so they
+    are of one pool and one choice of ratio, ridge and convolutions. With 'target' each batch passes the blocks as they
+    are merged when it arrives.
+    """
+
+    name: ClassVar[str] = "regmean_pp"
+
+    def __init__(
+        self,
+        pool: ExpertPool,
+        *,
+        ratio: float = 1.0,
+        ridge: float = 0.01,
+        convolutions: bool = True,
+        statistics: str = "source",
+        examples: int = 1600,
+        head_rows: str = "all",
+        recalibrate_bn: bool = False,
+    ) -> None:
+        find_blocks(pool.template.module)
+        super().__init__(
+            pool,
+            ratio=ratio,
+            ridge=ridge,
+            convolutions=convolutions,
+            statistics=statistics,
+            examples=examples,
+            head_rows=head_rows,
+            recalibrate_bn=recalibrate_bn,
+        )
+
+    def _kind_for(self, pool: ExpertPool) -> str:
+        return blockwise_kind(pool, ratio=self.ratio, ridge=self.ridge, convolutions=self.convolutions)
+
+    def _how_to_measure(self) -> str:
+        settings = f"ratio={self.ratio}, ridge={self.ridge}, convolutions={self.convolutions}"
+        return f"measure_statistics(pool, images_of_every_expert, ['gram_pp'], {settings})"
+
+    def _measure(self, images: Tensor) -> None:
+        self._grams = merge_block_by_block(
+            self.pool,
+            [[images]],
+            known=self._grams,
+            ratio=self.ratio,
+            ridge=self.ridge,
+            convolutions=self.convolutions,
+        )

@@ -1,0 +1,52 @@
+"""Task arithmetic (Ilharco et al. 2023): theta_0 + lambda * sum_k (theta_k - theta_0)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mergestream.merging import Rows, weighted_sum
+from mergestream.methods.choices import resolve_lambda
+from mergestream.methods.merged import MergedModel, base_of
+from mergestream.pool import ExpertPool
+
+
+class TaskArithmetic(MergedModel):
+    """lambda: a number for all experts, one per expert, or '1/K', which is the mean. base_head: 'saved', or 'zero' for
+    experts whose heads did not start together."""
+
+    name: ClassVar[str] = "task_arithmetic"
+    needs: ClassVar[tuple[str, ...]] = ("base",)
+
+    def __init__(
+        self,
+        pool: ExpertPool,
+        *,
+        lambda_: float | Sequence[float] | str = 0.3,
+        base_head: str = "saved",
+        head_rows: str = "all",
+        recalibrate_bn: bool = False,
+    ) -> None:
+        self._base = base_of(pool, self.name, base_head)
+        self.lambda_, self.base_head = lambda_, base_head
+        self._lambdas = resolve_lambda(lambda_, len(pool))
+        super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
+
+    def _merge(self, rows: Rows, out: Tensor) -> None:
+        add_task_vectors(self._base, rows, self._lambdas, out)
+
+    def _told(self) -> dict[str, Any]:
+        return {"lambdas": torch.tensor(self._lambdas)}
+
+
+def add_task_vectors(base: Tensor, rows: Rows, lambdas: Sequence[float], out: Tensor) -> Tensor:
+    """theta_0 + sum_k lambda_k (theta_k - theta_0), as (1 - sum lambda) theta_0 + sum_k lambda_k theta_k.
+
+    The same number, in one pass and without a task vector in memory; and lambda = e_k gives expert k bit for bit.
+    """
+    shares = [1 - math.fsum(lambdas), *lambdas]
+    for start, stop in rows.segments():
+        weighted_sum([base[start:stop], *rows.span(start, stop)], shares, out[start:stop])
+    return out
