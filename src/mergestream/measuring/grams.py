@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # At most this many unfolded numbers at a time: a convolution's inputs are as many as its kernel times larger.
 UNFOLDED = 1 << 25
@@ -43,41 +43,42 @@ def add_grams(one: Grams, other: Grams) -> Grams:
 def watch_inputs(weights: Mapping[str, Tensor], *, convolutions: bool = True) -> Iterator[Grams]:
     """Collect the Gram matrix of every layer that runs in the block and whose weight is given, by the weight's name.
 
-    Weights are recognised by where they lie in memory. So a hook is not needed, which torch's own attention would
-    bypass (its fused in_proj_weight belongs to no Linear), and a layer used twice counts twice.
+    Weights are recognised by where they lie in memory, in the operations torch carries out. So no hook is needed, which
+    torch's own attention would bypass (its fused in_proj_weight belongs to no Linear); a layer used twice counts twice.
     """
     watch = _Watch(weights, convolutions)
-    with watch, torch.no_grad():
-        yield watch.grams
+    fused = torch.backends.mha.get_fastpath_enabled()
+    # The fused inference kernel of torch's attention would hide the matrix products.
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with watch, torch.no_grad():
+            yield watch.grams
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
-class _Watch(TorchFunctionMode):
+class _Watch(TorchDispatchMode):
     def __init__(self, weights: Mapping[str, Tensor], convolutions: bool) -> None:
         super().__init__()
         self.grams: Grams = {}
-        self._names = {(weight.data_ptr(), weight.shape): name for name, weight in weights.items()}
-        self._convolutions = CONVOLUTIONS if convolutions else {}
+        self._weights = {weight.data_ptr(): (name, weight) for name, weight in weights.items()}
+        self._inputs_of = {**PRODUCTS, **(CONVOLUTIONS if convolutions else {})}
 
-    def __torch_function__(
+    def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if function is functional.linear:
-            self._look(_linear_inputs, args, kwargs)
-        elif function in self._convolutions:
-            self._look(_convolution_inputs, args, kwargs)
-        return function(*args, **kwargs)
-
-    def _look(self, rows_of: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        call = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
-        name = self._names.get((call["weight"].data_ptr(), call["weight"].shape))
-        if name is None:
-            return
-        gram = sum_of_grams(rows_of(**call))
-        self.grams[name] = self.grams[name] + gram if name in self.grams else gram
+        known = self._inputs_of.get(function)
+        if known is not None:
+            place, rows_of = known
+            name, weight = self._weights.get(args[place].data_ptr(), ("", None))
+            rows = None if weight is None else rows_of(weight, *args)
+            if rows is not None:
+                gram = gram_of(rows)
+                self.grams[name] = self.grams[name] + gram if name in self.grams else gram
+        return function(*args, **(kwargs or {}))
 
 
-def sum_of_grams(chunks: Iterable[Tensor]) -> Gram:
+def gram_of(chunks: Iterable[Tensor]) -> Gram:
     """The Gram matrix of rows that come in chunks [groups,n,in]."""
     total, rows = None, 0
     for chunk in chunks:
@@ -89,23 +90,54 @@ def sum_of_grams(chunks: Iterable[Tensor]) -> Gram:
     return Gram(total / rows, rows)
 
 
-def _linear_inputs(input: Tensor, weight: Tensor, **_: Any) -> Iterator[Tensor]:
-    yield input.detach().reshape(1, -1, weight.shape[-1])
+def _linear_inputs(weight: Tensor, input: Tensor, used: Tensor, *_: Any) -> Iterable[Tensor] | None:
+    """x W^T as torch.nn.functional.linear calls it."""
+    return [input.reshape(1, -1, weight.shape[-1])] if used.shape == weight.shape else None
 
 
-def _convolution_inputs(
-    input: Tensor,
+def _product_inputs(weight: Tensor, left: Tensor, right: Tensor, *_: Any) -> Iterable[Tensor] | None:
+    """x W^T as a product with the transposed weight, perhaps the same one for a whole batch; x W is another map."""
+    transposed = weight.ndim == 2 and right.shape[-2:] == weight.T.shape and right.stride()[-2:] == weight.T.stride()
+    shared = right.ndim == 2 or right.stride(0) == 0
+    return [left.reshape(1, -1, weight.shape[-1])] if transposed and shared else None
+
+
+def _sum_inputs(weight: Tensor, _: Tensor, left: Tensor, right: Tensor) -> Iterable[Tensor] | None:
+    """b + x W^T."""
+    return _product_inputs(weight, left, right)
+
+
+def _general_convolution_inputs(
     weight: Tensor,
+    input: Tensor,
+    used: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    _: Sequence[int],
+    groups: int,
+) -> Iterable[Tensor] | None:
+    if transposed or used.shape != weight.shape:
+        return None
+    return convolution_inputs(weight, input, used, bias, stride, padding, dilation, groups)
+
+
+def convolution_inputs(
+    weight: Tensor,
+    input: Tensor,
+    used: Tensor,  # noqa: ARG001
     bias: Tensor | None = None,  # noqa: ARG001
-    stride: int | tuple[int, ...] = 1,
-    padding: int | str | tuple[int, ...] = 0,
-    dilation: int | tuple[int, ...] = 1,
+    stride: int | Sequence[int] = 1,
+    padding: int | str | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Iterator[Tensor]:
     """Every window the kernel sees, as rows [groups, windows, in/groups * kernel]; a few images at a time."""
     kernel = weight.shape[2:]
     strides, dilations = _each(stride, kernel), _each(dilation, kernel)
-    images = functional.pad(input.detach(), _margins(padding, kernel, dilations))
+    images = functional.pad(input, _margins(padding, kernel, dilations))
     images = images if images.ndim == weight.ndim else images[None]
     per_image = images[0].numel() * kernel.numel() // max(1, torch.Size(strides).numel())
     for part in images.split(max(1, UNFOLDED // max(1, per_image))):
@@ -121,12 +153,12 @@ def _convolution_inputs(
         yield windows.permute(1, 0, *places, 2, *taps).reshape(groups, -1, channels // groups * kernel.numel())
 
 
-def _each(value: int | tuple[int, ...], kernel: torch.Size) -> tuple[int, ...]:
+def _each(value: int | Sequence[int], kernel: torch.Size) -> tuple[int, ...]:
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * len(kernel) if len(values) == 1 else values
 
 
-def _margins(padding: int | str | tuple[int, ...], kernel: torch.Size, dilations: tuple[int, ...]) -> list[int]:
+def _margins(padding: int | str | Sequence[int], kernel: torch.Size, dilations: tuple[int, ...]) -> list[int]:
     """Padding as torch.nn.functional.pad wants it: last dimension first, before and after."""
     if padding == "valid":
         sides = [(0, 0)] * len(kernel)
@@ -139,6 +171,21 @@ def _margins(padding: int | str | tuple[int, ...], kernel: torch.Size, dilations
     return list(itertools.chain.from_iterable(reversed(sides)))
 
 
-# The order in which torch's functions take what they share; further ones are passed on by name or not needed here.
-ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+aten = torch.ops.aten
+InputsOf = Callable[..., Iterable[Tensor] | None]
+# Which argument is the weight, and the rows of inputs it meets. Which of an operation's forms torch carries out depends
+# on shapes and on whether gradients are recorded, so all of them are here.
+PRODUCTS: dict[Any, tuple[int, InputsOf]] = {
+    aten.linear.default: (1, _linear_inputs),
+    aten.mm.default: (1, _product_inputs),
+    aten.bmm.default: (1, _product_inputs),
+    aten.addmm.default: (2, _sum_inputs),
+}
+CONVOLUTIONS: dict[Any, tuple[int, InputsOf]] = {
+    aten.convolution.default: (1, _general_convolution_inputs),
+    **{
+        form: (1, convolution_inputs)
+        for convolution in (aten.conv1d, aten.conv2d, aten.conv3d)
+        for form in (convolution.default, convolution.padding)
+    },
+}

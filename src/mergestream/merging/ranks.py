@@ -1,75 +1,56 @@
-"""The k-th smallest number of a vector too long to copy or sort: exact, in a few passes over chunks."""
+"""The k-th smallest of very many magnitudes: exact, in one pass or two, without a copy or a sort of them all."""
 
+import struct
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-# How many numbers are looked at first, to guess between which two the answer lies.
-SAMPLE = 1 << 18
-# Half the width of that guess, in standard deviations of the rank of a sampled quantile.
+# Half the width of the first guess, in standard deviations of the rank of a sampled quantile.
 WIDTH = 6
-# At most this many numbers are copied out and sorted.
+# At most this many magnitudes are copied out and sorted.
 COPIED = 1 << 22
 
 Chunks = Callable[[], Iterator[Tensor]]
 
 
-def kth_smallest(chunks: Chunks, count: int, k: int, *, sample: int = SAMPLE, copied: int = COPIED) -> float:
-    """The k-th smallest (from 1) of the `count` numbers that `chunks` yields, as often as it is called.
+def kth_smallest(chunks: Chunks, sample: Tensor, count: int, k: int, *, copied: int = COPIED) -> float:
+    """The k-th smallest (from 1) of the `count` numbers >= 0 that `chunks` yields, as often as it is called.
 
-    A regular sample brackets the answer, one pass counts what lies below the bracket, and the few numbers inside it
-    are sorted. A sample that misleads (sorted data, few distinct values) only costs another pass.
+    A sample of them brackets the answer; one pass counts what lies below the bracket and sorts the few inside it. A
+    sample that misleads, or numbers that tie by the million, only cost further passes.
     """
     if not 1 <= k <= count:
         raise ValueError(f"k must lie between 1 and {count}, got {k}")
-    ordered = _sample(chunks, count, sample)
-    rank = (k - 0.5) / count * len(ordered)
-    margin = WIDTH * (len(ordered) * 0.25) ** 0.5 + 1
+    ordered = sample.sort().values
+    rank, margin = (k - 0.5) / count * len(ordered), WIDTH * (len(ordered) / 4) ** 0.5 + 1
     low = float(ordered[max(int(rank - margin), 0)])
     high = float(ordered[min(int(rank + margin), len(ordered) - 1)])
-    while True:
-        below, at_low, inside, at_high = _count(chunks, low, high)
-        if k <= below:
-            low, high = -torch.inf, low
-        elif k <= below + at_low:
-            return low
-        elif k > below + at_low + inside + at_high:
-            low, high = high, torch.inf
-        elif k > below + at_low + inside:
-            return high
-        elif inside <= copied:
-            between = torch.cat([chunk[(chunk > low) & (chunk < high)] for chunk in chunks()])
-            return float(between.kthvalue(k - below - at_low).values)
-        else:
-            low, high = _narrower(chunks, low, high, (k - below - at_low) / inside, inside, sample)
-
-
-def _sample(chunks: Chunks, count: int, size: int) -> Tensor:
-    step = max(1, count // size)
-    return torch.cat([chunk[::step] for chunk in chunks()]).sort().values
-
-
-def _count(chunks: Chunks, low: float, high: float) -> tuple[int, int, int, int]:
-    """How many numbers are below low, equal to it, strictly between, and equal to high (0 if high is low)."""
-    below = up_to_low = below_high = up_to_high = 0
+    below, inside, found = 0, 0, []
     for chunk in chunks():
         below += int(torch.count_nonzero(chunk < low))
-        up_to_low += int(torch.count_nonzero(chunk <= low))
-        below_high += int(torch.count_nonzero(chunk < high))
-        up_to_high += int(torch.count_nonzero(chunk <= high))
-    if low == high:
-        return below, up_to_low - below, 0, 0
-    return below, up_to_low - below, below_high - up_to_low, up_to_high - below_high
+        between = (chunk >= low) & (chunk <= high)
+        inside += int(torch.count_nonzero(between))
+        if inside <= copied:
+            found.append(chunk[between])
+    if below < k <= below + inside:
+        if low == high:
+            return low
+        if inside <= copied:
+            return float(torch.cat(found).kthvalue(k - below).values)
+    return _bisect(chunks, k, sample.dtype)
 
 
-def _narrower(chunks: Chunks, low: float, high: float, share: float, inside: int, size: int) -> tuple[float, float]:
-    """A narrower bracket around the number that has `share` of the numbers inside (low, high) below it."""
-    step = max(1, inside // size)
-    picked = torch.cat([chunk[(chunk > low) & (chunk < high)][::step] for chunk in chunks()]).sort().values
-    middle = min(int(share * len(picked)), len(picked) - 1)
-    margin = int(WIDTH * (len(picked) * 0.25) ** 0.5) + 1
-    return (
-        float(picked[middle - margin]) if middle > margin else low,
-        float(picked[middle + margin]) if middle + margin < len(picked) else high,
-    )
+def _bisect(chunks: Chunks, k: int, dtype: torch.dtype) -> float:
+    """The smallest number that at least k are not above, searched among all that the type can hold."""
+    # Floats >= 0 are ordered as their bits are.
+    bits, number = ("<i", "<f") if dtype == torch.float32 else ("<q", "<d")
+    low, high = 0, struct.unpack(bits, struct.pack(number, torch.finfo(dtype).max))[0]
+    while low < high:
+        middle = (low + high) // 2
+        value = struct.unpack(number, struct.pack(bits, middle))[0]
+        if sum(int(torch.count_nonzero(chunk <= value)) for chunk in chunks()) >= k:
+            high = middle
+        else:
+            low = middle + 1
+    return float(struct.unpack(number, struct.pack(bits, low))[0])

@@ -1,5 +1,6 @@
 """TIES (Yadav et al. 2023): trim each task vector, elect a sign for every number, average those that agree with it."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,15 +11,18 @@ from mergestream.merging.ranks import kth_smallest
 from mergestream.merging.rows import Rows
 
 DISJOINT_MERGES = ("mean", "sum", "max")
-# [K, CHUNK] in fp32 and its few temporaries stay in a core's cache.
-CHUNK = 1 << 16
+# Numbers at a time: few enough for the caches, many enough that threads pay.
+CHUNK = 1 << 19
+# How many magnitudes are looked at to guess where the threshold lies: one in 256, within these bounds.
+SAMPLE = (1 << 12, 1 << 18)
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Part:
     """Numbers that are trimmed together: spans of the flat weights, and how many of them are not padding."""
 
-    spans: tuple[tuple[int, int], ...]
+    spans: tuple[Span, ...]
     numbers: int
 
 
@@ -29,71 +33,87 @@ def ties(
 
     keep: the share of each task vector that survives, by magnitude within a part. Memory beyond the bank: chunks only.
     """
-    limits = [_thresholds(base, rows, part, keep) for part in parts]
-    # A number whose trimmed task vectors cancel exactly follows the majority of all elected signs, which is known only
-    # after a first pass. Almost always there is no such number, or the majority is the one assumed.
-    balance, cancelled = _pass(base, rows, parts, limits, merge, scale, 1, out)
-    if cancelled and balance <= 0:
-        _pass(base, rows, parts, limits, merge, scale, -1 if balance else 0, out)
+    balance, cancelled = 0, []
+    for part in parts:
+        limits = [_threshold(base, rows, k, part, keep) for k in range(len(rows))]
+        for span in _chunks(part.spans, CHUNK):
+            task = _trimmed(base, rows, span, limits)
+            total = _total(task)
+            sign = total.sign()
+            balance += int(sign.sum())
+            if bool(((task.amax(dim=0) > 0) & (total == 0)).any()):
+                cancelled.append((span, limits))
+            _write(base, span, task, sign, merge, scale, out)
+    # Numbers whose trimmed task vectors cancel exactly follow the majority of all elected signs, known only now. As
+    # published, no majority counts as negative; only the maximum is multiplied by the sign itself, here 0.
+    majority = (balance > 0) - (balance < 0) or (0 if merge == "max" else -1)
+    for span, limits in cancelled:
+        task = _trimmed(base, rows, span, limits)
+        sign = _total(task).sign()
+        _write(base, span, task, torch.where(sign == 0, float(majority), sign), merge, scale, out)
     return out
 
 
-def _thresholds(base: Tensor, rows: Rows, part: Part, keep: float) -> list[float]:
-    """The smallest magnitude that each expert keeps: the (P - int(keep P))-th smallest, 0 where nothing is trimmed."""
+def _threshold(base: Tensor, rows: Rows, k: int, part: Part, keep: float) -> float:
+    """The smallest magnitude expert k keeps: the (P - int(keep P))-th smallest, 0 where nothing is trimmed."""
     trimmed = part.numbers - int(keep * part.numbers)
     if keep >= 1 or trimmed == 0:
-        return [0.0] * len(rows)
+        return 0.0
     padded = sum(stop - start for start, stop in part.spans)
 
-    def magnitudes(k: int) -> Iterator[Tensor]:
-        for start, stop in _chunks(part.spans, len(rows) * CHUNK):
-            yield (rows.span(start, stop)[k].float() - base[start:stop].float()).abs_()
+    def magnitudes(span: Span, step: int = 1) -> Tensor:
+        start, stop = span
+        return torch.sub(rows.span(start, stop)[k, ::step], _wide(base[start:stop:step])).abs_()
 
+    wanted = min(max(padded // 256, SAMPLE[0]), SAMPLE[1])
+    sample = torch.cat([magnitudes(span, max(1, padded // wanted)) for span in part.spans])
     # Padding has a task vector of 0, so it comes first and moves every rank by its length.
     rank = trimmed + padded - part.numbers
-    return [kth_smallest(lambda k=k: magnitudes(k), padded, rank) for k in range(len(rows))]  # type: ignore[misc]
+    return kth_smallest(lambda: map(magnitudes, _chunks(part.spans, CHUNK)), sample, padded, rank)
 
 
-def _pass(
-    base: Tensor,
-    rows: Rows,
-    parts: Sequence[Part],
-    limits: Sequence[Sequence[float]],
-    merge: str,
-    scale: float,
-    undecided: int,
-    out: Tensor,
-) -> tuple[int, int]:
-    """Write the merged weights; return the sum of all elected signs and how many numbers cancelled exactly."""
-    balance = cancelled = 0
-    for part, limit in zip(parts, limits, strict=True):
-        bound = torch.tensor(limit, device=base.device)[:, None]
-        for start, stop in _chunks(part.spans, CHUNK):
-            start_weights = base[start:stop].float()
-            task = rows.span(start, stop).float() - start_weights
-            task.masked_fill_(task.abs() < bound, 0)
-            total = task.sum(dim=0)
-            zero = total == 0
-            balance += int(total.sign().sum())
-            cancelled += int(torch.count_nonzero(zero & (task != 0).any(dim=0))) if bool(zero.any()) else 0
-            upwards = (total > 0) | zero if undecided > 0 else total > 0
-            task = torch.where(upwards, task.clamp_min(0), task.clamp_max(0))
-            merged = _disjoint(task, merge)
-            if undecided == 0 and merge == "max":
-                merged.masked_fill_(zero, 0)  # as published: the maximum is multiplied by the sign, here 0
-            out[start:stop].copy_(torch.add(start_weights, merged, alpha=scale))
-    return balance, cancelled
+def _trimmed(base: Tensor, rows: Rows, span: Span, limits: Sequence[float]) -> Tensor:
+    """Task vectors [K,n] with everything below each expert's limit set to 0."""
+    task = torch.sub(rows.span(*span), _wide(base[span[0] : span[1]]))
+    for own, limit in zip(task, limits, strict=True):
+        if limit > 0:
+            # hardshrink keeps what is strictly above its bound, so the bound is the next number below the limit.
+            torch.hardshrink(own, _before(limit, task.dtype), out=own)
+    return task
 
 
-def _disjoint(task: Tensor, merge: str) -> Tensor:
-    """task [K,n], each number's entries of one sign or 0 -> [n]."""
+def _total(task: Tensor) -> Tensor:
+    """The sum over experts, in their order: a reduction would be slower over so few rows."""
+    total = task[0].clone()
+    for own in task[1:]:
+        total.add_(own)
+    return total
+
+
+def _write(base: Tensor, span: Span, task: Tensor, sign: Tensor, merge: str, scale: float, out: Tensor) -> None:
+    """Merge the entries of task [K,n] that agree with the sign [n], and add them to the base. Overwrites task."""
+    agreeing = task.mul_(sign).clamp_min_(0)
     if merge == "max":
-        return task.gather(0, task.abs().argmax(dim=0, keepdim=True)).squeeze(0)
-    total = task.sum(dim=0)
-    return total if merge == "sum" else total.div_((task != 0).sum(dim=0).clamp_min_(1))
+        merged = agreeing.amax(dim=0)
+    else:
+        count = _total(agreeing.sign()).clamp_min_(1) if merge == "mean" else None
+        merged = _total(agreeing)
+        merged = merged if count is None else merged.div_(count)
+    start, stop = span
+    out[start:stop].copy_(torch.add(_wide(base[start:stop]), merged.mul_(sign), alpha=scale))
 
 
-def _chunks(spans: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
+def _wide(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _before(limit: float, dtype: torch.dtype) -> float:
+    if dtype == torch.float64:
+        return math.nextafter(limit, 0)
+    return float(torch.nextafter(torch.tensor(limit, dtype=dtype), torch.tensor(0.0, dtype=dtype)))
+
+
+def _chunks(spans: Sequence[Span], size: int) -> Iterator[Span]:
     for start, stop in spans:
         for at in range(start, stop, size):
             yield at, min(at + size, stop)

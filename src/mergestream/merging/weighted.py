@@ -7,8 +7,8 @@ from torch import Tensor
 
 from mergestream.merging.rows import Rows
 
-# Small enough that the output chunk stays in a core's cache while all K rows pass over it.
-CHUNK = 1 << 17
+# Small enough that the output chunk stays in the cache while all K rows pass over it, and long enough for threads.
+CHUNK = 1 << 21
 
 
 def weighted_sum(rows: Tensor | Sequence[Tensor], coefficients: Tensor | Sequence[float], out: Tensor) -> Tensor:
@@ -47,8 +47,11 @@ def _weighted_sum_on_host(
         target = out[start : start + CHUNK]
         total = target if scratch is out else scratch[: target.numel()]
         (first, c), *rest = active
-        # Copied before it is scaled: bf16 times a number would round to bf16 first.
-        total.copy_(first[start : start + CHUNK]).mul_(c)
+        if first.dtype == accumulator:
+            torch.mul(first[start : start + CHUNK], c, out=total)
+        else:
+            # Copied before it is scaled: bf16 times a number would round to bf16 first.
+            total.copy_(first[start : start + CHUNK]).mul_(c)
         for row, c in rest:
             total.add_(row[start : start + CHUNK], alpha=c)
         if total is not target:
