@@ -22,6 +22,7 @@ from mergestream.measuring import (
 from mergestream.merging import Layer, regression_mean
 from mergestream.networks import logits_of
 from mergestream.pool import ExpertPool
+from mergestream.scoring import require_finite
 
 BLOCKWISE = "gram_pp"
 KINDS = ("gram", *(f"fisher_{kind}" for kind in FISHERS), BLOCKWISE)
@@ -59,7 +60,8 @@ def measure_statistics(
     for name, own in batches.items():
         for kind in kinds:
             if kind != BLOCKWISE:
-                tensors = _measure(pool, pool.index(name), own, kind, on_batch)
+                with pool.input_errors(own[0]):
+                    tensors = _measure(pool, pool.index(name), own, kind, on_batch)
                 measured[name] = measured[name].with_kind(kind, tensors, sum(map(len, own)))
     if BLOCKWISE in kinds:
         missing = [name for name in pool.names if name not in images]
@@ -67,7 +69,8 @@ def measure_statistics(
             raise InputError(f"'{BLOCKWISE}' needs images of every expert's site; those of {missing[0]} are missing.")
         every = [batches[name] for name in pool.names]
         settings: Settings = {"ratio": ratio, "ridge": ridge, "convolutions": convolutions}
-        grams = merge_block_by_block(pool, every, **settings, on_batch=on_batch)
+        with pool.input_errors(every[0][0]):
+            grams = merge_block_by_block(pool, every, **settings, on_batch=on_batch)
         kind = blockwise_kind(pool, **settings)
         for name, own, found in zip(pool.names, every, grams, strict=True):
             tensors = {weight: gram.mean for weight, gram in found.items()}
@@ -78,7 +81,7 @@ def measure_statistics(
 def _batches(pool: ExpertPool, images: Tensor, size: int) -> list[Tensor]:
     if not isinstance(images, Tensor) or len(images) == 0:
         raise InputError("Statistics need at least one image [N,c,H,W]; got none.")
-    return [pool.prepare(batch) for batch in images.split(size)]
+    return [require_finite(pool.prepare(batch), "The input") for batch in images.split(size)]
 
 
 def _measure(

@@ -56,6 +56,7 @@ def _of_examples(answer: Answer, examples: Tensor, weights: dict[str, Tensor]) -
 
 
 def _vectorised(answer: Answer, examples: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    _require_gradient(_log_probabilities(answer, weights, examples[:1]))
     with torch.no_grad():
         probabilities = _log_probabilities(answer, weights, examples).exp()
 
@@ -89,13 +90,17 @@ def _log_probabilities(answer: Answer, weights: dict[str, Tensor], batch: Tensor
 
 
 def _gradients(value: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    _require_gradient(value)
+    found = torch.autograd.grad(value, list(weights.values()), retain_graph=True, materialize_grads=True)
+    return {name: gradient.detach().float() for name, gradient in zip(weights, found, strict=True)}
+
+
+def _require_gradient(value: Tensor) -> None:
     if not value.requires_grad:
         raise NetworkError(
             "Fisher information needs gradients, but this network's answers carry none (it runs under no_grad, or "
             "on integers). Choose a method that needs forward passes only."
         )
-    found = torch.autograd.grad(value, list(weights.values()), retain_graph=True, materialize_grads=True)
-    return {name: gradient.detach().float() for name, gradient in zip(weights, found, strict=True)}
 
 
 Kind = Callable[[Answer, Tensor, dict[str, Tensor]], dict[str, Tensor]]
