@@ -19,7 +19,7 @@ from mergestream.measuring import (
     information,
     watch_inputs,
 )
-from mergestream.merging import Layer, regression_mean
+from mergestream.merging import Layer, Rows, regression_mean
 from mergestream.networks import logits_of
 from mergestream.pool import ExpertPool
 from mergestream.scoring import require_finite
@@ -140,14 +140,17 @@ def merge_block_by_block(
     ridge: float,
     convolutions: bool,
     known: Sequence[Grams] | None = None,
+    rows: Rows | None = None,
+    out: Tensor | None = None,
     on_batch: OnBatch = lambda: None,
 ) -> list[Grams]:
     """Every expert's Gram matrices, its blocks fed by the blocks merged before them.
 
     batches: prepared batches for each expert, or one list for all. known: Gram matrices of earlier batches, which the
-    new ones join before a block is merged.
+    new ones join before a block is merged. rows: stand for the experts' own. The merged weights [P] end up in `out`.
     """
-    merged_row = pool.merge([1 / len(pool)] * len(pool))
+    rows = rows or pool.rows
+    merged_row = pool.merge([1 / len(pool)] * len(pool), out=out, rows=rows)
     merged, experts = Blocks(pool.module_with(merged_row)), [Blocks(pool.expert(k)) for k in range(len(pool))]
     grams = [dict(own) for own in known or [{} for _ in pool.names]]
     calls = [[merged.first_call(batch) for batch in own] for own in batches]
@@ -157,10 +160,11 @@ def merge_block_by_block(
         for k, new in enumerate(found):
             grams[k] = add_grams(grams[k], new)
         views = pool.layout.views(merged_row)
-        for name in found[0]:
-            weights = [pool.layout.views(row)[name] for row in pool.bank]
-            means = [own[name].mean for own in grams]
-            views[name].copy_(merge_layer(means, weights, ratio=ratio, ridge=ridge))
+        for entry in pool.layout.parameters:
+            if entry.name in found[0]:
+                weights = [row.view(entry.shape) for row in rows.span(entry.start, entry.stop)]
+                means = [own[entry.name].mean for own in grams]
+                views[entry.name].copy_(merge_layer(means, weights, ratio=ratio, ridge=ridge))
 
     for block, prefix in enumerate(merged.names):
         found = []

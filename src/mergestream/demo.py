@@ -9,7 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from mergestream.analysis.comparison import ORACLE, Row, compare, duel, oracle, summarise_group
+from mergestream.calibration import BLOCKWISE, Settings, blockwise_kind, measure_statistics
 from mergestream.checkpoints import BASE, ExpertCard, holds_only_an_expert, library_versions
 from mergestream.datasets import Dataset, load_dataset, phantom
 from mergestream.datasets.base import DomainData
@@ -17,13 +20,14 @@ from mergestream.determinism import cpu_threads
 from mergestream.errors import MergestreamError
 from mergestream.evaluation import describe_run, evaluate, leave_one_domain_out, precompute
 from mergestream.files import folder_written_whole, make_folder, read_json, write_json, write_text
+from mergestream.measuring import Statistics, write_statistics
 from mergestream.methods import Method, create_method
 from mergestream.parallel import run_jobs
 from mergestream.pool import ExpertPool
 from mergestream.records import Run, is_finished, run_hash
 from mergestream.reporting.demo_report import DemoFindings, render_demo
 from mergestream.streams import Stream, create_stream
-from mergestream.training import Recipe, train_base, train_expert
+from mergestream.training import Recipe, split, train_base, train_expert
 
 SCHEMA_VERSION = 1
 NETWORK = "vit_tiny_patch16_224"
@@ -31,6 +35,8 @@ MICRO = {"img_size": phantom.PIXELS, "patch_size": 8, "embed_dim": 64, "depth": 
 VIEWS = ("hflip",)
 # On the CPU everywhere: a micro ViT is no faster on a GPU, and the experts do not depend on which one is there.
 MICRO_RECIPE = Recipe(batch_size=32, views=("hflip", "vflip"), accelerator="cpu")
+
+REGMEAN_PP: Settings = {"ratio": 1.0, "ridge": 0.01, "convolutions": True}
 
 Variant = tuple[str, dict[str, Any]]
 # A stage of work with a title and a number of steps; the block gets a function to call after each step.
@@ -50,9 +56,24 @@ VARIANTS: tuple[Variant, ...] = (
     ("mean", {}),
     ("ensemble", {}),
     ("ensemble", {"average": "probabilities"}),
+    ("task_arithmetic", {}),
+    ("ties", {}),
+    ("adamerging", {}),
+    ("adamerging", {"granularity": "layer"}),
+    ("fisher", {}),
+    ("fisher", {"fisher": "mergelm", "statistics": "target"}),
+    ("regmean", {}),
+    ("regmean", {"statistics": "target"}),
+    ("regmean_pp", {}),
+    ("regmean_pp", {"statistics": "target"}),
     ("select_expert", {}),
 )
-QUICK_VARIANTS = tuple(VARIANTS[k] for k in (0, 1, 2, 9, 10, 12))
+# Every method once, and the parts of the paper's.
+QUICK_VARIANTS = tuple(
+    (name, options)
+    for name, options in VARIANTS
+    if not options or ((name == "entropy_adaptive" and options.keys() & {"encoder"}) or options == {"head": "shared"})
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +87,7 @@ class Plan:
     seeds: tuple[int, ...]
     streams: tuple[str, ...]
     variants: tuple[Variant, ...]
+    statistics_images: int
     workers: int
 
     @classmethod
@@ -78,6 +100,7 @@ class Plan:
             seeds=(0, 1, 2),
             streams=("iid", "dirichlet:0.05", "note:0.1", "sorted", "temporal"),
             variants=VARIANTS,
+            statistics_images=500,
             workers=os.cpu_count() or 1,
         )
 
@@ -91,6 +114,7 @@ class Plan:
             seeds=(0,),
             streams=("iid", "dirichlet:0.05"),
             variants=QUICK_VARIANTS,
+            statistics_images=64,
             workers=1,  # starting more would take longer than the work
         )
 
@@ -103,6 +127,7 @@ def run_demo(out: Path, plan: Plan, track: Track, command: str) -> DemoFindings:
     dataset = load_dataset("phantom", images=plan.images)
     with cpu_threads(1):
         cards = _train(out, plan, dataset, track)
+        _measure(out, plan, dataset, track)
         runs = _stream(out, plan, dataset, track)
     duels = [d for rival in ("mean", "ensemble") for d in duel(runs, "entropy_adaptive", rival)]
     findings = DemoFindings(plan_of(plan), command, _rows(runs), duels, cards, _shown(runs), _samples(dataset), dataset)
@@ -147,6 +172,52 @@ def _same_start(source: Path, target: Path) -> Path:
         with folder_written_whole(target, holds_only_an_expert) as scratch:
             shutil.copytree(source, scratch, dirs_exist_ok=True)
     return target
+
+
+def _measure(out: Path, plan: Plan, dataset: Dataset, track: Track) -> None:
+    jobs = [(pool_folder(out, seed), _own_images(dataset, plan, seed)) for seed in plan.seeds]
+    with track("measuring every expert at its own hospital", len(jobs)) as advance:
+        run_jobs(measure_pool, jobs, workers=plan.workers, on_done=advance)
+
+
+def _own_images(dataset: Dataset, plan: Plan, seed: int) -> dict[str, Tensor]:
+    """Of every hospital, images its expert was trained on."""
+    found = {}
+    for name in dataset.domains:
+        training, _ = split(len(dataset[name]), plan.expert.validation_share, seed)
+        found[name] = dataset[name].batch(training[: plan.statistics_images])
+    return found
+
+
+def measure_pool(folder: Path, images: dict[str, Tensor]) -> None:
+    """Write each expert's statistics into its folder, from its own hospital's images; what is there is left alone.
+
+    Those of RegMean++ belong to a pool, so there is one set for every hospital that may be left out.
+    """
+    pool = ExpertPool.load(folder)
+    pools = [pool.without(fold.target) for fold in leave_one_domain_out(pool.names)]
+    kinds = {blockwise_kind(each, **REGMEAN_PP): each for each in pools}
+    there = _by_name(pool)
+    wanted = {
+        name: ["gram", "fisher_exact", *(k for k, each in kinds.items() if name in each.names)] for name in images
+    }
+    if all(_has(there.get(name), wanted[name], len(own)) for name, own in images.items()):
+        return
+    found = _by_name(measure_statistics(pool, images, ("gram", "fisher_exact")))
+    for kind, each in kinds.items():
+        others = {name: images[name] for name in each.names}
+        for name, own in _by_name(measure_statistics(each, others, (BLOCKWISE,), **REGMEAN_PP)).items():
+            found[name] = found[name].with_kind(kind, dict(own.of(kind)), own.images[kind])
+    for card in pool.cards:
+        write_statistics(folder / card.name, found[card.name], card)
+
+
+def _by_name(pool: ExpertPool) -> dict[str, Statistics]:
+    return {name: own for name, own in zip(pool.names, pool.statistics, strict=True) if own is not None}
+
+
+def _has(own: Statistics | None, kinds: list[str], images: int) -> bool:
+    return own is not None and all(own.images.get(kind) == images for kind in kinds)
 
 
 def _stream(out: Path, plan: Plan, dataset: Dataset, track: Track) -> list[Run]:

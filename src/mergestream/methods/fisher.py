@@ -56,7 +56,7 @@ class Fisher(MeasuredModel):
             self.needs = ("gradients",)  # type: ignore[misc]
         self.reset()
 
-    def _measure(self, images: Tensor) -> None:
+    def _measure(self, images: Tensor) -> bool:
         rows = [
             self._flat(fisher_information(self.pool, k, images, self.fisher), f"Expert '{name}'") / len(images)
             for k, name in enumerate(self.pool.names)
@@ -64,6 +64,7 @@ class Fisher(MeasuredModel):
         share = len(images) / (self._seen + len(images))
         old = self._information or rows
         self._information = [torch.lerp(mine, new, share) for mine, new in zip(old, rows, strict=True)]
+        return True
 
     def _merge(self, rows: Rows, out: Tensor) -> None:
         information = self._information if self._learns else self._shipped()

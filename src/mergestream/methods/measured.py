@@ -38,17 +38,19 @@ class MeasuredModel(MergedModel):
         return self.statistics == "target"
 
     @abstractmethod
-    def _measure(self, images: Tensor) -> None:
-        """Add a prepared batch of the target to the statistics; tensors in them are never changed in place."""
+    def _measure(self, images: Tensor) -> bool:
+        """Add a prepared batch of the target to the statistics, whose tensors are never changed in place.
+
+        Returns whether the merged weights are stale after it.
+        """
 
     def _how_to_measure(self) -> str:
         return f"measure_statistics(pool, {{'{self.pool.names[0]}': its_images, ...}}, ['{self._kind}'])"
 
     def _observe(self, images: Tensor) -> None:
         if self._learns and self._seen < self.examples:
-            self._measure(images)
+            self._stale = self._measure(images)
             self._seen += len(images)
-            self._stale = True
 
     def _require_shipped(self) -> None:
         lacking = [

@@ -56,9 +56,10 @@ class RegMean(MeasuredModel):
     def _kind_for(self, pool: ExpertPool) -> str:  # noqa: ARG002
         return "gram"
 
-    def _measure(self, images: Tensor) -> None:
+    def _measure(self, images: Tensor) -> bool:
         new = [input_grams(self.pool, k, images) for k in range(len(self.pool))]
         self._grams = [add_grams(old, found) for old, found in zip(self._grams, new, strict=True)]
+        return True
 
     def _merge(self, rows: Rows, out: Tensor) -> None:
         share = simplex.uniform(len(rows), self.pool.device)

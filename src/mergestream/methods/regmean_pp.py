@@ -52,7 +52,7 @@ class RegMeanPlusPlus(RegMean):
         settings = f"ratio={self.ratio}, ridge={self.ridge}, convolutions={self.convolutions}"
         return f"measure_statistics(pool, images_of_every_expert, ['gram_pp'], {settings})"
 
-    def _measure(self, images: Tensor) -> None:
+    def _measure(self, images: Tensor) -> bool:
         self._grams = merge_block_by_block(
             self.pool,
             [[images]],
@@ -60,4 +60,7 @@ class RegMeanPlusPlus(RegMean):
             ratio=self.ratio,
             ridge=self.ridge,
             convolutions=self.convolutions,
+            rows=self._rows_of(),
+            out=self._weights,
         )
+        return False  # merging was part of it
