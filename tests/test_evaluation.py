@@ -9,7 +9,7 @@ import torch
 
 import mergestream as ms
 from conftest import CLASSES, make_images, make_pool
-from mergestream.analysis.comparison import compare, duel, oracle
+from mergestream.analysis.comparison import compare, duel, in_words, oracle
 from mergestream.evaluation import describe_run, precompute
 from mergestream.records import is_finished, run_hash
 
@@ -139,7 +139,12 @@ def test_compare_duel_and_oracle(vit_pool: ms.ExpertPool, data: ms.DomainData, s
     assert fight.difference.mean == pytest.approx(fight.our_mean - fight.their_mean)
     assert fight.difference.low <= fight.difference.mean <= fight.difference.high
     (even,) = duel(runs, "mean", "mean")
-    assert "does not differ" in even.in_words()
+    assert even.outcome == "does not differ clearly from"
+    assert even.points() == "+0.0 [0.0, 0.0]"
+    (sentence,) = in_words([fight, even])
+    assert sentence.startswith(f"On {fight.stream}, mean (")
+    assert f"{fight.outcome} ensemble ({100 * fight.difference.mean:+.1f})" in sentence
+    assert "does not differ clearly from mean (+0.0)" in sentence or fight.outcome == even.outcome
 
 
 def test_leave_one_domain_out() -> None:

@@ -55,8 +55,9 @@ def demo(
 
     The data are synthetic. What is done already under --out is not done again.
     """
+    from mergestream.analysis.comparison import in_words
     from mergestream.demo import Plan, run_demo
-    from mergestream.reporting.demo_report import SYNTHETIC, main_tables
+    from mergestream.reporting.demo_report import DIFFERENCES, SYNTHETIC, main_tables
     from mergestream.reporting.page import NOTICE
     from mergestream.reporting.tables import to_rich
 
@@ -70,8 +71,9 @@ def demo(
         return
     for table in main_tables(findings, compact=True):
         console.print(to_rich(table))
-    for duel in findings.duels:
-        console.print(duel.in_words(), highlight=False, soft_wrap=True)
+    for sentence in in_words(findings.duels):
+        console.print(sentence, highlight=False, soft_wrap=True)
+    console.print(DIFFERENCES, highlight=False, soft_wrap=True)
     for what, name in (("Report", "report.html"), ("Numbers", "results.json"), ("Records", "runs")):
         console.print(f"{what}: {out / name}", highlight=False, soft_wrap=True)
 

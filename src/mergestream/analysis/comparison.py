@@ -93,15 +93,30 @@ class Duel:
     their_mean: float
     difference: Estimate
 
-    def in_words(self) -> str:
+    @property
+    def outcome(self) -> str:
         """Win, lose or no difference that the interval supports."""
-        low, high = 100 * self.difference.low, 100 * self.difference.high
-        verb = "beats" if low > 0 else "loses to" if high < 0 else "does not differ clearly from"
-        return (
-            f"On {self.stream}, {self.ours} {verb} {self.theirs}: {100 * self.our_mean:.1f} against "
-            f"{100 * self.their_mean:.1f} %, paired difference {100 * self.difference.mean:+.1f} "
-            f"[{low:+.1f}, {high:+.1f}]."
-        )
+        if self.difference.low > 0:
+            return "beats"
+        return "loses to" if self.difference.high < 0 else "does not differ clearly from"
+
+    def points(self) -> str:
+        """The paired difference with its interval, in points of a per cent."""
+        mean, low, high = (100 * x for x in (self.difference.mean, self.difference.low, self.difference.high))
+        return f"{mean:+.1f} [{low:.1f}, {high:.1f}]"
+
+
+def in_words(duels: Sequence[Duel]) -> list[str]:
+    """One sentence per stream: whom a method beats, whom it does not differ from, to whom it loses."""
+    sentences = []
+    for stream in dict.fromkeys(each.stream for each in duels):
+        here = [each for each in duels if each.stream == stream]
+        told = []
+        for outcome in ("beats", "does not differ clearly from", "loses to"):
+            rivals = [f"{each.theirs} ({100 * each.difference.mean:+.1f})" for each in here if each.outcome == outcome]
+            told += [f"{outcome} {', '.join(rivals)}"] if rivals else []
+        sentences.append(f"On {stream}, {here[0].ours} ({100 * here[0].our_mean:.1f} %) {'; '.join(told)}.")
+    return sentences
 
 
 def duel(runs: Sequence[Run], ours: str, theirs: str, metric: str = "accuracy") -> list[Duel]:

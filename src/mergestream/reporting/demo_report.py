@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mergestream.analysis.comparison import ORACLE, Duel, Row
+from mergestream.analysis.comparison import ORACLE, Duel, Row, in_words
 from mergestream.checkpoints import ExpertCard
 from mergestream.datasets import Dataset
 from mergestream.records import Run
@@ -20,7 +20,7 @@ from mergestream.reporting.figures import (
     to_data_uri,
 )
 from mergestream.reporting.page import NOTICE, Section, bullets, picture, preformatted, render
-from mergestream.reporting.tables import Table, results_table, to_html
+from mergestream.reporting.tables import Table, duels_table, results_table, to_html
 
 SYNTHETIC = "The data are synthetic: generated phantom hospitals, no patients."
 
@@ -39,6 +39,9 @@ class DemoFindings:
     dataset: Dataset
 
 
+DIFFERENCES = "In brackets: the difference in points on the same batches; its interval decides which word is used."
+
+
 def main_tables(findings: DemoFindings, compact: bool = False) -> list[Table]:
     """Accuracy and balanced accuracy, methods by streams."""
     return [
@@ -49,7 +52,7 @@ def main_tables(findings: DemoFindings, compact: bool = False) -> list[Table]:
 
 def render_demo(findings: DemoFindings) -> str:
     sections = [
-        Section("In words", bullets([duel.in_words() for duel in findings.duels])),
+        Section("In words", bullets(in_words(findings.duels)) + f"<p>{DIFFERENCES}</p>"),
         Section("Results", _results(findings)),
         Section("Coefficients over time", _coefficients(findings)),
         Section("The hospitals", _hospitals(findings)),
@@ -72,7 +75,8 @@ def _results(findings: DemoFindings) -> str:
         f"Accuracy with 95 % intervals on {' and '.join(streams[:2])}; blue: variants of entropy_adaptive.",
     )
     accuracy, balanced = main_tables(findings)
-    return to_html(accuracy) + drawn + to_html(balanced)
+    duels = duels_table(findings.duels, f"Accuracy of {findings.duels[0].ours} less that of the others")
+    return to_html(accuracy) + drawn + to_html(duels) + to_html(balanced)
 
 
 def _coefficients(findings: DemoFindings) -> str:

@@ -8,7 +8,7 @@ from rich import box
 from rich.markup import escape as plain
 from rich.table import Table as RichTable
 
-from mergestream.analysis.comparison import Estimate, Row
+from mergestream.analysis.comparison import Duel, Estimate, Row
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,22 @@ def results_table(
     shown = "± half the width of the" if compact else "with the"
     note = f"Mean over targets and seeds in %, {shown} 95 % interval of a bootstrap over batches; bold: highest mean."
     return Table(title, ("method", *streams), tuple(cells), frozenset(best), note)
+
+
+def duels_table(duels: Sequence[Duel], title: str) -> Table:
+    """Rivals by streams: the paired difference to one method, with its interval; clear wins and losses stand out."""
+    rivals = list(dict.fromkeys(each.theirs for each in duels))
+    streams = list(dict.fromkeys(each.stream for each in duels))
+    found = {(each.theirs, each.stream): each for each in duels}
+    cells, clear = [], set()
+    for r, rival in enumerate(rivals):
+        row = [found.get((rival, stream)) for stream in streams]
+        cells.append((rival, *("–" if each is None else each.points() for each in row)))
+        clear |= {(r, c) for c, each in enumerate(row, start=1) if each and "clearly" not in each.outcome}
+    note = (
+        "Points of a per cent on the same batches, with the 95 % interval of a paired bootstrap; bold: it excludes 0."
+    )
+    return Table(title, ("against", *streams), tuple(cells), frozenset(clear), note)
 
 
 def _indented(label: str, labels: Sequence[str]) -> str:
