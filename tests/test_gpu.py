@@ -4,11 +4,17 @@ import pytest
 import torch
 
 import mergestream as ms
-from conftest import make_images, make_pool
+from conftest import has_blocks, make_images, make_pool
 from mergestream.methods import METHODS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-OPTIONS = {"single_expert": {"expert": "brest"}}
+CASES = [
+    *((name, {"expert": "brest"} if name == "single_expert" else {}) for name in METHODS),
+    *((name, {"statistics": "target"}) for name in ("fisher", "regmean", "regmean_pp")),
+    ("fisher", {"fisher": "mergelm", "statistics": "target"}),
+    ("adamerging", {"granularity": "layer"}),
+    ("ties", {"trim_scope": "tensor", "merge": "max"}),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -17,16 +23,20 @@ def exact_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-@pytest.mark.parametrize("name", list(METHODS))
-def test_steps_equal_the_cpus(pool: ms.ExpertPool, name: str) -> None:
-    here = ms.create_method(name, pool, **OPTIONS.get(name, {}))
-    there = ms.create_method(name, pool.to("cuda"), **OPTIONS.get(name, {}))
+@pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{n}-{'-'.join(o.values())}" for n, o in CASES])
+def test_steps_equal_the_cpus(pool: ms.ExpertPool, name: str, options: dict) -> None:
+    if name == "regmean_pp" and not has_blocks(pool):
+        pytest.skip("regmean_pp refuses networks without known blocks")
+    here = ms.create_method(name, pool, **options)
+    there = ms.create_method(name, pool.to("cuda"), **options)
     for seed, count in enumerate((6, 3, 1)):
         images = make_images(count, seed=seed)
         one, two = here.step(images), there.step(images)
         assert two.logits.is_cuda
-        torch.testing.assert_close(one.logits, two.logits.cpu(), rtol=1e-3, atol=1e-3)
-        for field in ("encoder_coefficients", "head_coefficients", "entropy", "consistency"):
+        # Solving nearly singular systems magnifies how differently both devices round.
+        tolerance = 1e-2 if name.startswith("regmean") else 1e-3
+        torch.testing.assert_close(one.logits, two.logits.cpu(), rtol=tolerance, atol=tolerance)
+        for field in ("encoder_coefficients", "head_coefficients", "entropy", "consistency", "lambdas"):
             mine, theirs = getattr(one, field), getattr(two, field)
             assert (mine is None) == (theirs is None)
             if mine is not None:
