@@ -37,10 +37,10 @@ def test_the_public_surface_is_frozen() -> None:
     }  # fmt: skip
     public = {name for name in dir(ms.ExpertPool) if not name.startswith("_")}
     assert public == {
-        "base", "base_fingerprint", "candidates", "device", "expert", "expert_logits", "fingerprint", "forward",
-        "from_modules", "from_state_dicts", "index", "input_errors", "load", "logits", "merge", "module_with",
-        "network", "new_weights", "prepare", "preprocessing", "rows", "save", "statistics", "temperatures", "to",
-        "with_candidates", "with_statistics", "without",
+        "annotate", "base", "base_fingerprint", "candidates", "device", "expert", "expert_logits", "fingerprint",
+        "forward", "from_modules", "from_state_dicts", "index", "input_errors", "load", "logits", "merge",
+        "module_with", "network", "new_weights", "prepare", "preprocessing", "rows", "save", "statistics",
+        "temperatures", "to", "with_candidates", "with_statistics", "without",
     }  # fmt: skip
 
 

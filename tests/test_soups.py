@@ -14,8 +14,9 @@ RUNS = tuple(f"{site}-{number}" for site in NAMES for number in range(2))
 
 def runs_pool() -> ms.ExpertPool:
     pool = ms.ExpertPool.from_modules(make_experts(micro_vit, RUNS, seed=3), classes=CLASSES)
-    cards = [replace(card, domain=card.name.rsplit("-", 1)[0]) for card in pool.cards]
-    return pool._copy(pool.bank, cards, pool._integers, pool._read_statistics, pool._read_candidates)
+    for name in RUNS:
+        pool = pool.annotate(name, domain=name.rsplit("-", 1)[0])
+    return pool
 
 
 def validation(seed: int = 5, count: int = 60) -> list[ms.DomainData]:

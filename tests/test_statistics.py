@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -261,15 +260,31 @@ def test_wrong_options_are_refused(vit_pool: ms.ExpertPool, name: str, options: 
         ms.create_method(name, vit_pool, **options)
 
 
+def test_what_is_said_of_an_expert_is_saved_with_it(tmp_path: Path) -> None:
+    pool = make_pool("vit").annotate("brest", class_counts={"ring": 4}, domain="Brest", temperature=1.5)
+    pool.save(tmp_path / "pool")
+    card = load(tmp_path / "pool").cards[1]
+    assert (card.class_counts, card.domain, card.temperature) == ({"ring": 4}, "Brest", 1.5)
+    assert make_pool("vit").cards[1].domain is None
+    for details, message in (
+        ({"class_count": {}}, "Did you mean 'class_counts'"),
+        ({"classes": ("a",)}, "no detail of an expert"),
+        ({"class_counts": {"ring": -1}}, "whole numbers by class"),
+        ({"temperature": 0}, "temperature"),
+    ):
+        with pytest.raises(ms.MergestreamError, match=message):
+            pool.annotate("lyon", **details)
+    with pytest.raises(ms.MergestreamError, match="Did you mean 'lyon'"):
+        pool.annotate("lion", domain="x")
+
+
 # --- head rows of classes an expert never saw --------------------------------------------------------------
 
 
 def with_counts(pool: ms.ExpertPool, seen: dict[str, list[int]]) -> ms.ExpertPool:
-    cards = [
-        replace(card, class_counts={name: count for name, count in zip(CLASSES, seen[card.name], strict=True) if count})
-        for card in pool.cards
-    ]
-    return pool._copy(pool.bank, cards, pool._integers, pool._read_statistics, pool._read_candidates)
+    for name, counts in seen.items():
+        pool = pool.annotate(name, class_counts={c: n for c, n in zip(CLASSES, counts, strict=True) if n})
+    return pool
 
 
 SEEN = {"lyon": [5, 5, 5, 0, 0], "brest": [5, 5, 0, 5, 0], "turin": [5, 5, 0, 0, 0]}

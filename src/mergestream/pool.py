@@ -16,39 +16,23 @@ import torch
 from torch import Tensor, nn
 
 from mergestream import merging
-from mergestream.bank import (
-    expert_folders,
-    fill_bank,
-    holds_only_a_pool,
-    read_row,
-    require_alike,
-    require_some,
-    write_order,
-)
+from mergestream.bank import holds_only_a_pool, write_order
 from mergestream.batchnorm import reestimate
-from mergestream.checkpoints import BASE, CARD, ExpertCard, open_weights, read_card, write_expert
+from mergestream.building import Device, Parts, parts_of_modules, parts_of_states, read_parts
+from mergestream.checkpoints import BASE, write_expert
 from mergestream.coefficients import on_simplex
 from mergestream.errors import InputError, NetworkError, PoolError, unknown_name
 from mergestream.files import folder_written_whole
-from mergestream.heads import class_names, count_classes, find_head
-from mergestream.layout import Integers, Layout
-from mergestream.measuring import Statistics, read_statistics, write_statistics
-from mergestream.networks import (
-    Network,
-    create_network,
-    first_difference,
-    from_architecture,
-    from_module,
-    logits_of,
-    recover_architecture,
-)
+from mergestream.layout import Integers
+from mergestream.measuring import Statistics, write_statistics
+from mergestream.networks import logits_of
 from mergestream.preprocessing import Preprocessing, require_batch
 from mergestream.scoring import require_finite
 from mergestream.views import VIEWS, require_known
 
 Coefficients = Sequence[float] | Tensor
-ReadStatistics = Callable[[], Statistics | None]
-Device = torch.device | str
+# What a site may say of its expert after it was built.
+DETAILS = ("domain", "class_counts", "metrics", "recipe", "temperature")
 
 
 class ExpertPool:
@@ -57,25 +41,12 @@ class ExpertPool:
     `bank` [K,P] holds the encoder segment, then the head. Build one with `load`, `from_modules` or `from_state_dicts`.
     """
 
-    def __init__(
-        self,
-        cards: Sequence[ExpertCard],
-        bank: Tensor,
-        integers: Sequence[Integers],
-        network: Network,
-        layout: Layout,
-        read_base: Callable[[], Tensor] | None,
-        *,
-        read_statistics: Sequence[ReadStatistics] | None = None,
-        read_candidates: Callable[[], ExpertPool | None] = lambda: None,
-    ) -> None:
-        self.cards, self.bank, self.template, self.layout = tuple(cards), bank, network, layout
-        self.names = tuple(card.name for card in cards)
-        self.classes = cards[0].classes
-        self._integers, self._read_base = tuple(integers), read_base
-        self._read_statistics = tuple(read_statistics or [lambda: None] * len(cards))
-        self._read_candidates = read_candidates
-        layout.move_rest(layout.strip(network.module), bank.device, bank.dtype)
+    def __init__(self, parts: Parts, read_candidates: Callable[[], ExpertPool | None] = lambda: None) -> None:
+        self._parts, self._read_candidates = parts, read_candidates
+        self.cards, self.bank, self.template, self.layout = parts.cards, parts.bank, parts.network, parts.layout
+        self.names = tuple(card.name for card in parts.cards)
+        self.classes = parts.cards[0].classes
+        self.layout.move_rest(self.layout.strip(self.template.module), self.device, self.bank.dtype)
 
     # --- building -----------------------------------------------------------------------------------------
 
@@ -94,38 +65,8 @@ class ExpertPool:
         in training: tensors are checked, but a setting that leaves their shapes alone is not on disk.
         """
         root = Path(folder)
-        folders = expert_folders(root) if root.is_dir() else []
-        if not folders:
-            raise PoolError(f"No expert in {root}: a pool is a folder of expert folders, each with {CARD}.")
-        cards = [read_card(path) for path in folders]
-        base = root / BASE
-        base_card = read_card(base) if base.is_dir() else None
-        require_alike(cards, base_card)
-        blueprint = _blueprint(cards[0], network)
-        layout = Layout.of(blueprint.module, blueprint.head)
-        _require_classes(cards[0].classes, blueprint)
-        layout.strip(blueprint.module)
-        states = {card.name: open_weights(path, card) for path, card in zip(folders, cards, strict=True)}
-        bank, integers = fill_bank(layout, states, device, dtype)
-
-        own_dtype = bank.dtype  # not the bank itself: the function would keep it alive
-
-        def read_base() -> Tensor:
-            assert base_card is not None
-            return read_row(layout, open_weights(base, base_card), BASE, own_dtype)
-
-        statistics = [partial(read_statistics, path, card) for path, card in zip(folders, cards, strict=True)]
         candidates = partial(_load_candidates, root, network, device, dtype)
-        return cls(
-            cards,
-            bank,
-            integers,
-            blueprint,
-            layout,
-            read_base if base_card else None,
-            read_statistics=statistics,
-            read_candidates=candidates,
-        )
+        return cls(read_parts(root, network, device, dtype), candidates)
 
     @classmethod
     def from_modules(
@@ -138,27 +79,7 @@ class ExpertPool:
         preprocessing: Preprocessing | None = None,
     ) -> ExpertPool:
         """Experts from live modules of one class, in the mapping's order; their weights are copied."""
-        require_some(modules)
-        first = next(iter(modules.values()))
-        network = from_module(copy.deepcopy(first).eval(), head, preprocessing)
-        for name, module in modules.items():
-            if type(module) is not type(first):
-                raise PoolError(f"Expert '{name}' is a {type(module).__name__}, not a {type(first).__name__}.")
-            theirs = preprocessing or from_module(module, network.head).preprocessing
-            if theirs != network.preprocessing:
-                raise PoolError(f"Expert '{name}' differs in preprocessing: {theirs}, not {network.preprocessing}.")
-        for name, module in [*modules.items(), *([(BASE, base)] if base is not None else [])]:
-            difference = first_difference(first, module)
-            if difference:
-                raise PoolError(f"'{name}' is built differently from '{next(iter(modules))}': {difference}.")
-            if classes is None and class_names(module) != class_names(first):
-                raise PoolError(f"'{name}' names its classes {class_names(module)}, not {class_names(first)}.")
-        return cls._from_states(
-            {name: module.state_dict() for name, module in modules.items()},
-            network,
-            None if base is None else base.state_dict(),
-            class_names(first) if classes is None else classes,
-        )
+        return cls(parts_of_modules(modules, base, classes, head, preprocessing))
 
     @classmethod
     def from_state_dicts(
@@ -172,38 +93,7 @@ class ExpertPool:
         preprocessing: Preprocessing | None = None,
     ) -> ExpertPool:
         """Experts from state dicts and one network: a module, or a name where `classes` are given."""
-        require_some(states)
-        if not isinstance(network, str):
-            blueprint = from_module(copy.deepcopy(network).eval(), head, preprocessing)
-        elif classes is None:
-            raise PoolError(f"To build '{network}' by name, give classes=: its head needs their number.")
-        else:
-            classes = tuple(classes)
-            blueprint = create_network(network, num_classes=len(classes))
-            found = find_head(blueprint.module, head)
-            blueprint = replace(blueprint, head=found, preprocessing=preprocessing or blueprint.preprocessing)
-        return cls._from_states(states, blueprint, base, classes)
-
-    @classmethod
-    def _from_states(
-        cls,
-        states: Mapping[str, Mapping[str, Tensor]],
-        network: Network,
-        base: Mapping[str, Tensor] | None,
-        classes: Iterable[str] | None,
-    ) -> ExpertPool:
-        layout = Layout.of(network.module, network.head)
-        count = count_classes(network.module, network.head)
-        if classes is None and count is None:
-            raise PoolError(f"Cannot tell how many classes the head {network.head} answers: give classes=.")
-        labels = tuple(map(str, range(count or 0))) if classes is None else tuple(classes)
-        _require_classes(labels, network)
-        network = replace(network, architecture=recover_architecture(network.module))
-        layout.strip(network.module)
-        bank, integers = fill_bank(layout, states, "cpu", None)
-        cards = [ExpertCard.for_network(name, network, labels) for name in states]
-        base_row = None if base is None else read_row(layout, base, BASE, bank.dtype)
-        return cls(cards, bank, integers, network, layout, None if base_row is None else lambda: base_row)
+        return cls(parts_of_states(states, network, base, classes, head, preprocessing))
 
     def save(self, folder: str | Path) -> None:
         """Write the pool as a folder of expert folders and their order, whole or not at all."""
@@ -218,7 +108,7 @@ class ExpertPool:
             base_card = write_expert(root / BASE, {**self.layout.views(self.base), **self._merged_integers}, base_card)
             base_sha256 = base_card.weights_sha256
         for k, card in enumerate(self.cards):
-            state = {**self.layout.views(self.bank[k]), **self._integers[k]}
+            state = {**self.layout.views(self.bank[k]), **self._parts.integers[k]}
             written = write_expert(root / card.name, state, replace(card, base_sha256=base_sha256))
             statistics = self.statistics[k]
             if statistics is not None:
@@ -244,19 +134,24 @@ class ExpertPool:
     @cached_property
     def base(self) -> Tensor | None:
         """The shared start of all experts [P], read when first asked for; None where the pool has none."""
-        return None if self._read_base is None else self._read_base().to(self.device, self.bank.dtype)
+        read = self._parts.read_base
+        return None if read is None else read().to(self.device, self.bank.dtype)
 
     @cached_property
     def statistics(self) -> tuple[Statistics | None, ...]:
         """What each expert's site measured on its own images, where it shipped any."""
-        return tuple(read() for read in self._read_statistics)
+        return tuple(read() for read in self._readers)
+
+    @property
+    def _readers(self) -> tuple[Callable[[], Statistics | None], ...]:
+        return self._parts.read_statistics or (partial(_given, None),) * len(self)
 
     def with_statistics(self, statistics: Mapping[str, Statistics]) -> ExpertPool:
         """The pool with other statistics for some experts; weights are shared."""
-        readers = list(self._read_statistics)
+        readers = list(self._readers)
         for name, own in statistics.items():
             readers[self.index(name)] = partial(_given, own)
-        return self._copy(self.bank, self.cards, self._integers, readers, self._read_candidates)
+        return self._with(read_statistics=tuple(readers))
 
     @cached_property
     def candidates(self) -> ExpertPool | None:
@@ -268,7 +163,16 @@ class ExpertPool:
 
     def with_candidates(self, runs: ExpertPool) -> ExpertPool:
         """The pool with the runs that its experts were chosen from."""
-        return self._copy(self.bank, self.cards, self._integers, self._read_statistics, partial(_given, runs))
+        return self._with(partial(_given, runs))
+
+    def annotate(self, name: str, **details: Any) -> ExpertPool:
+        """The pool with more said of one expert: its domain, class_counts, metrics, recipe or temperature."""
+        for detail in details:
+            if detail not in DETAILS:
+                raise unknown_name("detail of an expert", detail, DETAILS)
+        expert = self.index(name)
+        cards = [replace(card, **details) if k == expert else card for k, card in enumerate(self.cards)]
+        return self._with(cards=tuple(cards))
 
     @property
     def temperatures(self) -> Tensor:
@@ -283,7 +187,7 @@ class ExpertPool:
             "dtype": str(self.bank.dtype),
             "temperatures": [card.temperature for card in self.cards],
             "class_counts": [card.class_counts for card in self.cards],
-            "integers": [{name: tensor.tolist() for name, tensor in own.items()} for own in self._integers],
+            "integers": [{name: tensor.tolist() for name, tensor in own.items()} for own in self._parts.integers],
         }
         digest = hashlib.sha256(json.dumps({**header, **self.template.describe()}, sort_keys=True).encode())
         for row in self.bank:
@@ -308,12 +212,12 @@ class ExpertPool:
         adjacent = kept == list(range(kept[0], kept[-1] + 1))
         bank = self.bank[kept[0] : kept[-1] + 1] if adjacent else self.bank[kept]
         domains = {self.cards[k].domain or self.names[k] for k in dropped}
-        return self._copy(
-            bank,
-            [self.cards[k] for k in kept],
-            [self._integers[k] for k in kept],
-            [self._read_statistics[k] for k in kept],
+        return self._with(
             partial(_runs_outside, self._read_candidates, domains),
+            bank=bank,
+            cards=tuple(self.cards[k] for k in kept),
+            integers=tuple(self._parts.integers[k] for k in kept),
+            read_statistics=tuple(self._readers[k] for k in kept),
         )
 
     def to(self, device: Device | None = None, dtype: torch.dtype | None = None) -> ExpertPool:
@@ -323,27 +227,12 @@ class ExpertPool:
         bank = self.bank.to(device, dtype)
         if dtype is not None and not bool(torch.isfinite(bank).all()):
             raise PoolError(f"Some weights are too large for {dtype}. Choose torch.bfloat16 or torch.float32.")
-        return self._copy(bank, self.cards, self._integers, self._read_statistics, self._read_candidates)
+        return self._with(bank=bank)
 
-    def _copy(
-        self,
-        bank: Tensor,
-        cards: Sequence[ExpertCard],
-        integers: Sequence[Integers],
-        statistics: Sequence[ReadStatistics],
-        candidates: Callable[[], ExpertPool | None],
-    ) -> ExpertPool:
+    def _with(self, read_candidates: Callable[[], ExpertPool | None] | None = None, **changes: Any) -> ExpertPool:
+        """A pool that differs in some parts and shares the others."""
         network = replace(self.template, module=copy.deepcopy(self.template.module))
-        return ExpertPool(
-            cards,
-            bank,
-            integers,
-            network,
-            self.layout,
-            self._read_base,
-            read_statistics=statistics,
-            read_candidates=candidates,
-        )
+        return ExpertPool(replace(self._parts, network=network, **changes), read_candidates or self._read_candidates)
 
     # --- what it does -------------------------------------------------------------------------------------
 
@@ -431,13 +320,13 @@ class ExpertPool:
     def _experts(self) -> list[nn.Module]:
         return [
             self.layout.attach(copy.deepcopy(self.template.module), row, own).eval()
-            for row, own in zip(self.bank, self._integers, strict=True)
+            for row, own in zip(self.bank, self._parts.integers, strict=True)
         ]
 
     @cached_property
     def _merged_integers(self) -> Integers:
         names = self.layout.integers
-        return {name: merging.merge_integers([own[name] for own in self._integers]) for name in names}
+        return {name: merging.merge_integers([own[name] for own in self._parts.integers]) for name in names}
 
     def _run_expert(self, expert: int, batch: Tensor) -> Tensor:
         return self._run(self._experts[expert], batch, f"Expert '{self.names[expert]}'")
@@ -486,14 +375,3 @@ def _runs_outside(read: Callable[[], ExpertPool | None], domains: set[str]) -> E
     if len(dropped) == len(runs):
         return None
     return runs.without(*dropped) if dropped else runs
-
-
-def _require_classes(classes: Sequence[str], network: Network) -> None:
-    count = count_classes(network.module, network.head)
-    if count not in (None, len(classes)):
-        raise PoolError(f"{len(classes)} classes were given, but the head answers {count}.")
-
-
-def _blueprint(card: ExpertCard, module: nn.Module | None) -> Network:
-    network = from_architecture(card.architecture) if module is None else from_module(copy.deepcopy(module), card.head)
-    return replace(network, architecture=card.architecture, head=card.head, preprocessing=card.preprocessing)

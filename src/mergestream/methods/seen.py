@@ -39,7 +39,7 @@ def _seen(pool: ExpertPool) -> Tensor:
     if unknown:
         raise PoolError(
             f"head_rows='seen' needs to know which classes each expert saw, but the card of '{unknown[0]}' has no "
-            f"class_counts. Ask the site for a card with them, or use head_rows='all'."
+            f"class_counts. Ask its site, then: pool = pool.annotate('{unknown[0]}', class_counts={{...}})."
         )
     counts = [[card.class_counts.get(name, 0) > 0 for name in pool.classes] for card in pool.cards]
     return torch.tensor(counts, device=pool.device)
