@@ -1,6 +1,9 @@
 """Every baseline against an independent reference on real networks: state dicts, loops, hooks and autograd only."""
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import timm
@@ -218,13 +221,17 @@ def test_the_gradient_of_lambda_is_that_of_finite_differences(network: str) -> N
         assert ours[k].item() == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=2e-2, abs=2e-3)
 
 
-def test_a_clamped_lambda_outside_the_interval_is_stuck_as_published() -> None:
+def test_a_clamped_lambda_must_start_within_the_interval() -> None:
+    """Outside it has no gradient, as published, and would never move."""
     pool, _, _ = build("timm_vit")
-    method = ms.create_method("adamerging", pool, **{"lambda": -0.5})
-    for seed in range(3):
-        step = method.step(make_images(6, seed=seed))
-        assert torch.equal(step.lambdas, torch.zeros(3))
-    assert torch.equal(method.state_dict()["state"]["lambdas"], torch.full((3,), -0.5))
+    for start in (-0.5, 1.5):
+        with pytest.raises(ms.MergestreamError, match=r"starts within \[0, 1\]"):
+            ms.create_method("adamerging", pool, **{"lambda": start})
+    hasty = ms.create_method("adamerging", pool, learning_rate=2.0)
+    used = hasty.step(make_images(6)).lambdas
+    raw = hasty.state_dict()["state"]["lambdas"]
+    assert torch.equal(used, raw.clamp(0, 1))
+    assert not torch.equal(used, raw)
     free = ms.create_method("adamerging", pool, clamp=False, **{"lambda": -0.5})
     free.step(make_images(6))
     assert not torch.equal(free.state_dict()["state"]["lambdas"], torch.full((3,), -0.5))
@@ -603,6 +610,58 @@ def test_regmean_pp_refuses_other_networks_and_says_why(factory: Callable) -> No
         find_blocks(module)
 
 
+class Odd(nn.Module):
+    """Blocks whose names are known, but which do not run one after the other."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.order = order
+        self.blocks = nn.ModuleList([nn.Linear(12, 12) for _ in range(3)])
+        self.fc = nn.Linear(12, len(CLASSES))
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = images.mean(dim=(2, 3)).repeat(1, 4)
+        if self.order == "parallel":
+            return self.fc(sum(torch.tanh(block(x)) for block in self.blocks))
+        chain = [2, 1, 0] if self.order == "reversed" else [0, 1, 2, 1] if self.order == "repeated" else [0, 1, 2]
+        for block in chain:
+            x = torch.tanh(self.blocks[block](x))
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("order", ["parallel", "reversed", "repeated", "chain"])
+def test_regmean_pp_refuses_blocks_that_are_no_chain(order: str) -> None:
+    experts = make_experts(lambda: Odd(order))
+    pool = ms.ExpertPool.from_modules(experts, classes=CLASSES, preprocessing=PREPROCESSING)
+    method = ms.create_method("regmean_pp", pool, statistics="target")
+    if order == "chain":
+        assert torch.isfinite(method(make_images(3))).all()
+        return
+    with pytest.raises(ms.MergestreamError, match="block by block"):
+        method(make_images(3))
+    with pytest.raises(ms.MergestreamError, match="block by block"):
+        ms.measure_statistics(pool, IMAGES, ["gram_pp"])
+
+
+def test_regmean_says_which_layers_it_solves() -> None:
+    pool, _, _ = build("torchvision_vit")
+    pool = ms.measure_statistics(pool, IMAGES, ["gram"])
+    solved = ms.create_method("regmean", pool).layers
+    assert "encoder.layers.encoder_layer_0.self_attention.in_proj_weight" in solved
+    assert "conv_proj.weight" in solved
+    assert "conv_proj.weight" not in ms.create_method("regmean", pool, convolutions=False).layers
+    assert not any(name.endswith("bias") for name in solved)
+
+
+def test_autocast_does_not_hide_the_layers() -> None:
+    """It multiplies by copies of the weights; unnoticed, RegMean would become the mean."""
+    pool, _, _ = build("timm_vit")
+    plain = ms.measure_statistics(pool, IMAGES, ["gram"])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = ms.measure_statistics(pool, IMAGES, ["gram"])
+    assert cast.statistics[0].fingerprint("gram") == plain.statistics[0].fingerprint("gram")
+
+
 def test_regmean_pp_statistics_belong_to_one_pool_and_one_choice_of_options() -> None:
     pool, _, _ = build("timm_vit")
     shipped = ms.measure_statistics(pool, IMAGES, ["gram_pp"])
@@ -612,3 +671,43 @@ def test_regmean_pp_statistics_belong_to_one_pool_and_one_choice_of_options() ->
             ms.create_method("regmean_pp", other, **options)
     with pytest.raises(ms.MergestreamError, match="every expert's site; those of turin"):
         ms.measure_statistics(pool, {name: IMAGES[name] for name in ("lyon", "brest")}, ["gram_pp"])
+
+
+MEMORY = """
+import ctypes, sys, torch
+from torch import nn
+import mergestream as ms
+torch.set_num_threads(1)
+def status(key):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.fc = nn.Linear(192, 60_000), nn.Linear(60_000, 4)
+    def forward(self, x):
+        return self.fc(torch.tanh(self.body(x.flatten(1))))
+start = Wide()
+state = start.state_dict()
+pool = ms.ExpertPool.from_state_dicts({f"expert{k}": state for k in range(int(sys.argv[1]))}, start, base=state)
+assert pool.base is not None
+method = ms.create_method("adamerging", pool, granularity=sys.argv[2])
+ctypes.CDLL("libc.so.6").malloc_trim(0)
+open("/proc/self/clear_refs", "w").write("5")
+before = status("VmRSS")
+method.step(torch.randn(2, 3, 8, 8))
+print((status("VmHWM") - before) / pool.bank[0].nbytes)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+@pytest.mark.parametrize("granularity", ["task", "layer"])
+def test_adamerging_needs_no_more_memory_for_more_experts(granularity: str) -> None:
+    """In models beyond bank and base: merged weights, one gradient, one tensor's difference. K graphs would be 2K."""
+
+    def peak(experts: int) -> float:
+        command = [sys.executable, "-c", MEMORY, str(experts), granularity]
+        return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    few, many = peak(2), peak(8)
+    assert few < 4.5
+    assert many < few + 0.5

@@ -39,8 +39,8 @@ def test_the_public_surface_is_frozen() -> None:
     assert public == {
         "annotate", "base", "base_fingerprint", "candidates", "device", "expert", "expert_logits", "fingerprint",
         "forward", "from_modules", "from_state_dicts", "index", "input_errors", "load", "logits", "merge",
-        "module_with", "network", "new_weights", "prepare", "preprocessing", "rows", "save", "statistics",
-        "temperatures", "to", "with_candidates", "with_statistics", "without",
+        "module_with", "network", "network_with", "new_weights", "prepare", "preprocessing", "rows", "save",
+        "statistics", "statistics_of", "temperatures", "to", "with_candidates", "with_statistics", "without",
     }  # fmt: skip
 
 
@@ -122,7 +122,10 @@ DOCUMENTS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob(
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_python_in_the_documents_runs(document: Path, tmp_path: Path) -> None:
     script = "\n".join(blocks(document))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False)
+    # One thread, as in conftest: the other worker needs its core.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False, env=environment)
     assert done.returncode == 0, done.stderr
 
 

@@ -82,7 +82,7 @@ def test_who_leaves_the_pool_takes_its_runs_along() -> None:
     pool = make_pool("vit").with_candidates(runs_pool())
     assert pool.without("brest").candidates.names == tuple(run for run in RUNS if not run.startswith("brest"))
     assert pool.without("brest", "lyon").without().candidates.names == ("turin-0", "turin-1")
-    with pytest.raises(ms.MergestreamError, match="no expert in this pool called 'brest-1'"):
+    with pytest.raises(ms.MergestreamError, match="no run among this pool's candidates called 'brest-1'"):
         ms.create_method("mean", pool.without("brest"), variant="greedy", runs=["brest-1"])
 
 
@@ -119,12 +119,35 @@ def test_candidates_of_another_network_are_refused() -> None:
     pool = make_pool("vit").with_candidates(make_pool("hand_written"))
     with pytest.raises(ms.MergestreamError, match="another network"):
         ms.create_method("mean", pool, variant="all_runs")
+    with pytest.raises(ms.MergestreamError, match="an ExpertPool of runs, got str"):
+        pool.with_candidates("runs")
+
+
+def test_runs_must_say_their_domain_or_leaving_one_out_would_leak() -> None:
+    unnamed = ms.ExpertPool.from_modules(make_experts(micro_vit, RUNS, seed=3), classes=CLASSES)
+    for runs in (unnamed, runs_pool().annotate("lyon-0", domain="Lyons")):
+        with pytest.raises(ms.MergestreamError, match=r"candidate 'lyon-0'.*annotate\('lyon-0', domain"):
+            ms.create_method("mean", make_pool("vit").with_candidates(runs), variant="all_runs")
+
+
+def test_candidates_are_saved_with_the_pool(tmp_path: Path) -> None:
+    pool = make_pool("vit").with_candidates(runs_pool())
+    pool.save(tmp_path / "pool")
+    again = ms.ExpertPool.load(tmp_path / "pool", network=micro_vit())
+    assert again.candidates.fingerprint() == pool.candidates.fingerprint()
 
 
 def test_bad_validation_is_refused() -> None:
     runs = runs_pool()
     with pytest.raises(ms.MergestreamError, match="at least one source"):
         ms.soups.select_runs(runs, [])
+    for bad in (None, validation()[0], {"lyon": validation()[0]}, [3]):
+        with pytest.raises(ms.MergestreamError, match="list of DomainData"):
+            ms.soups.select_runs(runs, bad)
+    with pytest.raises(ms.MergestreamError, match="pool of runs"):
+        ms.soups.select_runs(None, validation())
+    with pytest.raises(ms.MergestreamError, match="batch_size"):
+        ms.soups.select_runs(runs, validation(), batch_size=0)
     with pytest.raises(ms.MergestreamError, match="Did you mean 'greedy'"):
         ms.soups.select_runs(runs, validation(), "gredy")
     other = [replace(data, classes=CLASSES[::-1]) for data in validation()]

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -86,14 +87,14 @@ def rewrite(path: Path, change, about_change=lambda about: about) -> None:
         ("regmean", lambda t: None, lambda a: {**a, "schema_version": 9}, "schema_version 9"),
         ("regmean", lambda t: None, lambda a: {**a, "images": 3}, "how many images"),
         ("regmean", lambda t: None, lambda a: [], "schema_version None"),
-        ("regmean", lambda t: t["gram/head.weight"].fill_(float("nan")), lambda a: a, "must be finite"),
+        ("regmean", lambda t: t["gram/head.weight"].fill_(float("nan")), lambda a: a, "of 'brest' holds NaN"),
         (
             "regmean",
             lambda t: t.update({"gram/head.weight": torch.ones(1, 3, 3)}),
             lambda a: a,
-            "fit a weight of shape",
+            "fit a weight",
         ),
-        ("regmean", lambda t: t.update({"gram/head.weight": torch.ones(4)}), lambda a: a, "fit a weight of shape"),
+        ("regmean", lambda t: t.update({"gram/head.weight": torch.ones(4)}), lambda a: a, "fit a weight"),
         ("fisher", lambda t: t["fisher_exact/head.bias"].fill_(-1), lambda a: a, "at least 0"),
         ("fisher", lambda t: t["fisher_exact/head.bias"].fill_(float("inf")), lambda a: a, "must be finite"),
         ("fisher", lambda t: t.pop("fisher_exact/head.bias"), lambda a: a, "head.bias"),
@@ -147,7 +148,15 @@ def test_measuring_again_replaces_one_kind_and_keeps_the_others() -> None:
     ("images", "kinds", "message"),
     [
         ({"lyon": torch.zeros(0, 3, 16, 16)}, ["gram"], "at least one image"),
-        ({"lyon": "images"}, ["gram"], "at least one image"),
+        ({"lyon": []}, ["fisher_mergelm"], "at least one image"),
+        ({"lyon": "images"}, ["gram"], "got str"),
+        ({"lyon": None}, ["gram"], "got NoneType"),
+        ({"lyon": torch.tensor(3.0)}, ["gram"], "4-d|\\[B"),
+        ({"lyon": [3]}, ["gram"], "got int"),
+        ({}, ["gram"], "by its name"),
+        (None, ["gram"], "by its name"),
+        ({"lyon": IMAGES["lyon"]}, [], "Which kinds"),
+        ({"lyon": IMAGES["lyon"]}, None, "Which kinds"),
         ({"lion": IMAGES["lyon"]}, ["gram"], "Did you mean 'lyon'"),
         ({"lyon": IMAGES["lyon"]}, ["grams"], "Did you mean 'gram'"),
         ({"lyon": torch.zeros(2, 1, 16, 16)}, ["gram"], "channels"),
@@ -161,6 +170,89 @@ def test_measuring_again_replaces_one_kind_and_keeps_the_others() -> None:
 def test_bad_images_are_refused_when_measuring(images: dict, kinds: list[str], message: str) -> None:
     with pytest.raises(ms.MergestreamError, match=message):
         ms.measure_statistics(make_pool("vit"), images, kinds)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ratio": 2},
+        {"ratio": float("nan")},
+        {"ratio": "x"},
+        {"ridge": -1.0},
+        {"ridge": None},
+        {"convolutions": "no"},
+        {"batch_size": 0},
+        {"batch_size": 2.5},
+        {"batch_size": None},
+    ],
+)
+def test_bad_settings_are_refused_when_measuring(settings: dict) -> None:
+    with pytest.raises(ms.MergestreamError, match=next(iter(settings))):
+        ms.measure_statistics(make_pool("vit"), IMAGES, ["gram_pp"], **settings)
+
+
+def test_settings_are_the_same_however_the_number_is_written() -> None:
+    pool = ms.measure_statistics(make_pool("vit"), IMAGES, ["gram_pp"], ratio=1, ridge=np.float64(0.5))
+    ms.create_method("regmean_pp", pool, ratio=1.0, ridge=0.5)
+    with pytest.raises(ms.MergestreamError, match="another pool or of other options"):
+        ms.create_method("regmean_pp", pool)
+
+
+def test_images_may_come_in_batches_as_a_loader_gives_them() -> None:
+    pool = make_pool("vit")
+    at_once = ms.measure_statistics(pool, IMAGES, "gram", batch_size=2)
+    labels = torch.zeros(2)
+    streamed = ms.measure_statistics(
+        pool, {name: ([part, labels] for part in own.split(2)) for name, own in IMAGES.items()}, (k for k in ["gram"])
+    )
+    for one, other in zip(at_once.statistics, streamed.statistics, strict=True):
+        assert one.fingerprint("gram") == other.fingerprint("gram")
+
+
+def test_stale_statistics_can_be_measured_again(saved: Path) -> None:
+    rewrite(saved / "brest" / FILE, lambda t: None, lambda a: {**a, "weights_sha256": "0" * 64})
+    pool = ms.measure_statistics(load(saved), {"brest": IMAGES["brest"]}, ["gram"])
+    pool.save(saved)
+    assert torch.isfinite(ms.create_method("regmean", load(saved))(make_images(2))).all()
+
+
+def test_a_gram_that_one_expert_lacks_is_refused(saved: Path) -> None:
+    rewrite(saved / "brest" / FILE, lambda t: t.pop("gram/head.weight"))
+    with pytest.raises(ms.MergestreamError, match=r"no Gram matrix of 'head\.weight'"):
+        ms.create_method("regmean", load(saved))(make_images(2))
+
+
+def test_only_statistics_are_statistics() -> None:
+    with pytest.raises(ms.MergestreamError, match="got int for 'lyon'"):
+        make_pool("vit").with_statistics({"lyon": 3})
+
+
+@pytest.mark.parametrize("name", ["mean", "ties", "adamerging", "regmean", "fisher", "regmean_pp"])
+def test_the_merged_model_can_be_taken_out(vit_pool: ms.ExpertPool, name: str) -> None:
+    method, batch = ms.create_method(name, vit_pool), make_images(4)
+    answer = method(batch)
+    network = method.network()
+    with torch.no_grad():
+        assert torch.equal(network(vit_pool.prepare(batch)), answer)
+        network.head.weight.zero_()  # its weights are its own
+    assert torch.equal(vit_pool.forward(method.merged_weights(), batch), answer)
+    assert not any(parameter.requires_grad for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("name", ["entropy_adaptive", "adamerging", "regmean", "fisher"])
+def test_a_state_that_is_none_is_refused_and_changes_nothing(vit_pool: ms.ExpertPool, name: str) -> None:
+    options = {"statistics": "target"} if name in ("regmean", "fisher") else {}
+    method = ms.create_method(name, vit_pool, **options)
+    method.step(make_images(3))
+    good = method.state_dict()
+    expected = ms.create_method(name, vit_pool, **options)
+    expected.load_state_dict(good)
+    for bad in (None, "x", [], {**good, "state": None}, {**good, "state": {"lambdas": torch.zeros(7), "grams": [{}]}}):
+        if name in ("entropy_adaptive", "fisher") and isinstance(bad, dict) and bad["state"]:
+            continue  # these know neither key
+        with pytest.raises(ms.MergestreamError):
+            method.load_state_dict(bad)
+    assert torch.equal(method(make_images(3, seed=2)), expected(make_images(3, seed=2)))
 
 
 # --- what methods need ------------------------------------------------------------------------------------
@@ -230,14 +322,19 @@ def test_a_network_without_gradients_is_refused_by_those_who_need_them(name: str
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("task_arithmetic", {"lambda": "2/K"}, "choice for 'lambda'"),
+        ("task_arithmetic", {"lambda": "2/K"}, "one number, '1/K', or 3"),
         ("task_arithmetic", {"lambda": [0.1, 0.2]}, "3: one per expert"),
         ("task_arithmetic", {"lambda": float("nan")}, "finite number"),
         ("task_arithmetic", {"lamda": 0.3}, "Did you mean 'lambda'"),
         ("task_arithmetic", {"base_head": "none"}, "choice for 'base_head'"),
         ("ties", {"lambda": [0.1, 0.2, 0.3]}, "one number or '1/K'"),
         ("ties", {"keep": 0.0}, "keep"),
-        ("ties", {"keep": 20}, "keep"),
+        ("ties", {"keep": 20}, "above 0|of at most 1"),
+        ("ties", {"keep": 10**400}, "of at most 1"),
+        ("ties", {"merge": np.array(["mean", "sum"])}, "one of mean, sum, max"),
+        ("ties", {"keep_": 0.3}, "no option of 'ties' called 'keep_'"),
+        ("task_arithmetic", {"lambda": "0.3"}, "one number, '1/K', or 3"),
+        ("mean", {"runs": ["a", "a"]}, "names something twice"),
         ("ties", {"merge": "median"}, "choice for 'merge'"),
         ("ties", {"trim_scope": "layer"}, "choice for 'trim_scope'"),
         ("adamerging", {"granularity": "tensor"}, "choice for 'granularity'"),
@@ -270,6 +367,7 @@ def test_what_is_said_of_an_expert_is_saved_with_it(tmp_path: Path) -> None:
         ({"class_count": {}}, "Did you mean 'class_counts'"),
         ({"classes": ("a",)}, "no detail of an expert"),
         ({"class_counts": {"ring": -1}}, "whole numbers by class"),
+        ({"class_counts": {"rings": 3}}, "'rings', which is none of its classes"),
         ({"temperature": 0}, "temperature"),
     ):
         with pytest.raises(ms.MergestreamError, match=message):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
-from mergestream.errors import InputError, unknown_name
+from mergestream.errors import CheckpointError, InputError, NetworkError, unknown_name
 from mergestream.measuring import (
     FISHERS,
     Blocks,
@@ -21,12 +21,14 @@ from mergestream.measuring import (
 )
 from mergestream.merging import Layer, Rows, regression_mean
 from mergestream.networks import logits_of
+from mergestream.options import number, whole_number, yes_or_no
 from mergestream.pool import ExpertPool
 from mergestream.scoring import require_finite
 
 BLOCKWISE = "gram_pp"
 KINDS = ("gram", *(f"fisher_{kind}" for kind in FISHERS), BLOCKWISE)
 OnBatch = Callable[[], None]
+Images = Tensor | Iterable[Any]
 
 
 class Settings(TypedDict):
@@ -37,7 +39,7 @@ class Settings(TypedDict):
 
 def measure_statistics(
     pool: ExpertPool,
-    images: Mapping[str, Tensor],
+    images: Mapping[str, Images],
     kinds: Sequence[str] = ("gram", "fisher_exact"),
     *,
     batch_size: int = 32,
@@ -46,60 +48,114 @@ def measure_statistics(
     convolutions: bool = True,
     on_batch: OnBatch = lambda: None,
 ) -> ExpertPool:
-    """The pool with statistics of the experts named in `images`, each measured on its own site's images [N,c,H,W].
+    """The pool with statistics of the experts named in `images`, each measured on its own site's images.
 
-    A site that has only its own expert gives a pool of one, and sends its folder after `save`. Kinds: 'gram' (for
-    regmean), 'fisher_exact' and 'fisher_mergelm' (for fisher). 'gram_pp' (for regmean_pp) takes a round for every
-    block, in which all experts' sites take part, and belongs to one `ratio`, `ridge` and `convolutions`.
+    Images are one tensor [N,c,H,W], or batches of them one after the other (a DataLoader's). A site that has only its
+    own expert gives a pool of one, and sends its folder after `save`. Kinds: 'gram' (for regmean), 'fisher_exact' and
+    'fisher_mergelm' (for fisher). 'gram_pp' (for regmean_pp) takes a round for every block, in which all experts' sites
+    take part, so it needs the images of all of them, and belongs to one `ratio`, `ridge` and `convolutions`.
     """
-    for kind in kinds:
-        if kind not in KINDS:
-            raise unknown_name("kind of statistics", kind, KINDS)
-    batches = {name: _batches(pool, own, batch_size) for name, own in images.items()}
-    measured = {name: pool.statistics[pool.index(name)] or Statistics({}, {}) for name in images}
-    for name, own in batches.items():
-        for kind in kinds:
-            if kind != BLOCKWISE:
-                with pool.input_errors(own[0]):
-                    tensors = _measure(pool, pool.index(name), own, kind, on_batch)
-                measured[name] = measured[name].with_kind(kind, tensors, sum(map(len, own)))
-    if BLOCKWISE in kinds:
-        missing = [name for name in pool.names if name not in images]
-        if missing:
-            raise InputError(f"'{BLOCKWISE}' needs images of every expert's site; those of {missing[0]} are missing.")
-        every = [batches[name] for name in pool.names]
-        settings: Settings = {"ratio": ratio, "ridge": ridge, "convolutions": convolutions}
-        with pool.input_errors(every[0][0]):
-            grams = merge_block_by_block(pool, every, **settings, on_batch=on_batch)
-        kind = blockwise_kind(pool, **settings)
-        for name, own, found in zip(pool.names, every, grams, strict=True):
-            tensors = {weight: gram.mean for weight, gram in found.items()}
-            measured[name] = measured[name].with_kind(kind, tensors, sum(map(len, own)))
+    wanted = _checked_kinds(kinds)
+    whole_number("batch_size", batch_size, low=1)
+    settings: Settings = {
+        "ratio": number("ratio", ratio, low=0, high=1),
+        "ridge": number("ridge", ridge, low=0),
+        "convolutions": yes_or_no("convolutions", convolutions),
+    }
+    if not isinstance(images, Mapping) or not images:
+        raise InputError("Give the images of each expert by its name: {'lyon': images, ...}.")
+    measured = {name: _known(pool, pool.index(name)) for name in images}
+    kept: dict[str, list[Tensor]] = {}
+    for name, own in images.items():
+        batches: Iterable[Tensor] = _batches(pool, own, batch_size)
+        if BLOCKWISE in wanted:
+            batches = kept[name] = list(_batches(pool, own, batch_size))
+        measured[name] = _measure(pool, name, batches, [k for k in wanted if k != BLOCKWISE], measured[name], on_batch)
+    if BLOCKWISE in wanted:
+        measured |= _measure_blocks(pool, kept, measured, settings, on_batch)
     return pool.with_statistics(measured)
 
 
-def _batches(pool: ExpertPool, images: Tensor, size: int) -> list[Tensor]:
-    if not isinstance(images, Tensor) or len(images) == 0:
-        raise InputError("Statistics need at least one image [N,c,H,W]; got none.")
-    return [require_finite(pool.prepare(batch), "The input") for batch in images.split(size)]
+def _checked_kinds(kinds: Sequence[str]) -> list[str]:
+    listed = [kinds] if isinstance(kinds, str) else list(kinds) if isinstance(kinds, Iterable) else []
+    if not listed:
+        raise InputError(f"Which kinds of statistics? Known: {', '.join(KINDS)}.")
+    for kind in listed:
+        if kind not in KINDS:
+            raise unknown_name("kind of statistics", str(kind), KINDS)
+    return listed
+
+
+def _known(pool: ExpertPool, expert: int) -> Statistics:
+    """What the expert has already; statistics that cannot be used are measured anew, not added to."""
+    try:
+        return pool.statistics_of(expert) or Statistics({}, {})
+    except CheckpointError:
+        return Statistics({}, {})
+
+
+def _batches(pool: ExpertPool, images: Images, size: int) -> Iterator[Tensor]:
+    """Prepared batches, one at a time."""
+    if isinstance(images, Tensor):
+        images = images.split(size) if images.ndim else [images]
+    if isinstance(images, str | Mapping) or not isinstance(images, Iterable):
+        raise InputError(f"Images are a tensor [N,c,H,W] or batches of them; got {type(images).__name__}.")
+    found = False
+    for batch in images:
+        # A DataLoader over labelled data gives images and labels.
+        own = batch[0] if isinstance(batch, list | tuple) and batch else batch
+        if isinstance(own, Tensor) and len(own.shape) and not len(own):
+            continue
+        found = True
+        yield require_finite(pool.prepare(own), "The input")
+    if not found:
+        raise InputError("Statistics need at least one image; got none.")
 
 
 def _measure(
-    pool: ExpertPool, expert: int, batches: Sequence[Tensor], kind: str, on_batch: OnBatch
-) -> dict[str, Tensor]:
-    if kind == "gram":
-        grams: Grams = {}
-        for batch in batches:
-            grams = add_grams(grams, input_grams(pool, expert, batch))
-            on_batch()
-        return {name: gram.mean for name, gram in grams.items()}
-    total: dict[str, Tensor] = {}
+    pool: ExpertPool, name: str, batches: Iterable[Tensor], kinds: list[str], known: Statistics, on_batch: OnBatch
+) -> Statistics:
+    """One expert's statistics of several kinds, in one pass over its images."""
+    expert, count, grams = pool.index(name), 0, Grams()
+    totals: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds if kind != "gram"}
     for batch in batches:
-        found = fisher_information(pool, expert, batch, kind.removeprefix("fisher_"))
-        total = {name: total[name] + value if name in total else value for name, value in found.items()}
+        with pool.input_errors(batch):
+            if "gram" in kinds:
+                grams = add_grams(grams, input_grams(pool, expert, batch))
+            for kind, total in totals.items():
+                for key, value in fisher_information(pool, expert, batch, kind.removeprefix("fisher_")).items():
+                    total[key] = total[key] + value if key in total else value
+        count += len(batch)
         on_batch()
-    count = sum(map(len, batches))
-    return {name: value / count for name, value in total.items()}
+    if "gram" in kinds:
+        if not grams:
+            raise NetworkError(
+                f"No linear layer of '{name}' was recognised while it ran, so there is nothing to measure."
+            )
+        known = known.with_kind("gram", {key: gram.mean for key, gram in grams.items()}, count)
+    for kind, total in totals.items():
+        known = known.with_kind(kind, {key: value / count for key, value in total.items()}, count)
+    return known
+
+
+def _measure_blocks(
+    pool: ExpertPool,
+    batches: Mapping[str, list[Tensor]],
+    known: Mapping[str, Statistics],
+    settings: Settings,
+    on_batch: OnBatch,
+) -> dict[str, Statistics]:
+    missing = [name for name in pool.names if name not in batches]
+    if missing:
+        raise InputError(f"'{BLOCKWISE}' needs images of every expert's site; those of {missing[0]} are missing.")
+    every = [batches[name] for name in pool.names]
+    with pool.input_errors(every[0][0]):
+        grams = merge_block_by_block(pool, every, **settings, on_batch=on_batch)
+    kind, found = blockwise_kind(pool, **settings), {}
+    for name, own in zip(pool.names, grams, strict=True):
+        tensors = {weight: gram.mean for weight, gram in own.items()}
+        found[name] = known[name].with_kind(kind, tensors, sum(map(len, batches[name])))
+    return found
 
 
 def input_grams(pool: ExpertPool, expert: int, batch: Tensor) -> Grams:
@@ -153,6 +209,8 @@ def merge_block_by_block(
     merged_row = pool.merge([1 / len(pool)] * len(pool), out=out, rows=rows)
     merged, experts = Blocks(pool.module_with(merged_row)), [Blocks(pool.expert(k)) for k in range(len(pool))]
     grams = [dict(own) for own in known or [{} for _ in pool.names]]
+    if not known or not known[0]:
+        merged.require_chain(batches[0][0][:1])
     calls = [[merged.first_call(batch) for batch in own] for own in batches]
 
     def settle(found: Sequence[Grams]) -> None:

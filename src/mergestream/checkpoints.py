@@ -97,6 +97,9 @@ def _problem(card: ExpertCard) -> str | None:
     counts = card.class_counts
     if not isinstance(counts, dict) or not all(type(n) is int and n >= 0 for n in counts.values()):
         return f"class_counts must be whole numbers by class, got {counts!r}"
+    strangers = [name for name in counts if name not in card.classes]
+    if strangers:
+        return f"class_counts names '{strangers[0]}', which is none of its classes {', '.join(card.classes)}"
     for what in ("metrics", "recipe", "library_versions"):
         if not isinstance(getattr(card, what), dict):
             return f"{what} must be an object"

@@ -21,7 +21,7 @@ from mergestream.batchnorm import reestimate
 from mergestream.building import Device, Parts, parts_of_modules, parts_of_states, read_parts
 from mergestream.checkpoints import BASE, write_expert
 from mergestream.coefficients import on_simplex
-from mergestream.errors import InputError, NetworkError, PoolError, unknown_name
+from mergestream.errors import InputError, MergestreamError, NetworkError, PoolError, unknown_name
 from mergestream.files import folder_written_whole
 from mergestream.layout import Integers
 from mergestream.measuring import Statistics, write_statistics
@@ -96,7 +96,9 @@ class ExpertPool:
         return cls(parts_of_states(states, network, base, classes, head, preprocessing))
 
     def save(self, folder: str | Path) -> None:
-        """Write the pool as a folder of expert folders and their order, whole or not at all."""
+        """Write the pool as a folder of expert folders and their order, whole or not at all; candidates beside it."""
+        if self.candidates is not None:
+            self.candidates.save(candidates_folder(Path(folder)))
         with folder_written_whole(Path(folder), holds_only_a_pool) as scratch:
             self._write(scratch)
             write_order(scratch, self.names)
@@ -140,7 +142,10 @@ class ExpertPool:
     @cached_property
     def statistics(self) -> tuple[Statistics | None, ...]:
         """What each expert's site measured on its own images, where it shipped any."""
-        return tuple(read() for read in self._readers)
+        return tuple(self.statistics_of(k) for k in range(len(self)))
+
+    def statistics_of(self, expert: int) -> Statistics | None:
+        return self._readers[expert]()
 
     @property
     def _readers(self) -> tuple[Callable[[], Statistics | None], ...]:
@@ -150,6 +155,8 @@ class ExpertPool:
         """The pool with other statistics for some experts; weights are shared."""
         readers = list(self._readers)
         for name, own in statistics.items():
+            if not isinstance(own, Statistics):
+                raise InputError(f"Statistics come from measure_statistics, got {type(own).__name__} for '{name}'.")
             readers[self.index(name)] = partial(_given, own)
         return self._with(read_statistics=tuple(readers))
 
@@ -157,12 +164,24 @@ class ExpertPool:
     def candidates(self) -> ExpertPool | None:
         """All runs that the experts were chosen from, each with its domain in its card; None where none were kept."""
         runs = self._read_candidates()
-        if runs is not None and (runs.layout != self.layout or runs.classes != self.classes):
-            raise PoolError("The candidates are of another network or other classes than this pool's experts.")
+        if runs is None:
+            return None
+        if runs.layout != self.layout or runs.classes != self.classes or runs.preprocessing != self.preprocessing:
+            raise PoolError("The candidates are of another network, classes or preprocessing than this pool's experts.")
+        domains = {card.domain or card.name for card in self.cards}
+        for card in runs.cards:
+            # Otherwise a pool without some domain would still average that domain's runs.
+            if card.domain not in domains:
+                raise PoolError(
+                    f"The candidate '{card.name}' is of domain {card.domain!r}, which must be an expert's: "
+                    f"{', '.join(sorted(domains))}. Say it: runs = runs.annotate('{card.name}', domain=...)."
+                )
         return runs
 
     def with_candidates(self, runs: ExpertPool) -> ExpertPool:
-        """The pool with the runs that its experts were chosen from."""
+        """The pool with the runs that its experts were chosen from; each one's card says of which domain it is."""
+        if not isinstance(runs, ExpertPool):
+            raise InputError(f"Candidates are an ExpertPool of runs, got {type(runs).__name__}.")
         return self._with(partial(_given, runs))
 
     def annotate(self, name: str, **details: Any) -> ExpertPool:
@@ -296,8 +315,12 @@ class ExpertPool:
 
     def network(self, encoder: Coefficients, head: Coefficients | None = None) -> nn.Module:
         """An ordinary frozen module with merged weights of its own, in eval mode."""
+        return self.network_with(self.merge(encoder, head))
+
+    def network_with(self, weights: Tensor) -> nn.Module:
+        """An ordinary frozen module with a copy of flat weights [P], in eval mode."""
         module = copy.deepcopy(self.template.module)
-        return self.layout.attach(module, self.merge(encoder, head), self._merged_integers).eval()
+        return self.layout.attach(module, weights.clone(), self._merged_integers).eval()
 
     def module_with(self, weights: Tensor) -> nn.Module:
         """The pool's one working module, its parameters views of `weights` [P]; attached anew only when they change."""
@@ -343,7 +366,7 @@ class ExpertPool:
         """What a network says of a batch it cannot take, as an error about the batch."""
         try:
             yield
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, MergestreamError):
             raise
         except (AssertionError, RuntimeError, ValueError) as error:
             wanted = f" (the pool's preprocessing is for {self.preprocessing.size})" if self.preprocessing else ""
@@ -362,8 +385,14 @@ def _given(value: Any) -> Any:
 def _load_candidates(
     root: Path, network: nn.Module | None, device: Device, dtype: torch.dtype | None
 ) -> ExpertPool | None:
-    folder = root.with_name(f"{root.name}.candidates")
+    folder = candidates_folder(root)
     return ExpertPool.load(folder, network=network, device=device, dtype=dtype) if folder.is_dir() else None
+
+
+def candidates_folder(root: Path) -> Path:
+    """Where the runs of a pool lie: beside it."""
+    whole = root.resolve()
+    return whole.with_name(f"{whole.name}.candidates")
 
 
 def _runs_outside(read: Callable[[], ExpertPool | None], domains: set[str]) -> ExpertPool | None:

@@ -43,7 +43,7 @@ def require_finite(logits: Tensor, owner: str) -> Tensor:
     bad = (~finite).nonzero().flatten().tolist()
     raise InputError(
         f"{owner} gave NaN or Inf for image {bad[0]} of this batch ({len(bad)} in all). "
-        f"Check that image, and whether the weights overflow in {logits.dtype}: try dtype=torch.float32."
+        f"Check that image; weights in a narrow type may also overflow: load the pool with dtype=torch.float32."
     )
 
 

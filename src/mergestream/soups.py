@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from mergestream.datasets.base import DomainData
-from mergestream.errors import InputError, unknown_name
+from mergestream.errors import InputError
+from mergestream.options import one_of, whole_number
 from mergestream.pool import ExpertPool
 
 RULES = ("restricted", "greedy")
@@ -28,10 +29,15 @@ def select_runs(
     Runs are tried from the most to the least accurate on all validation images together. One is kept if the average
     with it is at least as accurate as the one before ('restricted'), or strictly more accurate ('greedy').
     """
-    if rule not in RULES:
-        raise unknown_name("rule", rule, RULES)
-    if not validation:
-        raise InputError("Choosing runs needs validation images of at least one source.")
+    one_of("rule", rule, RULES)
+    whole_number("batch_size", batch_size, low=1)
+    if not isinstance(runs, ExpertPool):
+        raise InputError(
+            "Choosing runs needs a pool of runs, such as pool.candidates where the pool kept them; got none."
+        )
+    listed = isinstance(validation, list | tuple) and all(isinstance(data, DomainData) for data in validation)
+    if not listed or not validation:
+        raise InputError("Choosing runs needs a list of DomainData: validation images of at least one source.")
     odd = [data.name for data in validation if data.classes != runs.classes]
     if odd:
         raise InputError(f"The classes of '{odd[0]}' are not those of the runs, in this order: {runs.classes}.")

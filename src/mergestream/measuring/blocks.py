@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mergestream.errors import NetworkError
+from mergestream.networks import logits_of
 
 # Where the libraries keep the blocks of their ViTs and ResNets, as paths from the network down.
 PATHS = (
@@ -20,6 +22,10 @@ PATHS = (
     r"layer[1-4]\.\d+",  # timm and torchvision ResNet
     r"(\w+\.)*encoder\.stages\.\d+\.layers\.\d+",  # Hugging Face ResNet
 )
+_UNKNOWN = (
+    "{} cannot be merged block by block: it is not known which of its parts run one after the other, as the blocks of "
+    "timm, torchvision and Hugging Face ViTs and ResNets do. Use 'regmean' instead."
+)
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -27,12 +33,9 @@ def find_blocks(module: nn.Module) -> list[str]:
     """The names of a network's blocks in order of depth; refuses a network whose blocks are not known."""
     for path in PATHS:
         found = [name for name, _ in module.named_modules() if re.fullmatch(path, name)]
-        if len(found) > 1:
+        if found:
             return found
-    raise NetworkError(
-        f"{type(module).__name__} cannot be merged block by block: it is not known which of its parts run one after "
-        f"the other, as the blocks of timm, torchvision and Hugging Face ViTs and ResNets do. Use 'regmean' instead."
-    )
+    raise NetworkError(_UNKNOWN.format(type(module).__name__))
 
 
 class _Reached(Exception):  # noqa: N818
@@ -63,11 +66,24 @@ class Blocks:
         with self._answering(block, self.run(block, call)):
             return self._until(block + 1, batch)
 
-    def finish(self, call: Call, batch: Tensor) -> None:
+    def finish(self, call: Call, batch: Tensor) -> Any:
         """Run what lies behind the last block, after that one got `call`."""
         last = len(self) - 1
         with self._answering(last, self.run(last, call)):
-            self.module(batch)
+            return self.module(batch)
+
+    def require_chain(self, batch: Tensor) -> None:
+        """Refuse a network that is not its blocks one after the other: parallel, reversed or repeated ones."""
+        expected = logits_of(self.module(batch))
+        try:
+            call = self.first_call(batch)
+            for block in range(len(self) - 1):
+                call = self.next_call(block, call, batch)
+            found = logits_of(self.finish(call, batch))
+        except (RuntimeError, IndexError, TypeError, ValueError):
+            found = torch.full_like(expected, torch.nan)
+        if found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-3, atol=1e-3):
+            raise NetworkError(_UNKNOWN.format(type(self.module).__name__))
 
     def _until(self, block: int, batch: Tensor) -> Call:
         seen: list[Call] = []

@@ -51,7 +51,13 @@ def watch_inputs(weights: Mapping[str, Tensor], *, convolutions: bool = True) ->
     # The fused inference kernel of torch's attention would hide the matrix products.
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with watch, torch.no_grad():
+        # Autocast would multiply by copies of the weights, which are not recognised, and round the inputs.
+        with (
+            watch,
+            torch.no_grad(),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+        ):
             yield watch.grams
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

@@ -40,10 +40,13 @@ def list_methods() -> list[str]:
 
 def create_method(name: str, pool: ExpertPool, **options: Any) -> Method:
     """A method by name. Unknown names and options are refused with the nearest match."""
-    if name not in METHODS:
-        raise unknown_name("method", name, METHODS)
+    if not isinstance(name, str) or name not in METHODS:
+        raise unknown_name("method", str(name), METHODS)
+    if not isinstance(pool, ExpertPool):
+        raise InputError(f"A method needs an ExpertPool, got {type(pool).__name__}.")
     kind = METHODS[name]
-    options = {option.removesuffix("_"): value for option, value in options.items()}
+    reserved = {known for known in kind._parameters() if known.endswith("_")}
+    options = {option.removesuffix("_") if option in reserved else option: value for option, value in options.items()}
     for option in options:
         if option not in kind.option_names():
             raise unknown_name(f"option of '{name}'", option, kind.option_names())

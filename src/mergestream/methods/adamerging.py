@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from mergestream import scoring
-from mergestream.errors import NetworkError
+from mergestream.errors import InputError, NetworkError
 from mergestream.merging import Rows
-from mergestream.methods.choices import number, one_of, resolve_lambda, whole_number, yes_or_no
+from mergestream.methods.choices import resolve_lambda
 from mergestream.methods.merged import MergedModel, base_of
 from mergestream.methods.task_arithmetic import add_task_vectors
 from mergestream.networks import logits_of
+from mergestream.options import number, one_of, whole_number, yes_or_no
 from mergestream.pool import ExpertPool
 
 
@@ -51,6 +52,8 @@ class AdaMerging(MergedModel):
         self.learning_rate = number("learning_rate", learning_rate, low=0)
         self.steps = whole_number("steps", steps, low=1)
         self.clamp = yes_or_no("clamp", clamp)
+        if clamp and not 0 <= self._first <= 1:
+            raise InputError(f"With clamp, 'lambda' starts within [0, 1], else it would never move; got {lambda_!r}.")
         super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
         self._rows = self._rows_of()
         self.reset()
@@ -110,7 +113,10 @@ class AdaMerging(MergedModel):
         super()._restore(state)
         shape = (len(self.pool),) if self.granularity == "task" else (len(self.pool), len(self.pool.layout.parameters))
         with torch.inference_mode(False):
-            self._lambdas = nn.Parameter(state.get("lambdas", torch.full(shape, self._first)).clone())
+            lambdas = state.get("lambdas", torch.full(shape, self._first))
+            if lambdas.shape != shape:
+                raise ValueError(f"lambdas have shape {tuple(lambdas.shape)}, not {shape}")
+            self._lambdas = nn.Parameter(lambdas.clone())
             self._adam = torch.optim.Adam([self._lambdas], lr=self.learning_rate)
             moments = {name: value.clone() for name, value in state.get("adam", {}).items()}
             if moments:

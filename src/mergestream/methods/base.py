@@ -113,12 +113,19 @@ class Method(ABC):
         return {**self.identity, "state": self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if not isinstance(state, Mapping):
+            raise InputError(f"A method's state is what state_dict() gave, not {type(state).__name__}.")
         for key, value in self.identity.items():
             if state.get(key) != value:
                 raise InputError(f"This state is of another {key}: {state.get(key)!r}, not {value!r}.")
         if "state" not in state:
             raise InputError("This is not a method's state: 'state' is missing in it.")
-        self._restore(state["state"])
+        before = self._state()
+        try:
+            self._restore(state["state"])
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            self._restore(before)
+            raise InputError(f"This state does not fit '{self.name}' on this pool: {error}.") from error
 
     @cached_property
     def identity(self) -> dict[str, Any]:

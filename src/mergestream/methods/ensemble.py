@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mergestream.methods.base import ExpertLogits, Method, Step
-from mergestream.methods.choices import one_of
+from mergestream.options import one_of
 from mergestream.pool import ExpertPool
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from mergestream import coefficients as simplex
 from mergestream import scoring
 from mergestream.methods.base import ExpertLogits, Method, Step
-from mergestream.methods.choices import names, number, one_of, resolve_temperature, whole_number, yes_or_no
+from mergestream.methods.choices import resolve_temperature
 from mergestream.methods.seen import HeadRows
+from mergestream.options import names, number, one_of, whole_number, yes_or_no
 from mergestream.pool import ExpertPool
 from mergestream.views import require_known
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from mergestream import coefficients as simplex
 from mergestream.calibration import fisher_information
-from mergestream.errors import CheckpointError
+from mergestream.errors import CheckpointError, InputError
 from mergestream.measuring import FISHERS
 from mergestream.merging import Rows, fisher_average, weighted_sum
-from mergestream.methods.choices import number, one_of, yes_or_no
 from mergestream.methods.measured import MeasuredModel
+from mergestream.options import number, one_of, yes_or_no
 from mergestream.pool import ExpertPool
 
 # MergeLM's and FusionBench's: added to every norm before it divides.
@@ -100,6 +100,8 @@ class Fisher(MeasuredModel):
         for name, tensor in tensors.items():
             entry = entries[name]
             if tensor.shape != entry.shape or not bool(torch.isfinite(tensor).all()) or bool((tensor < 0).any()):
+                if self._learns:
+                    raise InputError(f"{owner} has gradients of NaN or Inf at '{name}' on this batch.")
                 raise CheckpointError(
                     f"{owner}: '{name}' must be finite, at least 0 and shaped {tuple(entry.shape)}; measure it again."
                 )

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from mergestream import coefficients as simplex
-from mergestream.errors import InputError, PoolError
+from mergestream.errors import InputError, PoolError, unknown_name
 from mergestream.merging import Rows, merge
-from mergestream.methods.choices import names, one_of
 from mergestream.methods.merged import MergedModel
 from mergestream.methods.seen import HeadRows
+from mergestream.options import names, one_of
 from mergestream.pool import ExpertPool
 
 VARIANTS = ("uniform", "restricted", "greedy", "all_runs")
@@ -77,7 +77,7 @@ class Mean(MergedModel):
         return (counts / counts.sum()).to(members.device)
 
     def _of_chosen(self, coefficients: str | Sequence[float]) -> Tensor:
-        if coefficients != "uniform":
+        if not isinstance(coefficients, str) or coefficients != "uniform":
             raise InputError(f"variant='{self.variant}' averages its runs equally; leave 'coefficients' out.")
         if not self.runs:
             raise InputError(
@@ -85,6 +85,9 @@ class Mean(MergedModel):
                 f"simulation has in one place: runs=mergestream.soups.select_runs(pool.candidates, validation, "
                 f"'{self.variant}')."
             )
+        for name in self.runs:
+            if name not in self._members.names:
+                raise unknown_name("run among this pool's candidates", name, self._members.names)
         chosen = {self._members.index(name) for name in self.runs}
         share = [1 / len(chosen) if k in chosen else 0.0 for k in range(len(self._members))]
         return torch.tensor(share, device=self._members.device)

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from mergestream.errors import PoolError
-from mergestream.methods.choices import one_of, whole_number
 from mergestream.methods.merged import MergedModel
+from mergestream.options import one_of, whole_number
 from mergestream.pool import ExpertPool
 
 
@@ -59,9 +59,13 @@ class MeasuredModel(MergedModel):
             if own is None or self._kind not in own.kinds
         ]
         if lacking:
+            own = self.pool.statistics[self.pool.index(lacking[0])]
+            family = self._kind.split("-")[0]
+            others = own is not None and any(kind.split("-")[0] == family for kind in own.kinds)
+            state = "shipped those of another pool or of other options" if others else "shipped none"
             raise PoolError(
-                f"'{self.name}' needs statistics that each expert's site measures on its own images ('{self._kind}'); "
-                f"{', '.join(lacking)} shipped none. Each site can: pool = mergestream.{self._how_to_measure()}, "
+                f"'{self.name}' needs statistics measured on the experts' own images ('{family}'); "
+                f"{', '.join(lacking)} {state}. Measure them: pool = mergestream.{self._how_to_measure()}, "
                 f"then pool.save(folder). Or use statistics='target', which measures on the stream."
             )
 

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mergestream import coefficients as simplex
 from mergestream.errors import PoolError
 from mergestream.merging import Rows, weighted_sum
 from mergestream.methods.base import ExpertLogits, Method, Step
-from mergestream.methods.choices import one_of, yes_or_no
 from mergestream.methods.seen import HeadRows
+from mergestream.options import one_of, yes_or_no
 from mergestream.pool import ExpertPool
 from mergestream.scoring import require_finite
 
@@ -77,6 +77,10 @@ class MergedModel(Method):
             self._average_buffers()
         self._stale = False
         return self._weights
+
+    def network(self) -> nn.Module:
+        """The merged model in use as an ordinary frozen module with weights of its own, in eval mode."""
+        return self.pool.network_with(self.merged_weights())
 
     def _average_buffers(self) -> None:
         rows = self._buffer_rows()

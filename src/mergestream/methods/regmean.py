@@ -11,8 +11,8 @@ from mergestream.calibration import input_grams, merge_layer
 from mergestream.errors import CheckpointError
 from mergestream.measuring import Gram, Grams, add_grams
 from mergestream.merging import Rows, merge
-from mergestream.methods.choices import number, yes_or_no
 from mergestream.methods.measured import MeasuredModel
+from mergestream.options import number, yes_or_no
 from mergestream.pool import ExpertPool
 
 
@@ -40,7 +40,7 @@ class RegMean(MeasuredModel):
         head_rows: str = "all",
         recalibrate_bn: bool = False,
     ) -> None:
-        self.ratio = number("ratio", ratio, low=0, below=1 + 1e-12)
+        self.ratio = number("ratio", ratio, low=0, high=1)
         self.ridge = number("ridge", ridge, low=0)
         self.convolutions = yes_or_no("convolutions", convolutions)
         super().__init__(
@@ -65,25 +65,33 @@ class RegMean(MeasuredModel):
         share = simplex.uniform(len(rows), self.pool.device)
         merge(rows, share, share, out)
         views = self.pool.layout.views(out)
+        solved = set(self.layers)
         for entry in self.pool.layout.parameters:
-            if entry.name in self._layers and (self.convolutions or len(entry.shape) == 2):
+            if entry.name in solved:
                 experts = [row.view(entry.shape) for row in rows.span(entry.start, entry.stop)]
                 merged = merge_layer(self._gram(entry.name), experts, ratio=self.ratio, ridge=self.ridge)
                 views[entry.name].copy_(merged)
 
     @property
-    def _layers(self) -> set[str]:
-        """The weights of which every expert has a Gram matrix."""
+    def layers(self) -> tuple[str, ...]:
+        """The weights that are solved for, those of which the experts have Gram matrices; the others are the mean."""
         if self._learns:
-            return set.intersection(*map(set, self._grams))
-        return set.intersection(*(own.names(self._kind) for own in self.pool.statistics if own is not None))
+            known = [set(own) for own in self._grams]
+        else:
+            known = [own.names(self._kind) for own in self.pool.statistics if own is not None]
+        if any(each != known[0] for each in known):
+            odd = sorted(name for name in set().union(*known) if any(name not in each for each in known))
+            raise CheckpointError(f"Some experts have no Gram matrix of '{odd[0]}'; measure '{self._kind}' again.")
+        shapes = {entry.name: entry.shape for entry in self.pool.layout.parameters}
+        return tuple(n for n in shapes if n in known[0] and (self.convolutions or len(shapes[n]) == 2))
 
     def _gram(self, name: str) -> list[Tensor]:
         """Every expert's Gram matrix [groups,in,in] of one layer."""
         if self._learns:
             return [own[name].mean for own in self._grams]
         shape = next(entry.shape for entry in self.pool.layout.parameters if entry.name == name)
-        return [_checked(own.tensors[f"{self._kind}/{name}"], name, shape) for own in self.pool.statistics if own]
+        shipped = zip(self.pool.names, self.pool.statistics, strict=True)
+        return [_checked(own.tensors[f"{self._kind}/{name}"], f"'{name}' of '{k}'", shape) for k, own in shipped if own]
 
     def _state(self) -> dict[str, Any]:
         grams = [{name: {"mean": gram.mean, "rows": gram.rows} for name, gram in own.items()} for own in self._grams]
@@ -91,19 +99,23 @@ class RegMean(MeasuredModel):
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         super()._restore(state)
-        device = self.pool.device
-        self._grams = [
-            {name: Gram(value["mean"].to(device), value["rows"]) for name, value in own.items()}
+        grams = [
+            {name: Gram(value["mean"].to(self.pool.device), value["rows"]) for name, value in own.items()}
             for own in state.get("grams", [{} for _ in self.pool.names])
         ]
+        if len(grams) != len(self.pool):
+            raise ValueError(f"it holds Gram matrices of {len(grams)} experts, not {len(self.pool)}")
+        self._grams = grams
 
 
-def _checked(gram: Tensor, name: str, shape: torch.Size) -> Tensor:
+def _checked(gram: Tensor, what: str, shape: torch.Size) -> Tensor:
     square = gram.ndim == 3 and gram.shape[1] == gram.shape[2]
     fits = square and gram.shape[0] * gram.shape[2] * (shape[0] // max(1, gram.shape[0])) == shape.numel()
-    if not fits or not bool(torch.isfinite(gram).all()):
+    if not fits:
         raise CheckpointError(
-            f"The Gram matrix of '{name}' must be finite and fit a weight of shape {tuple(shape)}, "
-            f"got {tuple(gram.shape)}. Measure it again."
+            f"The Gram matrix of {what} has shape {tuple(gram.shape)}, which does not fit a weight of shape "
+            f"{tuple(shape)}. Measure it again."
         )
+    if not bool(torch.isfinite(gram).all()):
+        raise CheckpointError(f"The Gram matrix of {what} holds NaN or Inf. Measure it again.")
     return gram

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mergestream.errors import NetworkError, PoolError
 from mergestream.merging.rows import Rows, fill_unseen
-from mergestream.methods.choices import one_of
+from mergestream.options import one_of
 from mergestream.pool import ExpertPool
 
 HEAD_ROWS = ("all", "seen")

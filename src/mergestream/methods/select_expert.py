@@ -9,7 +9,8 @@ from torch import Tensor
 from mergestream import coefficients as simplex
 from mergestream import scoring
 from mergestream.methods.base import ExpertLogits, Method, Step
-from mergestream.methods.choices import one_of, resolve_temperature
+from mergestream.methods.choices import resolve_temperature
+from mergestream.options import one_of
 from mergestream.pool import ExpertPool
 
 

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from mergestream.layout import Layout
 from mergestream.merging import DISJOINT_MERGES, Part, Rows, ties
-from mergestream.methods.choices import number, one_of, resolve_lambda
+from mergestream.methods.choices import resolve_lambda
 from mergestream.methods.merged import MergedModel, base_of
+from mergestream.options import number, one_of
 from mergestream.pool import ExpertPool
 
 SCOPES = ("global", "encoder_head_separately", "tensor")
@@ -37,7 +38,7 @@ class Ties(MergedModel):
         recalibrate_bn: bool = False,
     ) -> None:
         self._base = base_of(pool, self.name, base_head)
-        self.keep = number("keep", keep, above=0, below=1 + 1e-12)
+        self.keep = number("keep", keep, above=0, high=1)
         self.trim_scope = one_of("trim_scope", trim_scope, SCOPES)
         self.merge = one_of("merge", merge, DISJOINT_MERGES)
         self.lambda_, self.base_head = lambda_, base_head
