@@ -61,7 +61,6 @@ VARIANTS: tuple[Variant, ...] = (
     ("task_arithmetic", {}),
     ("ties", {}),
     ("adamerging", {}),
-    ("adamerging", {"granularity": "layer"}),
     ("fisher", {}),
     ("fisher", {"fisher": "mergelm", "statistics": "target"}),
     ("regmean", {}),
