@@ -280,7 +280,8 @@ def test_fisher(network: str, kind: str) -> None:
         for name, module in experts.items()
     ]
     norms = [torch.cat([value.flatten() for value in each.values()]).norm() for each in found]
-    scales = [1 / (norm + 1e-6) for norm in norms] if kind == "mergelm" else [1 / norm for norm in norms]
+    root = sum(value.numel() for value in found[0].values()) ** 0.5
+    scales = [1 / (norm + 1e-6) for norm in norms] if kind == "mergelm" else [root / norm for norm in norms]
     states = [floats(module.state_dict()) for module in experts.values()]
     expected = mean_of(states)
     for name in found[0]:
@@ -325,6 +326,31 @@ def test_a_network_that_cannot_be_vectorised_is_measured_one_by_one() -> None:
     own = pool.statistics[0]
     for name, value in own.of("fisher_exact"):
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-6)
+
+
+def test_fisher_before_the_first_batch_is_the_mean() -> None:
+    pool, _, _ = build("timm_vit")
+    method = ms.create_method("fisher", pool, statistics="target")
+    torch.testing.assert_close(method.merged_weights(), ms.create_method("mean", pool).merged_weights())
+    method.step(make_images(3))
+    method.reset()
+    torch.testing.assert_close(method.merged_weights(), ms.create_method("mean", pool).merged_weights())
+
+
+def test_a_pool_built_in_inference_mode_has_gradients_too() -> None:
+    with torch.inference_mode():
+        pool, _, _ = build("timm_vit")
+        assert pool.base is not None
+    for name, options in (("fisher", {"statistics": "target"}), ("adamerging", {})):
+        assert torch.isfinite(ms.create_method(name, pool, **options)(make_images(2))).all()
+
+
+@pytest.mark.parametrize("scope", ["global", "encoder_head_separately", "tensor"])
+def test_padding_between_tensors_stays_zero(scope: str) -> None:
+    pool, _, _ = build("hand_written")
+    weights = ms.create_method("ties", pool, trim_scope=scope).merged_weights()
+    for entry in pool.layout.entries:
+        assert not weights[entry.stop : entry.end].any()
 
 
 def test_mergelm_depends_on_the_batch_size_and_exact_does_not() -> None:

@@ -204,6 +204,22 @@ def test_regmean_of_singular_grams_keeps_the_mean_where_no_input_reaches(dtype: 
     torch.testing.assert_close(left @ ours.T, right, rtol=1e-3, atol=1e-3)
 
 
+def test_a_singular_gram_loses_no_input_that_is_merely_small() -> None:
+    """Two inputs that are always equal make it singular; others are a million times smaller and still count."""
+    x, weights = regression_case(3, 40, 6, 4, 3)
+    for each in x:
+        each[:, 1] = each[:, 0]
+        each[:, 2:] *= 1e-5
+        each *= 1000
+    grams = grams_of(x)
+    ours = regression_mean(weights[:, None], grams, ratio=1.0, ridge=0.0)[0]
+    left, right = grams[:, 0].sum(0), sum(g[0] @ w.T for g, w in zip(grams, weights, strict=True))
+    scale = left.diagonal().sqrt()
+    torch.testing.assert_close((left @ ours.T) / scale[:, None], right / scale[:, None], rtol=1e-6, atol=1e-6)
+    apart = torch.tensor([1.0, -1, 0, 0, 0, 0], dtype=torch.float64)
+    torch.testing.assert_close(ours @ apart, weights.mean(dim=0) @ apart, rtol=1e-6, atol=1e-6)
+
+
 def test_regmean_does_not_mistake_small_inputs_for_absent_ones() -> None:
     x, weights = regression_case(3, 40, 6, 4, 2)
     scale = torch.logspace(-5, 4, 6, dtype=torch.float64)

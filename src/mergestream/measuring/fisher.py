@@ -25,7 +25,8 @@ def information(answer: Answer, batch: Tensor, parameters: Mapping[str, Tensor],
     information: zeros.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        weights = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
+        plain = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in parameters.items()}
+        weights = {name: tensor.detach().requires_grad_() for name, tensor in plain.items()}
         return FISHERS[kind](answer, batch.clone() if batch.is_inference() else batch, weights)
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Below this share of the largest pivot a direction is noise: no expert's inputs reach it.
-NEGLIGIBLE = {torch.float32: 1e-6, torch.float64: 1e-12}
+# The rounding of a Gram matrix, per input: what is below it is noise, and no expert's inputs reach that direction.
+ROUNDING = {torch.float32: 1e-7, torch.float64: 1e-14}
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def regression_mean(weights: Tensor, grams: Tensor, *, ratio: float, ridge: floa
         # A ridge pulls every expert equally, so it drops out of the right-hand side.
         right = right + shrunk @ (weight.double() - mean).to(gram.dtype).transpose(-1, -2)
     torch.diagonal(left, dim1=-2, dim2=-1).add_(len(weights) * ridge)
-    difference = _solve(left, right, NEGLIGIBLE.get(grams.dtype, NEGLIGIBLE[torch.float32]))
+    difference = _solve(left, right, ROUNDING.get(grams.dtype, ROUNDING[torch.float32]) * left.shape[-1])
     return (mean + difference.transpose(-1, -2)).to(weights.dtype)
 
 
@@ -54,7 +54,16 @@ def _solve(left: Tensor, right: Tensor, negligible: float) -> Tensor:
     pivots = torch.diagonal(factor, dim1=-2, dim2=-1).square()
     if bool((failed == 0).all()) and bool((pivots > negligible).all()):
         return scale[..., None] * torch.cholesky_solve(scale[..., None] * right, factor)
-    values, vectors = torch.linalg.eigh(left)
-    reached = values > negligible * values.amax(dim=-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
+    solved = [_smallest(*system, negligible) for system in zip(scaled, scale, right, strict=True)]
+    return torch.stack(solved)
+
+
+def _smallest(scaled: Tensor, scale: Tensor, right: Tensor, negligible: float) -> Tensor:
+    """One singular system; scaled = S left S [n,n] has a diagonal of 1, so that small inputs count like large ones."""
+    values, vectors = torch.linalg.eigh(scaled)
+    reached = values > negligible * values.amax()
     inverse = torch.where(reached, 1 / values, 0.0)
-    return vectors @ (inverse[..., None] * (vectors.transpose(-1, -2) @ right))
+    solution = scale[:, None] * (vectors @ (inverse[:, None] * (vectors.T @ (scale[:, None] * right))))
+    # Any multiple of these directions solves the system too; without them the solution is the smallest.
+    free = torch.linalg.qr(scale[:, None] * vectors[:, ~reached]).Q
+    return solution - free @ (free.T @ solution)

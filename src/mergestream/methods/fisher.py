@@ -1,5 +1,6 @@
 """Fisher merging (Matena and Raffel 2022): every number weighed by each expert's Fisher information about it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ from mergestream import coefficients as simplex
 from mergestream.calibration import fisher_information
 from mergestream.errors import CheckpointError, InputError
 from mergestream.measuring import FISHERS
-from mergestream.merging import Rows, fisher_average, weighted_sum
+from mergestream.merging import Rows, fisher_average, merge, weighted_sum
 from mergestream.methods.measured import MeasuredModel
 from mergestream.options import number, one_of, yes_or_no
 from mergestream.pool import ExpertPool
@@ -21,7 +22,7 @@ NORM_FLOOR = 1e-6
 
 class Fisher(MeasuredModel):
     """fisher       'exact': sum_c p_c (d log p_c)^2 of every example; 'mergelm': as published, one gradient a batch
-    normalise    divide each expert's information by its norm, so that none outweighs the others by its scale alone
+    normalise    divide each expert's information by its size, so that none outweighs the others by its scale alone
     floor        the least information of any number; where nobody has more, the result is the mean
     statistics, examples, head_rows, recalibrate_bn: as in all such methods
     """
@@ -68,11 +69,19 @@ class Fisher(MeasuredModel):
 
     def _merge(self, rows: Rows, out: Tensor) -> None:
         information = self._information if self._learns else self._shipped()
+        if not information:  # no batch of the target yet: nobody knows more than the others
+            share = simplex.uniform(len(rows), out.device)
+            merge(rows, share, share, out)
+            return
         norms = [float(row.double().norm()) for row in information]
         published = self.fisher == "mergelm"
         scales = [1.0] * len(norms)
-        if self.normalise:
-            scales = [1 / (norm + (NORM_FLOOR if published else torch.finfo(torch.float32).tiny)) for norm in norms]
+        if self.normalise and published:
+            scales = [1 / (norm + NORM_FLOOR) for norm in norms]
+        elif self.normalise:
+            # By the root mean square, not the norm: the floor then means the same for networks of any size.
+            root = math.sqrt(sum(entry.stop - entry.start for entry in self.pool.layout.parameters))
+            scales = [root / max(norm, torch.finfo(torch.float32).tiny) for norm in norms]
         fisher_average(rows, information, scales, floor=self.floor, added=published, out=out)
         self._average_untouched(rows, information, out)
 

@@ -103,4 +103,4 @@ def _candidates(pool: ExpertPool, variant: str) -> ExpertPool:
             f"variant='{variant}' averages the runs that the experts were chosen from, and this pool kept none. Put "
             f"them into a pool folder of the same name with '.candidates' behind it, or use pool.with_candidates(runs)."
         )
-    return pool.candidates
+    return pool.candidates.to(pool.device, pool.bank.dtype)

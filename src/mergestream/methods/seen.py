@@ -66,7 +66,8 @@ def _last_layers(pool: ExpertPool) -> list[str]:
             for name, layer in pool.template.module.get_submodule(head).named_modules()
             if isinstance(layer, nn.Linear | nn.Conv2d | nn.Conv3d) and len(layer.weight) == len(pool.classes)
         ]
-        if not layers:
+        held = {entry.name for entry in pool.layout.entries}
+        if not layers or f"{layers[-1]}.weight" not in held:
             raise NetworkError(
                 f"head_rows='seen' needs a head whose last layer has a row per class; '{head}' has none."
             )

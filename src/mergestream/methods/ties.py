@@ -53,7 +53,8 @@ class Ties(MergedModel):
 def parts_of(layout: Layout, scope: str) -> list[Part]:
     """What is trimmed together; buffers are no parameters and belong to no part."""
     if scope == "tensor":
-        return [Part(((entry.start, entry.stop),), entry.stop - entry.start) for entry in layout.parameters]
+        # With the padding behind it, which stays 0.
+        return [Part(((entry.start, entry.end),), entry.stop - entry.start) for entry in layout.parameters]
     encoder = (0, layout.buffers.start), [e for e in layout.parameters if e.start < layout.encoder_size]
     head = (layout.encoder_size, layout.size), [e for e in layout.parameters if e.start >= layout.encoder_size]
     counts = [sum(entry.stop - entry.start for entry in entries) for _, entries in (encoder, head)]
