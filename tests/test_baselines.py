@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import mergestream as ms
 from conftest import CLASSES, NAMES, HandWritten, make_base, make_experts, make_images, micro_resnet, micro_vit
+from mergestream.calibration import merge_block_by_block
 from mergestream.measuring import FISHERS, Blocks, find_blocks, watch_inputs
 from mergestream.measuring.fisher import _one_by_one
 
@@ -218,7 +219,7 @@ def test_the_gradient_of_lambda_is_that_of_finite_differences(network: str) -> N
             answer = ms.create_method("task_arithmetic", pool, **{"lambda": moved})(images)
             p = torch.softmax(answer.double(), dim=-1)
             ends.append(-(p * p.log()).sum(dim=-1).mean().item())
-        assert ours[k].item() == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=2e-2, abs=2e-3)
+        assert ours[k].item() == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=2e-2, abs=2e-4)
 
 
 def test_a_clamped_lambda_must_start_within_the_interval() -> None:
@@ -326,6 +327,78 @@ def test_a_network_that_cannot_be_vectorised_is_measured_one_by_one() -> None:
     own = pool.statistics[0]
     for name, value in own.of("fisher_exact"):
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("statistics", ["source", "target"])
+@pytest.mark.parametrize("kind", list(FISHERS))
+def test_an_expert_that_is_certain_of_everything_breaks_nothing(kind: str, statistics: str) -> None:
+    """Its information is 0 everywhere."""
+    experts = make_experts(micro_vit, head_noise=0.1)
+    with torch.no_grad():
+        experts["brest"].head.bias[0] += 500
+    pool = ms.ExpertPool.from_modules(experts, classes=CLASSES)
+    pool = ms.measure_statistics(pool, IMAGES, [f"fisher_{kind}"])
+    method = ms.create_method("fisher", pool, fisher=kind, statistics=statistics)
+    assert torch.isfinite(method(make_images(3))).all()
+    assert torch.isfinite(method.merged_weights()).all()
+
+
+def test_options_of_fisher() -> None:
+    """Against the formula: without normalising, and with a floor that matters."""
+    pool, _, _ = build("timm_vit")
+    pool = ms.measure_statistics(pool, IMAGES, ["fisher_exact"])
+    information = torch.stack([dict(own.of("fisher_exact"))["head.weight"] for own in pool.statistics]).double()
+    values = torch.stack([pool.layout.views(row)["head.weight"] for row in pool.bank]).double()
+    every = [torch.cat([value.flatten() for _, value in own.of("fisher_exact")]).double() for own in pool.statistics]
+    for normalise in (True, False):
+        for floor in (1e-6, 10.0):
+            scales = [1 / each.square().mean().sqrt() if normalise else torch.tensor(1.0) for each in every]
+            weights = (information * torch.stack(scales).view(-1, 1, 1)).clamp(min=floor)
+            expected = (weights * values).sum(dim=0) / weights.sum(dim=0)
+            ours = weights_of(pool, "fisher", normalise=normalise, floor=floor)["head.weight"]
+            torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["task_arithmetic", "ties", "adamerging"])
+def test_a_zero_base_head_is_that_of_a_base_whose_head_is_zero(name: str) -> None:
+    experts, base = make_experts(micro_vit, head_noise=0.3), make_base(micro_vit)
+    options = {"learning_rate": 0.05} if name == "adamerging" else {}
+    saved = ms.ExpertPool.from_modules(experts, base=base)
+    asked = ms.create_method(name, saved, base_head="zero", **options)
+    with torch.no_grad():
+        base.head.weight.zero_()
+        base.head.bias.zero_()
+    zeroed = ms.create_method(name, ms.ExpertPool.from_modules(experts, base=base), **options)
+    for seed in range(2):
+        assert torch.equal(asked(make_images(4, seed=seed)), zeroed(make_images(4, seed=seed)))
+    assert not torch.equal(asked(make_images(4)), ms.create_method(name, saved, **options)(make_images(4)))
+
+
+@pytest.mark.parametrize("network", ["timm_vit", "timm_resnet"])
+def test_regmean_pp_on_the_target_remembers_earlier_batches(network: str) -> None:
+    """Two batches: the second one's Gram matrices join the first one's, block by block, with these options."""
+    pool, _, _ = build(network)
+    options = {"ratio": 0.8, "ridge": 0.05, "convolutions": network == "timm_resnet"}
+    batches = [make_images(5, seed=1), make_images(3, seed=2)]
+    method = ms.create_method("regmean_pp", pool, statistics="target", **options)
+    for batch in batches:
+        method.step(batch)
+    known = None
+    for batch in batches:
+        out = pool.new_weights()
+        known = merge_block_by_block(pool, [[pool.prepare(batch)]], **options, known=known, out=out)
+    torch.testing.assert_close(method.merged_weights(), out, rtol=1e-4, atol=1e-5)
+    counts = {gram.rows for own in known for gram in own.values()}
+    fresh = merge_block_by_block(pool, [[pool.prepare(batches[1])]], **options)
+    assert counts != {gram.rows for own in fresh for gram in own.values()}
+    assert not torch.allclose(method.merged_weights(), ms_weights_after(pool, batches[1:], options), atol=1e-4)
+
+
+def ms_weights_after(pool: ms.ExpertPool, batches: list[Tensor], options: dict) -> Tensor:
+    method = ms.create_method("regmean_pp", pool, statistics="target", **options)
+    for batch in batches:
+        method.step(batch)
+    return method.merged_weights()
 
 
 def test_fisher_before_the_first_batch_is_the_mean() -> None:

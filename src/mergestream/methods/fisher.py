@@ -81,7 +81,8 @@ class Fisher(MeasuredModel):
         elif self.normalise:
             # By the root mean square, not the norm: the floor then means the same for networks of any size.
             root = math.sqrt(sum(entry.stop - entry.start for entry in self.pool.layout.parameters))
-            scales = [root / max(norm, torch.finfo(torch.float32).tiny) for norm in norms]
+            # An expert that is certain of every image has no information at all: its floor decides.
+            scales = [min(root / norm, 1e30) if norm > 0 else 1.0 for norm in norms]
         fisher_average(rows, information, scales, floor=self.floor, added=published, out=out)
         self._average_untouched(rows, information, out)
 
