@@ -87,8 +87,8 @@ def averages(base, experts) -> dict[str, Callable[[], object]]:
     found = {
         "plain state-dict loop": plain,
         "loop into preallocated output": preallocated,
-        "mergestream mean": lambda: mean._merge(pool.rows, weights),
-        "mergestream task arithmetic": lambda: arithmetic._merge(pool.rows, weights),
+        "mergestream mean": lambda: mean._merge(weights),
+        "mergestream task arithmetic": lambda: arithmetic._merge(weights),
     }
     with contextlib.suppress(ImportError):
         from copy import deepcopy

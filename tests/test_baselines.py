@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import mergestream as ms
 from conftest import CLASSES, NAMES, HandWritten, make_base, make_experts, make_images, micro_resnet, micro_vit
-from mergestream.calibration import merge_block_by_block
+from mergestream.blockwise import merge_block_by_block
 from mergestream.measuring import FISHERS, Blocks, find_blocks, watch_inputs
 from mergestream.measuring.fisher import _one_by_one
 
@@ -54,6 +54,10 @@ def hugging_face_resnet() -> nn.Module:
 
 def torchvision_resnet() -> nn.Module:
     return torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=len(CLASSES))
+
+
+def timm_resnetv2() -> nn.Module:
+    return timm.create_model("resnetv2_18", layers=(1, 1), channels=(8, 12), num_classes=len(CLASSES))
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -206,17 +210,20 @@ def test_adamerging_is_autograd_through_the_whole_graph(network: str, granularit
 
 
 @every_network
-def test_the_gradient_of_lambda_is_that_of_finite_differences(network: str) -> None:
+@pytest.mark.parametrize("head_rows", ["all", "seen"])
+def test_the_gradient_of_lambda_is_that_of_finite_differences(network: str, head_rows: str) -> None:
     pool, _, _ = build(network)
+    for k, name in enumerate(pool.names):  # each saw all classes but one
+        pool = pool.annotate(name, class_counts={c: 1 for i, c in enumerate(CLASSES) if i != k})
     pool = pool.to(dtype=torch.float64)
     images = make_images(6, seed=80)
-    method = ms.create_method("adamerging", pool, granularity="task", clamp=False)
+    method = ms.create_method("adamerging", pool, granularity="task", clamp=False, head_rows=head_rows)
     ours = method._gradient(pool.prepare(images))
     for k in range(len(pool)):
         ends = []
         for sign in (1, -1):
             moved = [0.3 + sign * 1e-4 * (j == k) for j in range(len(pool))]
-            answer = ms.create_method("task_arithmetic", pool, **{"lambda": moved})(images)
+            answer = ms.create_method("task_arithmetic", pool, head_rows=head_rows, **{"lambda": moved})(images)
             p = torch.softmax(answer.double(), dim=-1)
             ends.append(-(p * p.log()).sum(dim=-1).mean().item())
         assert ours[k].item() == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=2e-2, abs=2e-4)
@@ -359,6 +366,37 @@ def test_options_of_fisher() -> None:
             torch.testing.assert_close(ours.double(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mean", {}),
+        ("ties", {}),
+        ("adamerging", {"learning_rate": 0.05}),
+        ("fisher", {"statistics": "target"}),
+        ("regmean", {"statistics": "target"}),
+        ("regmean_pp", {"statistics": "target"}),
+    ],
+)
+def test_recalibration_is_one_more_forward_on_the_model_merged_without_it(name: str, options: dict) -> None:
+    pool, _, _ = build("timm_resnet")
+    plain = ms.create_method(name, pool, **options)
+    recalibrated = ms.create_method(name, pool, recalibrate_bn=True, **options)
+    for seed in range(3):
+        batch = make_images(5, seed=seed)
+        untouched = plain(batch)
+        expected = pool.forward(plain.merged_weights().clone(), batch, recalibrate_bn=True)
+        assert torch.equal(recalibrated(batch), expected)
+        assert not torch.allclose(untouched, expected, atol=1e-2)
+
+
+def test_fisher_of_a_double_pool_is_computed_in_double() -> None:
+    experts = {"a": make_base(micro_vit).double()}
+    with torch.no_grad():
+        experts["a"].head.bias.add_(1e-12)
+    pool = ms.ExpertPool.from_modules(experts, classes=CLASSES)
+    assert torch.equal(ms.create_method("fisher", pool, statistics="target").merged_weights(), pool.bank[0])
+
+
 @pytest.mark.parametrize("name", ["task_arithmetic", "ties", "adamerging"])
 def test_a_zero_base_head_is_that_of_a_base_whose_head_is_zero(name: str) -> None:
     experts, base = make_experts(micro_vit, head_noise=0.3), make_base(micro_vit)
@@ -386,15 +424,15 @@ def test_regmean_pp_on_the_target_remembers_earlier_batches(network: str) -> Non
     known = None
     for batch in batches:
         out = pool.new_weights()
-        known = merge_block_by_block(pool, [[pool.prepare(batch)]], **options, known=known, out=out)
+        known = merge_block_by_block(pool, [[pool.prepare(batch)]], options, known=known, out=out)
     torch.testing.assert_close(method.merged_weights(), out, rtol=1e-4, atol=1e-5)
     counts = {gram.rows for own in known for gram in own.values()}
-    fresh = merge_block_by_block(pool, [[pool.prepare(batches[1])]], **options)
+    fresh = merge_block_by_block(pool, [[pool.prepare(batches[1])]], options)
     assert counts != {gram.rows for own in fresh for gram in own.values()}
-    assert not torch.allclose(method.merged_weights(), ms_weights_after(pool, batches[1:], options), atol=1e-4)
+    assert not torch.allclose(method.merged_weights(), weights_after(pool, batches[1:], options), atol=1e-4)
 
 
-def ms_weights_after(pool: ms.ExpertPool, batches: list[Tensor], options: dict) -> Tensor:
+def weights_after(pool: ms.ExpertPool, batches: list[Tensor], options: dict) -> Tensor:
     method = ms.create_method("regmean_pp", pool, statistics="target", **options)
     for batch in batches:
         method.step(batch)
@@ -648,6 +686,7 @@ def test_regmean_pp_walks_the_blocks() -> None:
         (hugging_face_vit, None),
         (micro_resnet, ["layer1.0", "layer2.0", "layer3.0", "layer4.0"]),
         (torchvision_resnet, ["layer1.0", "layer2.0", "layer3.0", "layer4.0"]),
+        (timm_resnetv2, ["stages.0.blocks.0", "stages.1.blocks.0"]),
         (hugging_face_resnet, None),
     ],
 )

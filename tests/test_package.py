@@ -38,7 +38,7 @@ def test_the_public_surface_is_frozen() -> None:
     public = {name for name in dir(ms.ExpertPool) if not name.startswith("_")}
     assert public == {
         "annotate", "base", "base_fingerprint", "candidates", "device", "expert", "expert_logits", "fingerprint",
-        "forward", "from_modules", "from_state_dicts", "index", "input_errors", "load", "logits", "merge",
+        "forward", "from_modules", "from_state_dicts", "index", "input_errors", "load", "logits", "matrices", "merge",
         "module_with", "network", "network_with", "new_weights", "prepare", "preprocessing", "rows", "save",
         "statistics", "statistics_of", "temperatures", "to", "with_candidates", "with_statistics", "without",
     }  # fmt: skip
@@ -156,6 +156,23 @@ def test_the_readmes_numbers_are_the_records() -> None:
         if duel["theirs"] == "mean" and duel["stream"] in ("iid", "dirichlet:0.05", "sorted"):
             low, high = (f"{100 * duel['difference'][end]:.1f}".replace("-", "−") for end in ("low", "high"))
             assert f"[{low}, {high}]" in text.replace("\n", " ")
+
+
+def test_the_readmes_losses_are_the_records() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    duels = json.loads((ROOT / "docs" / "results" / "demo.json").read_text())["duels"]
+    for rival, said in (
+        ("task_arithmetic", r"`task_arithmetic` \(by ([\d.]+)\)"),
+        ("adamerging", r"`adamerging` \(([\d.]+)\)"),
+    ):
+        points = re.findall(said, text)
+        for stream in ("iid", "temporal"):
+            (duel,) = [d for d in duels if d["theirs"] == rival and d["stream"] == stream]
+            assert duel["difference"]["high"] < 0
+            assert points == [f"{-100 * duel['difference']['mean']:.1f}"]
+    # Under skew it beats every other method.
+    skewed = [d for d in duels if d["stream"] in ("dirichlet:0.05", "note:0.1", "sorted")]
+    assert all(d["difference"]["low"] > 0 for d in skewed)
 
 
 def test_no_registry_address_and_no_path_of_a_machine_is_tracked() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mergestream as ms
-from conftest import CLASSES, NAMES, make_experts, make_images, make_pool, micro_vit
+from conftest import CLASSES, NAMES, make_experts, make_images, make_pool, micro_resnet, micro_vit
 
 RUNS = tuple(f"{site}-{number}" for site in NAMES for number in range(2))
 
@@ -113,6 +113,19 @@ def test_wrong_uses_are_refused(options: dict, message: str) -> None:
     pool = make_pool("vit").with_candidates(runs_pool())
     with pytest.raises(ms.MergestreamError, match=message):
         ms.create_method("mean", pool, **options)
+
+
+def test_integer_buffers_of_averaged_runs_are_the_runs_own() -> None:
+    experts, names = make_experts(micro_resnet), ("lyon-0", "brest-0")
+    runs = make_experts(micro_resnet, names, seed=4)
+    for module in runs.values():
+        module.bn1.num_batches_tracked.fill_(77)
+    pools = [
+        ms.ExpertPool.from_modules(each, preprocessing=ms.Preprocessing(size=(16, 16))) for each in (experts, runs)
+    ]
+    candidates = pools[1].annotate("lyon-0", domain="lyon").annotate("brest-0", domain="brest")
+    method = ms.create_method("mean", pools[0].with_candidates(candidates), variant="all_runs")
+    assert method.network().bn1.num_batches_tracked.item() == 77
 
 
 def test_candidates_of_another_network_are_refused() -> None:

@@ -222,6 +222,14 @@ def test_a_gram_that_one_expert_lacks_is_refused(saved: Path) -> None:
         ms.create_method("regmean", load(saved))(make_images(2))
 
 
+def test_a_file_replaced_under_a_loaded_pool_is_noticed(saved: Path) -> None:
+    method = ms.create_method("regmean", load(saved))
+    ms.measure_statistics(load(saved), {"lyon": make_images(6, seed=1)}, ["gram"]).save(saved)
+    with pytest.raises(ms.MergestreamError, match="changed or removed while it was in use"):
+        method(make_images(2))
+    assert torch.isfinite(ms.create_method("regmean", load(saved))(make_images(2))).all()
+
+
 def test_only_statistics_are_statistics() -> None:
     with pytest.raises(ms.MergestreamError, match="got int for 'lyon'"):
         make_pool("vit").with_statistics({"lyon": 3})

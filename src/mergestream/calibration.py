@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
+from mergestream.blockwise import OnBatch, Settings, merge_block_by_block
 from mergestream.errors import CheckpointError, InputError, NetworkError, unknown_name
-from mergestream.measuring import (
-    FISHERS,
-    Blocks,
-    Grams,
-    Statistics,
-    add_grams,
-    information,
-    watch_inputs,
-)
-from mergestream.merging import Layer, Rows, regression_mean
+from mergestream.measuring import FISHERS, Grams, Statistics, add_grams, information, watch_inputs
 from mergestream.networks import logits_of
 from mergestream.options import number, whole_number, yes_or_no
 from mergestream.pool import ExpertPool
@@ -27,14 +18,7 @@ from mergestream.scoring import require_finite
 
 BLOCKWISE = "gram_pp"
 KINDS = ("gram", *(f"fisher_{kind}" for kind in FISHERS), BLOCKWISE)
-OnBatch = Callable[[], None]
 Images = Tensor | Iterable[Any]
-
-
-class Settings(TypedDict):
-    ratio: float
-    ridge: float
-    convolutions: bool
 
 
 def measure_statistics(
@@ -150,8 +134,8 @@ def _measure_blocks(
         raise InputError(f"'{BLOCKWISE}' needs images of every expert's site; those of {missing[0]} are missing.")
     every = [batches[name] for name in pool.names]
     with pool.input_errors(every[0][0]):
-        grams = merge_block_by_block(pool, every, **settings, on_batch=on_batch)
-    kind, found = blockwise_kind(pool, **settings), {}
+        grams = merge_block_by_block(pool, every, settings, on_batch=on_batch)
+    kind, found = blockwise_kind(pool, settings), {}
     for name, own in zip(pool.names, grams, strict=True):
         tensors = {weight: gram.mean for weight, gram in own.items()}
         found[name] = known[name].with_kind(kind, tensors, sum(map(len, batches[name])))
@@ -160,7 +144,7 @@ def _measure_blocks(
 
 def input_grams(pool: ExpertPool, expert: int, batch: Tensor) -> Grams:
     """Gram matrices of the inputs of one expert's layers on a prepared batch, by the name of the layer's weight."""
-    with watch_inputs(_matrices(pool, pool.bank[expert])) as grams:
+    with watch_inputs(pool.matrices(pool.bank[expert])) as grams:
         pool.expert_logits(expert, batch)
     return grams
 
@@ -173,87 +157,7 @@ def fisher_information(pool: ExpertPool, expert: int, batch: Tensor, kind: str) 
     return information(lambda own, images: logits_of(pool.layout.call(module, own, images)), batch, parameters, kind)
 
 
-def merge_layer(grams: Sequence[Tensor], weights: Sequence[Tensor], *, ratio: float, ridge: float) -> Tensor:
-    """One layer by RegMean, from every expert's Gram matrix [groups,in,in] and weight; shaped as the weight."""
-    layer = Layer(groups=grams[0].shape[0], inputs=grams[0].shape[-1])
-    stacked = torch.stack([layer.matrices(weight) for weight in weights])
-    found = torch.stack([gram.to(stacked.device) for gram in grams])
-    return regression_mean(stacked, found, ratio=ratio, ridge=ridge).reshape(weights[0].shape)
-
-
-def blockwise_kind(pool: ExpertPool, *, ratio: float, ridge: float, convolutions: bool) -> str:
+def blockwise_kind(pool: ExpertPool, settings: Settings) -> str:
     """The kind of Gram matrices that RegMean++ measured for this very pool and these settings."""
-    key = hashlib.sha256(f"{pool.fingerprint()} {ratio!r} {ridge!r} {convolutions}".encode())
+    key = hashlib.sha256(f"{pool.fingerprint()} {sorted(settings.items())}".encode())
     return f"{BLOCKWISE}-{key.hexdigest()[:16]}"
-
-
-@torch.no_grad()
-def merge_block_by_block(
-    pool: ExpertPool,
-    batches: Sequence[Sequence[Tensor]],
-    *,
-    ratio: float,
-    ridge: float,
-    convolutions: bool,
-    known: Sequence[Grams] | None = None,
-    rows: Rows | None = None,
-    out: Tensor | None = None,
-    on_batch: OnBatch = lambda: None,
-) -> list[Grams]:
-    """Every expert's Gram matrices, its blocks fed by the blocks merged before them.
-
-    batches: prepared batches for each expert, or one list for all. known: Gram matrices of earlier batches, which the
-    new ones join before a block is merged. rows: stand for the experts' own. The merged weights [P] end up in `out`.
-    """
-    rows = rows or pool.rows
-    merged_row = pool.merge([1 / len(pool)] * len(pool), out=out, rows=rows)
-    merged, experts = Blocks(pool.module_with(merged_row)), [Blocks(pool.expert(k)) for k in range(len(pool))]
-    grams = [dict(own) for own in known or [{} for _ in pool.names]]
-    if not known or not known[0]:
-        merged.require_chain(batches[0][0][:1])
-    calls = [[merged.first_call(batch) for batch in own] for own in batches]
-
-    def settle(found: Sequence[Grams]) -> None:
-        """Take new Gram matrices in, and merge the layers they are of."""
-        for k, new in enumerate(found):
-            grams[k] = add_grams(grams[k], new)
-        views = pool.layout.views(merged_row)
-        for entry in pool.layout.parameters:
-            if entry.name in found[0]:
-                weights = [row.view(entry.shape) for row in rows.span(entry.start, entry.stop)]
-                means = [own[entry.name].mean for own in grams]
-                views[entry.name].copy_(merge_layer(means, weights, ratio=ratio, ridge=ridge))
-
-    for block, prefix in enumerate(merged.names):
-        found = []
-        for k, expert in enumerate(experts):
-            with watch_inputs(_matrices(pool, pool.bank[k], f"{prefix}."), convolutions=convolutions) as new:
-                for call in calls[k % len(calls)]:
-                    expert.run(block, call)
-                    on_batch()
-            found.append(new)
-        settle(found)
-        if block + 1 < len(merged):
-            calls = [
-                [merged.next_call(block, call, batch) for call, batch in zip(own, images, strict=True)]
-                for own, images in zip(calls, batches, strict=True)
-            ]
-    heads = []
-    for own, images in zip(calls, batches, strict=True):
-        with watch_inputs(_head_matrices(pool, merged_row), convolutions=convolutions) as new:
-            for call, batch in zip(own, images, strict=True):
-                merged.finish(call, batch)
-        heads.append(new)
-    settle([heads[k % len(heads)] for k in range(len(pool))])
-    return grams
-
-
-def _matrices(pool: ExpertPool, row: Tensor, prefix: str = "") -> dict[str, Tensor]:
-    """Parameters that may be the weight of a linear map or a convolution, as views of a row [P]."""
-    views = pool.layout.views(row)
-    return {e.name: views[e.name] for e in pool.layout.parameters if len(e.shape) > 1 and e.name.startswith(prefix)}
-
-
-def _head_matrices(pool: ExpertPool, row: Tensor) -> dict[str, Tensor]:
-    head = {entry.name for entry in pool.layout.parameters if entry.start >= pool.layout.encoder_size}
-    return {name: view for name, view in _matrices(pool, row).items() if name in head}

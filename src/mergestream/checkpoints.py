@@ -170,6 +170,7 @@ class WeightsFile(Mapping[str, Tensor]):
         self._file: Any = None
         self._mapped = 0
         try:
+            self._stamp = _stamp(path)
             with safe_open(str(path), framework="pt") as file:
                 self._dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
@@ -179,6 +180,8 @@ class WeightsFile(Mapping[str, Tensor]):
         if name not in self._dtypes:
             raise KeyError(name)
         if self._file is None or self._mapped > REOPEN_AFTER:
+            if not self.path.is_file() or _stamp(self.path) != self._stamp:
+                raise CheckpointError(f"{self.path} was changed or removed while it was in use. Load the pool again.")
             self._file, self._mapped = safe_open(str(self.path), framework="pt"), 0
         tensor: Tensor = self._file.get_tensor(name)
         self._mapped += tensor.nbytes
@@ -193,6 +196,12 @@ class WeightsFile(Mapping[str, Tensor]):
     def dtypes(self) -> set[torch.dtype]:
         """The floating types in the file, without reading a tensor."""
         return {DTYPES[dtype] for dtype in self._dtypes.values() if dtype in DTYPES}
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """What tells a file from another one put in its place."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def library_versions() -> dict[str, str]:

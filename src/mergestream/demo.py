@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from mergestream.analysis.comparison import ORACLE, Row, compare, duel, oracle, summarise_group
-from mergestream.calibration import BLOCKWISE, Settings, blockwise_kind, measure_statistics
+from mergestream.blockwise import Settings
+from mergestream.calibration import BLOCKWISE, blockwise_kind, measure_statistics
 from mergestream.checkpoints import BASE, ExpertCard, holds_only_an_expert, library_versions
 from mergestream.datasets import Dataset, load_dataset, phantom
 from mergestream.datasets.base import DomainData
@@ -197,7 +198,7 @@ def measure_pool(folder: Path, images: dict[str, Tensor]) -> None:
     """
     pool = ExpertPool.load(folder)
     pools = [pool.without(fold.target) for fold in leave_one_domain_out(pool.names)]
-    kinds = {blockwise_kind(each, **REGMEAN_PP): each for each in pools}
+    kinds = {blockwise_kind(each, REGMEAN_PP): each for each in pools}
     there = _by_name(pool)
     wanted = {
         name: ["gram", "fisher_exact", *(k for k, each in kinds.items() if name in each.names)] for name in images

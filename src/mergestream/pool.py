@@ -335,6 +335,12 @@ class ExpertPool:
         """One expert as a frozen module whose parameters are views of the bank."""
         return self._experts[expert]
 
+    def matrices(self, row: Tensor, prefix: str = "") -> dict[str, Tensor]:
+        """Parameters that may be the weight of a linear map or a convolution, by name, as views of a row [P]."""
+        views = self.layout.views(row)
+        found = [e.name for e in self.layout.parameters if len(e.shape) > 1 and e.name.startswith(prefix)]
+        return {name: views[name] for name in found}
+
     @cached_property
     def _working(self) -> nn.Module:
         return copy.deepcopy(self.template.module).eval()

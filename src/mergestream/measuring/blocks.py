@@ -14,7 +14,7 @@ from mergestream.errors import NetworkError
 from mergestream.networks import logits_of
 
 # Where the libraries keep the blocks of their ViTs and ResNets, as paths from the network down.
-PATHS = (
+PATHS: tuple[str, ...] = (
     r"blocks\.\d+",  # timm ViT
     r"encoder\.layers\.encoder_layer_\d+",  # torchvision ViT
     r"(\w+\.)*encoder\.layers?\.\d+",  # Hugging Face ViT, DeiT, CLIP's vision tower
@@ -22,6 +22,8 @@ PATHS = (
     r"layer[1-4]\.\d+",  # timm and torchvision ResNet
     r"(\w+\.)*encoder\.stages\.\d+\.layers\.\d+",  # Hugging Face ResNet
 )
+# Paths under which other networks keep what is no chain of blocks.
+OF_ONE_KIND = {"ResNetV2": (r"stages\.\d+\.blocks\.\d+",)}
 _UNKNOWN = (
     "{} cannot be merged block by block: it is not known which of its parts run one after the other, as the blocks of "
     "timm, torchvision and Hugging Face ViTs and ResNets do. Use 'regmean' instead."
@@ -31,7 +33,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 def find_blocks(module: nn.Module) -> list[str]:
     """The names of a network's blocks in order of depth; refuses a network whose blocks are not known."""
-    for path in PATHS:
+    for path in (*PATHS, *OF_ONE_KIND.get(type(module).__name__, ())):
         found = [name for name, _ in module.named_modules() if re.fullmatch(path, name)]
         if found:
             return found

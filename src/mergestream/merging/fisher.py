@@ -21,9 +21,10 @@ def fisher_average(
     for begin, end in rows.segments():
         for start in range(begin, end, CHUNK):
             stop = min(start + CHUNK, end)
-            values = rows.span(start, stop).float()
-            found = torch.stack([each[start:stop].float() for each in information])
-            scale = torch.tensor(scales, device=found.device)[:, None]
+            values = rows.span(start, stop)
+            values = values.to(torch.promote_types(values.dtype, torch.float32))
+            found = torch.stack([each[start:stop].to(values.dtype) for each in information])
+            scale = torch.tensor(scales, dtype=values.dtype, device=found.device)[:, None]
             weights = (found + floor) * scale if added else (found * scale).clamp_min_(floor)
             # Shares first: the products of tiny weights would underflow.
             shares = weights / weights.sum(dim=0)

@@ -1,6 +1,6 @@
 """RegMean (Jin et al. 2023): the one linear map whose outputs are nearest to all experts' on their own inputs."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -9,16 +9,12 @@ from torch import Tensor
 ROUNDING = {torch.float32: 1e-7, torch.float64: 1e-14}
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A linear map or a convolution as `groups` independent matrices [out, in] on rows of inputs."""
-
-    groups: int
-    inputs: int
-
-    def matrices(self, weight: Tensor) -> Tensor:
-        """A weight of any layout as [groups, out, in]."""
-        return weight.reshape(self.groups, -1, self.inputs)
+def merge_layer(grams: Sequence[Tensor], weights: Sequence[Tensor], *, ratio: float, ridge: float) -> Tensor:
+    """One linear map or convolution from every expert's Gram matrix [groups,in,in] and weight; shaped as the weight."""
+    groups, _, inputs = grams[0].shape
+    stacked = torch.stack([weight.reshape(groups, -1, inputs) for weight in weights])
+    found = torch.stack([gram.to(stacked.device) for gram in grams])
+    return regression_mean(stacked, found, ratio=ratio, ridge=ridge).reshape(weights[0].shape)
 
 
 def regression_mean(weights: Tensor, grams: Tensor, *, ratio: float, ridge: float) -> Tensor:

@@ -55,7 +55,6 @@ class AdaMerging(MergedModel):
         if clamp and not 0 <= self._first <= 1:
             raise InputError(f"With clamp, 'lambda' starts within [0, 1], else it would never move; got {lambda_!r}.")
         super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
-        self._rows = self._rows_of()
         self.reset()
 
     @property
@@ -85,16 +84,16 @@ class AdaMerging(MergedModel):
     def _effective(self) -> Tensor:
         return self._lambdas.clamp(0, 1) if self.clamp else self._lambdas * 1
 
-    def _merge(self, rows: Rows, out: Tensor) -> None:
+    def _merge(self, out: Tensor) -> None:
         lambdas = self._effective().detach()
         if self.granularity == "task":
-            add_task_vectors(self._base, rows, lambdas.tolist(), out)
+            add_task_vectors(self._base, self._rows, lambdas.tolist(), out)
             return
         for column, entry in enumerate(self.pool.layout.parameters):
             start, stop = entry.start, entry.end
             add_task_vectors(
                 self._base[start:stop],
-                Rows(rows.span(start, stop), rows.head[:, :0]),
+                Rows(self._rows.span(start, stop), self._rows.head[:, :0]),
                 lambdas[:, column].tolist(),
                 out[start:stop],
             )

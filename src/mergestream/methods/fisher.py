@@ -47,7 +47,6 @@ class Fisher(MeasuredModel):
         self.floor = number("floor", floor, above=0)
         super().__init__(
             pool,
-            kind=f"fisher_{fisher}",
             statistics=statistics,
             examples=examples,
             head_rows=head_rows,
@@ -56,6 +55,10 @@ class Fisher(MeasuredModel):
         if self._learns:
             self.needs = ("gradients",)  # type: ignore[misc]
         self.reset()
+
+    @property
+    def _kind(self) -> str:
+        return f"fisher_{self.fisher}"
 
     def _measure(self, images: Tensor) -> bool:
         rows = [
@@ -67,8 +70,8 @@ class Fisher(MeasuredModel):
         self._information = [torch.lerp(mine, new, share) for mine, new in zip(old, rows, strict=True)]
         return True
 
-    def _merge(self, rows: Rows, out: Tensor) -> None:
-        information = self._information if self._learns else self._shipped()
+    def _merge(self, out: Tensor) -> None:
+        rows, information = self._rows, self._information if self._learns else self._shipped()
         if not information:  # no batch of the target yet: nobody knows more than the others
             share = simplex.uniform(len(rows), out.device)
             merge(rows, share, share, out)

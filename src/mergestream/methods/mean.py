@@ -8,9 +8,8 @@ from torch import Tensor
 
 from mergestream import coefficients as simplex
 from mergestream.errors import InputError, PoolError, unknown_name
-from mergestream.merging import Rows, merge
+from mergestream.merging import merge
 from mergestream.methods.merged import MergedModel
-from mergestream.methods.seen import HeadRows
 from mergestream.options import names, one_of
 from mergestream.pool import ExpertPool
 
@@ -38,20 +37,16 @@ class Mean(MergedModel):
     ) -> None:
         self.variant = one_of("variant", variant, VARIANTS)
         self.runs = names("runs", runs)
-        self._members = pool if variant == "uniform" else _candidates(pool, variant)
-        super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
-        self._members_rows = HeadRows(self._members, head_rows)
+        members = pool if variant == "uniform" else _candidates(pool, variant)
+        super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn, members=members)
         if variant != "uniform":
             self.needs = ("candidates",)  # type: ignore[misc]
         self._coefficients = self._resolve(coefficients)
         self.coefficients = coefficients if isinstance(coefficients, str) else self._coefficients.tolist()
 
-    def _merge(self, rows: Rows, out: Tensor) -> None:  # noqa: ARG002
+    def _merge(self, out: Tensor) -> None:
         shares = self._coefficients
-        merge(self._members_rows(shares), shares, shares, out)
-
-    def _buffer_rows(self) -> Tensor:
-        return self._members.bank[:, self.pool.layout.buffers]
+        merge(self._rows_of(shares), shares, shares, out)
 
     def _buffer_coefficients(self) -> Tensor:
         return self._coefficients

@@ -22,11 +22,10 @@ class MeasuredModel(MergedModel):
     """
 
     def __init__(
-        self, pool: ExpertPool, *, kind: str, statistics: str, examples: int, head_rows: str, recalibrate_bn: bool
+        self, pool: ExpertPool, *, statistics: str, examples: int, head_rows: str, recalibrate_bn: bool
     ) -> None:
         self.statistics = one_of("statistics", statistics, ("source", "target"))
         self.examples = whole_number("examples", examples, low=1)
-        self._kind = kind
         super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
         if not self._learns:
             self.needs = ("statistics",)  # type: ignore[misc]
@@ -36,6 +35,11 @@ class MeasuredModel(MergedModel):
     @property
     def _learns(self) -> bool:
         return self.statistics == "target"
+
+    @property
+    @abstractmethod
+    def _kind(self) -> str:
+        """The kind of statistics that sites ship for it."""
 
     @abstractmethod
     def _measure(self, images: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,10 +30,14 @@ class MergedModel(Method):
     are averaged here, by the project's one rule for all methods.
     """
 
-    def __init__(self, pool: ExpertPool, *, head_rows: str, recalibrate_bn: bool) -> None:
+    def __init__(
+        self, pool: ExpertPool, *, head_rows: str, recalibrate_bn: bool, members: ExpertPool | None = None
+    ) -> None:
+        """members: the pool whose rows are merged, where they are not the experts' own."""
         super().__init__(pool)
+        self._members = members or pool
         self.head_rows = head_rows
-        self._rows_of = HeadRows(pool, head_rows)
+        self._rows_of = HeadRows(self._members, head_rows)
         self.recalibrate_bn = yes_or_no("recalibrate_bn", recalibrate_bn)
         # Re-estimated BatchNorm statistics depend on the batch, and so does the model.
         self.static = not self._learns and not recalibrate_bn  # type: ignore[misc]
@@ -44,8 +49,13 @@ class MergedModel(Method):
         """Whether the stream changes the merged weights."""
         return False
 
+    @cached_property
+    def _rows(self) -> Rows:
+        """The members' weights, with unseen head rows filled in if that was asked for."""
+        return self._rows_of()
+
     @abstractmethod
-    def _merge(self, rows: Rows, out: Tensor) -> None:
+    def _merge(self, out: Tensor) -> None:
         """Write the merged parameters into out [P]."""
 
     def _observe(self, images: Tensor) -> None:
@@ -55,24 +65,21 @@ class MergedModel(Method):
         """What a step says beside its logits."""
         return {}
 
-    def _buffer_rows(self) -> Tensor:
-        return self.pool.bank[:, self.pool.layout.buffers]
-
     def _buffer_coefficients(self) -> Tensor:
-        return simplex.uniform(len(self.pool), self.pool.device)
+        return simplex.uniform(len(self._members), self._members.device)
 
     def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:  # noqa: ARG002
         if self._learns:
             with self.pool.input_errors(images):
                 self._observe(require_finite(images, "The input"))
-        logits = self.pool.forward(self.merged_weights(), images, recalibrate_bn=self.recalibrate_bn)
+        logits = self._members.forward(self.merged_weights(), images, recalibrate_bn=self.recalibrate_bn)
         return Step(logits, **self._told())
 
     @torch.no_grad()
     def merged_weights(self) -> Tensor:
         """The merged weights [P] in use, not a copy."""
         if self._stale:
-            self._merge(self._rows_of(), self._weights)
+            self._merge(self._weights)
         if self._stale or self.recalibrate_bn:  # the last batch's estimate has overwritten them
             self._average_buffers()
         self._stale = False
@@ -80,12 +87,12 @@ class MergedModel(Method):
 
     def network(self) -> nn.Module:
         """The merged model in use as an ordinary frozen module with weights of its own, in eval mode."""
-        return self.pool.network_with(self.merged_weights())
+        return self._members.network_with(self.merged_weights())
 
     def _average_buffers(self) -> None:
-        rows = self._buffer_rows()
-        if rows.shape[1]:
-            weighted_sum(rows, self._buffer_coefficients(), self._weights[self.pool.layout.buffers])
+        span = self._members.layout.buffers
+        if span.start < span.stop:
+            weighted_sum(self._members.bank[:, span], self._buffer_coefficients(), self._weights[span])
 
     def _restore(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002
         # The merged weights follow from what is restored: they are rebuilt, not saved.

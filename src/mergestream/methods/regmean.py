@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from mergestream import coefficients as simplex
-from mergestream.calibration import input_grams, merge_layer
+from mergestream.calibration import input_grams
 from mergestream.errors import CheckpointError
 from mergestream.measuring import Gram, Grams, add_grams
-from mergestream.merging import Rows, merge
+from mergestream.merging import merge, merge_layer
 from mergestream.methods.measured import MeasuredModel
 from mergestream.options import number, yes_or_no
 from mergestream.pool import ExpertPool
@@ -45,7 +45,6 @@ class RegMean(MeasuredModel):
         self.convolutions = yes_or_no("convolutions", convolutions)
         super().__init__(
             pool,
-            kind=self._kind_for(pool),
             statistics=statistics,
             examples=examples,
             head_rows=head_rows,
@@ -53,7 +52,8 @@ class RegMean(MeasuredModel):
         )
         self.reset()
 
-    def _kind_for(self, pool: ExpertPool) -> str:  # noqa: ARG002
+    @property
+    def _kind(self) -> str:
         return "gram"
 
     def _measure(self, images: Tensor) -> bool:
@@ -61,14 +61,14 @@ class RegMean(MeasuredModel):
         self._grams = [add_grams(old, found) for old, found in zip(self._grams, new, strict=True)]
         return True
 
-    def _merge(self, rows: Rows, out: Tensor) -> None:
-        share = simplex.uniform(len(rows), self.pool.device)
-        merge(rows, share, share, out)
+    def _merge(self, out: Tensor) -> None:
+        share = simplex.uniform(len(self.pool), self.pool.device)
+        merge(self._rows, share, share, out)
         views = self.pool.layout.views(out)
         solved = set(self.layers)
         for entry in self.pool.layout.parameters:
             if entry.name in solved:
-                experts = [row.view(entry.shape) for row in rows.span(entry.start, entry.stop)]
+                experts = [row.view(entry.shape) for row in self._rows.span(entry.start, entry.stop)]
                 merged = merge_layer(self._gram(entry.name), experts, ratio=self.ratio, ridge=self.ridge)
                 views[entry.name].copy_(merged)
 

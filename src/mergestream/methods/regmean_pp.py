@@ -1,10 +1,12 @@
 """RegMean++ (2025): RegMean block by block, each expert's block fed by the merged blocks before it."""
 
+from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
 
-from mergestream.calibration import blockwise_kind, merge_block_by_block
+from mergestream.blockwise import Settings, merge_block_by_block
+from mergestream.calibration import blockwise_kind
 from mergestream.measuring import find_blocks
 from mergestream.methods.regmean import RegMean
 from mergestream.pool import ExpertPool
@@ -45,22 +47,20 @@ class RegMeanPlusPlus(RegMean):
             recalibrate_bn=recalibrate_bn,
         )
 
-    def _kind_for(self, pool: ExpertPool) -> str:
-        return blockwise_kind(pool, ratio=self.ratio, ridge=self.ridge, convolutions=self.convolutions)
+    @property
+    def _settings(self) -> Settings:
+        return {"ratio": self.ratio, "ridge": self.ridge, "convolutions": self.convolutions}
+
+    @cached_property
+    def _kind(self) -> str:  # a hash of the pool: asked for by shipped statistics only
+        return blockwise_kind(self.pool, self._settings)
 
     def _how_to_measure(self) -> str:
-        settings = f"ratio={self.ratio}, ridge={self.ridge}, convolutions={self.convolutions}"
+        settings = ", ".join(f"{name}={value}" for name, value in self._settings.items())
         return f"measure_statistics(pool, images_of_every_expert, ['gram_pp'], {settings})"
 
     def _measure(self, images: Tensor) -> bool:
         self._grams = merge_block_by_block(
-            self.pool,
-            [[images]],
-            known=self._grams,
-            ratio=self.ratio,
-            ridge=self.ridge,
-            convolutions=self.convolutions,
-            rows=self._rows_of(),
-            out=self._weights,
+            self.pool, [[images]], self._settings, known=self._grams, rows=self._rows, out=self._weights
         )
         return False  # merging was part of it

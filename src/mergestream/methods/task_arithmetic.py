@@ -34,8 +34,8 @@ class TaskArithmetic(MergedModel):
         self._lambdas = resolve_lambda(lambda_, len(pool))
         super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
 
-    def _merge(self, rows: Rows, out: Tensor) -> None:
-        add_task_vectors(self._base, rows, self._lambdas, out)
+    def _merge(self, out: Tensor) -> None:
+        add_task_vectors(self._base, self._rows, self._lambdas, out)
 
     def _told(self) -> dict[str, Any]:
         return {"lambdas": torch.tensor(self._lambdas)}

@@ -5,7 +5,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from mergestream.layout import Layout
-from mergestream.merging import DISJOINT_MERGES, Part, Rows, ties
+from mergestream.merging import DISJOINT_MERGES, Part, ties
 from mergestream.methods.choices import resolve_lambda
 from mergestream.methods.merged import MergedModel, base_of
 from mergestream.options import number, one_of
@@ -45,9 +45,9 @@ class Ties(MergedModel):
         self._scale = resolve_lambda(lambda_, len(pool), single=True)[0]
         super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
 
-    def _merge(self, rows: Rows, out: Tensor) -> None:
+    def _merge(self, out: Tensor) -> None:
         parts = parts_of(self.pool.layout, self.trim_scope)
-        ties(self._base, rows, parts, keep=self.keep, merge=self.merge, scale=self._scale, out=out)
+        ties(self._base, self._rows, parts, keep=self.keep, merge=self.merge, scale=self._scale, out=out)
 
 
 def parts_of(layout: Layout, scope: str) -> list[Part]:
