@@ -1,4 +1,7 @@
-"""One contract over the whole data-set table."""
+"""One contract over the whole data-set table: every loader on its own stand-in, as a folder and as a zip."""
+
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,20 +9,45 @@ import torch
 
 import mergestream as ms
 from mergestream.datasets import DATASETS, phantom
+from mergestream.datasets.sources import FileSource
 from mergestream.views import VIEWS
 
-SMALL: dict[str, dict] = {"phantom": {"images": 40}}
+ON_DISK = [name for name, source in DATASETS.items() if isinstance(source, FileSource)]
+PIXELS = 20
+
+
+@pytest.fixture(scope="module")
+def standins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {}
+    for name in ON_DISK:
+        folders[name] = tmp_path_factory.mktemp(name)
+        DATASETS[name].write_standin(folders[name])
+    return folders
+
+
+def load(name: str, standins: dict[str, Path]) -> ms.Dataset:
+    if name not in ON_DISK:
+        return ms.load_dataset(name, images=40)
+    return ms.load_dataset(name, root=standins[name], size=PIXELS)
 
 
 @pytest.mark.parametrize("name", list(DATASETS))
-def test_contract(name: str) -> None:
-    dataset = ms.load_dataset(name, **SMALL[name])
-    again = ms.load_dataset(name, **SMALL[name])
-    assert dataset.name == name
+def test_contract(name: str, standins: dict[str, Path]) -> None:
+    dataset, again = (load(name, standins) for _ in range(2))
+    about = DATASETS[name].about
+    assert dataset.name == about.name == name
     assert len(dataset) == len(dataset.domains) == len(set(dataset.domains)) >= 2
+    assert about.domains in ((), dataset.domains)
+    assert about.classes in ((), dataset.classes)
     assert set(dataset.views) <= set(VIEWS)
-    for domain in dataset:
+    assert dataset.views
+    assert about.title
+    assert about.licence
+    assert about.source
+    every: list[str] = []
+    for domain in (*dataset, *dataset.outside):
         data = dataset[domain]
+        assert data.name == domain
         assert data.images.dtype == torch.uint8
         assert data.images.shape[1] == 3
         assert data.labels.dtype == torch.int64
@@ -27,9 +55,64 @@ def test_contract(name: str) -> None:
         assert sum(data.class_counts().values()) == len(data) == len(data.labels)
         assert data.fingerprint() == again[domain].fingerprint()
         assert torch.equal(data.batch(torch.tensor([1, 0])), data.images[[1, 0]])
+        assert len(data.images.unique(dim=0)) == len(data)  # no image is another's copy
+        if about.group:
+            assert data.groups is not None
+            assert 1 < len(set(data.groups)) < len(data)  # groups of more than one image, and several
+        assert set(data.subgroups) >= set(about.subgroups)
+        every += data.ids or []
+    assert len(set(every)) == len(every)
     assert len({dataset[domain].fingerprint() for domain in dataset}) == len(dataset)
     with pytest.raises(ms.MergestreamError, match="There is no domain"):
         dataset["nowhere"]
+
+
+@pytest.mark.parametrize("name", ON_DISK)
+def test_a_zip_holds_the_same_data_as_the_folder(name: str, standins: dict[str, Path], tmp_path: Path) -> None:
+    """Also where the zip holds one more folder around everything, as most downloads do."""
+    folder, zipped = load(name, standins), tmp_path / f"{name}.zip"
+    shutil.make_archive(str(zipped.with_suffix("")), "zip", standins[name].parent, standins[name].name)
+    dataset = ms.load_dataset(name, root=zipped, size=PIXELS)
+    for domain in (*folder, *folder.outside):
+        assert dataset[domain].fingerprint() == folder[domain].fingerprint()
+
+
+@pytest.mark.parametrize("name", ON_DISK)
+def test_a_wrong_root_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ms.MergestreamError, match="needs root="):
+        ms.load_dataset(name)
+    with pytest.raises(ms.MergestreamError, match="nothing at"):
+        ms.load_dataset(name, root=tmp_path / "nowhere")
+    with pytest.raises(ms.MergestreamError, match=str(tmp_path)):
+        ms.load_dataset(name, root=tmp_path)
+    (tmp_path / "holiday.txt").write_text("sun")
+    with pytest.raises(ms.MergestreamError, match="holiday"):
+        ms.load_dataset(name, root=tmp_path)
+    (tmp_path / "no.zip").write_text("not a zip")
+    with pytest.raises(ms.MergestreamError, match="readable zip"):
+        ms.load_dataset(name, root=tmp_path / "no.zip")
+
+
+@pytest.mark.parametrize("name", ON_DISK)
+def test_an_unknown_option_is_refused(name: str, standins: dict[str, Path]) -> None:
+    with pytest.raises(ms.MergestreamError, match="option of"):
+        ms.load_dataset(name, root=standins[name], colour="red")
+
+
+@pytest.mark.parametrize("name", ON_DISK)
+def test_an_unreadable_image_stops_unless_it_is_allowed(name: str, standins: dict[str, Path], tmp_path: Path) -> None:
+    whole = load(name, standins)
+    shutil.copytree(standins[name], tmp_path / "root")
+    _, index = DATASETS[name].index(tmp_path / "root")
+    victim = index.samples[0]
+    if victim.array:
+        pytest.skip(f"'{name}' keeps its images in arrays")
+    (tmp_path / "root" / victim.file).write_bytes(b"not an image")
+    with pytest.raises(ms.MergestreamError, match=rf"1 images of '{name}' .*--skip-bad 1"):
+        ms.load_dataset(name, root=tmp_path / "root", size=PIXELS)[victim.domain]
+    allowed = ms.load_dataset(name, root=tmp_path / "root", size=PIXELS, skip_bad=1)[victim.domain]
+    assert len(allowed) == len(whole[victim.domain]) - 1
+    assert victim.id not in allowed.ids
 
 
 def test_phantom_hospitals_differ_in_acquisition_not_in_classes() -> None:

@@ -28,6 +28,10 @@ class PoolError(MergestreamError):
     """Experts that do not belong in one pool."""
 
 
+class DataError(MergestreamError, ValueError):
+    """A data set on disk that is not what it should be."""
+
+
 class TrainingError(MergestreamError):
     """A fit that did not work out."""
 

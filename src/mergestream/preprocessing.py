@@ -46,11 +46,16 @@ class Preprocessing:
 
     def __call__(self, images: Tensor) -> Tensor:
         """uint8 [B,c,h,w] of any size -> normalised fp32 [B,c,H,W]."""
-        if tuple(images.shape[-2:]) != self.size:
-            mode = InterpolationMode(self.interpolation)
-            images = transforms.resize(images, list(self.size), interpolation=mode, antialias=True)
-        pixels = images.to(torch.float32) / 255
+        pixels = resize(images, self.size, self.interpolation).to(torch.float32) / 255
         return transforms.normalize(pixels, list(self.mean), list(self.std))
+
+
+def resize(images: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
+    """[..., h, w] of any size -> [..., H, W], without a crop; images of that size stay as they are."""
+    if tuple(images.shape[-2:]) == tuple(size):
+        return images
+    mode = InterpolationMode(interpolation)
+    return transforms.resize(images, list(size), interpolation=mode, antialias=True)
 
 
 def require_batch(images: Tensor, preprocessing: Preprocessing | None) -> None:

@@ -2,19 +2,24 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mergestream.datasets.index import LeftOut
 from mergestream.errors import InputError, unknown_name
 
 
 @dataclass(frozen=True)
 class DomainData:
-    """One domain: images uint8 [N,3,H,W], labels int64 [N], and the acquisition order where it is known."""
+    """One domain: images uint8 [N,3,H,W], labels int64 [N], and what else is known of every sample.
+
+    `acquired` sorts by time of acquisition; `groups` are what a split must not cut (slide, patient, lesion);
+    `subgroups` are named partitions to report apart, such as the scanner.
+    """
 
     dataset: str
     name: str
@@ -22,6 +27,9 @@ class DomainData:
     images: Tensor
     labels: Tensor
     acquired: Sequence[Any] | None = None
+    ids: Sequence[str] | None = None
+    groups: Sequence[str] | None = None
+    subgroups: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
@@ -30,6 +38,14 @@ class DomainData:
             raise InputError(f"The domain '{self.name}' has {len(self.images)} images, {len(self.labels)} labels.")
         if int(self.labels.min()) < 0 or int(self.labels.max()) >= len(self.classes):
             raise InputError(f"The domain '{self.name}' has a label outside 0 to {len(self.classes) - 1}.")
+        for what, values in {
+            "acquired": self.acquired,
+            "ids": self.ids,
+            "groups": self.groups,
+            **self.subgroups,
+        }.items():
+            if values is not None and len(values) != len(self.labels):
+                raise InputError(f"The domain '{self.name}' has {len(self.labels)} labels, {len(values)} of '{what}'.")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -37,6 +53,23 @@ class DomainData:
     def batch(self, indices: Tensor) -> Tensor:
         """uint8 [B,3,H,W]; labels stay behind."""
         return self.images[indices]
+
+    def subset(self, indices: Tensor) -> "DomainData":
+        """Some of the samples, in the order given."""
+
+        def pick(values: Sequence[Any] | None) -> list[Any] | None:
+            return None if values is None else [values[int(i)] for i in indices]
+
+        subgroups = {name: pick(values) or [] for name, values in self.subgroups.items()}
+        return replace(
+            self,
+            images=self.images[indices],
+            labels=self.labels[indices],
+            acquired=pick(self.acquired),
+            ids=pick(self.ids),
+            groups=pick(self.groups),
+            subgroups=subgroups,
+        )
 
     def class_counts(self) -> dict[str, int]:
         counts = torch.bincount(self.labels, minlength=len(self.classes)).tolist()
@@ -50,6 +83,8 @@ class DomainData:
         digest = hashlib.sha256(repr((self.dataset, self.name, self.classes, tuple(self.images.shape))).encode())
         digest.update(self.images.contiguous().numpy().data)
         digest.update(self.labels.contiguous().numpy().data)
+        if self.groups is not None:
+            digest.update(repr(list(self.groups)).encode())
         return digest.hexdigest()
 
 
@@ -59,13 +94,20 @@ def concatenate(parts: Sequence[DomainData]) -> tuple[DomainData, list[str]]:
         raise InputError("Domains that are streamed together need one class list and one image size.")
     images, labels = (torch.cat([getattr(part, key) for part in parts]) for key in ("images", "labels"))
     name, first = "+".join(part.name for part in parts), parts[0]
-    together = DomainData(first.dataset, name, first.classes, images, labels)
+    ids = None if any(part.ids is None for part in parts) else [i for part in parts for i in part.ids or ()]
+    shared = set.intersection(*(set(part.subgroups) for part in parts))
+    subgroups = {key: [value for part in parts for value in part.subgroups[key]] for key in sorted(shared)}
+    together = DomainData(first.dataset, name, first.classes, images, labels, ids=ids, subgroups=subgroups)
     return together, [part.name for part in parts for _ in range(len(part))]
 
 
 @dataclass(frozen=True)
 class Dataset(Mapping[str, DomainData]):
-    """Named domains that share one class list. `views` are those that keep every label true."""
+    """Named domains that share one class list. `views` are those that keep every label true.
+
+    `outside` are domains that only test: no expert is trained on them. `overlap` says what domains share that they
+    should not; `left_out` names what lies on disk but is not used, with the reason.
+    """
 
     name: str
     classes: tuple[str, ...]
@@ -73,10 +115,13 @@ class Dataset(Mapping[str, DomainData]):
     views: tuple[str, ...]
     synthetic: bool
     read_domain: Callable[[str], DomainData]
+    outside: tuple[str, ...] = ()
+    overlap: str = ""
+    left_out: tuple[LeftOut, ...] = ()
 
     def __getitem__(self, domain: str) -> DomainData:
-        if domain not in self.domains:
-            raise unknown_name(f"domain in '{self.name}'", domain, self.domains)
+        if domain not in (*self.domains, *self.outside):
+            raise unknown_name(f"domain in '{self.name}'", domain, (*self.domains, *self.outside))
         return self.read_domain(domain)
 
     def __iter__(self) -> Any:

@@ -1,0 +1,170 @@
+"""Samples -> one uint8 array [N,3,H,W]: decoded in parallel, resized as the network will want it, kept on disk."""
+
+import io
+import json
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mergestream.datasets.index import Sample
+from mergestream.datasets.pixels import array_pixels, crop_border, read_pixels
+from mergestream.datasets.roots import Root
+from mergestream.errors import DataError
+from mergestream.files import sha256_of_json, write_atomically, write_json
+from mergestream.preprocessing import resize
+
+# Raised whenever the same file would give other pixels: what is cached is then decoded again.
+REVISION = 1
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How files become pixels: the size (height, width) and interpolation of the network, and where to keep them."""
+
+    size: tuple[int, int] = (224, 224)
+    interpolation: str = "bilinear"
+    crop_border: bool = False
+    cache: Path | None = None
+    workers: int = 0  # threads; 0 for one a core
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Pixels uint8 [N,3,H,W] in the order of the samples, and what could not be read: position -> why."""
+
+    images: Tensor
+    bad: dict[int, str]
+
+
+def decode(
+    root: Root, samples: Sequence[Sample], how: Decoding, on_image: Callable[[], None] = lambda: None
+) -> Decoded:
+    """Decode samples, or map what was decoded before from the same files into memory."""
+    shape = (len(samples), 3, *how.size)
+    if how.cache is None:
+        images = np.zeros(shape, dtype=np.uint8)
+        return Decoded(torch.from_numpy(images), _fill(images, root, samples, how, on_image))
+    array, notes = (how.cache / f"{_key(root, samples, how)}{ending}" for ending in (".npy", ".json"))
+    found = _cached(array, notes, shape)
+    if found is not None:
+        for _ in samples:
+            on_image()
+        return found
+    bad: dict[int, str] = {}
+
+    def write(path: Path) -> None:
+        images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+        bad.update(_fill(images, root, samples, how, on_image))
+        images.flush()
+
+    write_atomically(array, write)
+    write_json(notes, {"bad": bad})  # last: an array without its notes is decoded again
+    return Decoded(_mapped(array), bad)
+
+
+def _cached(array: Path, notes: Path, shape: tuple[int, ...]) -> Decoded | None:
+    try:
+        bad = {int(position): why for position, why in json.loads(notes.read_text(encoding="utf-8"))["bad"].items()}
+        images = _mapped(array)
+    except (OSError, ValueError, KeyError):
+        return None
+    return Decoded(images, bad) if tuple(images.shape) == shape and images.dtype == torch.uint8 else None
+
+
+def _mapped(array: Path) -> Tensor:
+    # Copy on write: torch wants an array it may write to, and the file must stay as it is.
+    return torch.from_numpy(np.load(array, mmap_mode="c", allow_pickle=False))
+
+
+def _key(root: Root, samples: Sequence[Sample], how: Decoding) -> str:
+    files = [(s.file, s.array, s.row, *root.stamp(s.file)) for s in samples]
+    place = str(root.location.resolve())
+    return sha256_of_json([REVISION, place, files, how.size, how.interpolation, how.crop_border])[:32]
+
+
+def unreadable(root: Root, samples: Sequence[Sample], on_image: Callable[[], None] = lambda: None) -> dict[int, str]:
+    """What cannot be decoded: position -> why. No pixels are kept."""
+    return _each(root, samples, 0, lambda position, pixels: None, on_image)  # noqa: ARG005
+
+
+def _fill(
+    images: np.ndarray, root: Root, samples: Sequence[Sample], how: Decoding, on_image: Callable[[], None]
+) -> dict[int, str]:
+    """Write every sample's pixels to its row."""
+
+    def keep(position: int, pixels: Tensor) -> None:
+        pixels = crop_border(pixels) if how.crop_border else pixels
+        images[position] = resize(pixels[None], how.size, how.interpolation)[0].numpy()
+
+    return _each(root, samples, how.workers, keep, on_image)
+
+
+def _each(
+    root: Root,
+    samples: Sequence[Sample],
+    workers: int,
+    use: Callable[[int, Tensor], None],
+    on_image: Callable[[], None],
+) -> dict[int, str]:
+    """Decode and use every sample; threads do, since decoders release Python's lock. What fails is told."""
+    bad: dict[int, str] = {}
+    arrays, lock = _Arrays(root), Lock()
+
+    def one(position: int) -> None:
+        sample = samples[position]
+        try:
+            use(position, arrays.row(sample) if sample.array else read_pixels(root.read(sample.file), sample.file))
+        except MemoryError:
+            raise
+        except Exception as error:  # a decoder may raise anything on a damaged file
+            bad[position] = f"{type(error).__name__}: {error}".splitlines()[0]
+        with lock:
+            on_image()
+
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as threads:
+        for _ in threads.map(one, range(len(samples))):
+            pass
+    return dict(sorted(bad.items()))
+
+
+class _Arrays:
+    """Arrays inside .npy, .npz and .hdf5 files, each read once."""
+
+    def __init__(self, root: Root) -> None:
+        self._root, self._known, self._lock = root, dict[tuple[str, str], np.ndarray](), Lock()
+
+    def row(self, sample: Sample) -> Tensor:
+        assert sample.array is not None
+        key = sample.file, sample.array
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = read_array(self._root, *key)
+        return array_pixels(self._known[key][sample.row])
+
+
+def read_array(root: Root, file: str, name: str) -> np.ndarray:
+    """One named array of an .npz or .hdf5 file; `name` is not used for an .npy file. Pickles are refused."""
+    content = io.BytesIO(root.read(file))
+    try:
+        if file.endswith((".hdf5", ".h5")):
+            return _hdf5(content, name)
+        loaded = np.load(content, allow_pickle=False)
+        return loaded if isinstance(loaded, np.ndarray) else loaded[name]
+    except (ValueError, KeyError, OSError, EOFError) as error:
+        raise DataError(f"Cannot read the array '{name}' of {file} in {root.location}: {error}.") from error
+
+
+def _hdf5(content: io.BytesIO, name: str) -> np.ndarray:
+    try:
+        import h5py
+    except ImportError as error:
+        raise DataError("Reading .hdf5 needs h5py: pip install 'mergestream[data]'.") from error
+    with h5py.File(content, "r") as file:
+        return np.asarray(file[name])

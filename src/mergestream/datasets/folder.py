@@ -1,0 +1,37 @@
+"""Your own images in folders: domain/class/image."""
+
+from pathlib import PurePosixPath
+
+from mergestream.datasets.about import About
+from mergestream.datasets.index import Index, Sample
+from mergestream.datasets.roots import Root
+from mergestream.errors import DataError
+
+ABOUT = About(
+    name="folder",
+    title="Your own images in folders",
+    layout="one folder per domain (site, scanner), in it one folder per class, in it images",
+    licence="yours",
+    source="your own disk",
+    notes="Classes are all class folders of all domains, sorted. No groups: for patients or slides use 'table'.",
+)
+
+
+def read(root: Root) -> Index:
+    inside = _only_folder(root)
+    split = {path: PurePosixPath(path).relative_to(inside).parts for path in root.images}
+    odd = [path for path, parts in split.items() if len(parts) != 3]
+    if odd or not split:
+        seen = f"{odd[0]} is not" if odd else f"it holds {root.glance()}, and no image"
+        raise DataError(f"{root.location} is not a root of 'folder', which holds domain/class/image: {seen}.")
+    classes = tuple(sorted({parts[1] for parts in split.values()}))
+    domains = tuple(sorted({parts[0] for parts in split.values()}))
+    samples = [Sample("/".join(p), path, p[0], classes.index(p[1])) for path, p in split.items()]
+    return Index(ABOUT, classes, domains, tuple(samples))
+
+
+def _only_folder(root: Root) -> str:
+    """A zip often holds one folder with everything in it."""
+    depths = {len(PurePosixPath(path).parts) for path in root.images}
+    inside = root.children("")
+    return next(iter(inside)) if depths == {4} and len(inside) == 1 else ""

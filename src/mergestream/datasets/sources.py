@@ -1,0 +1,148 @@
+"""A data set on disk: read its index, decode what is asked for, refuse what cannot be used."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mergestream.datasets.about import About
+from mergestream.datasets.base import Dataset, DomainData
+from mergestream.datasets.decoding import Decoding, decode
+from mergestream.datasets.index import Index, Sample, some
+from mergestream.datasets.roots import Root
+from mergestream.errors import DataError, InputError, unknown_name
+from mergestream.options import whole_number
+
+Reader = Callable[..., Index]
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A published data set, or a user's own: how to read its index, and how to write a tiny stand-in of its layout."""
+
+    about: About
+    read: Reader
+    write_standin: Callable[[Path], None]
+    default_part: str = "all"
+
+    def index(self, root: str | Path | Root | None, *, part: str | None = None, **options: Any) -> tuple[Root, Index]:
+        """All samples under a root, or those of one of the publisher's splits (`part`)."""
+        name = self.about.name
+        if root is None:
+            raise InputError(f"'{name}' needs root=, its folder or zip: {self.about.layout}")
+        if part is not None and not self.about.parts:
+            raise InputError(f"'{name}' has no splits of its publisher: it takes no part=.")
+        for option in options:
+            if option not in self.options():
+                raise unknown_name(f"option of '{name}'", option, self.options())
+        opened = root if isinstance(root, Root) else Root(root)
+        return opened, self.read(opened, **options).only(part or self.default_part)
+
+    def options(self) -> list[str]:
+        """What its reader may be told, beside the root."""
+        return list(inspect.signature(self.read).parameters)[1:]
+
+    def load(
+        self,
+        root: str | Path | None,
+        *,
+        size: int | tuple[int, int] = 224,
+        interpolation: str = "bilinear",
+        cache_folder: str | Path | None = None,
+        skip_bad: int = 0,
+        allow_missing_classes: bool = False,
+        workers: int = 0,
+        on_image: Callable[[], None] = lambda: None,
+        **options: Any,
+    ) -> Dataset:
+        """Domains are decoded when they are first asked for, to `size`; with `cache_folder` only once and for all.
+
+        Up to `skip_bad` images that are missing or cannot be read are left out; one more is refused.
+        """
+        opened, index = self.index(root, **options)
+        index.require_usable(allow_missing_classes=allow_missing_classes)
+        height, width = (size, size) if isinstance(size, int) else size
+        kept = None if cache_folder is None else Path(cache_folder)
+        how = Decoding((height, width), interpolation, index.crop_border, kept, workers)
+        allowed = _Allowance(whole_number("skip_bad", skip_bad, low=0), self.about.name)
+        allowed.charge([f"{file}: is missing" for file in index.missing])
+
+        @cache
+        def read_domain(domain: str) -> DomainData:
+            samples = index.of(domain)
+            decoded = decode(opened, samples, how, on_image)
+            allowed.charge([f"{samples[position].file}: {why}" for position, why in decoded.bad.items()])
+            if len(decoded.bad) == len(samples):
+                raise DataError(f"No image of the domain '{domain}' of '{self.about.name}' can be read.")
+            good = [position for position in range(len(samples)) if position not in decoded.bad]
+            images = decoded.images[good] if decoded.bad else decoded.images
+            return _domain(index, domain, [samples[position] for position in good], images)
+
+        return Dataset(
+            self.about.name,
+            index.classes,
+            index.domains,
+            self.about.views,
+            False,
+            read_domain,
+            index.outside,
+            self.about.overlap,
+            index.left_out,
+        )
+
+
+class _Allowance:
+    """How many images may still be bad."""
+
+    def __init__(self, count: int, dataset: str) -> None:
+        self._count, self._dataset, self._bad = count, dataset, list[str]()
+
+    def charge(self, bad: list[str]) -> None:
+        self._bad += bad
+        if len(self._bad) > self._count:
+            raise DataError(
+                f"{len(self._bad)} images of '{self._dataset}' are missing or cannot be read: {some(self._bad)}. "
+                f"Restore them, or leave them out with --skip-bad {len(self._bad)} (skip_bad={len(self._bad)})."
+            )
+
+
+def _domain(index: Index, domain: str, samples: list[Sample], images: torch.Tensor) -> DomainData:
+    acquired = [sample.acquired for sample in samples]
+    groups = [sample.group for sample in samples]
+    kinds = sorted({kind for sample in samples for kind in sample.subgroups})
+    return DomainData(
+        index.about.name,
+        domain,
+        index.classes,
+        images,
+        torch.tensor([sample.label for sample in samples]),
+        None if None in acquired else acquired,
+        [sample.id for sample in samples],
+        # A sample of no known group is a group of its own.
+        None if set(groups) == {None} else [s.group or f"id:{s.id}" for s in samples],
+        {kind: [sample.subgroups.get(kind, "unknown") for sample in samples] for kind in kinds},
+    )
+
+
+@dataclass(frozen=True)
+class GeneratedSource:
+    """A data set that is computed, not read."""
+
+    about: About
+    generate: Callable[..., Dataset]
+
+    def load(self, root: str | Path | None, **options: Any) -> Dataset:
+        if root is not None:
+            raise InputError(f"'{self.about.name}' is generated: it takes no root folder.")
+        known = list(inspect.signature(self.generate).parameters)
+        for option in options:
+            if option not in known:
+                raise unknown_name(f"option of '{self.about.name}'", option, known)
+        return self.generate(**options)
+
+
+Source = FileSource | GeneratedSource

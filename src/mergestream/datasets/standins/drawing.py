@@ -1,0 +1,33 @@
+"""Small pictures for stand-ins: the class is a pattern, the domain a colour, the number a shade of its own."""
+
+import io
+import zlib
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+FORMATS = {".bmp": "BMP", ".jpg": "JPEG", ".png": "PNG", ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP"}
+
+
+def picture(domain: str, label: int, number: int, pixels: int = 24) -> np.ndarray:
+    """uint8 [H,W,3]; the same arguments give the same picture."""
+    random = np.random.RandomState([zlib.crc32(domain.encode()), label, number])
+    colour = np.random.RandomState(zlib.crc32(domain.encode())).uniform(0.3, 1, size=3)
+    y, x = np.mgrid[:pixels, :pixels] / pixels
+    angle, waves = np.pi * label / 7, 2 + label % 4
+    pattern = 0.5 + 0.4 * np.sin(2 * np.pi * waves * (x * np.cos(angle) + y * np.sin(angle)) + random.uniform(0, 6))
+    noisy = pattern[..., None] * colour + random.normal(0, 0.05, size=(pixels, pixels, 3))
+    return np.round(255 * noisy.clip(0, 1)).astype(np.uint8)
+
+
+def write_picture(path: Path, pixels: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encoded(pixels, path.suffix))
+
+
+def encoded(pixels: np.ndarray, suffix: str) -> bytes:
+    """A picture's file content in the format of an ending such as '.png'."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, FORMATS[suffix])
+    return buffer.getvalue()
