@@ -1,6 +1,8 @@
 """The command line: parse, call one function, print."""
 
+import json
 import logging
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from mergestream import __version__
 from mergestream.errors import MergestreamError
 
 if TYPE_CHECKING:
-    from mergestream.demo import Track
+    from mergestream.parallel import Track
 
 app = typer.Typer(
     name="mergestream",
@@ -78,9 +80,168 @@ def demo(
         console.print(f"{what}: {out / name}", highlight=False, soft_wrap=True)
 
 
+data = typer.Typer(help="Data sets: what is supported, is mine complete, write a tiny stand-in.", no_args_is_help=True)
+app.add_typer(data, name="data")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")]
+
+
+@data.command("list")
+def list_data(as_json: AsJson = False) -> None:
+    """Every data set: what it shows, its domains and classes, its licence and where to get it."""
+    from mergestream.datasets import DATASETS
+    from mergestream.reporting.data_report import card_in_words
+
+    cards = [source.about for source in DATASETS.values()]
+    if as_json:
+        typer.echo(json.dumps([card.to_json() for card in cards], indent=2, ensure_ascii=False))
+        return
+    for card in cards:
+        typer.echo("\n".join(card_in_words(card)) + "\n")
+
+
+@data.command("verify")
+def verify_data(
+    name: Annotated[str, typer.Argument(help="A data set by its name in 'data list'.")],
+    root: Annotated[Path, typer.Argument(help="Its folder or zip.")],
+    as_json: AsJson = False,
+) -> None:
+    """Is this copy complete? Reads every image. Exit code 1 if something is missing or differs."""
+    from mergestream.datasets import file_source_of
+    from mergestream.datasets.verification import verify
+    from mergestream.reporting.data_report import verification_in_words
+
+    console = Console(stderr=as_json)
+    found = verify(file_source_of(name), root, _progress(console))
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+    else:
+        for sentence in verification_in_words(found):
+            console.print(sentence, highlight=False, soft_wrap=True)
+    if not found.complete:
+        raise typer.Exit(1)
+
+
+@data.command("fake")
+def fake_data(
+    name: Annotated[str, typer.Argument(help="A data set by its name in 'data list'.")],
+    folder: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+) -> None:
+    """Write a tiny stand-in in exactly the published layout: invented pictures, to try loaders and pipelines on."""
+    from mergestream.datasets import file_source_of
+    from mergestream.files import folder_written_whole
+
+    source = file_source_of(name)
+    with folder_written_whole(folder, lambda _: False) as scratch:
+        source.write_standin(scratch)
+    typer.echo(f"A stand-in of '{name}': {folder} (invented pictures, not data)")
+
+
+@app.command()
+def bench(
+    dataset: Annotated[str, typer.Option(help="A data set by its name in 'data list'.")],
+    pool: Annotated[list[str], typer.Option(help="A pool's folder; again for pools of other training seeds.")],
+    root: Annotated[Path | None, typer.Option(help="The data set's folder or zip.")] = None,
+    out: Annotated[Path, typer.Option(help="Where runs and tables go.")] = Path("runs"),
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="'all', or methods with options: 'mean, entropy_adaptive(head=shared|select, momentum=0.9)'."
+        ),
+    ] = None,
+    streams: Annotated[
+        str | None, typer.Option(help="Streams, as in 'iid,dirichlet:0.05'.", show_default="iid")
+    ] = None,
+    targets: Annotated[
+        str, typer.Option(help="Domains, 'a+b' for several streamed together, 'all', or 'pairs'.")
+    ] = "all",
+    seeds: Annotated[str | None, typer.Option(help="Seeds of the streams, as in '0,1,2'.", show_default="0")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a batch.", show_default="32")] = None,
+    protocol: Annotated[
+        str, typer.Option(help="lodo: leave each domain out; ood: all experts on the set's outside test sets.")
+    ] = "lodo",
+    preset: Annotated[
+        str | None, typer.Option(help="What the paper ran: paper-table1, paper-table2, paper-table3, paper-fig4.")
+    ] = None,
+    data_option: Annotated[
+        list[str] | None, typer.Option(help="An option of the data set, as in 'part=test' or 'domain=scanner'.")
+    ] = None,
+    images: Annotated[int | None, typer.Option(help="At most so many images of each target, always the same.")] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="The method that others are compared with.", show_default="entropy_adaptive")
+    ] = None,
+    skip_bad: Annotated[int, typer.Option(help="So many missing or unreadable images may be left out.")] = 0,
+    allow_missing_classes: Annotated[
+        bool, typer.Option("--allow-missing-classes", help="A domain may lack a class.")
+    ] = False,
+    allow_seen: Annotated[
+        bool, typer.Option("--allow-seen", help="Keep experts that were trained on the target.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes on this machine.", show_default="one a core; one on a GPU")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="local, or ray: a cluster that sees the same paths.")] = "local",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Compare methods: leave each domain out, stream it through every method, and print tables with intervals.
+
+    All methods see the same batches. What is done already under --out is not done again, also after a kill.
+    """
+    from mergestream.analysis.comparison import in_words
+    from mergestream.bench import run_bench
+    from mergestream.benchmarking.request import plan_from
+    from mergestream.parallel import default_workers
+    from mergestream.reporting.bench_report import main_tables
+    from mergestream.reporting.tables import to_rich
+
+    console = Console(stderr=as_json)
+    plan = plan_from(
+        dataset=dataset,
+        root=root,
+        pools=pool,
+        methods=methods,
+        streams=streams,
+        targets=targets,
+        seeds=seeds,
+        batch_size=batch_size,
+        protocol=protocol,
+        preset=preset,
+        data_options=data_option or [],
+        images=images,
+        reference=reference,
+        skip_bad=skip_bad,
+        allow_missing_classes=allow_missing_classes,
+        allow_seen=allow_seen,
+        device=device,
+    )
+    workers = jobs if jobs is not None else default_workers(device)
+    command = shlex.join(["mergestream", *sys.argv[1:]])
+    findings = run_bench(plan, out, _progress(console), jobs=workers, engine=engine, command=command)
+    if as_json:
+        typer.echo((out / "results.json").read_text(encoding="utf-8"))
+        return
+    for table in main_tables(findings, compact=True):
+        console.print(to_rich(table))
+    for sentence in in_words(findings.duels):
+        console.print(sentence, highlight=False, soft_wrap=True)
+    for sentence in findings.sentences:
+        console.print(f"Warning: {sentence}", highlight=False, soft_wrap=True, style="yellow")
+    for what, name in (
+        ("Tables", "results.md"),
+        ("LaTeX", "results.tex"),
+        ("Every run", "results.csv"),
+        ("Records", "runs"),
+    ):
+        console.print(f"{what}: {out / name}", highlight=False, soft_wrap=True)
+
+
 def _progress(console: Console) -> "Track":
     @contextmanager
     def track(title: str, total: int) -> Iterator[Callable[[], None]]:
+        if total == 0:
+            yield lambda: None
+            return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
             task = progress.add_task(title, total=total)

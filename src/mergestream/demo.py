@@ -3,15 +3,13 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from mergestream.analysis.comparison import ORACLE, Row, compare, duel, oracle, summarise_group
+from mergestream.analysis.comparison import duel, rows_of
 from mergestream.blockwise import Settings
 from mergestream.calibration import BLOCKWISE, blockwise_kind, measure_statistics
 from mergestream.checkpoints import BASE, ExpertCard, holds_only_an_expert, library_versions
@@ -19,15 +17,15 @@ from mergestream.datasets import Dataset, load_dataset, phantom
 from mergestream.datasets.base import DomainData
 from mergestream.determinism import cpu_threads
 from mergestream.errors import MergestreamError
-from mergestream.evaluation import describe_run, evaluate, leave_one_domain_out, precompute
+from mergestream.evaluation import describe_run, evaluate_streams, leave_one_domain_out, precompute
 from mergestream.files import folder_written_whole, make_folder, read_json, write_json, write_text
 from mergestream.measuring import Statistics, write_statistics
-from mergestream.methods import Method, create_method
-from mergestream.parallel import run_jobs
+from mergestream.methods import create_method
+from mergestream.parallel import Track, run_jobs
 from mergestream.pool import ExpertPool
 from mergestream.records import Run, is_finished, run_hash
 from mergestream.reporting.demo_report import DemoFindings, render_demo
-from mergestream.streams import Stream, create_stream
+from mergestream.streams import create_stream
 from mergestream.training import Recipe, split, train_base, train_expert
 
 SCHEMA_VERSION = 1
@@ -42,8 +40,6 @@ OURS = ("entropy_adaptive", "single_expert")
 REGMEAN_PP: Settings = {"ratio": 1.0, "ridge": 0.01, "convolutions": True}
 
 Variant = tuple[str, dict[str, Any]]
-# A stage of work with a title and a number of steps; the block gets a function to call after each step.
-Track = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 
 # In the order of the table: a method, then its variants.
 VARIANTS: tuple[Variant, ...] = (
@@ -132,7 +128,9 @@ def run_demo(out: Path, plan: Plan, track: Track, command: str) -> DemoFindings:
         runs = _stream(out, plan, dataset, track)
     rivals = dict.fromkeys(run.arguments["label"] for run in runs if run.arguments["method"] not in OURS)
     duels = [d for rival in rivals for d in duel(runs, "entropy_adaptive", rival)]
-    findings = DemoFindings(plan_of(plan), command, _rows(runs), duels, cards, _shown(runs), _samples(dataset), dataset)
+    findings = DemoFindings(
+        plan_of(plan), command, rows_of(runs), duels, cards, _shown(runs), _samples(dataset), dataset
+    )
     write_json(out / "results.json", _results(findings))
     write_text(out / "report.html", render_demo(findings))
     return findings
@@ -235,43 +233,14 @@ def stream_target(out: Path, plan: Plan, data: DomainData, seed: int) -> list[Pa
     pool = ExpertPool.load(pool_folder(out, seed)).without(data.name)
     singles: list[Variant] = [("single_expert", {"expert": name}) for name in pool.names]
     streams = [create_stream(spec, data.labels, seed=seed, acquired=data.acquired) for spec in plan.streams]
-    logits: dict[str, Any] = {}
-    folders = []
-    for name, options in [*plan.variants, *singles]:
-        method = create_method(name, pool, **options)
-        answered: Run | None = None
-        for stream in streams:
-            arguments = {**describe_run(method, data, stream), "seed": seed}
-            folder = out / "runs" / run_hash(arguments)
-            if not is_finished(folder):  # a static method's first answers serve its other streams
-                logits = logits or precompute(pool, data, VIEWS)
-                answered = _run(method, data, stream, logits, arguments, answered)
-                answered.save(folder)
-            folders.append(folder)
+    methods = [create_method(name, pool, **options) for name, options in [*plan.variants, *singles]]
+    wanted = [[(stream, {**describe_run(m, data, stream), "seed": seed}) for stream in streams] for m in methods]
+    runs, folders = out / "runs", []
+    there = all(is_finished(runs / run_hash(arguments)) for each in wanted for _, arguments in each)
+    logits = {} if there else precompute(pool, data, VIEWS)
+    for method, each in zip(methods, wanted, strict=True):
+        folders += evaluate_streams(method, data, each, runs, logits, batch_size=32)
     return folders
-
-
-def _run(
-    method: Method,
-    data: DomainData,
-    stream: Stream,
-    logits: dict[str, Any],
-    arguments: dict[str, Any],
-    answered: Run | None,
-) -> Run:
-    if method.static and answered is not None:
-        return answered.reordered(arguments, stream.batches)
-    return evaluate(method, data, stream, expert_logits=logits, arguments=arguments)
-
-
-def _rows(runs: list[Run]) -> list[Row]:
-    single = [run for run in runs if run.arguments["method"] == "single_expert"]
-    rows = compare(run for run in runs if run.arguments["method"] != "single_expert")
-    streams = list(dict.fromkeys(run.arguments["stream"]["name"] for run in runs))
-    for label, group in (("single_expert, on average", single), (ORACLE, oracle(single))):
-        for stream in streams:
-            rows.append(summarise_group(label, stream, [r for r in group if r.arguments["stream"]["name"] == stream]))
-    return rows
 
 
 def _shown(runs: list[Run]) -> list[Run]:

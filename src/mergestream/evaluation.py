@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from torch import Tensor
 from mergestream.datasets.base import DomainData
 from mergestream.errors import InputError
 from mergestream.methods import ORIGINAL, ExpertLogits, Method
+from mergestream.partial import PartialRun
 from mergestream.pool import ExpertPool
-from mergestream.records import Run, step_record
-from mergestream.streams import Stream
+from mergestream.records import Run, is_finished, run_hash, step_record
+from mergestream.streams import Stream, in_order
 
 
 @dataclass(frozen=True)
@@ -39,48 +41,113 @@ def evaluate(
     *,
     expert_logits: ExpertLogits | None = None,
     arguments: dict[str, Any] | None = None,
+    partial: PartialRun | None = None,
     on_step: Callable[[], None] = lambda: None,
 ) -> Run:
     """Stream a domain through a method, from a reset. Labels are used only after the last step, for the metrics.
 
     `expert_logits` may hold logits [K,N,C] of the whole domain from `precompute`, so that methods share them.
+    With `partial` a run that was killed goes on where it was last written down.
     """
-    if len(batches) == 0:
-        raise InputError("The stream has no batches.")
     if data.classes != method.pool.classes:
         raise InputError(
             f"The data's classes {data.classes} are not the pool's {method.pool.classes}, in this order. "
             f"Give the pool classes=, or reorder the labels."
         )
-    batches = batches if isinstance(batches, Stream) else Stream("given", tuple(map(np.asarray, batches)))
+    batches = _as_stream(batches)
+    _require_fitting(batches, data)
     method.reset()
-    steps, answers = [], []
-    for number, indices in enumerate(batches):
-        picked = torch.as_tensor(indices)
-        known = {view: logits[:, picked] for view, logits in (expert_logits or {}).items()}
+    steps, answers = partial.restore(method) if partial else ([], [])
+    logits_of = expert_logits or {}
+    for number in range(len(steps), len(batches)):
+        picked = torch.as_tensor(batches[number])
+        known = {view: logits[:, picked] for view, logits in logits_of.items()}
         step = method.step(data.batch(picked), expert_logits=known)
-        steps.append(step_record(number, step, indices))
+        steps.append(step_record(number, step, batches[number]))
         answers.append(torch.softmax(step.logits, dim=-1).cpu())
+        if partial:
+            partial.keep(method, steps, answers)
         on_step()
     order = torch.as_tensor(np.concatenate(list(batches)))
-    described = describe_run(method, data, batches) if arguments is None else arguments
-    return Run.finish(described, data.classes, steps, batches.batches, data.labels[order], torch.cat(answers))
+    return Run.finish(
+        describe_run(method, data, batches) if arguments is None else arguments,
+        data.classes,
+        steps,
+        batches.batches,
+        data.labels[order],
+        torch.cat(answers),
+        subgroups={kind: [values[int(i)] for i in order] for kind, values in data.subgroups.items()},
+        experts=logits_of[ORIGINAL][:, order].argmax(dim=-1) if ORIGINAL in logits_of else None,
+    )
+
+
+def evaluate_streams(
+    method: Method,
+    data: DomainData,
+    wanted: Sequence[tuple[Stream, dict[str, Any]]],
+    runs: Path,
+    expert_logits: ExpertLogits,
+    *,
+    batch_size: int,
+) -> list[Path]:
+    """One method on several streams of one target, each with its run's arguments; finished runs are left alone.
+
+    A static method answers once, in the order of the data, so that its answers do not depend on which streams there
+    are; a stream only reorders them.
+    """
+    answered: Run | None = None
+    folders = []
+    for stream, arguments in wanted:
+        folder = runs / run_hash(arguments)
+        folders.append(folder)
+        if is_finished(folder):
+            continue
+        if method.static:
+            answered = answered or evaluate(method, data, in_order(len(data), batch_size), expert_logits=expert_logits)
+            answered.reordered(arguments, stream.batches).save(folder)
+        else:
+            partial = PartialRun(folder.with_name(f".{folder.name}.partial"))
+            evaluate(method, data, stream, expert_logits=expert_logits, arguments=arguments, partial=partial).save(
+                folder
+            )
+            partial.remove()
+    return folders
+
+
+def _as_stream(batches: Stream | Sequence[np.ndarray]) -> Stream:
+    return batches if isinstance(batches, Stream) else Stream("given", tuple(map(np.asarray, batches)))
+
+
+def _require_fitting(stream: Stream, data: DomainData) -> None:
+    """Every index names a sample of these data, and none twice."""
+    if len(stream) == 0 or not all(len(batch) for batch in stream):
+        raise InputError("The stream has no batches, or an empty one.")
+    indices = np.concatenate(list(stream))
+    if len(indices) > len(data) or indices.min() < 0 or indices.max() >= len(data):
+        raise InputError(
+            f"The stream '{stream.name}' is longer than the data: it names {len(indices)} samples, up to number "
+            f"{indices.max()}, and '{data.name}' has {len(data)}. Make the stream from these data's labels."
+        )
+    if len(np.unique(indices)) != len(indices):
+        raise InputError(f"The stream '{stream.name}' names a sample of '{data.name}' twice.")
 
 
 def precompute(pool: ExpertPool, data: DomainData, views: Sequence[str], *, batch_size: int = 128) -> dict[str, Tensor]:
     """Expert logits [K,N,C] of a whole domain, plain and of each view: computed once, used by every method."""
+    return {view: domain_logits(pool, data, view, batch_size=batch_size) for view in (ORIGINAL, *views)}
+
+
+@torch.no_grad()
+def domain_logits(pool: ExpertPool, data: DomainData, view: str, *, batch_size: int = 128) -> Tensor:
+    """Expert logits [K,N,C] of a whole domain, in one view of it or as it is ('original')."""
+    shown = None if view == ORIGINAL else view
     chunks = torch.arange(len(data)).split(batch_size)
-
-    @torch.no_grad()
-    def logits(view: str | None) -> Tensor:
-        return torch.cat([pool.logits(data.batch(chunk), view).cpu() for chunk in chunks], dim=1)
-
-    return {ORIGINAL: logits(None), **{view: logits(view) for view in views}}
+    return torch.cat([pool.logits(data.batch(chunk), shown).cpu() for chunk in chunks], dim=1)
 
 
 def describe_run(method: Method, data: DomainData, batches: Stream | Sequence[np.ndarray]) -> dict[str, Any]:
     """Everything a run's numbers depend on; its hash is the run's name."""
-    stream = batches if isinstance(batches, Stream) else Stream("given", tuple(map(np.asarray, batches)))
+    stream = _as_stream(batches)
     return {
         "method": method.name,
         "label": method.label(),

@@ -1,6 +1,6 @@
 """How good answers are: metrics of one run, and intervals that resample whole batches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ def summarise(probabilities: Tensor, labels: Tensor, classes: Sequence[str]) -> 
         "auroc": float(np.mean(aurocs)) if aurocs else None,  # one class against the rest, mean over classes
         "nll": float(-probabilities.gather(1, labels[:, None]).clamp_min(1e-12).log().mean()),
         "brier": float(((probabilities - truth) ** 2).sum(dim=-1).mean()),
+        "aurc": float(risk_coverage(probabilities, labels)[1].mean()),  # area under the risk-coverage curve
         "ece": float(multiclass_calibration_error(probabilities, labels, count, n_bins=15)),
         "recall": {name: _or_none(value) for name, value in zip(classes, recall, strict=True)},
         "specificity": {name: _or_none(value) for name, value in zip(classes, specificity, strict=True)},
@@ -37,6 +38,48 @@ def summarise(probabilities: Tensor, labels: Tensor, classes: Sequence[str]) -> 
         report["sensitivity"] = report["recall"][classes[1]]
         report["specificity_binary"] = report["specificity"][classes[1]]
     return report
+
+
+def risk_coverage(probabilities: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Coverage [N] and the error among the most confident share of that size [N]: what abstention would buy.
+
+    Images of one confidence count with their mean error, so that the curve does not depend on their order.
+    """
+    confidence, said = probabilities.max(dim=-1)
+    _, block, sizes = np.unique(-confidence.numpy(), return_inverse=True, return_counts=True)
+    wrong = (said != labels).numpy().astype(float)
+    errors = np.repeat(np.bincount(block, weights=wrong) / sizes, sizes)
+    answered = np.arange(1, len(labels) + 1)
+    return answered / len(labels), np.cumsum(errors) / answered
+
+
+def collapsed_classes(experts: Tensor, said: Tensor, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Classes that a model has given up: every expert predicts one on 5 % of the images or more, the model on less
+    than a fifth of the experts' mean share. experts: predictions [K,N], said: the model's [N].
+    """
+    count = len(classes)
+    shares = np.stack([np.bincount(each, minlength=count) / len(said) for each in experts.numpy()])
+    share = np.bincount(said.numpy(), minlength=count) / len(said)
+    return [
+        {"class": name, "share": float(share[c]), "experts": float(shares[:, c].mean())}
+        for c, name in enumerate(classes)
+        if shares[:, c].min() >= 0.05 and share[c] < 0.2 * shares[:, c].mean()
+    ]
+
+
+def summarise_subgroups(
+    probabilities: Tensor, labels: Tensor, classes: Sequence[str], subgroups: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, Report]]:
+    """The main metrics of every part of every partition, such as those of each scanner."""
+    found: dict[str, dict[str, Report]] = {}
+    for kind, values in subgroups.items():
+        names = np.asarray(values)
+        found[kind] = {}
+        for name in sorted(set(values)):
+            mine = torch.from_numpy(names == name)
+            report = summarise(probabilities[mine], labels[mine], classes)
+            found[kind][name] = {key: report[key] for key in ("accuracy", "balanced_accuracy", "auroc", "images")}
+    return found
 
 
 def confusion(predictions: Tensor, labels: Tensor, count: int) -> np.ndarray:
@@ -75,7 +118,7 @@ def mean_with_interval(runs: Sequence[np.ndarray], metric: str, *, resamples: in
     model answers a whole batch, so its errors are not independent.
     """
     mean = float(np.mean([score_of(matrices.sum(axis=0), metric) for matrices in runs]))
-    return mean, *_percentiles(_resampled_means(runs, metric, resamples))
+    return mean, *_percentiles(_resampled(runs, metric, resamples).mean(axis=0))
 
 
 def intervals(
@@ -108,22 +151,39 @@ def _numbers(report: Report) -> dict[str, float]:
 
 
 def difference_with_interval(
-    ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray], metric: str, *, resamples: int = 1000
+    ours: Sequence[np.ndarray],
+    theirs: Sequence[np.ndarray],
+    metric: str,
+    *,
+    targets: Sequence[str] | None = None,
+    resamples: int = 1000,
 ) -> tuple[float, float, float]:
-    """Mean difference of paired runs (same target, seed and batches), resampling the same batches of both."""
+    """Mean difference of paired runs (same target, seed and batches), resampling the same batches of both.
+
+    With the target of every run, whole targets are resampled too: what another draw of such sites might have shown.
+    """
     means = [np.mean([score_of(m.sum(axis=0), metric) for m in runs]) for runs in (ours, theirs)]
-    resampled = _resampled_means(ours, metric, resamples) - _resampled_means(theirs, metric, resamples)
-    return float(means[0] - means[1]), *_percentiles(resampled)
+    resampled = _resampled(ours, metric, resamples) - _resampled(theirs, metric, resamples)
+    weights = np.full((len(ours), resamples), 1 / len(ours)) if targets is None else _drawn(targets, resamples)
+    return float(means[0] - means[1]), *_percentiles((resampled * weights).sum(axis=0))
 
 
-def _resampled_means(runs: Sequence[np.ndarray], metric: str, resamples: int) -> np.ndarray:
-    """Means over runs under bootstrap resamples of batches; equal numbers of batches give equal resamples."""
+def _drawn(targets: Sequence[str], resamples: int) -> np.ndarray:
+    """Weights of runs [R,resamples] under a bootstrap over their targets; every column sums to 1."""
+    names, place = np.unique(np.asarray(targets), return_inverse=True)
+    picks = np.random.RandomState(1).multinomial(len(names), np.full(len(names), 1 / len(names)), size=resamples)
+    weights = picks.T[place].astype(float)
+    return weights / weights.sum(axis=0)
+
+
+def _resampled(runs: Sequence[np.ndarray], metric: str, resamples: int) -> np.ndarray:
+    """Scores [R,resamples] under bootstrap resamples of batches; equal numbers of batches give equal resamples."""
     random = np.random.RandomState(0)
-    means = np.zeros(resamples)
+    scores = []
     for matrices in runs:
         picks = random.multinomial(len(matrices), np.full(len(matrices), 1 / len(matrices)), size=resamples)
-        means += score_of(np.tensordot(picks, matrices, axes=1), metric) / len(runs)
-    return means
+        scores.append(score_of(np.tensordot(picks, matrices, axes=1), metric))
+    return np.stack(scores)
 
 
 def _percentiles(values: np.ndarray) -> tuple[float, float]:

@@ -1,19 +1,44 @@
-"""Independent jobs on all cores: one process a core, one thread each, results in the order of the jobs."""
+"""Independent jobs, results in their order: on the cores of this machine, one thread each, or on a Ray cluster."""
 
 import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
 
+from mergestream.errors import InputError, unknown_name
+
 Result = TypeVar("Result")
+# A stage of work with a title and a number of steps; the block gets a function to call after each step.
+Track = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+ENGINES = ("local", "ray")
+
+
+def default_workers(device: str) -> int:
+    """One process a core; on a GPU, which processes would only share, one."""
+    on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    return 1 if on_gpu else os.cpu_count() or 1
 
 
 def run_jobs(
-    function: Callable[..., Result], jobs: Sequence[tuple[Any, ...]], *, workers: int, on_done: Callable[[], None]
+    function: Callable[..., Result],
+    jobs: Sequence[tuple[Any, ...]],
+    *,
+    workers: int,
+    on_done: Callable[[], None],
+    engine: str = "local",
 ) -> list[Result]:
-    """function(*job) for every job. With one worker all run in this process; `on_done` is called after each."""
+    """function(*job) for every job; `on_done` is called after each.
+
+    Locally one worker means this process. On Ray the cluster decides how many run at once.
+    """
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
+    if engine == "ray":
+        return _on_ray(function, jobs, on_done)
     if workers <= 1 or len(jobs) <= 1:
         results = []
         for job in jobs:
@@ -31,3 +56,37 @@ def run_jobs(
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _on_ray(
+    function: Callable[..., Result], jobs: Sequence[tuple[Any, ...]], on_done: Callable[[], None]
+) -> list[Result]:
+    """One Ray task a job, one core each. RAY_ADDRESS names the cluster; without it one is started on this machine."""
+    try:
+        import ray
+    except ImportError as error:
+        raise InputError("The engine 'ray' needs Ray: pip install 'mergestream[ray]'.") from error
+    started_here = not ray.is_initialized()
+    if started_here:
+        ray.init(logging_level="ERROR", log_to_driver=False)
+    try:
+        # A lost worker or node is tried again elsewhere; an error of the job itself is not.
+        task = ray.remote(num_cpus=1, max_retries=3)(_in_one_thread)
+        waiting = [task.remote(function, job) for job in jobs]
+        places = {reference: number for number, reference in enumerate(waiting)}
+        results: dict[int, Result] = {}
+        while waiting:
+            (ready,), waiting = ray.wait(waiting, num_returns=1)
+            results[places[ready]] = ray.get(ready)
+            on_done()
+        return [results[number] for number in range(len(jobs))]
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    finally:
+        if started_here:
+            ray.shutdown()
+
+
+def _in_one_thread(function: Callable[..., Result], job: tuple[Any, ...]) -> Result:
+    torch.set_num_threads(1)
+    return function(*job)

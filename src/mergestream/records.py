@@ -2,8 +2,8 @@
 
 import json
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -24,7 +24,7 @@ from mergestream.files import (
     write_text,
 )
 from mergestream.methods import Step
-from mergestream.metrics import batch_confusions, intervals, summarise
+from mergestream.metrics import batch_confusions, collapsed_classes, intervals, summarise, summarise_subgroups
 
 SCHEMA_VERSION = 1
 HEADER, STEPS, PREDICTIONS = "run.json", "steps.jsonl", "predictions.npz"
@@ -64,6 +64,7 @@ class Run:
     predictions: Tensor  # [N] in order of arrival
     probabilities: Tensor  # [N,C] in order of arrival; fp32, or rounded to fp16 where it was read from disk
     metrics: dict[str, Any]
+    seconds_per_step: float | None = None  # the median; of a static method, where it was measured
 
     @classmethod
     def finish(
@@ -74,10 +75,22 @@ class Run:
         batches: Sequence[np.ndarray],
         labels: Tensor,
         probabilities: Tensor,
+        *,
+        subgroups: Mapping[str, Sequence[str]] | None = None,
+        experts: Tensor | None = None,
     ) -> "Run":
-        metrics = summarise(probabilities, labels, classes)
+        """All given in order of arrival. `experts` are the experts' own predictions [K,N], to see a collapse by."""
         predictions = probabilities.argmax(dim=-1)
-        return cls(arguments, tuple(classes), steps, tuple(batches), labels, predictions, probabilities, metrics)
+        metrics = summarise(probabilities, labels, classes)
+        if subgroups:
+            metrics["subgroups"] = summarise_subgroups(probabilities, labels, classes, subgroups)
+        if experts is not None:
+            metrics["collapsed"] = collapsed_classes(experts, predictions, classes)
+        seconds = [step["seconds"] for step in steps if step["seconds"] is not None]
+        measured = float(np.median(seconds)) if seconds else None
+        return cls(
+            arguments, tuple(classes), steps, tuple(batches), labels, predictions, probabilities, metrics, measured
+        )
 
     @property
     def hash(self) -> str:
@@ -90,6 +103,12 @@ class Run:
     @property
     def balanced_accuracy(self) -> float:
         return float(self.metrics["balanced_accuracy"])
+
+    @property
+    def majority_share(self) -> float:
+        """Mean over batches of the share that the commonest class had."""
+        labels = self.labels.numpy()
+        return float(np.mean([np.bincount(labels[b]).max() / len(b) for b in self._positions()]))
 
     def confusions(self) -> np.ndarray:
         """One confusion matrix per batch [T,C,C]."""
@@ -114,7 +133,10 @@ class Run:
             said = predictions[start : start + len(batch)].tolist()
             steps.append({**self.steps[0], "step": number, "images": len(batch), "predictions": said, "seconds": None})
             start += len(batch)
-        return Run.finish(arguments, self.classes, steps, batches, self.labels[order], self.probabilities[order])
+        run = Run.finish(arguments, self.classes, steps, batches, self.labels[order], self.probabilities[order])
+        # Neither depends on the order; both need what a run does not carry.
+        kept = {key: value for key, value in self.metrics.items() if key in ("subgroups", "collapsed")}
+        return replace(run, metrics={**run.metrics, **kept}, seconds_per_step=self.seconds_per_step)
 
     def save(self, folder: str | Path) -> Path:
         """Write the run folder whole; a killed writer leaves nothing that looks finished."""
@@ -124,6 +146,7 @@ class Run:
             "arguments": self.arguments,
             "classes": list(self.classes),
             "metrics": self.metrics,
+            "seconds_per_step": self.seconds_per_step,
             "environment": {**library_versions(), "platform": platform.platform(), "threads": torch.get_num_threads()},
         }
         with folder_written_whole(Path(folder), lambda old: holds_only(old, {HEADER, STEPS, PREDICTIONS})) as scratch:
@@ -158,7 +181,8 @@ class Run:
         except (OSError, ValueError, KeyError, BadZipFile) as error:
             raise CheckpointError(f"The run {root} is damaged ({error!r}). Delete it and run it again.") from error
         labels, predictions, p = kept
-        return cls(arguments, tuple(classes), steps, tuple(batches), labels, predictions, p.float(), metrics)
+        seconds = header.get("seconds_per_step")
+        return cls(arguments, tuple(classes), steps, tuple(batches), labels, predictions, p.float(), metrics, seconds)
 
 
 def is_finished(folder: Path) -> bool:

@@ -44,6 +44,11 @@ class Stream(Sequence[np.ndarray]):
         return float(np.mean([np.bincount(values[batch]).max() / len(batch) for batch in self.batches]))
 
 
+def in_order(count: int, batch_size: int) -> Stream:
+    """As the data lie, for what does not depend on an order."""
+    return _cut("in_order", np.arange(count), batch_size)
+
+
 def iid(labels: Labels, *, batch_size: int = 32, seed: int = 0) -> Stream:
     """A plain shuffle."""
     return _cut("iid", _random(seed).permutation(len(_labels(labels))), batch_size)

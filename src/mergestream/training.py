@@ -2,11 +2,12 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -112,7 +113,7 @@ def fit(network: Network, data: DomainData, recipe: Recipe, on_step: OnStep = la
     if network.preprocessing is None:
         raise NetworkError("Training needs to know the network's preprocessing; give preprocessing=.")
     fabric = Fabric(accelerator=recipe.accelerator, devices=1, precision=recipe.precision)  # type: ignore[arg-type]
-    training, validation = split(len(data), recipe.validation_share, recipe.seed)
+    training, validation = split(len(data), recipe.validation_share, recipe.seed, data.groups)
     inputs = network.preprocessing(data.images).to(fabric.device)
     labels = data.labels.to(fabric.device)
     with seeded(recipe.seed), cpu_threads(recipe.threads):
@@ -148,11 +149,21 @@ def fit(network: Network, data: DomainData, recipe: Recipe, on_step: OnStep = la
     return Fit(best[2], best[1], metrics, fit_temperature(logits, data.labels[validation]))
 
 
-def split(count: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Training and validation indices of a seeded shuffle."""
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+def split(count: int, share: float, seed: int, groups: Sequence[str] | None = None) -> tuple[Tensor, Tensor]:
+    """Training and validation indices of a seeded shuffle; a group (slide, patient, lesion) is never cut in two."""
+    generator = torch.Generator().manual_seed(seed)
     held_out = max(1, int(share * count))
-    return order[held_out:], order[:held_out]
+    if groups is None:
+        order = torch.randperm(count, generator=generator)
+        return order[held_out:], order[:held_out]
+    names, place = np.unique(np.asarray(groups), return_inverse=True)
+    if len(names) < 2:
+        raise TrainingError(f"All {count} images are of one group ('{names[0]}'): there is nothing to validate on.")
+    rank = torch.randperm(len(names), generator=generator)[torch.from_numpy(place)]  # of every image's group
+    order = torch.argsort(rank, stable=True)
+    # Whole groups until the share is reached; the last group always stays for training.
+    boundary = min(int(rank[order[held_out - 1]]), len(names) - 2)
+    return order[rank[order] > boundary], order[rank[order] <= boundary]
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:

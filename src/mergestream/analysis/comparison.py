@@ -34,6 +34,7 @@ class Row:
     nll: float
     ece: float
     brier: float
+    aurc: float
     per_target: dict[str, float]
     worst_target: str
     lowest_recall: float
@@ -60,7 +61,7 @@ def summarise_group(label: str, stream: str, runs: Sequence[Run]) -> Row:
     per_target = {target: float(np.mean(values)) for target, values in targets.items()}
     recalls = [value for run in runs for value in run.metrics["recall"].values() if value is not None]
     aurocs = [run.metrics["auroc"] for run in runs if run.metrics["auroc"] is not None]
-    seconds = [step["seconds"] for run in runs for step in run.steps if step["seconds"] is not None]
+    seconds = [run.seconds_per_step for run in runs if run.seconds_per_step is not None]
 
     def average(key: str) -> float:
         return float(np.mean([run.metrics[key] for run in runs]))
@@ -74,6 +75,7 @@ def summarise_group(label: str, stream: str, runs: Sequence[Run]) -> Row:
         average("nll"),
         average("ece"),
         average("brier"),
+        average("aurc"),
         per_target,
         worst(per_target)[0],
         min(recalls),
@@ -84,7 +86,11 @@ def summarise_group(label: str, stream: str, runs: Sequence[Run]) -> Row:
 
 @dataclass(frozen=True)
 class Duel:
-    """One method against another on the same batches: the paired difference with its 95 % interval."""
+    """One method against another on the same batches: the paired difference with its 95 % interval.
+
+    `difference` resamples batches: what other images of these targets might have shown. `across_targets` resamples
+    targets too: what other targets might have shown. `wins` and `losses` count (target, seed, pool).
+    """
 
     stream: str
     ours: str
@@ -92,6 +98,9 @@ class Duel:
     our_mean: float
     their_mean: float
     difference: Estimate
+    across_targets: Estimate
+    wins: int
+    losses: int
 
     @property
     def outcome(self) -> str:
@@ -120,7 +129,7 @@ def in_words(duels: Sequence[Duel]) -> list[str]:
 
 
 def duel(runs: Sequence[Run], ours: str, theirs: str, metric: str = "accuracy") -> list[Duel]:
-    """A duel per stream, over the (target, seed) pairs that both have."""
+    """A duel per stream, over the (target, seed, pool) that both have."""
     duels = []
     for stream in dict.fromkeys(run.arguments["stream"]["name"] for run in runs):
         mine, other = (_by_pair(runs, label, stream) for label in (ours, theirs))
@@ -129,23 +138,45 @@ def duel(runs: Sequence[Run], ours: str, theirs: str, metric: str = "accuracy") 
             a, b = ([group[pair].confusions() for pair in pairs] for group in (mine, other))
             mine_mean, other_mean = (mean_with_interval(group, metric, resamples=1)[0] for group in (a, b))
             difference = Estimate(*difference_with_interval(a, b, metric))
-            duels.append(Duel(stream, ours, theirs, mine_mean, other_mean, difference))
+            across = Estimate(*difference_with_interval(a, b, metric, targets=[pair[0] for pair in pairs]))
+            gaps = [mine[pair].metrics[metric] - other[pair].metrics[metric] for pair in pairs]
+            wins, losses = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
+            duels.append(Duel(stream, ours, theirs, mine_mean, other_mean, difference, across, wins, losses))
     return duels
 
 
-def _by_pair(runs: Sequence[Run], label: str, stream: str) -> dict[tuple[str, int], Run]:
+def cell_of(run: Run) -> tuple[str, int, str]:
+    """What two runs must share to be paired, beside the stream."""
+    arguments = run.arguments
+    return arguments["data"]["domain"], arguments["seed"], arguments["pool"]["fingerprint"]
+
+
+def _by_pair(runs: Sequence[Run], label: str, stream: str) -> dict[tuple[str, int, str], Run]:
     return {
-        (run.arguments["data"]["domain"], run.arguments["seed"]): run
+        cell_of(run): run
         for run in runs
         if run.arguments["label"] == label and run.arguments["stream"]["name"] == stream
     }
+
+
+SINGLES = "single_expert, on average"
+
+
+def rows_of(runs: Sequence[Run]) -> list[Row]:
+    """Every method; single experts as two rows, their average and the oracle's choice among them."""
+    single = [run for run in runs if run.arguments["method"] == "single_expert"]
+    rows = compare(run for run in runs if run.arguments["method"] != "single_expert")
+    for label, group in ((SINGLES, single), (ORACLE, oracle(single))):
+        for stream in dict.fromkeys(run.arguments["stream"]["name"] for run in group):
+            rows.append(summarise_group(label, stream, [r for r in group if r.arguments["stream"]["name"] == stream]))
+    return rows
 
 
 def oracle(single: Sequence[Run]) -> list[Run]:
     """Per target, seed and stream, the single expert that labels show to be best. A bound, never a method."""
     best: dict[tuple[Any, ...], Run] = {}
     for run in single:
-        key = run.arguments["data"]["domain"], run.arguments["seed"], run.arguments["stream"]["name"]
+        key = *cell_of(run), run.arguments["stream"]["name"]
         if key not in best or run.accuracy > best[key].accuracy:
             best[key] = run
     return list(best.values())

@@ -118,6 +118,7 @@ class Dataset(Mapping[str, DomainData]):
     outside: tuple[str, ...] = ()
     overlap: str = ""
     left_out: tuple[LeftOut, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)  # images per domain, where known before reading
 
     def __getitem__(self, domain: str) -> DomainData:
         if domain not in (*self.domains, *self.outside):

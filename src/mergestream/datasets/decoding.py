@@ -1,6 +1,5 @@
 """Samples -> one uint8 array [N,3,H,W]: decoded in parallel, resized as the network will want it, kept on disk."""
 
-import io
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -13,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mergestream.datasets.arrays import read_array
 from mergestream.datasets.index import Sample
 from mergestream.datasets.pixels import array_pixels, crop_border, read_pixels
 from mergestream.datasets.roots import Root
-from mergestream.errors import DataError
 from mergestream.files import sha256_of_json, write_atomically, write_json
 from mergestream.preprocessing import resize
 
@@ -147,24 +146,3 @@ class _Arrays:
             if key not in self._known:
                 self._known[key] = read_array(self._root, *key)
         return array_pixels(self._known[key][sample.row])
-
-
-def read_array(root: Root, file: str, name: str) -> np.ndarray:
-    """One named array of an .npz or .hdf5 file; `name` is not used for an .npy file. Pickles are refused."""
-    content = io.BytesIO(root.read(file))
-    try:
-        if file.endswith((".hdf5", ".h5")):
-            return _hdf5(content, name)
-        loaded = np.load(content, allow_pickle=False)
-        return loaded if isinstance(loaded, np.ndarray) else loaded[name]
-    except (ValueError, KeyError, OSError, EOFError) as error:
-        raise DataError(f"Cannot read the array '{name}' of {file} in {root.location}: {error}.") from error
-
-
-def _hdf5(content: io.BytesIO, name: str) -> np.ndarray:
-    try:
-        import h5py
-    except ImportError as error:
-        raise DataError("Reading .hdf5 needs h5py: pip install 'mergestream[data]'.") from error
-    with h5py.File(content, "r") as file:
-        return np.asarray(file[name])

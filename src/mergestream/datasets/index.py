@@ -50,6 +50,8 @@ class Index:
     outside: tuple[str, ...] = ()
     expected: Mapping[str, int] | None = None  # published images per domain, where this is not the whole set
     crop_border: bool = False  # cut the black frame of a fundus photograph before resizing
+    missing_parts: Mapping[str, str] = field(default_factory=dict)  # the split of a missing file, where known
+    parts_from: str = ""  # a sentence on which files tell the publisher's splits apart
 
     def __post_init__(self) -> None:
         if not self.classes or len(set(self.classes)) != len(self.classes):
@@ -73,17 +75,37 @@ class Index:
             table[sample.domain][self.classes[sample.label]] += 1
         return table
 
-    def only(self, part: str) -> "Index":
-        """The samples of one of the publisher's splits, or of several joined by '+'; 'all' keeps every sample."""
+    def only(self, part: str, *, asked: bool = True) -> "Index":
+        """The samples of one of the publisher's splits, or of several joined by '+'; 'all' keeps every sample.
+
+        Outside domains are no part of a split and stay. A default part, not `asked` for, also keeps samples of which
+        no part is known.
+        """
         if part == "all":
-            return self
-        wanted = part.split("+")
+            return replace(self, expected=self._published(self.about.parts)) if self.about.part_counts else self
+        wanted, known = part.split("+"), {sample.part for sample in self.samples}
         for name in wanted:
             if name not in self.about.parts:
                 raise unknown_name(f"part of '{self.about.name}'", name, ("all", *self.about.parts))
-        published = [self.about.part_counts.get(name, {}) for name in wanted]
-        expected = {d: sum(counts[d] for counts in published) for d in self.about.domains if all(published)}
-        return replace(self, samples=tuple(s for s in self.samples if s.part in wanted), expected=expected)
+            if asked and name not in known:
+                raise DataError(
+                    f"'{self.about.name}' has no image of the part '{name}' under this root. {self.parts_from}".strip()
+                )
+        keep = {*wanted} if asked else {*wanted, None}
+        return replace(
+            self,
+            samples=tuple(s for s in self.samples if s.part in keep or s.domain in self.outside),
+            missing=tuple(m for m in self.missing if self.missing_parts.get(m) in (None, *wanted)),
+            expected=self._published(wanted),
+        )
+
+    def _published(self, parts: Sequence[str]) -> Mapping[str, int]:
+        """Published images per domain of these parts together; the reader may know better."""
+        if self.expected is not None:
+            return self.expected
+        each = [self.about.part_counts.get(part, {}) for part in parts]
+        inside = {d: sum(counts[d] for counts in each) for d in self.about.domains if d in self.domains and all(each)}
+        return {**inside, **{d: self.about.counts[d] for d in self.outside if d in self.about.counts}}
 
     def require_usable(self, *, allow_missing_classes: bool) -> None:
         """Every domain has images, and of every class."""

@@ -1,10 +1,15 @@
-"""A data set's root: a folder, a zip, or a folder with zips in it. Read only; paths inside are posix and relative."""
+"""A data set's root: a folder or a zip, and all zips in either. Read only; paths inside are posix and relative."""
 
+import io
 import os
+import shutil
+import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from mergestream.errors import DataError
 from mergestream.files import reason
@@ -43,17 +48,27 @@ class Root:
         found = {str(parent) for path in self.files for parent in PurePosixPath(path).parents}
         return tuple(sorted(("" if f == "." else f for f in found), key=lambda f: (f.count("/") + bool(f), f)))
 
-    def read(self, path: str) -> bytes:
-        """A file's bytes; the error names the file."""
+    def read(self, path: str, first: int = -1) -> bytes:
+        """A file's bytes, or only the first so many; the error names the file."""
         if path not in self._found:
             raise DataError(f"{self.location} has no file {path}.")
         archive, member, _, _ = self._found[path]
         try:
-            return self._zips[archive].read(member) if archive is not None else Path(member).read_bytes()
+            with Path(member).open("rb") if archive is None else self._zips[archive].open(member) as file:
+                return file.read(first)
         except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
             raise DataError(f"Cannot read {path} in {self.location}: {reason(error)}.") from error
         except Exception as error:  # zlib has an error class of its own
             raise DataError(f"{path} in {self.location} is damaged: {error}.") from error
+
+    def open(self, path: str) -> BinaryIO:
+        """A file to read parts of: arrays of gigabytes lie in one file, and few of its bytes may be wanted."""
+        if path not in self._found or self._found[path][0] is not None:
+            return io.BytesIO(self.read(path))
+        try:
+            return Path(self._found[path][1]).open("rb")
+        except OSError as error:
+            raise DataError(f"Cannot read {path} in {self.location}: {reason(error)}.") from error
 
     def stamp(self, path: str) -> tuple[int, int]:
         """Size, and time of change or checksum: enough to notice another content."""
@@ -113,18 +128,20 @@ class Root:
             archive = zipfile.ZipFile(path)
         except (OSError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} is neither a folder nor a readable zip: {reason(error)}.") from error
-        self._zips[str(path)] = archive
-        for member in archive.infolist():
-            parts = PurePosixPath(member.filename.replace("\\", "/")).parts
-            if member.is_dir() or not parts or any(map(_is_junk, parts)) or ".." in parts:
+        self._list_members(str(path), archive, PurePosixPath(prefix))
+
+    def _list_members(self, name: str, archive: zipfile.ZipFile, prefix: PurePosixPath) -> None:
+        self._zips[name] = archive
+        members = [(PurePosixPath(m.filename.replace("\\", "/").lstrip("/")), m) for m in archive.infolist()]
+        folders = {parent for path, _ in members for parent in path.parents}
+        for path, member in members:
+            if member.is_dir() or not path.parts or any(map(_is_junk, path.parts)) or ".." in path.parts:
                 continue
-            self._add(
-                str(PurePosixPath(prefix, *(p for p in parts if p != "/"))),
-                str(path),
-                member.filename,
-                member.file_size,
-                member.CRC,
-            )
+            zipped = path.suffix.lower() == ".zip" and len(prefix.parts) < DEEPEST
+            if zipped and path.with_suffix("") not in folders:
+                self._list_members(f"{name}/{path}", _inner_zip(archive, member), prefix / path.with_suffix(""))
+            else:
+                self._add(str(prefix / path), name, member.filename, member.file_size, member.CRC)
 
     def _add(self, path: str, archive: str | None, member: str, size: int, stamp: int) -> None:
         if path in self._found:
@@ -141,6 +158,18 @@ def by_stem(paths: Iterable[str]) -> dict[str, str]:
             raise DataError(f"Two images have the id '{stem}': {found[stem]} and {path}. Keep one of them.")
         found[stem] = path
     return found
+
+
+def _inner_zip(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> zipfile.ZipFile:
+    """A zip inside a zip. Reading one at random there means unpacking it again and again: a copy goes to disk,
+    to a file without a name that is gone when the process ends."""
+    try:
+        copy = tempfile.TemporaryFile()  # noqa: SIM115
+        with archive.open(member) as inner:
+            shutil.copyfileobj(inner, copy)
+        return zipfile.ZipFile(copy)
+    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:
+        raise DataError(f"{member.filename} in {archive.filename} is not a readable zip: {error}.") from error
 
 
 def _is_junk(name: str) -> bool:

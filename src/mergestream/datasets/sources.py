@@ -1,6 +1,7 @@
 """A data set on disk: read its index, decode what is asked for, refuse what cannot be used."""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -40,7 +41,7 @@ class FileSource:
             if option not in self.options():
                 raise unknown_name(f"option of '{name}'", option, self.options())
         opened = root if isinstance(root, Root) else Root(root)
-        return opened, self.read(opened, **options).only(part or self.default_part)
+        return opened, self.read(opened, **options).only(part or self.default_part, asked=part is not None)
 
     def options(self) -> list[str]:
         """What its reader may be told, beside the root."""
@@ -92,6 +93,7 @@ class FileSource:
             index.outside,
             self.about.overlap,
             index.left_out,
+            dict(Counter(sample.domain for sample in index.samples)),
         )
 
 

@@ -52,7 +52,13 @@ def _find_domains(root: Root, about: About, spellings: Spellings) -> dict[str, s
             f"{root.location} is not a root of '{about.name}': it should hold the folders "
             f"{', '.join(about.domains)}, each with a folder per class; {seen}."
         )
-    return domains
+    return {domain: _unwrapped(root, path) for domain, path in domains.items()}
+
+
+def _unwrapped(root: Root, folder: str) -> str:
+    """One zip per domain often holds a folder of the zip's own name, and nothing else."""
+    twice = f"{folder}/{PurePosixPath(folder).name}"
+    return twice if len(root.under(twice)) == len(root.under(folder)) else folder
 
 
 def _search(root: Root, about: About, spellings: Spellings) -> tuple[str, dict[str, str]]:

@@ -105,6 +105,34 @@ def to_markdown(table: Table) -> str:
     return "\n".join(f"| {line} |" for line in lines) + "\n"
 
 
+def to_latex(table: Table) -> str:
+    """A booktabs table, its note as the caption's second sentence."""
+    head = " & ".join(_tex(column) for column in table.columns)
+    lines = []
+    for r, row in enumerate(table.rows):
+        cells = (f"\\textbf{{{_tex(cell)}}}" if (r, c) in table.best else _tex(cell) for c, cell in enumerate(row))
+        lines.append(f"  {' & '.join(cells)} \\\\")
+    body = "\n".join(lines)
+    return (
+        f"\\begin{{table}}[t]\n  \\centering\n  \\caption{{{_tex(table.title)}. {_tex(table.note)}}}\n"
+        f"  \\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}\n  \\toprule\n  {head} \\\\\n  \\midrule\n"
+        f"{body}\n  \\bottomrule\n  \\end{{tabular}}\n\\end{{table}}\n"
+    )
+
+
+def _tex(text: str) -> str:
+    """Text in which nothing is a command of TeX."""
+    special = {
+        "\\": "\\textbackslash{}",
+        "~": "\\textasciitilde{}",
+        "^": "\\textasciicircum{}",
+        "–": "--",
+        "±": "$\\pm$",
+    }
+    special |= {character: f"\\{character}" for character in "&%$#_{}"}
+    return "".join(special.get(character, character) for character in text)
+
+
 def to_html(table: Table) -> str:
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
     body = ""

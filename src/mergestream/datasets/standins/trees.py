@@ -1,9 +1,11 @@
 """Stand-ins of trees: domain/class/image."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from mergestream.datasets import office_home, pacs, vlcs
+from mergestream.datasets import histopantum, office_home, pacs, vlcs
 from mergestream.datasets.about import About
 from mergestream.datasets.standins.drawing import picture, write_picture
 
@@ -37,3 +39,22 @@ def write_office_home(folder: Path) -> None:
     write_tree(inside, office_home.ABOUT, 2, lambda n: f"{n + 1:05d}.jpg")
     (inside / "ImageInfo.csv").write_text("Domain,Class,Image\n", encoding="utf-8")
     (inside / "imagelist.txt").write_text("\n", encoding="utf-8")
+
+
+def write_histopantum(folder: Path) -> None:
+    """Cases of two tiles a class, and class folders spelt in every way that copies have."""
+    spellings = {
+        "colon": ("non-tumour", "tumour"),
+        "ovarian": ("non_tumor", "tumor"),
+        "stomach": ("non tumour", "Tumour"),
+        "uterus": ("non-tumor", "tumor"),
+    }
+    for domain, (healthy, tumour) in spellings.items():
+        only = replace(histopantum.ABOUT, domains=(domain,))
+        spelt = {"non_tumor": healthy, "tumor": tumour}
+        write_tree(folder / "HISTOPANTUM", only, 4, partial(_tile, domain), spelt)
+
+
+def _tile(domain: str, number: int) -> str:
+    case = f"TCGA-{domain[:2].upper()}-AA{number // 2}B"
+    return f"{case}-01Z-00-DX1_{1024 * number}_15360.jpg"

@@ -1,0 +1,146 @@
+"""The benchmark: decode, score the experts, run what is not done, compare, write tables."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mergestream.analysis.collapse import collapses
+from mergestream.analysis.comparison import Duel, duel, rows_of
+from mergestream.analysis.standings import standings
+from mergestream.analysis.subgroups import subgroup_rows
+from mergestream.benchmarking.jobs import RUNS, answer, load_pool, open_data, preprocessing_of, survey
+from mergestream.benchmarking.plan import BenchPlan, Target, targets_of
+from mergestream.benchmarking.sources import names_no_domain_of
+from mergestream.benchmarking.variants import Variant
+from mergestream.datasets import Dataset
+from mergestream.determinism import cpu_threads
+from mergestream.files import make_folder
+from mergestream.parallel import Track, run_jobs
+from mergestream.records import Run
+from mergestream.reporting.bench_report import BenchFindings, write_findings
+
+Named = list[tuple[str, str]]  # a method's label and why it was left out
+
+
+def run_bench(
+    plan: BenchPlan, out: Path, track: Track, *, jobs: int = 1, engine: str = "local", command: str = ""
+) -> BenchFindings:
+    """Do all that is not done yet, then write tables and records under `out`."""
+    make_folder(out / RUNS)
+    with cpu_threads(1):
+        dataset, targets, warnings = _prepare(plan, out, track)
+        folders, left_out = _run(plan, out, targets, track, jobs, engine)
+    runs = [Run.load(folder) for folder in folders]
+    findings = BenchFindings(
+        plan=plan.to_json(),
+        command=command,
+        rows=rows_of(runs),
+        duels=_duels(plan, runs),
+        standings=standings([run for run in runs if run.arguments["method"] != "single_expert"]),
+        majority_shares=_majority_shares(runs),
+        subgroups=subgroup_rows(run for run in runs if run.arguments["method"] != "single_expert"),
+        collapses=collapses(runs),
+        left_out=left_out,
+        warnings=[*warnings, *_dataset_warnings(dataset)],
+        runs=[_line(run) for run in runs],
+        dataset=dataset.name,
+        synthetic=dataset.synthetic,
+    )
+    write_findings(findings, out)
+    return findings
+
+
+class _Ticker:
+    """What is called after every image, before it is known who counts them."""
+
+    advance: Callable[[], None] = staticmethod(lambda: None)
+
+    def __call__(self) -> None:
+        self.advance()
+
+
+def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[Target, ...], list[str]]:
+    """Open the data, decode every target's images, and look for what a reader should know."""
+    warnings: list[str] = []
+    pools = {folder: load_pool(folder, "cpu") for folder in plan.pools}
+    targets: tuple[Target, ...] = ()
+    for number, preprocessing in enumerate(dict.fromkeys(preprocessing_of(pools[f], f) for f in pools)):
+        ticker = _Ticker()
+        dataset = open_data(plan.data, preprocessing, out, ticker)
+        targets = targets_of(plan, dataset)
+        domains = list(dict.fromkeys(domain for target in targets for domain in target.domains))
+        images = sum(dataset.sizes.get(domain, 0) for domain in domains)
+        with track("reading images" if number == 0 else "reading images at another size", images) as ticker.advance:
+            for domain in domains:
+                dataset[domain]
+    for folder, pool in pools.items():
+        if plan.protocol == "lodo" and names_no_domain_of(pool, dataset.domains):
+            warnings.append(
+                f"No expert of {folder} names a domain of '{dataset.name}', so none was left out: make sure that none "
+                f"was trained on a target."
+            )
+    if plan.allow_seen:
+        warnings.append(
+            "Experts trained on the target stay in the pool (--allow-seen): these are not results at an unseen site."
+        )
+    return dataset, targets, warnings
+
+
+def _run(
+    plan: BenchPlan, out: Path, targets: Sequence[Target], track: Track, jobs: int, engine: str
+) -> tuple[list[Path], Named]:
+    """All runs' folders in the order of the plan, and the methods that were left out."""
+    places = [(pool, target) for pool in plan.pools for target in targets]
+    with track("scoring the experts on every target", len(places)) as advance:
+        surveys = run_jobs(
+            survey, [(plan, out, *place) for place in places], workers=jobs, on_done=advance, engine=engine
+        )
+    work: list[tuple[BenchPlan, Path, str, Target, Variant]] = []
+    for place, found in zip(places, surveys, strict=True):
+        work += [(plan, out, *place, task.variant) for task in found.tasks if task.to_do]
+    with track("running the methods", len(work)) as advance:
+        run_jobs(answer, work, workers=jobs, on_done=advance, engine=engine)
+    folders = [folder for found in surveys for task in found.tasks for folder in task.folders]
+    return folders, list(dict(each for found in reversed(surveys) for each in found.impossible).items())
+
+
+def _duels(plan: BenchPlan, runs: Sequence[Run]) -> list[Duel]:
+    """The reference against every other method, single experts aside."""
+    labels = list(dict.fromkeys(r.arguments["label"] for r in runs if r.arguments["method"] != "single_expert"))
+    ours = plan.reference or ("entropy_adaptive" if "entropy_adaptive" in labels else labels[0] if labels else "")
+    return [found for theirs in labels if theirs != ours for found in duel(runs, ours, theirs)]
+
+
+def _majority_shares(runs: Sequence[Run]) -> dict[str, float]:
+    """How skewed each stream's batches really were, mean over targets and seeds."""
+    found: dict[str, dict[str, float]] = {}
+    for run in runs:
+        stream = run.arguments["stream"]
+        found.setdefault(stream["name"], {})[stream["hash"]] = run.majority_share
+    return {name: float(np.mean(list(shares.values()))) for name, shares in found.items()}
+
+
+def _dataset_warnings(dataset: Dataset) -> list[str]:
+    return [f"'{dataset.name}': {dataset.overlap}"] if dataset.overlap else []
+
+
+def _line(run: Run) -> dict[str, object]:
+    """One run in one line of the CSV."""
+    arguments = run.arguments
+    numbers = {key: value for key, value in run.metrics.items() if value is None or isinstance(value, int | float)}
+    recalls = {f"recall.{name}": value for name, value in run.metrics["recall"].items()}
+    return {
+        "run": run.hash,
+        "method": arguments["method"],
+        "label": arguments["label"],
+        "target": arguments["data"]["domain"],
+        "stream": arguments["stream"]["name"],
+        "seed": arguments["seed"],
+        "pool": arguments["pool"]["fingerprint"][:16],
+        "experts": len(arguments["pool"]["experts"]),
+        **numbers,
+        **recalls,
+        "majority_share": run.majority_share,
+        "seconds_per_step": run.seconds_per_step,
+    }

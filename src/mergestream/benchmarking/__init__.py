@@ -1,0 +1,1 @@
+"""Targets × methods × streams × seeds × options: every run once, resumable, on one machine or many."""

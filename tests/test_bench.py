@@ -1,0 +1,294 @@
+"""`mergestream bench` end to end: the real command line on a tiny consortium's own table of images."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import mergestream as ms
+from benching import bench_arguments, command, contents, write_consortium, write_pool
+from mergestream import evaluation
+from mergestream.bench import run_bench
+from mergestream.benchmarking import jobs as bench_jobs
+from mergestream.benchmarking.presets import PRESETS
+from mergestream.benchmarking.request import plan_from
+from mergestream.datasets.standins.own import SITES
+
+SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"
+
+
+@pytest.fixture(scope="module")
+def consortium(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("consortium")
+    write_consortium(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(consortium: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    out = tmp_path_factory.mktemp("bench") / "out"
+    said = command(*bench_arguments(consortium, out))
+    assert said.returncode == 0, said.stderr
+    return out, said.stdout
+
+
+def test_it_prints_tables_and_what_was_left_out(done: tuple[Path, str]) -> None:
+    text = done[1]
+    for word in ("Accuracy on table", "Balanced accuracy", "iid", "dirichlet", "entropy_adaptive", "oracle"):
+        assert word in text
+    assert "Left out: regmean_pp" in text  # its statistics belong to one pool and were not measured
+    assert "On iid, entropy_adaptive (" in text
+
+
+def test_it_writes_records_json_csv_markdown_and_latex(done: tuple[Path, str]) -> None:
+    out = done[0]
+    results = json.loads((out / "results.json").read_text())
+    jsonschema.validate(results, json.loads((SCHEMAS / "bench.schema.json").read_text()))
+    methods = set(ms.list_methods()) - {"regmean_pp", "single_expert"}
+    labels = {row["label"] for row in results["results"]}
+    assert labels == methods | {"single_expert, on average", "oracle: best single expert"}
+    runs = [ms.Run.load(folder) for folder in (out / "runs").iterdir()]
+    per_target = len(methods) + 2  # two experts remain when one site is left out
+    assert len(runs) == per_target * len(SITES) * 2 * 2
+    schema = json.loads((SCHEMAS / "run.schema.json").read_text())
+    for folder in (out / "runs").iterdir():
+        jsonschema.validate(json.loads((folder / "run.json").read_text()), schema)
+    for run in runs:
+        assert run.arguments["data"]["domain"] not in run.arguments["pool"]["experts"]
+        assert set(run.metrics["subgroups"]["scanner"]) == {"A", "B"}
+        assert "collapsed" in run.metrics
+    lines = list(csv.DictReader((out / "results.csv").open()))
+    assert len(lines) == len(runs)
+    accuracy = {run.hash: run.accuracy for run in runs}
+    assert all(float(line["accuracy"]) == accuracy[line["run"]] for line in lines)
+    assert 0 < results["majority_shares"]["iid"] < results["majority_shares"]["dirichlet:0.05"] <= 1
+    markdown, latex = ((out / f"results.{ending}").read_text() for ending in ("md", "tex"))
+    for title in ("Mean ranks", "Other metrics", "Accuracy per target", "by scanner", "targets resampled too"):
+        assert title in markdown
+        assert title in latex
+    assert latex.count("\\begin{tabular}") == latex.count("\\end{tabular}") == markdown.count("\n## ") - 1
+    assert "entropy\\_adaptive" in latex
+
+
+def test_all_methods_see_the_same_batches(done: tuple[Path, str]) -> None:
+    seen: dict[tuple, set] = {}
+    for folder in (done[0] / "runs").iterdir():
+        arguments = json.loads((folder / "run.json").read_text())["arguments"]
+        place = arguments["data"]["domain"], arguments["stream"]["name"], arguments["seed"]
+        seen.setdefault(place, set()).add(arguments["stream"]["hash"])
+    assert len(seen) == len(SITES) * 2 * 2
+    assert all(len(hashes) == 1 for hashes in seen.values())
+
+
+def test_another_empty_folder_gives_the_same_bits_also_in_parallel(
+    consortium: Path, done: tuple[Path, str], tmp_path: Path
+) -> None:
+    said = command(*bench_arguments(consortium, tmp_path / "again", "--jobs", "2"))
+    assert said.returncode == 0, said.stderr
+    assert contents(tmp_path / "again") == contents(done[0])
+
+
+def test_a_second_call_does_nothing_again(consortium: Path, done: tuple[Path, str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (done[0] / "runs").rglob("*") if path.is_file()}
+    again = command(*bench_arguments(consortium, done[0]))
+    assert again.returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+@pytest.mark.parametrize("after", [1, 25])
+def test_killed_at_any_moment_it_goes_on_to_the_same_bits(
+    consortium: Path, done: tuple[Path, str], tmp_path: Path, after: int
+) -> None:
+    out = tmp_path / "killed"
+    line = [sys.executable, "-m", "mergestream", *bench_arguments(consortium, out, "--jobs", "2")]
+    process = subprocess.Popen(line, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True)
+    runs, deadline = out / "runs", time.monotonic() + 120
+    while len(list(runs.glob("[!.]*")) if runs.exists() else []) < after and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    finished = {path: path.stat().st_mtime_ns for path in runs.glob("[!.]*/run.json")}
+    total = len(contents(done[0]))
+    assert after <= len(finished) < total  # it was killed in the middle
+    resumed = command(*bench_arguments(consortium, out))
+    assert resumed.returncode == 0, resumed.stderr
+    assert contents(out) == contents(done[0])
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+
+
+def test_expert_logits_are_computed_once_for_all_methods(
+    consortium: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+    compute = evaluation.domain_logits
+    monkeypatch.setattr(bench_jobs, "domain_logits", lambda *a, **k: counted.append(a[2]) or compute(*a, **k))
+    forwards = []
+    run_expert = ms.ExpertPool._run_expert
+    monkeypatch.setattr(ms.ExpertPool, "_run_expert", lambda *a: forwards.append(len(a[2])) or run_expert(*a))
+    bench_jobs.open_case.cache_clear()
+    methods = "ensemble, select_expert, ensemble(average=probabilities), entropy_adaptive, single_expert"
+    plan = plan_from(
+        dataset="table", root=consortium / "data", pools=[str(consortium / "pool")], methods=methods,
+        streams="iid,sorted", seeds="0,1", batch_size=4,
+    )  # fmt: skip
+    run_bench(plan, tmp_path, track)
+    assert sorted(counted) == sorted(["original", "hflip"] * len(SITES))
+    # Two experts on the 18 images of each site, plain and flipped, and nothing more.
+    assert sum(forwards) == 2 * 18 * len(SITES) * 2
+
+
+def track(title: str, total: int):
+    from contextlib import nullcontext
+
+    return nullcontext(lambda: None)
+
+
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_presets_run(consortium: Path, tmp_path: Path, preset: str) -> None:
+    bench_jobs.open_case.cache_clear()
+    plan = plan_from(
+        dataset="table", root=consortium / "data", pools=[str(consortium / "pool")], preset=preset, seeds="0"
+    )
+    findings = run_bench(plan, tmp_path, track)
+    assert {row.stream for row in findings.rows} == set(PRESETS[preset].streams)
+    labels = {row.label for row in findings.rows}
+    if preset == "paper-table3":
+        assert {"entropy_adaptive", "entropy_adaptive(head=shared)", "entropy_adaptive(encoder=uniform)"} <= labels
+    else:
+        assert {"mean", "ensemble", "ties", "adamerging", "task_arithmetic", "fisher", "entropy_adaptive"} <= labels
+        assert [label for label, _ in findings.left_out] == ["regmean_pp"]
+
+
+def test_mixtures_hold_several_targets_out(consortium: Path, tmp_path: Path) -> None:
+    write_pool(tmp_path / "pool", (*SITES, "graz"))
+    base = bench_arguments(
+        consortium, tmp_path / "out", "--methods", "mean,ensemble", "--streams", "mixture:smooth,iid"
+    )
+    line = [str(tmp_path / "pool") if word == str(consortium / "pool") else word for word in base]
+    refused = command(*line)
+    assert refused.returncode == 1
+    assert "--targets pairs" in refused.stderr
+    said = command(*line, "--targets", "pairs")
+    assert said.returncode == 0, said.stderr
+    for folder in (tmp_path / "out" / "runs").iterdir():
+        run = ms.Run.load(folder)
+        held_out = set(run.arguments["data"]["domain"].split("+"))
+        assert len(held_out) == 2
+        assert not held_out & set(run.arguments["pool"]["experts"])
+        assert len(run.labels) == 36
+
+
+def test_several_pools_are_paired_by_pool(consortium: Path, tmp_path: Path) -> None:
+    write_pool(tmp_path / "other", seed=5)
+    more = ("--pool", str(tmp_path / "other"), "--json")
+    said = command(*bench_arguments(consortium, tmp_path / "out", "--methods", "mean,ensemble", "--seeds", "0"), *more)
+    assert said.returncode == 0, said.stderr
+    results = json.loads(said.stdout)
+    rows = {(row["label"], row["stream"]): row["runs"] for row in results["results"]}
+    assert rows["mean", "iid"] == 2 * len(SITES)
+    assert all(duel["wins"] + duel["losses"] <= 2 * len(SITES) for duel in results["duels"])
+
+
+def refusal(folder: Path, out: Path, *more: str) -> str:
+    said = command(*bench_arguments(folder, out, *more))
+    assert said.returncode == 1, said.stdout
+    assert said.stderr.count("\n") == 1, said.stderr
+    return said.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (("--methods", "means"), "Did you mean 'mean'"),
+        (("--methods", "mean(colour=red)"), "option of 'mean'"),
+        (("--methods", "mean(coefficients=uniform"), "bracket"),
+        (("--methods", "regmean_pp"), "needs statistics"),
+        (("--streams", "diriclet:0.1"), "Did you mean 'dirichlet'"),
+        (("--streams", "dirichlet"), "with its number"),
+        (("--targets", "nice"), "target in 'table'"),
+        (("--preset", "paper-table9"), "Did you mean 'paper-table"),
+        (("--protocol", "ood"), "no outside test sets"),
+        (("--protocol", "loo"), "protocol"),
+        (("--images", "100000"), "asks for more than the 18 images"),
+        (("--seeds", "one"), "whole numbers"),
+        (("--data-option", "part"), "name=value"),
+        (("--data-option", "colour=red"), "option of 'table'"),
+        (("--batch-size", "0"), "at least one image"),
+        (("--device", "tpu"), "device"),
+        (("--engine", "spark"), "engine"),
+        (("--methods", "entropy_adaptive(views=(vflip,))"), "does not keep the labels of 'table'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_bad_requests_are_refused_in_a_sentence(
+    consortium: Path, tmp_path: Path, more: tuple[str, ...], sentence: str
+) -> None:
+    assert sentence in refusal(consortium, tmp_path / "out", *more)
+
+
+def test_a_pool_that_saw_the_target_is_leakage(consortium: Path, tmp_path: Path) -> None:
+    write_pool(tmp_path / "pool", domains={"brest": "brest+lyon"})
+    line = bench_arguments(consortium, tmp_path / "out", "--methods", "mean", "--streams", "iid")
+    leaky = tuple(str(tmp_path / "pool") if word == str(consortium / "pool") else word for word in line)
+    refused = command(*leaky)
+    assert refused.returncode == 1
+    assert "Leakage: the expert 'brest' was trained on the target" in refused.stderr
+    assert "--allow-seen" in refused.stderr
+    allowed = command(*leaky, "--allow-seen")
+    assert allowed.returncode == 0, allowed.stderr
+    assert "--allow-seen" in allowed.stdout
+    runs = [ms.Run.load(folder) for folder in (tmp_path / "out" / "runs").iterdir()]
+    assert all(run.arguments["allow_seen"] and len(run.arguments["pool"]["experts"]) == 3 for run in runs)
+
+
+def test_an_expert_trained_on_the_targets_images_under_another_name_is_leakage(
+    consortium: Path, tmp_path: Path
+) -> None:
+    dataset = ms.load_dataset("table", root=consortium / "data", size=16, interpolation="bicubic")
+    assert ms.ExpertPool.load(consortium / "pool").preprocessing.interpolation == "bicubic"
+    recipes = {"brest": {"data": dataset["lyon"].fingerprint()}}
+    write_pool(tmp_path / "pool", domains={"brest": "elsewhere"}, recipes=recipes)
+    plan = plan_from(dataset="table", root=consortium / "data", pools=[str(tmp_path / "pool")], methods="mean")
+    with pytest.raises(ms.MergestreamError, match="Leakage"):
+        run_bench(plan, tmp_path / "out", track)
+
+
+def test_a_pool_of_strangers_is_told(consortium: Path, tmp_path: Path) -> None:
+    write_pool(tmp_path / "pool", ("a", "b"))
+    plan = plan_from(dataset="table", root=consortium / "data", pools=[str(tmp_path / "pool")], methods="mean")
+    findings = run_bench(plan, tmp_path / "out", track)
+    assert any("names a domain of 'table'" in warning for warning in findings.warnings)
+
+
+def test_unreadable_images_stop_unless_allowed(consortium: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(consortium, tmp_path / "copy")
+    for name in ("lyon_benign_0.png", "turin_normal_3.png"):
+        (tmp_path / "copy" / "data" / "images" / name).write_bytes(b"\x89PNG broken")
+    told = refusal(tmp_path / "copy", tmp_path / "out")
+    assert "lyon_benign_0.png" in told
+    assert "--skip-bad" in told
+    said = command(*bench_arguments(tmp_path / "copy", tmp_path / "out", "--methods", "mean"), "--skip-bad", "2")
+    assert said.returncode == 0, said.stderr
+    sizes = {
+        run.arguments["data"]["domain"]: len(run.labels)
+        for run in map(ms.Run.load, (tmp_path / "out" / "runs").iterdir())
+    }
+    assert sizes == {"brest": 18, "lyon": 17, "turin": 17}
+
+
+def test_a_fixed_choice_of_images(consortium: Path, tmp_path: Path) -> None:
+    said = command(*bench_arguments(consortium, tmp_path / "out", "--methods", "mean,ensemble"), "--images", "10")
+    assert said.returncode == 0, said.stderr
+    runs = [ms.Run.load(folder) for folder in (tmp_path / "out" / "runs").iterdir()]
+    assert {len(run.labels) for run in runs} == {10}
+    assert len({run.arguments["data"]["fingerprint"] for run in runs}) == len(SITES)
