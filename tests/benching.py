@@ -88,7 +88,7 @@ def bench_arguments(folder: Path, out: Path, *more: str) -> tuple[str, ...]:
 def contents(out: Path) -> dict[str, Any]:
     """Everything a benchmark wrote that is not a time: predictions bit for bit, steps, metrics."""
     found: dict[str, Any] = {}
-    for folder in sorted((out / "runs").iterdir()):
+    for folder in sorted((out / "runs").glob("[!.]*")):  # a killed writer leaves crumbs that begin with a dot
         header = json.loads((folder / "run.json").read_text())
         steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
         with np.load(folder / "predictions.npz") as stored:

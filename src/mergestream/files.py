@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mergestream.errors import CheckpointError, MergestreamError, OutputError
 
 
@@ -142,6 +144,17 @@ def read_json(path: Path, schema_version: int) -> dict[str, Any]:
             f"Install the mergestream that wrote it, or write it again with this one."
         )
     return value
+
+
+def mapped_array(path: Path) -> np.ndarray | None:
+    """An .npy file mapped into memory, or None where there is none or it is damaged. Never a pickle.
+
+    Writing to it changes memory, not the file: torch wants arrays it may write to.
+    """
+    try:
+        return np.load(path, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
 
 
 def reason(error: BaseException) -> str:

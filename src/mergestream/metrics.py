@@ -57,13 +57,14 @@ def collapsed_classes(experts: Tensor, said: Tensor, classes: Sequence[str]) -> 
     """Classes that a model has given up: every expert predicts one on 5 % of the images or more, the model on less
     than a fifth of the experts' mean share. experts: predictions [K,N], said: the model's [N].
     """
-    count = len(classes)
-    shares = np.stack([np.bincount(each, minlength=count) / len(said) for each in experts.numpy()])
-    share = np.bincount(said.numpy(), minlength=count) / len(said)
+    count, images = len(classes), len(said)
+    theirs = np.stack([np.bincount(each, minlength=count) for each in experts.numpy()])  # [K,C]
+    ours = np.bincount(said.numpy(), minlength=count)
+    # In whole numbers, so that exactly 5 % and exactly a fifth fall on the right side.
+    lost = (20 * theirs.min(axis=0) >= images) & (5 * len(theirs) * ours < theirs.sum(axis=0))
     return [
-        {"class": name, "share": float(share[c]), "experts": float(shares[:, c].mean())}
-        for c, name in enumerate(classes)
-        if shares[:, c].min() >= 0.05 and share[c] < 0.2 * shares[:, c].mean()
+        {"class": classes[c], "share": float(ours[c] / images), "experts": float(theirs[:, c].mean() / images)}
+        for c in np.flatnonzero(lost)
     ]
 
 

@@ -16,7 +16,7 @@ from mergestream.datasets import Dataset, DomainData, concatenate, source_of
 from mergestream.datasets.sources import FileSource
 from mergestream.errors import InputError, PoolError
 from mergestream.evaluation import describe_run, domain_logits, evaluate_streams
-from mergestream.files import sha256_of_json, write_atomically
+from mergestream.files import mapped_array, sha256_of_json, write_atomically
 from mergestream.methods import METHODS, ORIGINAL, Method, create_method
 from mergestream.pool import ExpertPool
 from mergestream.preprocessing import Preprocessing
@@ -98,10 +98,11 @@ class Case:
     def logits(self, view: str) -> Tensor:
         """Expert logits [K,N,C] of the target in one view, computed once for all methods and kept on disk."""
         path = self.out / CACHE / "logits" / f"{self._logits_key(view)}.npy"
-        if not path.exists():
-            computed = domain_logits(self.pool, self.data, view).numpy()
+        known = mapped_array(path)
+        if known is None:
+            computed = known = domain_logits(self.pool, self.data, view).numpy()
             write_atomically(path, lambda temporary: _save_array(temporary, computed))
-        return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
+        return torch.from_numpy(known)
 
     def _logits_key(self, view: str) -> str:
         return sha256_of_json([LOGITS_REVISION, self.pool.fingerprint(), self.data.fingerprint(), view])[:32]

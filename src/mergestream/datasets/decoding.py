@@ -16,7 +16,7 @@ from mergestream.datasets.arrays import read_array
 from mergestream.datasets.index import Sample
 from mergestream.datasets.pixels import array_pixels, crop_border, read_pixels
 from mergestream.datasets.roots import Root
-from mergestream.files import sha256_of_json, write_atomically, write_json
+from mergestream.files import mapped_array, sha256_of_json, write_atomically, write_json
 from mergestream.preprocessing import resize
 
 # Raised whenever the same file would give other pixels: what is cached is then decoded again.
@@ -65,21 +65,20 @@ def decode(
 
     write_atomically(array, write)
     write_json(notes, {"bad": bad})  # last: an array without its notes is decoded again
-    return Decoded(_mapped(array), bad)
+    found = _cached(array, notes, shape)
+    assert found is not None
+    return found
 
 
 def _cached(array: Path, notes: Path, shape: tuple[int, ...]) -> Decoded | None:
     try:
         bad = {int(position): why for position, why in json.loads(notes.read_text(encoding="utf-8"))["bad"].items()}
-        images = _mapped(array)
     except (OSError, ValueError, KeyError):
         return None
-    return Decoded(images, bad) if tuple(images.shape) == shape and images.dtype == torch.uint8 else None
-
-
-def _mapped(array: Path) -> Tensor:
-    # Copy on write: torch wants an array it may write to, and the file must stay as it is.
-    return torch.from_numpy(np.load(array, mmap_mode="c", allow_pickle=False))
+    images = mapped_array(array)
+    if images is None or images.shape != shape or images.dtype != np.uint8:
+        return None
+    return Decoded(torch.from_numpy(images), bad)
 
 
 def _key(root: Root, samples: Sequence[Sample], how: Decoding) -> str:

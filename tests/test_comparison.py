@@ -1,0 +1,156 @@
+"""What a benchmark concludes, against naive references."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mergestream.analysis.collapse import collapses
+from mergestream.analysis.comparison import duel, rows_of
+from mergestream.analysis.standings import standings
+from mergestream.analysis.subgroups import subgroup_rows
+from mergestream.metrics import collapsed_classes, difference_with_interval, risk_coverage, summarise
+from mergestream.records import Run
+
+CLASSES = ("a", "b", "c")
+
+
+def make_run(label: str, target: str, right: list[bool], seed: int = 0, **more) -> Run:
+    """A run of batches of two whose answers are right or wrong as told."""
+    labels = torch.arange(len(right)) % 3
+    said = torch.where(torch.tensor(right), labels, (labels + 1) % 3)
+    arguments = {
+        "method": more.pop("method", label), "label": label, "seed": seed, "pool": {"fingerprint": "p", "experts": []},
+        "data": {"domain": target}, "stream": {"name": "iid", "hash": f"{target}{seed}"},
+    }  # fmt: skip
+    batches = np.split(np.arange(len(right)), len(right) // 2)
+    steps = [{"seconds": 0.01} for _ in batches]
+    probabilities = torch.nn.functional.one_hot(said, 3) * 0.7 + 0.1
+    return Run.finish(arguments, CLASSES, steps, batches, labels, probabilities, **more)
+
+
+def test_risk_coverage_by_hand() -> None:
+    probabilities = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
+    coverage, risk = risk_coverage(probabilities, torch.tensor([0, 1, 1, 0]))
+    assert coverage.tolist() == [0.25, 0.5, 0.75, 1]
+    np.testing.assert_allclose(risk, [0, 1 / 2, 1 / 3, 1 / 4])
+    assert summarise(probabilities, torch.tensor([0, 1, 1, 0]), ("a", "b"))["aurc"] == pytest.approx(np.mean(risk))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 40))
+def test_risk_coverage_does_not_depend_on_the_order(seed: int, count: int) -> None:
+    random = np.random.RandomState(seed)
+    probabilities = torch.from_numpy(random.choice([0.5, 0.6, 0.7, 0.9], size=(count, 1)))
+    probabilities = torch.cat([probabilities, 1 - probabilities], dim=1)
+    labels, order = torch.from_numpy(random.randint(2, size=count)), torch.from_numpy(random.permutation(count))
+    _, risk = risk_coverage(probabilities, labels)
+    _, moved = risk_coverage(probabilities[order], labels[order])
+    np.testing.assert_allclose(risk, moved)
+    assert risk[-1] == pytest.approx(float((probabilities.argmax(dim=1) != labels).float().mean()))
+
+
+def shares(*counts: int) -> list[int]:
+    return [c for c, n in enumerate(counts) for _ in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("experts", "said", "lost"),
+    [
+        ([shares(80, 20), shares(60, 40)], shares(95, 5), ["b"]),  # 5 % is less than a fifth of 30 %
+        ([shares(80, 20), shares(60, 40)], shares(94, 6), []),  # exactly a fifth is kept
+        ([shares(95, 5), shares(60, 40)], shares(100, 0), ["b"]),  # 5 % counts as predicted
+        ([shares(96, 4), shares(60, 40)], shares(100, 0), []),  # one expert hardly predicts it
+        ([shares(50, 50), shares(50, 50)], shares(0, 100), ["a"]),
+    ],
+)
+def test_the_collapse_check_at_its_bounds(experts: list[list[int]], said: list[int], lost: list[str]) -> None:
+    found = collapsed_classes(torch.tensor(experts), torch.tensor(said), ("a", "b"))
+    assert [each["class"] for each in found] == lost
+    for each in found:
+        c = "ab".index(each["class"])
+        assert each["share"] == pytest.approx(np.mean(np.array(said) == c))
+        assert each["experts"] == pytest.approx(np.mean(np.array(experts) == c))
+
+
+def test_collapses_name_method_target_and_class_but_not_single_experts() -> None:
+    experts = torch.tensor([[0, 1, 2] * 4, [2, 1, 0] * 4])
+    run = make_run("mean", "lyon", [True] * 12, experts=experts)
+    lost = make_run("fisher", "lyon", [c % 3 == 0 for c in range(12)], experts=experts)  # says b where it is a ...
+    alone = make_run("single_expert(expert=x)", "lyon", [False] * 12, method="single_expert", experts=experts)
+    assert collapses([run, alone]) == []
+    assert lost.metrics["collapsed"] == collapsed_classes(experts, lost.predictions, CLASSES)
+    (found,) = collapses([run, lost, alone])
+    assert (found.label, found.target, found.class_name) == ("fisher", "lyon", "b")
+    assert "fisher on iid, lyon (seed 0): the class 'b' has all but vanished: 0.0 %" in found.in_words()
+
+
+def test_ranks_wins_and_losses_with_ties() -> None:
+    accuracy = {"mean": {"lyon": 4, "brest": 6}, "ties": {"lyon": 4, "brest": 2}, "fisher": {"lyon": 2, "brest": 4}}
+    runs = [
+        make_run(label, target, [True] * n + [False] * (6 - n))
+        for label, of in accuracy.items()
+        for target, n in of.items()
+    ]
+    found = {each.label: each for each in standings(runs)}
+    assert found["mean"].mean_rank == (1.5 + 1) / 2
+    assert found["ties"].mean_rank == (1.5 + 3) / 2
+    assert found["fisher"].mean_rank == (3 + 2) / 2
+    assert [(found[name].wins, found[name].losses) for name in accuracy] == [(3, 0), (1, 2), (1, 3)]
+    partial = [*runs, make_run("mean", "graz", [True] * 6)]  # a cell that the others lack
+    assert {each.label: each.mean_rank for each in standings(partial)} == {n: e.mean_rank for n, e in found.items()}
+
+
+def test_a_duel_counts_targets_and_widens_across_them() -> None:
+    runs = []
+    for target, ours, theirs in (("lyon", 12, 10), ("brest", 10, 10), ("turin", 8, 4), ("graz", 4, 6)):
+        runs += [make_run("mean", target, [True] * ours + [False] * (12 - ours))]
+        runs += [make_run("ties", target, [True] * theirs + [False] * (12 - theirs))]
+    (found,) = duel(runs, "mean", "ties")
+    assert (found.wins, found.losses) == (2, 1)
+    assert found.difference.mean == found.across_targets.mean == pytest.approx((2 + 0 + 4 - 2) / 48)
+    width = found.difference.high - found.difference.low
+    assert found.across_targets.high - found.across_targets.low > width
+
+
+def test_resampling_targets_by_a_naive_loop() -> None:
+    random = np.random.RandomState(3)
+    ours, theirs = ([random.randint(1, 9, size=(5, 2, 2)) for _ in range(4)] for _ in range(2))
+    targets = ["a", "a", "b", "c"]
+    mean, low, high = difference_with_interval(ours, theirs, "accuracy", targets=targets, resamples=400)
+    drawn = []
+    for _ in range(2000):
+        picked = random.choice(["a", "b", "c"], size=3)
+        gaps = []
+        for name in picked:
+            for run in [r for r, t in enumerate(targets) if t == name]:
+                batches = random.randint(5, size=5)
+                gaps.append(
+                    np.subtract(*(np.trace(m[run][batches].sum(0)) / m[run][batches].sum() for m in (ours, theirs)))
+                )
+        drawn.append(np.mean(gaps))
+    assert (low, high) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.03)
+    assert low < mean < high
+
+
+def test_subgroups_weigh_by_images() -> None:
+    scanners = ["A"] * 4 + ["B"] * 2
+    one = make_run("mean", "lyon", [True] * 4 + [False] * 2, subgroups={"scanner": scanners})
+    two = make_run("mean", "brest", [False] * 6, subgroups={"scanner": ["A"] * 6})
+    assert one.metrics["subgroups"]["scanner"]["A"]["accuracy"] == 1
+    assert one.metrics["subgroups"]["scanner"]["B"]["accuracy"] == 0
+    rows = {row.value: row for row in subgroup_rows([one, two])}
+    assert rows["A"].accuracy == pytest.approx(4 / 10)
+    assert (rows["A"].images, rows["B"].images) == (10, 2)
+
+
+def test_rows_hold_single_experts_as_average_and_oracle() -> None:
+    runs = [make_run("mean", "lyon", [True] * 6)]
+    for name, n in (("x", 2), ("y", 4)):
+        label = f"single_expert(expert={name})"
+        runs.append(make_run(label, "lyon", [True] * n + [False] * (6 - n), method="single_expert"))
+    rows = {row.label: row for row in rows_of(runs)}
+    assert set(rows) == {"mean", "single_expert, on average", "oracle: best single expert"}
+    assert rows["single_expert, on average"].accuracy.mean == pytest.approx(0.5)
+    assert rows["oracle: best single expert"].accuracy.mean == pytest.approx(4 / 6)
+    assert rows["mean"].milliseconds == pytest.approx(10)
