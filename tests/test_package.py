@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,39 @@ def test_the_public_surface_is_frozen() -> None:
 
 def test_the_command_line_is_frozen() -> None:
     command = typer.main.get_command(cli.app)
-    options = {name: {o for p in sub.params for o in p.opts} for name, sub in command.commands.items()}
-    assert options == {"demo": {"--out", "--quick", "--json"}}
+    options = {" ".join(path): names for path, names in options_of(command)}
+    assert options == {
+        "demo": {"--out", "--quick", "--json"},
+        "data list": {"--json"},
+        "data verify": {"name", "root", "--json"},
+        "data fake": {"name", "folder"},
+        "bench": {
+            "--dataset", "--root", "--pool", "--out", "--methods", "--streams", "--targets", "--seeds", "--batch-size",
+            "--protocol", "--preset", "--data-option", "--images", "--reference", "--skip-bad", "--allow-seen",
+            "--allow-missing-classes", "--jobs", "--engine", "--device", "--json",
+        },
+    }  # fmt: skip
+
+
+def options_of(command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], set[str]]]:
+    for name, sub in command.commands.items():
+        if hasattr(sub, "commands"):
+            yield from options_of(sub, (*path, name))
+        else:
+            yield (*path, name), {o for p in sub.params for o in p.opts}
+
+
+def test_commands_in_the_documents_exist_with_their_options() -> None:
+    known = dict(options_of(typer.main.get_command(cli.app)))
+    told = 0
+    for document in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for line in re.findall(r"^mergestream ([^#\n]*)", document.read_text(encoding="utf-8"), flags=re.MULTILINE):
+            words = line.split("    ")[0].split()
+            path = next(p for p in known if p == tuple(words[: len(p)]))
+            asked = {word for word in words if word.startswith("--")}
+            assert asked <= known[path], (document.name, line)
+            told += 1
+    assert told >= 6
 
 
 def test_options_are_keyword_only_and_documented() -> None:
@@ -72,7 +104,7 @@ print(time.perf_counter() - start)
 def test_import_works_where_optional_libraries_are_absent() -> None:
     script = """
 import sys
-for name in ("fastapi", "ray", "plotly", "pydicom", "monai", "transformers", "pandas", "sklearn", "scipy"):
+for name in ("fastapi", "ray", "plotly", "pydicom", "monai", "transformers", "pandas", "sklearn", "scipy", "h5py", "xlrd", "openpyxl"):
     sys.modules[name] = None  # an import of it now fails
 import torch, mergestream as ms
 net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))

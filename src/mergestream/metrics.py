@@ -63,7 +63,7 @@ def collapsed_classes(experts: Tensor, said: Tensor, classes: Sequence[str]) -> 
     # In whole numbers, so that exactly 5 % and exactly a fifth fall on the right side.
     lost = (20 * theirs.min(axis=0) >= images) & (5 * len(theirs) * ours < theirs.sum(axis=0))
     return [
-        {"class": classes[c], "share": float(ours[c] / images), "experts": float(theirs[:, c].mean() / images)}
+        {"class": classes[int(c)], "share": float(ours[c] / images), "experts": float(theirs[:, c].mean() / images)}
         for c in np.flatnonzero(lost)
     ]
 
