@@ -137,7 +137,6 @@ def test_expert_logits_are_computed_once_for_all_methods(
     forwards = []
     run_expert = ms.ExpertPool._run_expert
     monkeypatch.setattr(ms.ExpertPool, "_run_expert", lambda *a: forwards.append(len(a[2])) or run_expert(*a))
-    bench_jobs.open_case.cache_clear()
     methods = "ensemble, select_expert, ensemble(average=probabilities), entropy_adaptive, single_expert"
     plan = plan_from(
         dataset="table", root=consortium / "data", pools=[str(consortium / "pool")], methods=methods,
@@ -155,7 +154,6 @@ def track(title: str, total: int) -> nullcontext:
 
 @pytest.mark.parametrize("preset", list(PRESETS))
 def test_presets_run(consortium: Path, tmp_path: Path, preset: str) -> None:
-    bench_jobs.open_case.cache_clear()
     plan = plan_from(
         dataset="table", root=consortium / "data", pools=[str(consortium / "pool")], preset=preset, seeds="0"
     )

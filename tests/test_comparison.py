@@ -1,12 +1,14 @@
 """What a benchmark concludes, against naive references."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mergestream.analysis.collapse import collapses
+from mergestream.analysis.collapse import collapses, collapses_in_words, unspoken_classes
 from mergestream.analysis.comparison import duel, rows_of
 from mergestream.analysis.standings import standings
 from mergestream.analysis.subgroups import subgroup_rows
@@ -82,7 +84,21 @@ def test_collapses_name_method_target_and_class_but_not_single_experts() -> None
     assert lost.metrics["collapsed"] == collapsed_classes(experts, lost.predictions, CLASSES)
     (found,) = collapses([run, lost, alone])
     assert (found.label, found.target, found.class_name) == ("fisher", "lyon", "b")
-    assert "fisher on iid, lyon (seed 0): the class 'b' has all but vanished: 0.0 %" in found.in_words()
+    other = replace(found, target="brest", stream="sorted", share=0.02)
+    (sentence,) = collapses_in_words([found, other])
+    assert sentence.startswith(
+        "fisher: the class 'b' has all but vanished at lyon, brest (iid, sorted); at worst it is 0.0 %"
+    )
+
+
+def test_a_class_that_no_expert_answers_is_told() -> None:
+    heard = make_run("single_expert(expert=x)", "lyon", [True] * 12, method="single_expert")
+    deaf = make_run(
+        "single_expert(expert=x)", "lyon", [c % 3 != 2 and c % 3 != 1 for c in range(12)], method="single_expert"
+    )
+    assert unspoken_classes([heard]) == unspoken_classes([]) == []
+    (sentence,) = unspoken_classes([deaf])  # it says a for a, c for b and a for c
+    assert "hardly ever answer 'b': 0.0 % of their answers, 33.3 % of the labels" in sentence
 
 
 def test_ranks_wins_and_losses_with_ties() -> None:

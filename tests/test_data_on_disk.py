@@ -1,7 +1,10 @@
 """Roots, decoding and its cache, verification, and the `data` commands; real sets where they are at hand."""
 
+import errno
 import json
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -220,6 +223,34 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, damage: str) -> None:
         whole = array.read_bytes()
         array.write_bytes({"short": whole[:-100], "empty": b"", "foreign": b"PK" + whole[2:]}[damage])
     assert torch.equal(ms.load_dataset("folder", root=data, size=16, cache_folder=kept)["lyon"].images, first)
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    DATASETS["folder"].write_standin(tmp_path / "data")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    dataset = ms.load_dataset("folder", root=tmp_path / "data", size=16, cache_folder=tmp_path / "kept")
+    with pytest.raises(ms.MergestreamError, match=r"No space left on device\. Make room"):
+        dataset["lyon"]
+    assert not [path for path in (tmp_path / "kept").iterdir() if not path.name.endswith(".lock")]
+
+
+def test_two_processes_decode_once(tmp_path: Path) -> None:
+    """The second waits for the first, and then maps what it wrote."""
+    DATASETS["folder"].write_standin(tmp_path / "data")
+    script = (
+        "import sys, mergestream as ms; from mergestream.datasets import decoding; read = decoding.read_pixels\n"
+        "import time; decoding.read_pixels = lambda c, n: (print('read', flush=True), time.sleep(0.1), read(c, n))[2]\n"
+        "ms.load_dataset('folder', root=sys.argv[1], size=16, cache_folder=sys.argv[2])['lyon']"
+    )
+    line = [sys.executable, "-c", script, str(tmp_path / "data"), str(tmp_path / "kept")]
+    processes = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=120)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes)
+    assert sorted(text.count("read") for text in said) == [0, 18]
 
 
 def test_decoding_in_threads_keeps_the_order_and_names_the_bad(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def line(trained: tuple[str, Path, Path], out: Path) -> list[str]:
     name, pool, root = trained
     streams = ["--streams", "iid,dirichlet:0.05", "--seeds", "0", "--jobs", "2"]
-    methods = ["--methods", "entropy_adaptive,mean,ensemble,adamerging,select_expert"]
+    methods = ["--methods", "entropy_adaptive,mean,ensemble"]
     return ["bench", "--dataset", name, "--root", str(root), "--pool", str(pool), "--out", str(out), *streams, *methods]
 
 
@@ -71,10 +71,9 @@ def test_two_folders_and_a_killed_one_hold_the_same_bits(trained: tuple[str, Pat
     answered = {run.arguments["data"]["domain"]: len(run.labels) for run in runs}
     assert sum(answered.values()) == SETS[name][1]
     rows = {(row["label"], row["stream"]): row for row in results["results"]}
-    chance = 1 / len(runs[0].classes)
-    assert rows["ensemble", "iid"]["balanced_accuracy"]["mean"] > chance
     if name == "midog":
         assert set(rows["mean", "iid"]["per_target"]) == set(answered)
         assert {row["kind"] for row in results["subgroups"]} == {"tumor", "scanner", "origin", "species"}
     else:
+        assert rows["ensemble", "iid"]["balanced_accuracy"]["mean"] > 1 / 7
         assert 27.0 <= 32 * results["majority_shares"]["dirichlet:0.05"] <= 29.0

@@ -5,11 +5,19 @@ from pathlib import Path
 
 import numpy as np
 
-from mergestream.analysis.collapse import collapses
+from mergestream.analysis.collapse import collapses, unspoken_classes
 from mergestream.analysis.comparison import Duel, duel, rows_of
 from mergestream.analysis.standings import standings
 from mergestream.analysis.subgroups import subgroup_rows
-from mergestream.benchmarking.jobs import RUNS, answer, load_pool, open_data, preprocessing_of, survey
+from mergestream.benchmarking.jobs import (
+    RUNS,
+    answer,
+    forget_what_was_opened,
+    load_pool,
+    open_data,
+    preprocessing_of,
+    survey,
+)
 from mergestream.benchmarking.plan import BenchPlan, Target, targets_of
 from mergestream.benchmarking.sources import names_no_domain_of
 from mergestream.benchmarking.variants import Variant
@@ -28,6 +36,7 @@ def run_bench(
 ) -> BenchFindings:
     """Do all that is not done yet, then write tables and records under `out`."""
     make_folder(out / RUNS)
+    forget_what_was_opened()  # in an earlier call: files may have changed since
     with cpu_threads(1):
         dataset, targets, warnings = _prepare(plan, out, track)
         folders, left_out = _run(plan, out, targets, track, jobs, engine)
@@ -42,7 +51,7 @@ def run_bench(
         subgroups=subgroup_rows(run for run in runs if run.arguments["method"] != "single_expert"),
         collapses=collapses(runs),
         left_out=left_out,
-        warnings=[*warnings, *_dataset_warnings(dataset)],
+        warnings=[*warnings, *_dataset_warnings(dataset), *unspoken_classes(runs)],
         runs=[_line(run) for run in runs],
         dataset=dataset.name,
         synthetic=dataset.synthetic,

@@ -29,6 +29,9 @@ app = typer.Typer(
 )
 
 
+SHOWN = 12  # warnings in the terminal; all of them are in the files
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"mergestream {__version__}")
@@ -225,8 +228,10 @@ def bench(
         console.print(to_rich(table))
     for sentence in in_words(findings.duels):
         console.print(sentence, highlight=False, soft_wrap=True)
-    for sentence in findings.sentences:
+    for sentence in findings.sentences[:SHOWN]:
         console.print(f"Warning: {sentence}", highlight=False, soft_wrap=True, style="yellow")
+    if len(findings.sentences) > SHOWN:
+        console.print(f"{len(findings.sentences) - SHOWN} more warnings: {out / 'results.md'}", style="yellow")
     for what, name in (
         ("Tables", "results.md"),
         ("LaTeX", "results.tex"),

@@ -1,6 +1,7 @@
 """Files that are written whole or not at all, and hashed."""
 
 import ctypes
+import fcntl
 import hashlib
 import json
 import os
@@ -144,6 +145,36 @@ def read_json(path: Path, schema_version: int) -> dict[str, Any]:
             f"Install the mergestream that wrote it, or write it again with this one."
         )
     return value
+
+
+@contextmanager
+def held_by_one_process(path: Path) -> Iterator[None]:
+    """A block that only one process at a time enters for `path`; the others wait. A kill lets go."""
+    make_folder(path.parent)
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def array_written_whole(path: Path, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """A uint8 array on disk to fill, put in place when the block ends. For one process at a time.
+
+    It may be larger than memory. What a killed writer left is written over.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        array = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=shape)
+        # Now, with an error to tell of: writing to a mapped file on a full disk would kill the process.
+        with part.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
+        yield array
+        array.flush()
+        part.replace(path)
+        _flush(path.parent)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise OutputError(f"Cannot write {path}: {reason(error)}. Make room, or choose another folder.") from error
 
 
 def mapped_array(path: Path) -> np.ndarray | None:

@@ -23,6 +23,7 @@ class PartialRun:
     """One safetensors file: probabilities so far, the step records, and the method's state. Never a pickle."""
 
     def __init__(self, path: Path, every: float = EVERY) -> None:
+        """`every` so many seconds, or after every step (0)."""
         self._path, self._every, self._written = path, every, time.monotonic()
 
     def restore(self, method: Method) -> tuple[Steps, list[Tensor]]:
@@ -40,13 +41,16 @@ class PartialRun:
 
     def keep(self, method: Method, steps: Steps, probabilities: list[Tensor]) -> None:
         """Write what there is, unless it was written just before."""
-        if time.monotonic() - self._written < self._every:
+        started = time.monotonic()
+        if started - self._written < self._every:
             return
         tensors = {"probabilities": torch.cat(probabilities).contiguous()}
         state = _packed(method.state_dict()["state"], "state", tensors)
         metadata = {"record": json.dumps({"steps": steps, "state": state})}
         write_atomically(self._path, lambda path: save_file(tensors, path, metadata))
         self._written = time.monotonic()
+        if self._every:  # a method may carry gigabytes: writing it down takes at most a tenth of the time
+            self._every = max(self._every, 10 * (self._written - started))
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)

@@ -37,6 +37,7 @@ class Row:
     aurc: float
     per_target: dict[str, float]
     worst_target: str
+    recall: dict[str, float | None]
     lowest_recall: float
     milliseconds: float | None
     runs: int
@@ -78,10 +79,18 @@ def summarise_group(label: str, stream: str, runs: Sequence[Run]) -> Row:
         average("aurc"),
         per_target,
         worst(per_target)[0],
+        _mean_recall(runs),
         min(recalls),
         1000 * float(np.median(seconds)) if seconds else None,
         len(runs),
     )
+
+
+def _mean_recall(runs: Sequence[Run]) -> dict[str, float | None]:
+    """Per class, over the runs in which it occurs."""
+    found = {name: [run.metrics["recall"][name] for run in runs] for name in runs[0].classes}
+    known = {name: [value for value in values if value is not None] for name, values in found.items()}
+    return {name: float(np.mean(values)) if values else None for name, values in known.items()}
 
 
 @dataclass(frozen=True)

@@ -180,6 +180,11 @@ def open_data(request: DataRequest, preprocessing: Preprocessing, out: Path, on_
     return source.load(request.root, **options)
 
 
+def forget_what_was_opened() -> None:
+    open_case.cache_clear()
+    open_data.cache_clear()
+
+
 def views_for(variant: Variant, dataset: Dataset) -> tuple[str, ...]:
     """The views asked for, if they keep this data set's labels true; else its first one in place of the default."""
     asked = dict(variant.options).get("views")

@@ -16,7 +16,7 @@ from mergestream.datasets.arrays import read_array
 from mergestream.datasets.index import Sample
 from mergestream.datasets.pixels import array_pixels, crop_border, read_pixels
 from mergestream.datasets.roots import Root
-from mergestream.files import mapped_array, sha256_of_json, write_atomically, write_json
+from mergestream.files import array_written_whole, held_by_one_process, mapped_array, sha256_of_json, write_json
 from mergestream.preprocessing import resize
 
 # Raised whenever the same file would give other pixels: what is cached is then decoded again.
@@ -51,20 +51,14 @@ def decode(
         images = np.zeros(shape, dtype=np.uint8)
         return Decoded(torch.from_numpy(images), _fill(images, root, samples, how, on_image))
     array, notes = (how.cache / f"{_key(root, samples, how)}{ending}" for ending in (".npy", ".json"))
-    found = _cached(array, notes, shape)
-    if found is not None:
-        for _ in samples:
-            on_image()
-        return found
-    bad: dict[int, str] = {}
-
-    def write(path: Path) -> None:
-        images = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
-        bad.update(_fill(images, root, samples, how, on_image))
-        images.flush()
-
-    write_atomically(array, write)
-    write_json(notes, {"bad": bad})  # last: an array without its notes is decoded again
+    with held_by_one_process(array):
+        if _cached(array, notes, shape) is None:
+            with array_written_whole(array, shape) as images:
+                bad = _fill(images, root, samples, how, on_image)
+            write_json(notes, {"bad": bad})  # last: an array without its notes is decoded again
+        else:
+            for _ in samples:
+                on_image()
     found = _cached(array, notes, shape)
     assert found is not None
     return found

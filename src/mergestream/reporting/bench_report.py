@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mergestream.analysis.collapse import Collapse
+from mergestream.analysis.collapse import Collapse, collapses_in_words
 from mergestream.analysis.comparison import ORACLE, SINGLES, Duel, Row, in_words
 from mergestream.analysis.standings import Standing
 from mergestream.analysis.subgroups import SubgroupRow
@@ -52,8 +52,7 @@ class BenchFindings:
         """What should be read beside the tables."""
         said = list(self.warnings)
         said += [f"Left out: {label}. {why}" for label, why in self.left_out]
-        said += [each.in_words() for each in self.collapses]
-        return said
+        return said + collapses_in_words(self.collapses)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -85,7 +84,7 @@ def write_findings(findings: BenchFindings, out: Path) -> None:
 def main_tables(findings: BenchFindings, compact: bool = False) -> list[Table]:
     """Accuracy and balanced accuracy, methods by streams."""
     return [
-        results_table(findings.rows, metric, f"{title} on {findings.dataset}", (ORACLE,), compact)
+        results_table(findings.rows, metric, f"{title} on {findings.dataset}", (ORACLE, SINGLES), compact)
         for metric, title in (("accuracy", "Accuracy"), ("balanced_accuracy", "Balanced accuracy"))
     ]
 
@@ -99,6 +98,7 @@ def all_tables(findings: BenchFindings) -> list[Table]:
         tables.append(_across_targets(findings.duels, f"{ours} minus others, accuracy, targets resampled too"))
     tables += [per_target(findings.rows, stream) for stream in streams]
     tables += [_others(findings.rows, stream) for stream in streams]
+    tables += [_recalls(findings.rows, stream) for stream in streams]
     tables += [_standings(findings.standings)] if findings.standings else []
     kinds = list(dict.fromkeys(row.kind for row in findings.subgroups))
     tables += [_subgroups(findings.subgroups, kind, stream) for kind in kinds for stream in streams]
@@ -138,6 +138,16 @@ def _others(rows: Sequence[Row], stream: str) -> Table:
     columns = ("method", *(heading for heading, *_ in OTHERS))
     lower = [each[2] for each in OTHERS]
     return Table(f"Other metrics, {stream}", columns, tuple(cells), _best(here, values, lower), note)
+
+
+def _recalls(rows: Sequence[Row], stream: str) -> Table:
+    here = [row for row in rows if row.stream == stream]
+    classes = list(here[0].recall)
+    cells = tuple((row.label, *(_number(row.recall[name], 100, 1) for name in classes)) for row in here)
+    values = [[row.recall[name] for name in classes] for row in here]
+    best = _best(here, values, [False] * len(classes))
+    note = "In %, mean over targets, seeds and pools; a class that vanishes shows here first."
+    return Table(f"Recall per class, {stream}", ("method", *classes), cells, best, note)
 
 
 def _best(rows: Sequence[Row], values: list[list[Any]], lower: Sequence[bool]) -> frozenset[tuple[int, int]]:
