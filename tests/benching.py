@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from mergestream.networks import create_network
 NETWORK = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
 
 
-def network() -> nn.Module:
-    return create_network("vit_tiny_patch16_224", num_classes=len(CLASSES), **NETWORK).module
+def network(classes: tuple[str, ...] = CLASSES) -> nn.Module:
+    return create_network("vit_tiny_patch16_224", num_classes=len(classes), **NETWORK).module
 
 
 def write_consortium(folder: Path) -> None:
@@ -37,16 +38,18 @@ def write_pool(
     domains: dict[str, str] | None = None,
     recipes: dict[str, dict[str, str]] | None = None,
     seed: int = 0,
+    classes: tuple[str, ...] = CLASSES,
 ) -> None:
-    known = create_network("vit_tiny_patch16_224", num_classes=len(CLASSES), **NETWORK)
+    known = create_network("vit_tiny_patch16_224", num_classes=len(classes), **NETWORK)
+    factory = partial(network, classes)
     base = write_expert(
-        folder / BASE, make_base(network, seed).state_dict(), ExpertCard.for_network(BASE, known, CLASSES)
+        folder / BASE, make_base(factory, seed).state_dict(), ExpertCard.for_network(BASE, known, classes)
     )
-    for site, expert in make_experts(network, sites, seed).items():
+    for site, expert in make_experts(factory, sites, seed).items():
         card = ExpertCard.for_network(
             site,
             known,
-            CLASSES,
+            classes,
             domain=(domains or {}).get(site, site),
             recipe=(recipes or {}).get(site, {}),
             base_sha256=base.weights_sha256,

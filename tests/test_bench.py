@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext, redirect_stderr
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -23,6 +24,7 @@ from mergestream.bench import run_bench
 from mergestream.benchmarking import jobs as bench_jobs
 from mergestream.benchmarking.presets import PRESETS
 from mergestream.benchmarking.request import plan_from
+from mergestream.datasets import DATASETS
 from mergestream.datasets.standins.own import SITES
 
 SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"
@@ -186,6 +188,61 @@ def test_mixtures_hold_several_targets_out(consortium: Path, tmp_path: Path) -> 
         assert len(run.labels) == 36
 
 
+def test_another_reference(consortium: Path, tmp_path: Path) -> None:
+    methods = "entropy_adaptive(head=shared), mean, ensemble"
+    request = {"dataset": "table", "root": consortium / "data", "pools": [str(consortium / "pool")], "methods": methods}
+    named = run_bench(plan_from(**request, reference="ensemble"), tmp_path, track)
+    assert {duel.ours for duel in named.duels} == {"ensemble"}
+    assert {duel.theirs for duel in named.duels} == {"entropy_adaptive(head=shared)", "mean"}
+    usual = run_bench(plan_from(**request), tmp_path, track)
+    assert {duel.ours for duel in usual.duels} == {"entropy_adaptive(head=shared)"}
+
+
+def test_a_mixture_needs_two_experts(consortium: Path, tmp_path: Path) -> None:
+    told = refusal(consortium, tmp_path / "out", "--streams", "mixture:abrupt", "--targets", "lyon+brest")
+    assert "Without the experts of lyon+brest only 'turin' is left" in told
+
+
+def test_ood_uses_all_experts_on_the_outside_sets(tmp_path: Path) -> None:
+    source = DATASETS["isic"]
+    source.write_standin(tmp_path / "data")
+    names = tuple(domain for domain in source.about.domains)
+    write_pool(tmp_path / "pool", names, classes=source.about.classes)
+    plan = plan_from(
+        dataset="isic", root=tmp_path / "data", pools=[str(tmp_path / "pool")], methods="mean,ensemble", protocol="ood"
+    )
+    findings = run_bench(plan, tmp_path / "out", track)
+    runs = [ms.Run.load(folder) for folder in (tmp_path / "out" / "runs").iterdir()]
+    assert {run.arguments["data"]["domain"] for run in runs} == set(source.about.outside)
+    assert all(set(run.arguments["pool"]["experts"]) == set(names) for run in runs)
+    assert any("lesion" in warning for warning in findings.warnings)  # the overlap is told
+    write_pool(tmp_path / "seen", ("ph2", "hair"), classes=source.about.classes)
+    leaky = replace(plan, pools=(str(tmp_path / "seen"),))
+    with pytest.raises(ms.MergestreamError, match="Leakage: the expert 'ph2'"):
+        run_bench(leaky, tmp_path / "out", track)
+
+
+def test_organs_are_never_flipped(tmp_path: Path) -> None:
+    """Left and right are classes there: the view is the set's own, and another is refused."""
+    source = DATASETS["organs"]
+    source.write_standin(tmp_path / "data")
+    write_pool(tmp_path / "pool", source.about.domains, classes=source.about.classes)
+    request = {"dataset": "organs", "root": tmp_path / "data", "pools": [str(tmp_path / "pool")]}
+    run_bench(plan_from(**request, methods="entropy_adaptive"), tmp_path / "out", track)
+    for folder in (tmp_path / "out" / "runs").iterdir():
+        arguments = ms.Run.load(folder).arguments
+        assert arguments["options"].get("views", ["brightness"]) == ["brightness"]
+    with pytest.raises(ms.MergestreamError, match="does not keep the labels of 'organs' true"):
+        run_bench(plan_from(**request, methods="entropy_adaptive(views=(hflip,))"), tmp_path / "out", track)
+    disjoint = plan_from(**request, methods="mean", data_options=["part=test"])
+    run_bench(disjoint, tmp_path / "test", track)
+    whole, tested = (
+        {r.arguments["data"]["domain"]: len(r.labels) for r in map(ms.Run.load, (tmp_path / out / "runs").iterdir())}
+        for out in ("out", "test")
+    )
+    assert all(0 < tested[domain] < whole[domain] for domain in whole)
+
+
 def test_several_pools_are_paired_by_pool(consortium: Path, tmp_path: Path) -> None:
     write_pool(tmp_path / "other", seed=5)
     more = ("--pool", str(tmp_path / "other"), "--json")
@@ -225,6 +282,7 @@ def refusal(folder: Path, out: Path, *more: str) -> str:
         (("--seeds", "one"), "whole numbers"),
         (("--data-option", "part"), "name=value"),
         (("--data-option", "colour=red"), "option of 'table'"),
+        (("--reference", "means"), "Did you mean 'mean'"),
         (("--batch-size", "0"), "at least one image"),
         (("--device", "tpu"), "device"),
         (("--engine", "spark"), "engine"),

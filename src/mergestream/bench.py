@@ -116,9 +116,11 @@ def _run(
 
 def _duels(plan: BenchPlan, runs: Sequence[Run]) -> list[Duel]:
     """The reference against every other method, single experts aside."""
-    labels = list(dict.fromkeys(r.arguments["label"] for r in runs if r.arguments["method"] != "single_expert"))
-    ours = plan.reference or ("entropy_adaptive" if "entropy_adaptive" in labels else labels[0] if labels else "")
-    return [found for theirs in labels if theirs != ours for found in duel(runs, ours, theirs)]
+    methods = {r.arguments["label"]: r.arguments["method"] for r in runs if r.arguments["method"] != "single_expert"}
+    wanted = plan.reference or "entropy_adaptive"
+    named = [label for label in methods if label == wanted] or [n for n, method in methods.items() if method == wanted]
+    ours = next(iter(named or methods), "")
+    return [found for theirs in methods if theirs != ours for found in duel(runs, ours, theirs)]
 
 
 def _majority_shares(runs: Sequence[Run]) -> dict[str, float]:

@@ -4,7 +4,7 @@ import json
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +18,7 @@ from mergestream.errors import MergestreamError
 
 if TYPE_CHECKING:
     from mergestream.parallel import Track
+    from mergestream.reporting.tables import Table
 
 app = typer.Typer(
     name="mergestream",
@@ -64,7 +65,6 @@ def demo(
     from mergestream.demo import Plan, run_demo
     from mergestream.reporting.demo_report import DIFFERENCES, SYNTHETIC, main_tables
     from mergestream.reporting.page import NOTICE
-    from mergestream.reporting.tables import to_rich
 
     out = out or Path("demo-quick" if quick else "demo")
     console = Console(stderr=as_json)
@@ -74,13 +74,8 @@ def demo(
     if as_json:
         typer.echo((out / "results.json").read_text(encoding="utf-8"))
         return
-    for table in main_tables(findings, compact=True):
-        console.print(to_rich(table))
-    for sentence in in_words(findings.duels):
-        console.print(sentence, highlight=False, soft_wrap=True)
-    console.print(DIFFERENCES, highlight=False, soft_wrap=True)
-    for what, name in (("Report", "report.html"), ("Numbers", "results.json"), ("Records", "runs")):
-        console.print(f"{what}: {out / name}", highlight=False, soft_wrap=True)
+    files = {"Report": out / "report.html", "Numbers": out / "results.json", "Records": out / "runs"}
+    _show(console, main_tables(findings, compact=True), [*in_words(findings.duels), DIFFERENCES], files)
 
 
 data = typer.Typer(help="Data sets: what is supported, is mine complete, write a tiny stand-in.", no_args_is_help=True)
@@ -196,7 +191,6 @@ def bench(
     from mergestream.benchmarking.request import plan_from
     from mergestream.parallel import default_workers
     from mergestream.reporting.bench_report import main_tables
-    from mergestream.reporting.tables import to_rich
 
     console = Console(stderr=as_json)
     plan = plan_from(
@@ -224,21 +218,21 @@ def bench(
     if as_json:
         typer.echo((out / "results.json").read_text(encoding="utf-8"))
         return
-    for table in main_tables(findings, compact=True):
+    warnings = [f"Warning: {sentence}" for sentence in findings.sentences]
+    rest = [f"{len(warnings) - SHOWN} more warnings: {out / 'results.md'}"] if len(warnings) > SHOWN else []
+    files = {"Tables": out / "results.md", "LaTeX": out / "results.tex", "Every run": out / "results.csv"}
+    files["Records"] = out / "runs"
+    sentences = [*in_words(findings.duels), *warnings[:SHOWN], *rest]
+    _show(console, main_tables(findings, compact=True), sentences, files)
+
+
+def _show(console: Console, tables: Sequence["Table"], sentences: Sequence[str], files: dict[str, Path]) -> None:
+    from mergestream.reporting.tables import to_rich
+
+    for table in tables:
         console.print(to_rich(table))
-    for sentence in in_words(findings.duels):
-        console.print(sentence, highlight=False, soft_wrap=True)
-    for sentence in findings.sentences[:SHOWN]:
-        console.print(f"Warning: {sentence}", highlight=False, soft_wrap=True, style="yellow")
-    if len(findings.sentences) > SHOWN:
-        console.print(f"{len(findings.sentences) - SHOWN} more warnings: {out / 'results.md'}", style="yellow")
-    for what, name in (
-        ("Tables", "results.md"),
-        ("LaTeX", "results.tex"),
-        ("Every run", "results.csv"),
-        ("Records", "runs"),
-    ):
-        console.print(f"{what}: {out / name}", highlight=False, soft_wrap=True)
+    for line in (*sentences, *(f"{what}: {path}" for what, path in files.items())):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _progress(console: Console) -> "Track":

@@ -56,6 +56,11 @@ class Case:
         self.pool = sources_for(
             whole, target.domains, parts, leave_out=plan.protocol == "lodo", allow_seen=plan.allow_seen
         )
+        if len(self.pool) < 2 and any(spec.startswith("mixture") for spec in target.streams):
+            left = f"only '{self.pool.names[0]}' is left"
+            raise InputError(
+                f"Without the experts of {target.name} {left}: a mixture of targets needs two experts or more."
+            )
         self.data, domains = concatenate(parts) if len(parts) > 1 else (parts[0], [parts[0].name] * len(parts[0]))
         self.streams = [
             (spec, seed, self._stream(spec, seed, domains)) for spec in target.streams for seed in plan.seeds

@@ -60,6 +60,9 @@ class BenchPlan:
                 raise InputError(f"A benchmark needs at least one {what}.")
             if len(set(values)) != len(values):
                 raise InputError(f"A {what} is named twice: {list(values)}.")
+        known = {name for variant in self.variants for name in (variant.method, str(variant))}
+        if self.reference is not None and self.reference not in known:
+            raise unknown_name("method to compare with", self.reference, known)
         if len({Path(pool).resolve() for pool in self.pools}) != len(self.pools):
             raise InputError(f"Two pools are one folder: {list(self.pools)}.")
         if self.batch_size < 1:
