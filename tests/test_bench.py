@@ -16,16 +16,19 @@ from unittest import mock
 
 import jsonschema
 import pytest
+import torch
 
 import mergestream as ms
 from benching import bench_arguments, command, contents, write_consortium, write_pool
 from mergestream import cli, evaluation
 from mergestream.bench import run_bench
 from mergestream.benchmarking import jobs as bench_jobs
+from mergestream.benchmarking.plan import BenchPlan
 from mergestream.benchmarking.presets import PRESETS
 from mergestream.benchmarking.request import plan_from
 from mergestream.datasets import DATASETS
 from mergestream.datasets.standins.own import SITES
+from mergestream.parallel import run_jobs
 
 SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"
 
@@ -200,7 +203,7 @@ def test_another_reference(consortium: Path, tmp_path: Path) -> None:
 
 def test_a_mixture_needs_two_experts(consortium: Path, tmp_path: Path) -> None:
     told = refusal(consortium, tmp_path / "out", "--streams", "mixture:abrupt", "--targets", "lyon+brest")
-    assert "Without the experts of lyon+brest only 'turin' is left" in told
+    assert "Without the experts of brest+lyon only 'turin' is left" in told
 
 
 def test_ood_uses_all_experts_on_the_outside_sets(tmp_path: Path) -> None:
@@ -278,12 +281,26 @@ def refusal(folder: Path, out: Path, *more: str) -> str:
         (("--preset", "paper-table9"), "Did you mean 'paper-table"),
         (("--protocol", "ood"), "no outside test sets"),
         (("--protocol", "loo"), "protocol"),
-        (("--images", "100000"), "asks for more than the 18 images"),
+        (("--images", "0"), "'images' is a whole number of at least 1"),
+        (("--images", "-5"), "'images' is a whole number of at least 1"),
+        (("--skip-bad", "-1"), "'skip_bad' is a whole number of at least 0"),
+        (("--jobs", "0"), "--jobs is at least 1"),
+        (("--targets", ","), "No target is named"),
+        (("--streams", "mixture:odd"), "no mixture called 'odd'"),
+        (("--streams", "iid:3"), "takes no value"),
+        (("--methods", "entropy_adaptive(momentum=)"), "has no value"),
+        (("--methods", "entropy_adaptive(views=3)"), "'views' is a list of names"),
+        (("--methods", "entropy_adaptive(views=nope)"), "no view called 'nope'"),
+        (("--data-option", "size=64"), "option of 'table'"),
+        (("--data-option", "root=x"), "option of 'table'"),
+        (("--data-option", "csv=1"), "should hold 1 once"),
+        (("--data-option", "classes=3"), "classes= is a list of names"),
+        (("--device", "cuda"), "no CUDA device"),
         (("--seeds", "one"), "whole numbers"),
         (("--data-option", "part"), "name=value"),
         (("--data-option", "colour=red"), "option of 'table'"),
         (("--reference", "means"), "Did you mean 'mean'"),
-        (("--batch-size", "0"), "at least one image"),
+        (("--batch-size", "0"), "'batch_size' is a whole number of at least 1"),
         (("--device", "tpu"), "device"),
         (("--engine", "spark"), "engine"),
         (("--methods", "entropy_adaptive(views=(vflip,))"), "does not keep the labels of 'table'"),
@@ -293,6 +310,8 @@ def refusal(folder: Path, out: Path, *more: str) -> str:
 def test_bad_requests_are_refused_in_a_sentence(
     consortium: Path, tmp_path: Path, more: tuple[str, ...], sentence: str
 ) -> None:
+    if more[-1] == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
     assert sentence in refusal(consortium, tmp_path / "out", *more)
 
 
@@ -323,11 +342,110 @@ def test_an_expert_trained_on_the_targets_images_under_another_name_is_leakage(
         run_bench(plan, tmp_path / "out", track)
 
 
+def plan_for(consortium: Path, pool: Path, **more) -> BenchPlan:
+    return plan_from(
+        **{"dataset": "table", "root": consortium / "data", "pools": [str(pool)], "methods": "mean", **more}
+    )
+
+
+def test_a_choice_of_images_does_not_hide_leakage(consortium: Path, tmp_path: Path) -> None:
+    seen = ms.load_dataset("table", root=consortium / "data", size=16, interpolation="bicubic")["lyon"].fingerprint()
+    write_pool(tmp_path / "pool", domains={"brest": "elsewhere"}, recipes={"brest": {"data": seen}})
+    with pytest.raises(ms.MergestreamError, match="Leakage"):
+        run_bench(plan_for(consortium, tmp_path / "pool", targets="lyon", images=12), tmp_path / "out", track)
+
+
+def test_a_domain_spelt_otherwise_is_still_left_out(consortium: Path, tmp_path: Path) -> None:
+    write_pool(tmp_path / "pool", domains={"lyon": "Lyon", "brest": "BREST"})
+    run_bench(plan_for(consortium, tmp_path / "pool"), tmp_path / "out", track)
+    for folder in (tmp_path / "out" / "runs").iterdir():
+        arguments = ms.Run.load(folder).arguments
+        assert arguments["data"]["domain"] not in arguments["pool"]["experts"]
+        assert len(arguments["pool"]["experts"]) == 2
+
+
+@pytest.mark.parametrize("place", ["base", "candidate"])
+def test_a_base_or_a_candidate_that_saw_the_target_is_leakage(consortium: Path, tmp_path: Path, place: str) -> None:
+    seen = ms.load_dataset("table", root=consortium / "data", size=16, interpolation="bicubic")["lyon"].fingerprint()
+    write_pool(tmp_path / "pool")
+    if place == "candidate":
+        write_pool(tmp_path / "pool.candidates", recipes={"brest": {"data": seen}})
+    else:
+        card = tmp_path / "pool" / "base" / "expert.json"
+        card.write_text(json.dumps({**json.loads(card.read_text()), "recipe": {"data": seen}}))
+    plan = plan_for(consortium, tmp_path / "pool", targets="lyon")
+    with pytest.raises(ms.MergestreamError, match=f"Leakage: the {place}"):
+        run_bench(plan, tmp_path / "out", track)
+
+
+def test_what_is_asked_for_twice_runs_and_counts_once(consortium: Path, tmp_path: Path) -> None:
+    twice = plan_for(
+        consortium, consortium / "pool", methods="mean, entropy_adaptive, entropy_adaptive(momentum=0)",
+        streams="note,note:0.1,note:0.10", targets="lyon+brest,brest+lyon,turin",
+    )  # fmt: skip
+    findings = run_bench(twice, tmp_path / "out", track)
+    assert {row.label: row.runs for row in findings.rows if "expert" not in row.label} == {
+        "mean": 2, "entropy_adaptive": 2
+    }  # fmt: skip
+    shutil.copytree(consortium / "pool", tmp_path / "copy")
+    pools = [str(consortium / "pool"), str(tmp_path / "copy")]
+    with pytest.raises(ms.MergestreamError, match="hold the same experts"):
+        run_bench(plan_for(consortium, Path("unused"), pools=pools), tmp_path / "out", track)
+
+
+def test_another_partition_of_the_images_is_another_run(consortium: Path, tmp_path: Path) -> None:
+    shutil.copytree(consortium, tmp_path / "c")
+    plan = plan_for(tmp_path / "c", tmp_path / "c" / "pool")
+    assert {row.value for row in run_bench(plan, tmp_path / "out", track).subgroups} == {"A", "B"}
+    table = tmp_path / "c" / "data" / "samples.csv"
+    table.write_text(table.read_text().replace(",B\n", ",NEW\n"))
+    assert {row.value for row in run_bench(plan, tmp_path / "out", track).subgroups} == {"A", "NEW"}
+
+
+def test_out_inside_the_data_is_refused(consortium: Path) -> None:
+    with pytest.raises(ms.MergestreamError, match="lies inside the data's root"):
+        run_bench(plan_for(consortium, consortium / "pool"), consortium / "data" / "runs", track)
+
+
+def test_a_named_expert_runs_where_it_is_not_left_out(consortium: Path, tmp_path: Path) -> None:
+    plan = replace(plan_for(consortium, consortium / "pool", methods="single_expert(expert=lyon)"), every_expert=False)
+    run_bench(plan, tmp_path / "out", track)
+    targets = {ms.Run.load(f).arguments["data"]["domain"] for f in (tmp_path / "out" / "runs").iterdir()}
+    assert targets == {"brest", "turin"}
+
+
+def test_domains_with_a_plus_or_a_bar_in_their_names(tmp_path: Path) -> None:
+    for site, odd in zip(SITES, ("lyon+ain", "a|b", "é_%"), strict=True):
+        DATASETS["folder"].write_standin(tmp_path / "s")
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "s" / site).rename(tmp_path / "data" / odd)
+        shutil.rmtree(tmp_path / "s")
+    write_pool(tmp_path / "pool", ("x", "y"))
+    plan = plan_from(dataset="folder", root=tmp_path / "data", pools=[str(tmp_path / "pool")], methods="mean")
+    run_bench(replace(plan, targets=("lyon+ain", "a|b", "é_%")), tmp_path / "out", track)
+    lines = [line for line in (tmp_path / "out" / "results.md").read_text().splitlines() if line.startswith("|")]
+    header = next(line for line in lines if "lyon+ain" in line)
+    assert "a\\|b" in header
+    assert "lyon+ain" in (tmp_path / "out" / "results.tex").read_text()
+
+
+def test_a_trap_sets_name_is_not_a_number(tmp_path: Path) -> None:
+    plan = plan_from(dataset="isic", root=tmp_path, pools=["p"], data_options=["bias=0.5_3", "errata=false"])
+    assert dict(plan.data.options) == {"bias": "0.5_3", "errata": False}
+    with pytest.raises(ms.MergestreamError, match="'bias' of the data set is given twice"):
+        plan_from(dataset="isic", root=tmp_path, pools=["p"], data_options=["bias=0_1", "bias=0_2"])
+
+
+def test_a_killed_worker_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ms.MergestreamError, match=r"A worker process was killed.*fewer --jobs"):
+        run_jobs(os._exit, [(1,), (1,)], workers=2, on_done=lambda: None)
+
+
 def test_a_pool_of_strangers_is_told(consortium: Path, tmp_path: Path) -> None:
     write_pool(tmp_path / "pool", ("a", "b"))
     plan = plan_from(dataset="table", root=consortium / "data", pools=[str(tmp_path / "pool")], methods="mean")
     findings = run_bench(plan, tmp_path / "out", track)
-    assert any("names a domain of 'table'" in warning for warning in findings.warnings)
+    assert any("The domain of a, b in" in warning and "never left out" in warning for warning in findings.warnings)
 
 
 def test_unreadable_images_stop_unless_allowed(consortium: Path, tmp_path: Path) -> None:
@@ -351,4 +469,8 @@ def test_a_fixed_choice_of_images(consortium: Path, tmp_path: Path) -> None:
     assert said.returncode == 0, said.stderr
     runs = [ms.Run.load(folder) for folder in (tmp_path / "out" / "runs").iterdir()]
     assert {len(run.labels) for run in runs} == {10}
+    more = run_bench(
+        plan_for(consortium, consortium / "pool", images=1000), tmp_path / "more", track
+    )  # at most so many
+    assert {line["images"] for line in more.runs} == {18}
     assert len({run.arguments["data"]["fingerprint"] for run in runs}) == len(SITES)

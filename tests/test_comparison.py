@@ -12,7 +12,13 @@ from mergestream.analysis.collapse import collapses, collapses_in_words, unspoke
 from mergestream.analysis.comparison import duel, rows_of
 from mergestream.analysis.standings import standings
 from mergestream.analysis.subgroups import subgroup_rows
-from mergestream.metrics import collapsed_classes, difference_with_interval, risk_coverage, summarise
+from mergestream.metrics import (
+    collapsed_classes,
+    difference_with_interval,
+    mean_with_interval,
+    risk_coverage,
+    summarise,
+)
 from mergestream.records import Run
 
 CLASSES = ("a", "b", "c")
@@ -129,24 +135,39 @@ def test_a_duel_counts_targets_and_widens_across_them() -> None:
     assert found.across_targets.high - found.across_targets.low > width
 
 
+def naive_gap(ours, theirs, run: int, random: np.random.RandomState) -> float:
+    batches = random.randint(len(ours[run]), size=len(ours[run]))
+    return np.subtract(*(np.trace(m[run][batches].sum(0)) / m[run][batches].sum() for m in (ours, theirs)))
+
+
 def test_resampling_targets_by_a_naive_loop() -> None:
     random = np.random.RandomState(3)
-    ours, theirs = ([random.randint(1, 9, size=(5, 2, 2)) for _ in range(4)] for _ in range(2))
-    targets = ["a", "a", "b", "c"]
-    mean, low, high = difference_with_interval(ours, theirs, "accuracy", targets=targets, resamples=400)
-    drawn = []
-    for _ in range(2000):
-        picked = random.choice(["a", "b", "c"], size=3)
-        gaps = []
-        for name in picked:
-            for run in [r for r, t in enumerate(targets) if t == name]:
-                batches = random.randint(5, size=5)
-                gaps.append(
-                    np.subtract(*(np.trace(m[run][batches].sum(0)) / m[run][batches].sum() for m in (ours, theirs)))
-                )
-        drawn.append(np.mean(gaps))
-    assert (low, high) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.03)
-    assert low < mean < high
+    ours, theirs = ([random.randint(1, 9, size=(5, 2, 2)) for _ in range(3)] for _ in range(2))
+    targets = ["a", "b", "c"]
+    for across in (False, True):
+        mean, low, high = difference_with_interval(ours, theirs, "accuracy", targets=targets, across=across)
+        drawn = []
+        for _ in range(3000):
+            picked = random.randint(3, size=3) if across else range(3)
+            drawn.append(np.mean([naive_gap(ours, theirs, run, random) for run in picked]))
+        assert (low, high) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.02)
+        assert low < mean < high
+
+
+def test_more_seeds_of_the_same_images_do_not_narrow_an_interval() -> None:
+    """Eight copies of a run say no more of its images than one; eight targets do."""
+    random = np.random.RandomState(4)
+    one, other = random.randint(1, 9, size=(2, 20, 2, 2))
+
+    def width(count: int, targets: list[str]) -> float:
+        _, low, high = difference_with_interval([one] * count, [other] * count, "accuracy", targets=targets)
+        return high - low
+
+    assert width(8, ["a"] * 8) == pytest.approx(width(1, ["a"]), rel=0.1)
+    assert width(8, list("abcdefgh")) == pytest.approx(width(1, ["a"]) / np.sqrt(8), rel=0.2)
+    _, low, high = mean_with_interval([one] * 8, "accuracy", targets=["a"] * 8)
+    _, low_of_one, high_of_one = mean_with_interval([one], "accuracy")
+    assert high - low == pytest.approx(high_of_one - low_of_one, rel=0.1)
 
 
 def test_subgroups_weigh_by_images() -> None:

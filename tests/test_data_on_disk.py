@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from mergestream.datasets.roots import Root
 from mergestream.datasets.sources import FileSource
 from mergestream.datasets.standins.drawing import encoded, picture, write_picture
 from mergestream.datasets.verification import verify
+from mergestream.reporting.data_report import verification_in_words
 from mergestream.streams import create_stream
 from mergestream.training import split
 
@@ -150,6 +152,46 @@ def test_an_empty_domain_is_refused(tmp_path: Path) -> None:
         ms.load_dataset("pacs", root=tmp_path, size=8)
 
 
+def test_folders_tell_of_what_they_do_not_read(tmp_path: Path) -> None:
+    DATASETS["folder"].write_standin(tmp_path)
+    (tmp_path / "lyon" / "benign" / "scan.gif").write_bytes(b"GIF89a")
+    assert [each.what for each in ms.load_dataset("folder", root=tmp_path, size=8).left_out] == ["lyon/benign/scan.gif"]
+    (tmp_path / "graz").mkdir()
+    with pytest.raises(ms.MergestreamError, match="no image in the domain 'graz'"):
+        ms.load_dataset("folder", root=tmp_path, size=8)
+
+
+def test_two_spellings_of_one_domain_are_refused(tmp_path: Path) -> None:
+    DATASETS["office_home"].write_standin(tmp_path)
+    inside = tmp_path / "OfficeHomeDataset_10072016"
+    shutil.copytree(inside / "Real World", inside / "Real_World")
+    with pytest.raises(ms.MergestreamError, match=r"two folders of one domain.*Real World.*Real_World"):
+        ms.load_dataset("office_home", root=tmp_path, size=8)
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    DATASETS["folder"].write_standin(tmp_path)
+    (tmp_path / "lyon").rename(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    with pytest.raises(ms.MergestreamError, match=r"not UTF-8: caf\\udce9"):
+        ms.load_dataset("folder", root=tmp_path, size=8)
+
+
+def test_tables_numbers_as_times_index_columns_and_repeated_headers(tmp_path: Path) -> None:
+    header = ",image,label,domain,acquired,scanner,dose"
+    rows = [f"{n},{n}.png,{'ab'[n % 2]},x,{(10, 9, 100, 1)[n]},S{n % 2},{n}.5" for n in range(4)]
+    write_rows(tmp_path, *rows, header=header)
+    write_picture(tmp_path / "spare.png", picture("spare", 0, 0))
+    dataset = ms.load_dataset("table", root=tmp_path, size=8)
+    data = dataset["x"]
+    assert set(data.subgroups) == {"scanner"}  # neither the index of pandas nor a value of its own for every image
+    assert {each.what for each in dataset.left_out} == {"the column 'dose'", "spare.png"}
+    order = create_stream("temporal", data.labels, batch_size=1, acquired=data.acquired)
+    assert [int(batch[0]) for batch in order] == [3, 1, 0, 2]
+    write_rows(tmp_path, "0.png,a,x,b", header="image,label,domain,label")
+    with pytest.raises(ms.MergestreamError, match="column label twice"):
+        ms.load_dataset("table", root=tmp_path, size=8)
+
+
 # --- pixels -------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +251,25 @@ def test_decoding_is_kept_and_noticed_when_a_file_changes(tmp_path: Path, monkey
     changed = ms.load_dataset("folder", root=data, size=16, cache_folder=kept)["lyon"]
     assert len(counted) == 18
     assert changed.fingerprint() != first.fingerprint()
+
+
+def test_what_could_not_be_read_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that was away for a moment must not stand in the cache for ever."""
+    data, kept = tmp_path / "data", tmp_path / "kept"
+    DATASETS["folder"].write_standin(data)
+    reading = Root.read
+
+    def away(self: Root, path: str, first: int = -1) -> bytes:
+        if "benign" in path:
+            raise OSError(errno.EIO, "Input/output error")
+        return reading(self, path, first)
+
+    monkeypatch.setattr(Root, "read", away)
+    with pytest.raises(ms.MergestreamError, match=r"6 images of 'folder'.*Input/output error"):
+        ms.load_dataset("folder", root=data, size=16, cache_folder=kept)["lyon"]
+    monkeypatch.undo()
+    mended = ms.load_dataset("folder", root=data, size=16, cache_folder=kept)["lyon"]
+    assert mended.fingerprint() == ms.load_dataset("folder", root=data, size=16)["lyon"].fingerprint()
 
 
 @pytest.mark.parametrize("damage", ["short", "empty", "no notes", "foreign"])
@@ -303,7 +364,27 @@ def test_every_stand_in_is_written_and_verified_by_the_command_line_code(name: s
     assert not found.missing
     assert not found.unreadable
     assert found.usable <= found.images_found or found.classes == ()
-    assert found.complete == (not found.published)  # tiny as they are, they differ from every published count
+    assert found.complete == (not found.published and not found.total)  # tiny, they differ from every published count
+
+
+@pytest.mark.parametrize(
+    ("name", "lost", "said"),
+    [
+        ("messidor", "Annotation_Base11.xls", "published 1,187"),
+        ("histopantum", "stomach/non", "no image of"),
+        ("folder", "lyon/benign", "no image of 'benign'"),
+    ],
+)
+def test_an_incomplete_copy_is_never_called_complete(name: str, lost: str, said: str, tmp_path: Path) -> None:
+    """Also of sets whose counts per domain nobody published."""
+    source = file_source_of(name)
+    source.write_standin(tmp_path)
+    for path in sorted(tmp_path.rglob("*")):
+        if lost in path.as_posix() and path.is_file():
+            path.unlink()
+    found = verify(source, tmp_path)
+    assert not found.complete
+    assert any(said in sentence for sentence in verification_in_words(found))
 
 
 def test_data_list_and_bad_names() -> None:

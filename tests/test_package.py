@@ -191,21 +191,23 @@ def test_the_readmes_numbers_are_the_records() -> None:
             assert f"[{low}, {high}]" in text.replace("\n", " ")
 
 
-def test_the_readmes_losses_are_the_records() -> None:
+def test_the_readmes_sentences_are_the_records() -> None:
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     duels = json.loads((ROOT / "docs" / "results" / "demo.json").read_text())["duels"]
     for rival, said in (
-        ("task_arithmetic", r"`task_arithmetic` \(by ([\d.]+)\)"),
-        ("adamerging", r"`adamerging` \(([\d.]+)\)"),
+        ("task_arithmetic", r"below `task_arithmetic` \(by ([\d.]+)\)"),
+        ("adamerging", r"below `adamerging` \(([\d.]+)\)"),
     ):
         points = re.findall(said, text)
-        for stream in ("iid", "temporal"):
+        for stream in ("iid", "temporal"):  # below, within the noise
             (duel,) = [d for d in duels if d["theirs"] == rival and d["stream"] == stream]
-            assert duel["difference"]["high"] < 0
+            assert duel["difference"]["mean"] < 0 < duel["difference"]["high"]
             assert points == [f"{-100 * duel['difference']['mean']:.1f}"]
-    # Under skew it beats every other method.
+    # Under skew it beats every other method, clearly but for one.
     skewed = [d for d in duels if d["stream"] in ("dirichlet:0.05", "note:0.1", "sorted")]
-    assert all(d["difference"]["low"] > 0 for d in skewed)
+    assert all(d["difference"]["mean"] > 0 for d in skewed)
+    unclear = {(d["theirs"], d["stream"]) for d in skewed if d["difference"]["low"] <= 0}
+    assert unclear == {("task_arithmetic", "dirichlet:0.05")}
 
 
 def test_no_registry_address_and_no_path_of_a_machine_is_tracked() -> None:

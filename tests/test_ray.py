@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benching import bench_arguments, command, contents, write_consortium
-from mergestream.errors import InputError
+from mergestream.errors import InputError, MergestreamError
 from mergestream.parallel import run_jobs
 
 pytestmark = pytest.mark.slow
@@ -59,6 +59,12 @@ def test_an_error_of_a_job_arrives_as_itself(address: str, monkeypatch: pytest.M
 
     with pytest.raises(InputError, match="job two cannot be done"):
         run_jobs(refuse, [(n,) for n in range(4)], workers=1, on_done=lambda: None, engine="ray")
+
+
+def test_a_cluster_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    with pytest.raises(MergestreamError, match="No Ray cluster answers"):
+        run_jobs(divmod, [(1, 1)], workers=1, on_done=lambda: None, engine="ray")
 
 
 def test_the_cluster_gives_the_bits_of_one_machine(address: str, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The benchmark: decode, score the experts, run what is not done, compare, write tables."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +19,14 @@ from mergestream.benchmarking.jobs import (
     survey,
 )
 from mergestream.benchmarking.plan import BenchPlan, Target, targets_of
-from mergestream.benchmarking.sources import names_no_domain_of
+from mergestream.benchmarking.sources import strangers
 from mergestream.benchmarking.variants import Variant
 from mergestream.datasets import Dataset
 from mergestream.determinism import cpu_threads
+from mergestream.errors import InputError, PoolError
 from mergestream.files import make_folder
 from mergestream.parallel import Track, run_jobs
+from mergestream.pool import ExpertPool
 from mergestream.records import Run
 from mergestream.reporting.bench_report import BenchFindings, write_findings
 
@@ -35,23 +37,26 @@ def run_bench(
     plan: BenchPlan, out: Path, track: Track, *, jobs: int = 1, engine: str = "local", command: str = ""
 ) -> BenchFindings:
     """Do all that is not done yet, then write tables and records under `out`."""
+    out = out.resolve()  # workers on other nodes start elsewhere
+    _require_apart(plan, out)
     make_folder(out / RUNS)
     forget_what_was_opened()  # in an earlier call: files may have changed since
     with cpu_threads(1):
         dataset, targets, warnings = _prepare(plan, out, track)
-        folders, left_out = _run(plan, out, targets, track, jobs, engine)
+        folders, left_out, labels = _run(plan, out, targets, track, jobs, engine)
     runs = [Run.load(folder) for folder in folders]
+    ours, told = _reference(plan, labels)
     findings = BenchFindings(
         plan=plan.to_json(),
         command=command,
         rows=rows_of(runs),
-        duels=_duels(plan, runs),
+        duels=_duels(ours, runs),
         standings=standings([run for run in runs if run.arguments["method"] != "single_expert"]),
         majority_shares=_majority_shares(runs),
         subgroups=subgroup_rows(run for run in runs if run.arguments["method"] != "single_expert"),
         collapses=collapses(runs),
         left_out=left_out,
-        warnings=[*warnings, *_dataset_warnings(dataset), *unspoken_classes(runs)],
+        warnings=[*warnings, *told, *_dataset_warnings(dataset), *unspoken_classes(runs)],
         runs=[_line(run) for run in runs],
         dataset=dataset.name,
         synthetic=dataset.synthetic,
@@ -83,11 +88,13 @@ def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[T
         with track("reading images" if number == 0 else "reading images at another size", images) as ticker.advance:
             for domain in domains:
                 dataset[domain]
+    _require_distinct(pools)
     for folder, pool in pools.items():
-        if plan.protocol == "lodo" and names_no_domain_of(pool, dataset.domains):
+        unknown = strangers(pool, dataset.domains) if dataset.domains else []
+        if unknown:
             warnings.append(
-                f"No expert of {folder} names a domain of '{dataset.name}', so none was left out: make sure that none "
-                f"was trained on a target."
+                f"The domain of {', '.join(unknown)} in {folder} is none of '{dataset.name}': it was never left out. "
+                f"Make sure that none of them was trained on a target."
             )
     if plan.allow_seen:
         warnings.append(
@@ -98,8 +105,8 @@ def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[T
 
 def _run(
     plan: BenchPlan, out: Path, targets: Sequence[Target], track: Track, jobs: int, engine: str
-) -> tuple[list[Path], Named]:
-    """All runs' folders in the order of the plan, and the methods that were left out."""
+) -> tuple[list[Path], Named, dict[Variant, str]]:
+    """All runs' folders in the order of the plan, the methods that were left out, and what tables call the others."""
     places = [(pool, target) for pool in plan.pools for target in targets]
     with track("scoring the experts on every target", len(places)) as advance:
         surveys = run_jobs(
@@ -111,16 +118,39 @@ def _run(
     with track("running the methods", len(work)) as advance:
         run_jobs(answer, work, workers=jobs, on_done=advance, engine=engine)
     folders = [folder for found in surveys for task in found.tasks for folder in task.folders]
-    return folders, list(dict(each for found in reversed(surveys) for each in found.impossible).items())
+    left_out = dict(each for found in reversed(surveys) for each in found.impossible)
+    labels = {task.variant: task.label for found in surveys for task in found.tasks}
+    return folders, list(left_out.items()), labels
 
 
-def _duels(plan: BenchPlan, runs: Sequence[Run]) -> list[Duel]:
+def _reference(plan: BenchPlan, labels: Mapping[Variant, str]) -> tuple[str, list[str]]:
+    """The label of the method that others are compared with, and a sentence if it is not the one asked for."""
+    usual = plan.reference or "entropy_adaptive"
+    methods = {variant: label for variant, label in labels.items() if variant.method != "single_expert"}
+    named = [label for variant, label in methods.items() if usual in (str(variant), label)]
+    named += [label for variant, label in methods.items() if variant.method == usual]
+    ours = next(iter([*named, *methods.values()]), "")
+    told = f"'{plan.reference}' could not be run: the others are compared with {ours}."
+    return ours, [] if named or plan.reference is None else [told]
+
+
+def _duels(ours: str, runs: Sequence[Run]) -> list[Duel]:
     """The reference against every other method, single experts aside."""
-    methods = {r.arguments["label"]: r.arguments["method"] for r in runs if r.arguments["method"] != "single_expert"}
-    wanted = plan.reference or "entropy_adaptive"
-    named = [label for label in methods if label == wanted] or [n for n, method in methods.items() if method == wanted]
-    ours = next(iter(named or methods), "")
-    return [found for theirs in methods if theirs != ours for found in duel(runs, ours, theirs)]
+    labels = dict.fromkeys(r.arguments["label"] for r in runs if r.arguments["method"] != "single_expert")
+    return [found for theirs in labels if theirs != ours for found in duel(runs, ours, theirs)]
+
+
+def _require_apart(plan: BenchPlan, out: Path) -> None:
+    if plan.data.root is not None and out.is_relative_to(Path(plan.data.root)):
+        raise InputError(f"--out {out} lies inside the data's root: its files would be read as data. Choose another.")
+
+
+def _require_distinct(pools: Mapping[str, ExpertPool]) -> None:
+    seen: dict[str, str] = {}
+    for folder, pool in pools.items():
+        other = seen.setdefault(pool.fingerprint(), folder)
+        if other != folder:
+            raise PoolError(f"The pools {other} and {folder} hold the same experts, which would count twice.")
 
 
 def _majority_shares(runs: Sequence[Run]) -> dict[str, float]:

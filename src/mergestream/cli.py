@@ -115,7 +115,7 @@ def verify_data(
         typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     else:
         for sentence in verification_in_words(found):
-            console.print(sentence, highlight=False, soft_wrap=True)
+            console.print(sentence, highlight=False, soft_wrap=True, markup=False)
     if not found.complete:
         raise typer.Exit(1)
 

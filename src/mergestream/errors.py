@@ -36,6 +36,10 @@ class TrainingError(MergestreamError):
     """A fit that did not work out."""
 
 
+class WorkerError(MergestreamError):
+    """A process or a cluster that was lost on the way."""
+
+
 class OutputError(MergestreamError, OSError):
     """A place that cannot be written."""
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mergestream.datasets.base import DomainData
 from mergestream.errors import InputError
+from mergestream.files import sha256_of_json
 from mergestream.methods import ORIGINAL, ExpertLogits, Method
 from mergestream.partial import PartialRun
 from mergestream.pool import ExpertPool
@@ -155,6 +156,13 @@ def describe_run(method: Method, data: DomainData, batches: Stream | Sequence[np
         "options": method.options(),
         "pool": {"fingerprint": method.identity["pool"], "experts": list(method.pool.names)},
         **{name: value for name, value in method.identity.items() if name in ("base", "statistics", "candidates")},
-        "data": {"dataset": data.dataset, "domain": data.name, "fingerprint": data.fingerprint()},
+        "data": _describe_data(data),
         "stream": {"name": stream.name, "hash": stream.hash, "batches": len(stream)},
     }
+
+
+def _describe_data(data: DomainData) -> dict[str, Any]:
+    described = {"dataset": data.dataset, "domain": data.name, "fingerprint": data.fingerprint()}
+    # A run reports its subgroups' metrics, so another partition of the same images is another run.
+    subgroups = {kind: list(values) for kind, values in data.subgroups.items()}
+    return described | ({"subgroups": sha256_of_json(subgroups)} if subgroups else {})

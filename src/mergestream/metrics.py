@@ -112,14 +112,18 @@ def score_of(matrix: np.ndarray, metric: str) -> np.ndarray:
     raise ValueError(metric)
 
 
-def mean_with_interval(runs: Sequence[np.ndarray], metric: str, *, resamples: int = 1000) -> tuple[float, float, float]:
+def mean_with_interval(
+    runs: Sequence[np.ndarray], metric: str, *, targets: Sequence[str] | None = None, resamples: int = 1000
+) -> tuple[float, float, float]:
     """Mean of a metric over runs, with the 95 % percentile interval of a bootstrap over each run's batches.
 
-    runs: per-batch confusion matrices [T,C,C], one array per (target, seed). Batches are the unit because one merged
-    model answers a whole batch, so its errors are not independent.
+    runs: per-batch confusion matrices [T,C,C], one array per run. Batches are the unit because one merged model answers
+    a whole batch, so its errors are not independent. Runs of one of `targets` share its images, whatever their seed or
+    pool: more of them do not narrow the interval. Without `targets` every run is a target of its own.
     """
     mean = float(np.mean([score_of(matrices.sum(axis=0), metric) for matrices in runs]))
-    return mean, *_percentiles(_resampled(runs, metric, resamples).mean(axis=0))
+    resampled, weights = _by_target(_resampled(runs, metric, resamples), targets)
+    return mean, *_percentiles(weights @ resampled)
 
 
 def intervals(
@@ -157,24 +161,43 @@ def difference_with_interval(
     metric: str,
     *,
     targets: Sequence[str] | None = None,
+    across: bool = False,
     resamples: int = 1000,
 ) -> tuple[float, float, float]:
     """Mean difference of paired runs (same target, seed and batches), resampling the same batches of both.
 
-    With the target of every run, whole targets are resampled too: what another draw of such sites might have shown.
+    `across` resamples whole targets too: what another draw of such sites might have shown.
     """
     means = [np.mean([score_of(m.sum(axis=0), metric) for m in runs]) for runs in (ours, theirs)]
-    resampled = _resampled(ours, metric, resamples) - _resampled(theirs, metric, resamples)
-    weights = np.full((len(ours), resamples), 1 / len(ours)) if targets is None else _drawn(targets, resamples)
-    return float(means[0] - means[1]), *_percentiles((resampled * weights).sum(axis=0))
+    gaps = _resampled(ours, metric, resamples) - _resampled(theirs, metric, resamples)
+    resampled, weights = _by_target(gaps, targets)
+    drawn = _across_targets(resampled, weights) if across else weights @ resampled
+    return float(means[0] - means[1]), *_percentiles(drawn)
 
 
-def _drawn(targets: Sequence[str], resamples: int) -> np.ndarray:
-    """Weights of runs [R,resamples] under a bootstrap over their targets; every column sums to 1."""
-    names, place = np.unique(np.asarray(targets), return_inverse=True)
-    picks = np.random.RandomState(1).multinomial(len(names), np.full(len(names), 1 / len(names)), size=resamples)
-    weights = picks.T[place].astype(float)
-    return weights / weights.sum(axis=0)
+def _by_target(resampled: np.ndarray, targets: Sequence[str] | None) -> tuple[np.ndarray, np.ndarray]:
+    """Resampled scores of runs [R,resamples] -> of targets [G,resamples], and the targets' shares of the runs [G].
+
+    A target's runs are taken to err together: their resamples are averaged in sorted order, which leaves the width of
+    one run. Targets are independent of each other, so each one's order is shuffled again.
+    """
+    names, place = np.unique(np.arange(len(resampled)) if targets is None else np.asarray(targets), return_inverse=True)
+    random = np.random.RandomState(2)
+    groups = []
+    for group in range(len(names)):
+        mine = resampled[place == group]
+        together = np.sort(mine, axis=1).mean(axis=0)
+        groups.append(mine[0] if len(mine) == 1 else together[random.permutation(len(together))])
+    return np.stack(groups), np.bincount(place) / len(resampled)
+
+
+def _across_targets(resampled: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Means [resamples] over targets drawn with replacement, each draw with a resample of its own."""
+    random = np.random.RandomState(1)
+    count, resamples = resampled.shape
+    picked = random.randint(count, size=(count, resamples))
+    places = np.stack([random.permutation(resamples) for _ in range(count)])
+    return np.average(resampled[picked, places], axis=0, weights=shares[picked])
 
 
 def _resampled(runs: Sequence[np.ndarray], metric: str, resamples: int) -> np.ndarray:

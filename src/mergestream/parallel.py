@@ -2,14 +2,16 @@
 
 import multiprocessing
 import os
+import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
 
-from mergestream.errors import InputError, unknown_name
+from mergestream.errors import InputError, WorkerError, unknown_name
 
 Result = TypeVar("Result")
 # A stage of work with a title and a number of steps; the block gets a function to call after each step.
@@ -37,6 +39,8 @@ def run_jobs(
     """
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
+    if workers < 1:
+        raise InputError(f"--jobs is at least 1, got {workers}.")
     if engine == "ray":
         return _on_ray(function, jobs, on_done)
     if workers <= 1 or len(jobs) <= 1:
@@ -53,6 +57,11 @@ def run_jobs(
             future.add_done_callback(lambda _: on_done())
         try:
             return [future.result() for future in futures]
+        except BrokenProcessPool as error:
+            raise WorkerError(
+                "A worker process was killed, most likely because memory ran out. What is finished is kept: try again "
+                "with fewer --jobs."
+            ) from error
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
@@ -68,6 +77,7 @@ def _on_ray(
         raise InputError("The engine 'ray' needs Ray: pip install 'mergestream[ray]'.") from error
     started_here = not ray.is_initialized()
     if started_here:
+        _require_reachable(os.environ.get("RAY_ADDRESS", ""))
         ray.init(logging_level="ERROR", log_to_driver=False)
     try:
         # A lost worker or node is tried again elsewhere; an error of the job itself is not.
@@ -82,9 +92,22 @@ def _on_ray(
         return [results[number] for number in range(len(jobs))]
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
+    except ray.exceptions.RayError as error:
+        raise WorkerError(f"The Ray cluster gave up: {error}. What is finished is kept: try again.") from error
     finally:
         if started_here:
             ray.shutdown()
+
+
+def _require_reachable(address: str) -> None:
+    """Ray itself waits for minutes where nobody answers."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise WorkerError(f"No Ray cluster answers at RAY_ADDRESS={address}: {error}.") from error
 
 
 def _in_one_thread(function: Callable[..., Result], job: tuple[Any, ...]) -> Result:

@@ -121,8 +121,8 @@ def mixture(
     if len(names) != len(values) or len(kinds) < 2:
         raise InputError(f"mixture needs one domain per label and at least two domains; got {len(kinds)}.")
     arrivals = {"smooth": _smooth_arrivals, "abrupt": _abrupt_arrivals}
-    if change not in arrivals:
-        raise unknown_name("mixture", change, arrivals)
+    if change not in CHANGES:
+        raise unknown_name("mixture", change, CHANGES)
     time = np.empty(len(values))
     for position, kind in enumerate(random.permutation(kinds)):
         mine = names == kind
@@ -130,6 +130,7 @@ def mixture(
     return _cut(f"mixture:{change}", np.argsort(time, kind="stable"), batch_size)
 
 
+CHANGES = ("smooth", "abrupt")
 STREAMS: dict[str, tuple[Callable[..., Stream], str | None]] = {
     "iid": (iid, None),
     "dirichlet": (dirichlet, "alpha"),
@@ -140,25 +141,32 @@ STREAMS: dict[str, tuple[Callable[..., Stream], str | None]] = {
 }
 
 
-def create_stream(spec: str, labels: Labels, *, batch_size: int = 32, seed: int = 0, **known: Any) -> Stream:
-    """A stream by its spelling, 'name' or 'name:value'; `known` may hold `acquired` and `domains`."""
+def parse_stream(spec: str) -> tuple[str, dict[str, Any]]:
+    """The name and the options of a stream spelt 'name' or 'name:value'."""
     name, _, value = spec.partition(":")
     if name not in STREAMS:
         raise unknown_name("stream", name, STREAMS)
-    function, parameter = STREAMS[name]
-    options: dict[str, Any] = {"batch_size": batch_size, "seed": seed}
+    parameter = STREAMS[name][1]
     if value and parameter is None:
         raise InputError(f"The stream '{name}' takes no value; got '{spec}'.")
-    if value and parameter:
-        options[parameter] = value if parameter == "change" else _number(spec, value)
-    elif parameter == "alpha":
+    if not value and parameter == "alpha":
         raise InputError(f"Write the stream '{name}' with its number, for example '{name}:0.05'.")
+    if not value or parameter is None:
+        return name, {}
+    if parameter == "change" and value not in CHANGES:
+        raise unknown_name("mixture", value, CHANGES)
+    return name, {parameter: value if parameter == "change" else _number(spec, value)}
+
+
+def create_stream(spec: str, labels: Labels, *, batch_size: int = 32, seed: int = 0, **known: Any) -> Stream:
+    """A stream by its spelling, 'name' or 'name:value'; `known` may hold `acquired` and `domains`."""
+    name, options = parse_stream(spec)
     wanted = {"temporal": "acquired", "mixture": "domains"}.get(name)
     if wanted:
         options[wanted] = known.get(wanted)
     if wanted == "domains" and options["domains"] is None:
         raise InputError("mixture needs the domain of every sample: hold out two or more target domains.")
-    return function(labels, **options)
+    return STREAMS[name][0](labels, batch_size=batch_size, seed=seed, **options)
 
 
 def _number(spec: str, value: str) -> float:

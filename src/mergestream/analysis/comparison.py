@@ -56,10 +56,11 @@ def compare(runs: Iterable[Run]) -> list[Row]:
 
 def summarise_group(label: str, stream: str, runs: Sequence[Run]) -> Row:
     confusions = [run.confusions() for run in runs]
-    targets = defaultdict(list)
-    for run in runs:
-        targets[run.arguments["data"]["domain"]].append(run.accuracy)
-    per_target = {target: float(np.mean(values)) for target, values in targets.items()}
+    targets = [run.arguments["data"]["domain"] for run in runs]
+    accuracies = defaultdict(list)
+    for target, run in zip(targets, runs, strict=True):
+        accuracies[target].append(run.accuracy)
+    per_target = {target: float(np.mean(values)) for target, values in accuracies.items()}
     recalls = [value for run in runs for value in run.metrics["recall"].values() if value is not None]
     aurocs = [run.metrics["auroc"] for run in runs if run.metrics["auroc"] is not None]
     seconds = [run.seconds_per_step for run in runs if run.seconds_per_step is not None]
@@ -70,8 +71,8 @@ def summarise_group(label: str, stream: str, runs: Sequence[Run]) -> Row:
     return Row(
         label,
         stream,
-        Estimate(*mean_with_interval(confusions, "accuracy")),
-        Estimate(*mean_with_interval(confusions, "balanced_accuracy")),
+        Estimate(*mean_with_interval(confusions, "accuracy", targets=targets)),
+        Estimate(*mean_with_interval(confusions, "balanced_accuracy", targets=targets)),
         float(np.mean(aurocs)) if aurocs else None,
         average("nll"),
         average("ece"),
@@ -146,8 +147,10 @@ def duel(runs: Sequence[Run], ours: str, theirs: str, metric: str = "accuracy") 
         if pairs:
             a, b = ([group[pair].confusions() for pair in pairs] for group in (mine, other))
             mine_mean, other_mean = (mean_with_interval(group, metric, resamples=1)[0] for group in (a, b))
-            difference = Estimate(*difference_with_interval(a, b, metric))
-            across = Estimate(*difference_with_interval(a, b, metric, targets=[pair[0] for pair in pairs]))
+            targets = [pair[0] for pair in pairs]
+            difference, across = (
+                Estimate(*difference_with_interval(a, b, metric, targets=targets, across=too)) for too in (False, True)
+            )
             gaps = [mine[pair].metrics[metric] - other[pair].metrics[metric] for pair in pairs]
             wins, losses = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
             duels.append(Duel(stream, ours, theirs, mine_mean, other_mean, difference, across, wins, losses))

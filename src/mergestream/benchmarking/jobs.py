@@ -13,15 +13,17 @@ from mergestream.benchmarking.plan import BenchPlan, DataRequest, Target
 from mergestream.benchmarking.sources import sources_for
 from mergestream.benchmarking.variants import Variant
 from mergestream.datasets import Dataset, DomainData, concatenate, source_of
-from mergestream.datasets.sources import FileSource
+from mergestream.datasets.sources import FileSource, require_options
 from mergestream.errors import InputError, PoolError
 from mergestream.evaluation import describe_run, domain_logits, evaluate_streams
 from mergestream.files import mapped_array, sha256_of_json, write_atomically
 from mergestream.methods import METHODS, ORIGINAL, Method, create_method
+from mergestream.options import names
 from mergestream.pool import ExpertPool
 from mergestream.preprocessing import Preprocessing
 from mergestream.records import is_finished, run_hash
 from mergestream.streams import Stream, create_stream
+from mergestream.views import require_known
 
 RUNS, CACHE = "runs", "cache"
 # Raised whenever the same pool and images would give other logits: what is cached is then computed again.
@@ -33,6 +35,7 @@ class Task:
     """One variant at one target with one pool: its runs' folders, and whether any is still to be done."""
 
     variant: Variant
+    label: str
     folders: tuple[Path, ...]
     to_do: bool
 
@@ -52,31 +55,34 @@ class Case:
         self.plan, self.out, self.target = plan, out, target
         whole = load_pool(pool, plan.device)
         self.dataset = open_data(plan.data, preprocessing_of(whole, pool), out)
-        parts = [_some(self.dataset[domain], plan.data.images) for domain in target.domains]
+        every = [self.dataset[domain] for domain in target.domains]
         self.pool = sources_for(
-            whole, target.domains, parts, leave_out=plan.protocol == "lodo", allow_seen=plan.allow_seen
+            whole, Path(pool), target.domains, every, leave_out=plan.protocol == "lodo", allow_seen=plan.allow_seen
         )
+        self._left_out = set(whole.names) - set(self.pool.names)
+        parts = [_some(data, plan.data.images) for data in every]
         if len(self.pool) < 2 and any(spec.startswith("mixture") for spec in target.streams):
             left = f"only '{self.pool.names[0]}' is left"
             raise InputError(
                 f"Without the experts of {target.name} {left}: a mixture of targets needs two experts or more."
             )
         self.data, domains = concatenate(parts) if len(parts) > 1 else (parts[0], [parts[0].name] * len(parts[0]))
-        self.streams = [
-            (spec, seed, self._stream(spec, seed, domains)) for spec in target.streams for seed in plan.seeds
-        ]
+        streams = ((seed, self._stream(spec, seed, domains)) for spec in target.streams for seed in plan.seeds)
+        # 'note' and 'note:0.1' are one stream.
+        self.streams = list({(seed, stream.name): (seed, stream) for seed, stream in streams}.values())
 
     def _stream(self, spec: str, seed: int, domains: list[str]) -> Stream:
         known = {"acquired": self.data.acquired, "domains": domains if len(self.target.domains) > 1 else None}
         return create_stream(spec, self.data.labels, batch_size=self.plan.batch_size, seed=seed, **known)
 
     def variants(self) -> list[Variant]:
-        """Those of the plan; a single expert that is not named stands for each of them."""
+        """Those of the plan. A single expert that is not named stands for each; one that is left out does not run."""
         found: list[Variant] = []
         alone = [Variant("single_expert", (("expert", name),)) for name in self.pool.names]
         for variant in self.plan.variants:
             found += alone if variant == Variant("single_expert") else [variant]
-        return list(dict.fromkeys([*found, *(alone if self.plan.every_expert else [])]))
+        found += alone if self.plan.every_expert else []
+        return [v for v in dict.fromkeys(found) if dict(v.options).get("expert") not in self._left_out]
 
     def method(self, variant: Variant) -> Method:
         options = dict(variant.options)
@@ -87,8 +93,7 @@ class Case:
     def wanted(self, method: Method) -> list[tuple[Stream, dict[str, Any]]]:
         """Every stream with its run's arguments."""
         return [
-            (stream, {**describe_run(method, self.data, stream), **self._said(seed)})
-            for _, seed, stream in self.streams
+            (stream, {**describe_run(method, self.data, stream), **self._said(seed)}) for seed, stream in self.streams
         ]
 
     def _said(self, seed: int) -> dict[str, Any]:
@@ -123,7 +128,8 @@ class Case:
 def survey(plan: BenchPlan, out: Path, pool: str, target: Target) -> Survey:
     """Find out what is to be done at a target; if anything is, compute the experts' logits first."""
     case = open_case(plan, out, pool, target)
-    tasks, impossible, views = [], [], {ORIGINAL}
+    tasks: list[Task] = []
+    impossible, views = [], {ORIGINAL}
     for variant in case.variants():
         try:
             method = case.method(variant)
@@ -134,7 +140,9 @@ def survey(plan: BenchPlan, out: Path, pool: str, target: Target) -> Survey:
             impossible.append((str(variant), str(error)))
             continue
         folders = tuple(out / RUNS / run_hash(arguments) for _, arguments in wanted)
-        tasks.append(Task(variant, folders, not all(map(is_finished, folders))))
+        if any(task.folders == folders for task in tasks):
+            continue  # spelt otherwise, but the same
+        tasks.append(Task(variant, method.label(), folders, not all(map(is_finished, folders))))
         views |= set(method.options().get("views", ())) if tasks[-1].to_do else set()
     if any(task.to_do for task in tasks):
         for view in sorted(views):
@@ -156,6 +164,8 @@ def open_case(plan: BenchPlan, out: Path, pool: str, target: Target) -> Case:
 
 
 def load_pool(folder: str, device: str) -> ExpertPool:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("There is no CUDA device here: --device cpu, or auto.")
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     return ExpertPool.load(folder, device=chosen)
 
@@ -173,6 +183,7 @@ def open_data(request: DataRequest, preprocessing: Preprocessing, out: Path, on_
     """The data at the network's own size, decoded once and for all runs under `out`."""
     source = source_of(request.name)
     options = dict(request.options)
+    require_options(request.name, options, source.options())
     if isinstance(source, FileSource):
         options |= {
             "size": preprocessing.size,
@@ -194,7 +205,7 @@ def views_for(variant: Variant, dataset: Dataset) -> tuple[str, ...]:
     """The views asked for, if they keep this data set's labels true; else its first one in place of the default."""
     asked = dict(variant.options).get("views")
     if asked is not None:
-        named = (asked,) if isinstance(asked, str) else tuple(asked)
+        named = require_known(names("views", asked))
         wrong = [view for view in named if view not in dataset.views]
         if wrong:
             raise InputError(
@@ -207,10 +218,8 @@ def views_for(variant: Variant, dataset: Dataset) -> tuple[str, ...]:
 
 def _some(data: DomainData, count: int | None) -> DomainData:
     """At most `count` images, the same ones always: a seeded choice that keeps their order."""
-    if count is None or count == len(data):
+    if count is None or count >= len(data):
         return data
-    if not 1 <= count < len(data):
-        raise InputError(f"--images {count} asks for more than the {len(data)} images of the target '{data.name}'.")
     chosen = np.sort(np.random.RandomState(0).permutation(len(data))[:count])
     return data.subset(torch.from_numpy(chosen))
 

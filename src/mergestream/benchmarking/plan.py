@@ -10,7 +10,8 @@ from typing import Any
 from mergestream.benchmarking.variants import Variant
 from mergestream.datasets import Dataset
 from mergestream.errors import InputError, unknown_name
-from mergestream.streams import STREAMS
+from mergestream.options import whole_number
+from mergestream.streams import parse_stream
 
 PROTOCOLS = ("lodo", "ood")
 DEVICES = ("auto", "cpu", "cuda")
@@ -53,8 +54,7 @@ class BenchPlan:
         if self.device not in DEVICES:
             raise unknown_name("device", self.device, DEVICES)
         for spec in self.streams:
-            if spec.partition(":")[0] not in STREAMS:
-                raise unknown_name("stream", spec.partition(":")[0], STREAMS)
+            parse_stream(spec)
         for what, values in (("pool", self.pools), ("stream", self.streams), ("seed", self.seeds)):
             if not values:
                 raise InputError(f"A benchmark needs at least one {what}.")
@@ -65,8 +65,10 @@ class BenchPlan:
             raise unknown_name("method to compare with", self.reference, known)
         if len({Path(pool).resolve() for pool in self.pools}) != len(self.pools):
             raise InputError(f"Two pools are one folder: {list(self.pools)}.")
-        if self.batch_size < 1:
-            raise InputError(f"A batch holds at least one image, got --batch-size {self.batch_size}.")
+        whole_number("batch_size", self.batch_size, low=1)
+        whole_number("skip_bad", self.data.skip_bad, low=0)
+        if self.data.images is not None:
+            whole_number("images", self.data.images, low=1)
 
     def to_json(self) -> dict[str, Any]:
         told = asdict(self)
@@ -97,7 +99,9 @@ def targets_of(plan: BenchPlan, dataset: Dataset) -> tuple[Target, ...]:
         )
     named: list[tuple[str, ...]] = []
     for spec in plan.targets:
-        if spec == "all":
+        if spec in known:
+            named.append((spec,))
+        elif spec == "all":
             named += [(domain,) for domain in known]
         elif spec == "pairs":
             named += list(combinations(known, 2))
@@ -109,6 +113,10 @@ def targets_of(plan: BenchPlan, dataset: Dataset) -> tuple[Target, ...]:
                 raise unknown_name(f"target in '{dataset.name}' ({plan.protocol})", domain, known)
         if len(set(domains)) != len(domains):
             raise InputError(f"The target {'+'.join(domains)} names a domain twice.")
+    if not named:
+        raise InputError(f"No target is named. Write --targets all, or one or more of {', '.join(known)}.")
+    # 'a+b' and 'b+a' are one target.
+    named = [tuple(domain for domain in known if domain in domains) for domains in named]
     mixtures = tuple(spec for spec in plan.streams if spec.partition(":")[0] == "mixture")
     if mixtures and all(len(domains) == 1 for domains in named):
         raise InputError(

@@ -35,7 +35,7 @@ def plan_from(
     """A plan from the command line's words. A preset fills what is not given; what is given stands above it."""
     given = _preset(preset)
     asked = METHODS if methods is None and given is None else methods
-    options = tuple(sorted(_option(text) for text in data_options))
+    options = _options(data_options)
     where = None if root is None else str(root.resolve())
     return BenchPlan(
         data=DataRequest(dataset, where, options, images, skip_bad, allow_missing_classes),
@@ -61,6 +61,14 @@ def _preset(name: str | None) -> Preset | None:
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
     return PRESETS[name]
+
+
+def _options(texts: Sequence[str]) -> tuple[tuple[str, Any], ...]:
+    found = [_option(text) for text in texts]
+    for name, _ in found:
+        if [each for each, _ in found].count(name) > 1:
+            raise InputError(f"The option '{name}' of the data set is given twice.")
+    return tuple(sorted(found, key=lambda option: option[0]))
 
 
 def _option(text: str) -> tuple[str, Any]:

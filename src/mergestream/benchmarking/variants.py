@@ -54,7 +54,10 @@ def _choices(method: str, option: str) -> list[tuple[str, Any]]:
         raise InputError(f"'{option.strip()}' in {method}(…) is not an option: write option=value.")
     if name not in METHODS[method].option_names():
         raise unknown_name(f"option of '{method}'", name, METHODS[method].option_names())
-    return [(name, parse_value(value)) for value in _split(values, "|")]
+    found = [(name, parse_value(value)) for value in _split(values, "|")]
+    if not found:
+        raise InputError(f"The option '{name}' in {method}(…) has no value.")
+    return found
 
 
 def parse_value(text: str) -> Any:
@@ -65,7 +68,8 @@ def parse_value(text: str) -> Any:
         return WORDS[text.lower()]
     for number in (int, float):
         try:
-            return number(text)
+            # Python reads 0_1 as 1; here it is a name, such as that of a trap set.
+            return text if "_" in text else number(text)
         except ValueError:
             continue
     return text

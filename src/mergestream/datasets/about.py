@@ -17,6 +17,7 @@ class About:
     domains: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)  # published images per domain
+    total: int | None = None  # published images in all, where it is not known how many each domain has
     views: tuple[str, ...] = ("hflip",)  # those that keep every label true
     group: str = ""  # what a split must not cut: slide, patient, lesion
     subgroups: tuple[str, ...] = ()
@@ -29,7 +30,7 @@ class About:
 
     @property
     def images(self) -> int:
-        return sum(self.counts.values())
+        return sum(self.counts.values()) or self.total or 0
 
     def to_json(self) -> dict[str, Any]:
         listed = ("domains", "classes", "views", "subgroups", "outside", "parts")

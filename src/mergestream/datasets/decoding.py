@@ -61,7 +61,19 @@ def decode(
                 on_image()
     found = _cached(array, notes, shape)
     assert found is not None
-    return found
+    return _tried_again(found, root, samples, how)
+
+
+def _tried_again(found: Decoded, root: Root, samples: Sequence[Sample], how: Decoding) -> Decoded:
+    """What could not be read may be readable now: a disk was away, a library is there. Only memory is mended."""
+    if not found.bad:
+        return found
+    places = list(found.bad)
+    images = np.zeros((len(places), *found.images.shape[1:]), dtype=np.uint8)
+    still = _fill(images, root, [samples[place] for place in places], how, lambda: None)
+    for position, place in enumerate(places):
+        found.images[place] = torch.from_numpy(images[position])
+    return Decoded(found.images, {places[position]: why for position, why in still.items()})
 
 
 def _cached(array: Path, notes: Path, shape: tuple[int, ...]) -> Decoded | None:

@@ -3,7 +3,7 @@
 from pathlib import PurePosixPath
 
 from mergestream.datasets.about import About
-from mergestream.datasets.index import Index, Sample
+from mergestream.datasets.index import Index, LeftOut, Sample, some
 from mergestream.datasets.roots import Root
 from mergestream.errors import DataError
 
@@ -26,8 +26,19 @@ def read(root: Root) -> Index:
         raise DataError(f"{root.location} is not a root of 'folder', which holds domain/class/image: {seen}.")
     classes = tuple(sorted({parts[1] for parts in split.values()}))
     domains = tuple(sorted({parts[0] for parts in split.values()}))
+    _require_no_empty_domain(root, inside, domains)
     samples = [Sample("/".join(p), path, p[0], classes.index(p[1])) for path, p in split.items()]
-    return Index(ABOUT, classes, domains, tuple(samples))
+    left_out = [LeftOut(path, "not an image file that is read") for path in root.files if path not in split]
+    return Index(ABOUT, classes, domains, tuple(samples), tuple(left_out))
+
+
+def _require_no_empty_domain(root: Root, inside: str, domains: tuple[str, ...]) -> None:
+    """A site whose images did not arrive must not vanish in silence."""
+    depth = len(PurePosixPath(inside).parts) + 1 if inside else 1
+    empty = [PurePosixPath(f).name for f in root.empty_folders if len(PurePosixPath(f).parts) == depth]
+    empty += [name for name in root.children(inside) if name not in domains]
+    if empty:
+        raise DataError(f"'folder' has no image in the domain {some(sorted(empty))} under {root.location}.")
 
 
 def _only_folder(root: Root) -> str:

@@ -65,6 +65,11 @@ class Index:
         """Images that lie there, used or not."""
         return len(self.samples) + sum(PurePosixPath(each.what).suffix.lower() in IMAGES for each in self.left_out)
 
+    @property
+    def total(self) -> int | None:
+        """Published images in all, where only that is known and this is the whole set."""
+        return self.about.total if not self.expected and not self.about.counts else None
+
     def of(self, domain: str) -> list[Sample]:
         return [sample for sample in self.samples if sample.domain == domain]
 

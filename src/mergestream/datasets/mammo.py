@@ -32,6 +32,7 @@ ABOUT = About(
     source="doi 10.7937/K9/TCIA.2016.7O02S9CY; kaggle.com awsaf49/cbis-ddsm-breast-cancer-image-dataset; "
     "doi 10.5281/zenodo.7884735 (MedIMeta: small, crops of 224 pixels)",
     classes=CLASSES,
+    total=sum(PUBLISHED.values()),
     views=("hflip", "vflip"),
     group="patient",
     subgroups=("density", "finding", "view"),

@@ -21,6 +21,7 @@ ABOUT = About(
     source="adcis.net/en/third-party/messidor (registration)",
     domains=("Lariboisière", "St Etienne", "Brest"),
     classes=("grade 0", "grade 1", "grade 2", "grade 3"),
+    total=1187,
     views=("hflip", "vflip"),
     notes="1,200 images; 1,187 with the publisher's errata, which are applied unless errata=False: four grades are "
     "corrected and 13 copies in Base33 left out. Images per hospital are not published here: 400 each is said, before "

@@ -15,6 +15,7 @@ import torch
 from mergestream.datasets.about import About
 from mergestream.datasets.base import Dataset, DomainData
 from mergestream.errors import InputError, unknown_name
+from mergestream.options import whole_number
 
 PIXELS = 32
 CLASSES = ("round", "spiculated", "ring", "divided")
@@ -73,8 +74,9 @@ ABOUT = About(
 
 def load(*, images: int = 800, seed: int = 0) -> Dataset:
     """The four hospitals, `images` each. Another seed gives other patients at the same hospitals."""
-    if images < 2 * len(CLASSES):
+    if whole_number("images", images, low=0) < 2 * len(CLASSES):
         raise InputError(f"A phantom hospital needs at least {2 * len(CLASSES)} images, got {images}.")
+    whole_number("seed", seed, low=0)
     render = cache(lambda name: hospital(name, images, seed))
     return Dataset("phantom", CLASSES, tuple(HOSPITALS), VIEWS, True, render)
 

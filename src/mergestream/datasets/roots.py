@@ -28,6 +28,7 @@ class Root:
             raise DataError(f"There is nothing at {self.location}. Give the data set's folder or zip.")
         self._zips: dict[str, zipfile.ZipFile] = {}
         self._found: dict[str, tuple[str | None, str, int, int]] = {}  # path -> (zip, member or file, size, stamp)
+        self._folders: set[str] = set()  # all, also those that hold nothing
         if self.location.is_dir():
             self._list_folder()
         else:
@@ -47,6 +48,11 @@ class Root:
         """Every folder that holds something, '' for the root itself, shallow ones first."""
         found = {str(parent) for path in self.files for parent in PurePosixPath(path).parents}
         return tuple(sorted(("" if f == "." else f for f in found), key=lambda f: (f.count("/") + bool(f), f)))
+
+    @cached_property
+    def empty_folders(self) -> tuple[str, ...]:
+        """Folders that hold no file, and none of their folders does."""
+        return tuple(sorted(self._folders - set(self.folders)))
 
     def read(self, path: str, first: int = -1) -> bytes:
         """A file's bytes, or only the first so many; the error names the file."""
@@ -108,9 +114,10 @@ class Root:
             archive.close()
 
     def _list_folder(self) -> None:
-        for current, folders, names in os.walk(self.location, followlinks=True):
+        for current, folders, names in os.walk(self.location, followlinks=True, onerror=_refuse):
             here = Path(current)
             inside = here.relative_to(self.location)
+            self._folders |= {inside.as_posix()} - {"."}
             folders[:] = sorted(f for f in folders if not _is_junk(f)) if len(inside.parts) < DEEPEST else []
             for name in sorted(names):
                 path = here / name
@@ -133,6 +140,8 @@ class Root:
     def _list_members(self, name: str, archive: zipfile.ZipFile, prefix: PurePosixPath) -> None:
         self._zips[name] = archive
         members = [(PurePosixPath(m.filename.replace("\\", "/").lstrip("/")), m) for m in archive.infolist()]
+        named = [path for path, m in members if m.is_dir() and path.parts and not any(map(_is_junk, path.parts))]
+        self._folders |= {str(prefix / path) for path in named}
         folders = {parent for path, _ in members for parent in path.parents}
         for path, member in members:
             if member.is_dir() or not path.parts or any(map(_is_junk, path.parts)) or ".." in path.parts:
@@ -144,6 +153,11 @@ class Root:
                 self._add(str(prefix / path), name, member.filename, member.file_size, member.CRC)
 
     def _add(self, path: str, archive: str | None, member: str, size: int, stamp: int) -> None:
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            shown = path.encode(errors="backslashreplace").decode()
+            raise DataError(f"{self.location} holds a name that is not UTF-8: {shown}. Rename it.") from None
         if path in self._found:
             raise DataError(f"{self.location} holds two files called {path}. Remove one of them.")
         self._found[path] = (archive, member, size, stamp)
@@ -170,6 +184,10 @@ def _inner_zip(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> zipfile.Zip
         return zipfile.ZipFile(copy)
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:
         raise DataError(f"{member.filename} in {archive.filename} is not a readable zip: {error}.") from error
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(f"Cannot look into {error.filename}: {reason(error)}.") from error
 
 
 def _is_junk(name: str) -> bool:

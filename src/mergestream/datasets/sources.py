@@ -2,7 +2,7 @@
 
 import inspect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,15 +37,13 @@ class FileSource:
             raise InputError(f"'{name}' needs root=, its folder or zip: {self.about.layout}")
         if part is not None and not self.about.parts:
             raise InputError(f"'{name}' has no splits of its publisher: it takes no part=.")
-        for option in options:
-            if option not in self.options():
-                raise unknown_name(f"option of '{name}'", option, self.options())
+        require_options(name, options, self.options())
         opened = root if isinstance(root, Root) else Root(root)
         return opened, self.read(opened, **options).only(part or self.default_part, asked=part is not None)
 
     def options(self) -> list[str]:
         """What its reader may be told, beside the root."""
-        return list(inspect.signature(self.read).parameters)[1:]
+        return [*list(inspect.signature(self.read).parameters)[1:], *(["part"] if self.about.parts else [])]
 
     def load(
         self,
@@ -130,6 +128,12 @@ def _domain(index: Index, domain: str, samples: list[Sample], images: torch.Tens
     )
 
 
+def require_options(dataset: str, given: Iterable[str], known: Sequence[str]) -> None:
+    for option in given:
+        if option not in known:
+            raise unknown_name(f"option of '{dataset}'", option, known)
+
+
 @dataclass(frozen=True)
 class GeneratedSource:
     """A data set that is computed, not read."""
@@ -140,11 +144,11 @@ class GeneratedSource:
     def load(self, root: str | Path | None, **options: Any) -> Dataset:
         if root is not None:
             raise InputError(f"'{self.about.name}' is generated: it takes no root folder.")
-        known = list(inspect.signature(self.generate).parameters)
-        for option in options:
-            if option not in known:
-                raise unknown_name(f"option of '{self.about.name}'", option, known)
+        require_options(self.about.name, options, self.options())
         return self.generate(**options)
+
+    def options(self) -> list[str]:
+        return list(inspect.signature(self.generate).parameters)
 
 
 Source = FileSource | GeneratedSource

@@ -15,6 +15,9 @@ def read_csv(root: Root, path: str, required: tuple[str, ...] = ()) -> Rows:
     try:
         reader = csv.DictReader(io.StringIO(text, newline=""), dialect=_dialect(text))
         names = [(name or "").strip() for name in reader.fieldnames or ()]
+        repeated = sorted({name for name in names if name and names.count(name) > 1})
+        if repeated:
+            raise DataError(f"{path} in {root.location} has the column {', '.join(repeated)} twice.")
         lacking = [name for name in required if name not in names]
         if lacking:
             raise DataError(f"{path} in {root.location} lacks the column {', '.join(lacking)}; it has {names}.")

@@ -27,7 +27,7 @@ def read_tree(
     for domain in about.domains:
         for path in root.under(domains[domain]):
             inside = PurePosixPath(path).relative_to(domains[domain])
-            name = known.get(_plain(inside.parts[0])) if len(inside.parts) > 1 else None
+            name = known.get(plain_name(inside.parts[0])) if len(inside.parts) > 1 else None
             if name is None:
                 left_out.append(LeftOut(path, f"'{inside.parts[0]}' is not a class of '{about.name}'"))
             elif inside.suffix.lower() not in IMAGES:
@@ -66,16 +66,19 @@ def _search(root: Root, about: About, spellings: Spellings) -> tuple[str, dict[s
     known = _by_spelling(about.domains, spellings)
     best: tuple[str, dict[str, str]] = ("", {})
     for folder in root.folders:
-        here = {known[_plain(n)]: path for n, path in root.children(folder).items() if _plain(n) in known}
+        found = [(known[plain_name(n)], path) for n, path in root.children(folder).items() if plain_name(n) in known]
+        here = dict(found)
+        if len(here) < len(found):
+            raise DataError(f"{root.location} has two folders of one domain: {', '.join(path for _, path in found)}.")
         if len(here) > len(best[1]):
             best = folder, here
     return best
 
 
 def _by_spelling(names: tuple[str, ...], spellings: Spellings) -> dict[str, str]:
-    return {_plain(way): name for name in names for way in (name, *spellings.get(name, ()))}
+    return {plain_name(way): name for name in names for way in (name, *spellings.get(name, ()))}
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Real World, Real_World and real-world are one name."""
     return re.sub(r"[\s_-]+", "_", name.strip().lower())

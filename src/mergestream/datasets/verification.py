@@ -20,11 +20,13 @@ class Verification:
     classes: tuple[str, ...]
     counts: dict[str, dict[str, int]]  # usable images by domain and class
     published: dict[str, int]  # images by domain, where known
+    total: int | None  # published images in all, where that is all that is known
     images_found: int
     missing: tuple[str, ...]
     unreadable: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
     overlap: str
+    may_lack_classes: bool
 
     @property
     def usable(self) -> int:
@@ -47,7 +49,10 @@ class Verification:
 
     @property
     def complete(self) -> bool:
-        return self.usable > 0 and not (self.missing or self.unreadable or self.differing)
+        """Every file there and readable, every count as published, every class in every domain if it should be."""
+        short = self.total is not None and self.total != self.usable
+        lacking = self.lacking and not self.may_lack_classes
+        return self.usable > 0 and not (self.missing or self.unreadable or self.differing or lacking or short)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -58,6 +63,7 @@ class Verification:
             "usable": self.usable,
             "counts": self.counts,
             "published": self.published,
+            "published_total": self.total,
             "differing": {d: {"found": a, "published": b} for d, (a, b) in self.differing.items()},
             "classes_without_images": self.lacking,
             "missing": list(self.missing),
@@ -85,9 +91,11 @@ def verify(
         index.counts(),
         # A domain that only tests may be absent altogether.
         {d: n for d, n in expected.items() if d in shown or d not in index.about.outside},
+        index.total,
         index.images_found,
         index.missing,
         tuple(f"{index.samples[position].file}: {why}" for position, why in bad.items()),
         index.left_out,
         index.about.overlap,
+        index.about.may_lack_classes,
     )

@@ -13,7 +13,7 @@ def card_in_words(card: About) -> list[str]:
         "domains": _listed(card.domains),
         "outside tests": _listed(card.outside),
         "classes": _listed(card.classes, 12),
-        "images": f"{card.images:,}" if card.counts else "",
+        "images": f"{card.images:,}" if card.images else "",
         "never split": card.group,
         "subgroups": _listed(card.subgroups),
         "parts": _listed(card.parts),
@@ -46,10 +46,15 @@ def verification_in_words(found: Verification) -> list[str]:
         said.append(f"Unreadable, {len(found.unreadable):,}: {some(found.unreadable)}.")
     said += [f"{d}: {here:,} images, published {there:,}." for d, (here, there) in found.differing.items()]
     said += [f"{domain} has no image of {some(names)}." for domain, names in found.lacking.items()]
+    if found.total is not None and found.total != found.usable:
+        said.append(f"{found.usable:,} usable images in all, published {found.total:,}.")
     if found.overlap:
         said.append(found.overlap)
     unknown = " as far as can be told: no counts are published to compare with"
-    return [*said, f"Complete{'' if found.published else unknown}." if found.complete else "NOT complete."]
+    return [
+        *said,
+        f"Complete{'' if found.published or found.total else unknown}." if found.complete else "NOT complete.",
+    ]
 
 
 def _listed(names: Sequence[str], shown: int = 9) -> str:

@@ -99,10 +99,16 @@ def to_rich(table: Table) -> RichTable:
 
 
 def to_markdown(table: Table) -> str:
-    lines = [" | ".join(table.columns), "|".join(["---"] + ["---:"] * (len(table.columns) - 1))]
+    columns = [_in_markdown(column) for column in table.columns]
+    lines = [" | ".join(columns), "|".join(["---"] + ["---:"] * (len(columns) - 1))]
     for r, row in enumerate(table.rows):
-        lines.append(" | ".join(f"**{cell}**" if (r, c) in table.best else cell for c, cell in enumerate(row)))
+        cells = [_in_markdown(cell) for cell in row]
+        lines.append(" | ".join(f"**{cell}**" if (r, c) in table.best else cell for c, cell in enumerate(cells)))
     return "\n".join(f"| {line} |" for line in lines) + "\n"
+
+
+def _in_markdown(cell: str) -> str:
+    return cell.replace("|", "\\|").replace("\n", " ")
 
 
 def to_latex(table: Table) -> str:

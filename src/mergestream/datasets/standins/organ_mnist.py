@@ -13,6 +13,7 @@ EACH = {"train": 2, "val": 1, "test": 2}  # images per class
 
 def write_organ_mnist(folder: Path, resolution: int = 224, pixels: int = 24) -> None:
     """Labels uint8 [N,1], as published; classes in no order."""
+    folder.mkdir(parents=True, exist_ok=True)
     for domain, stem in organ_mnist.STEMS.items():
         arrays: dict[str, Any] = {}
         for first, (part, each) in zip((0, 10, 20), EACH.items(), strict=True):
