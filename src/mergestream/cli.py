@@ -190,7 +190,7 @@ def bench(
     from mergestream.bench import run_bench
     from mergestream.benchmarking.request import plan_from
     from mergestream.parallel import default_workers
-    from mergestream.reporting.bench_report import main_tables
+    from mergestream.reporting.bench_report import terminal_tables
 
     console = Console(stderr=as_json)
     plan = plan_from(
@@ -223,7 +223,7 @@ def bench(
     files = {"Tables": out / "results.md", "LaTeX": out / "results.tex", "Every run": out / "results.csv"}
     files["Records"] = out / "runs"
     sentences = [*in_words(findings.duels), *warnings[:SHOWN], *rest]
-    _show(console, main_tables(findings, compact=True), sentences, files)
+    _show(console, terminal_tables(findings), sentences, files)
 
 
 def _show(console: Console, tables: Sequence["Table"], sentences: Sequence[str], files: dict[str, Path]) -> None:

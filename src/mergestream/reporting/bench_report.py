@@ -89,6 +89,13 @@ def main_tables(findings: BenchFindings, compact: bool = False) -> list[Table]:
     ]
 
 
+def terminal_tables(findings: BenchFindings) -> list[Table]:
+    """The main tables, narrow; of a single stream also its targets."""
+    streams = list(dict.fromkeys(row.stream for row in findings.rows))
+    targets = [per_target(findings.rows, streams[0])] if len(streams) == 1 else []
+    return [*main_tables(findings, compact=True), *targets]
+
+
 def all_tables(findings: BenchFindings) -> list[Table]:
     streams = list(dict.fromkeys(row.stream for row in findings.rows))
     tables = main_tables(findings)
