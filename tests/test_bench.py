@@ -432,8 +432,73 @@ def test_domains_with_a_plus_or_a_bar_in_their_names(tmp_path: Path) -> None:
 def test_a_trap_sets_name_is_not_a_number(tmp_path: Path) -> None:
     plan = plan_from(dataset="isic", root=tmp_path, pools=["p"], data_options=["bias=0.5_3", "errata=false"])
     assert dict(plan.data.options) == {"bias": "0.5_3", "errata": False}
-    with pytest.raises(ms.MergestreamError, match="'bias' of the data set is given twice"):
+    with pytest.raises(ms.MergestreamError, match="'bias' is given twice"):
         plan_from(dataset="isic", root=tmp_path, pools=["p"], data_options=["bias=0_1", "bias=0_2"])
+
+
+def test_other_classes_are_refused_before_an_image_is_read(consortium: Path, tmp_path: Path) -> None:
+    write_pool(tmp_path / "pool", classes=("normal", "malignant", "benign"))
+    with pytest.raises(
+        ms.MergestreamError, match=r"are not those of .*--data-option 'classes=\(normal, malignant, benign\)'"
+    ):
+        run_bench(plan_for(consortium, tmp_path / "pool"), tmp_path / "out", track)
+    assert not (tmp_path / "out" / "cache").exists()
+    run_bench(
+        plan_for(consortium, tmp_path / "pool", data_options=["classes=(normal, malignant, benign)"]),
+        tmp_path / "out",
+        track,
+    )
+    for methods, sentence in (("entropy_adaptive(head=shard)", "'shard'"), ("mean(coefficients=3)", "coefficients")):
+        with pytest.raises(ms.MergestreamError, match=sentence):
+            run_bench(plan_for(consortium, consortium / "pool", methods=methods), tmp_path / "again", track)
+        assert not (tmp_path / "again" / "cache").exists()
+
+
+def test_tables_that_are_replaced_are_told(consortium: Path, tmp_path: Path) -> None:
+    plan = plan_for(consortium, consortium / "pool")
+    run_bench(plan, tmp_path, track, command="the first")
+    assert not any("replaced" in warning for warning in run_bench(plan, tmp_path, track).warnings)
+    run_bench(plan, tmp_path, track, command="the first")
+    other = run_bench(plan_for(consortium, consortium / "pool", streams="sorted"), tmp_path, track)
+    assert any("were replaced (its runs are kept): the first" in warning for warning in other.warnings)
+
+
+@pytest.mark.parametrize("how", ["interrupt", "kill the parent"])
+def test_workers_end_with_their_parent(consortium: Path, tmp_path: Path, how: str) -> None:
+    """Ctrl-C stops at once and says what becomes of the work; a killed parent leaves no process behind."""
+    line = bench_arguments(consortium, tmp_path / "out", "--jobs", "2", "--seeds", ",".join(map(str, range(40))))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mergestream", *line], env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    runs, deadline = tmp_path / "out" / "runs", time.monotonic() + 120
+    while len(list(runs.glob("[!.]*")) if runs.exists() else []) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    if how == "interrupt":
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 130
+        assert "interrupted. What is finished is kept" in said
+    else:
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 20
+    while group_lives(process.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def group_lives(group: int) -> bool:
+    """Whether a process of the group is left that is not a zombie."""
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            return True
+    return False
 
 
 def test_a_killed_worker_is_told(tmp_path: Path) -> None:

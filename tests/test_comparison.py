@@ -1,5 +1,6 @@
 """What a benchmark concludes, against naive references."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mergestream.analysis.collapse import collapses, collapses_in_words, unspoken_classes
-from mergestream.analysis.comparison import duel, rows_of
+from mergestream.analysis.comparison import compare, duel, in_words, rows_of
 from mergestream.analysis.standings import standings
 from mergestream.analysis.subgroups import subgroup_rows
 from mergestream.metrics import (
@@ -20,6 +21,8 @@ from mergestream.metrics import (
     summarise,
 )
 from mergestream.records import Run
+from mergestream.reporting.bench_report import per_target
+from mergestream.reporting.tables import results_table
 
 CLASSES = ("a", "b", "c")
 
@@ -142,7 +145,7 @@ def naive_gap(ours, theirs, run: int, random: np.random.RandomState) -> float:
 
 def test_resampling_targets_by_a_naive_loop() -> None:
     random = np.random.RandomState(3)
-    ours, theirs = ([random.randint(1, 9, size=(5, 2, 2)) for _ in range(3)] for _ in range(2))
+    ours, theirs = ([random.randint(1, 9, size=(12, 2, 2)) for _ in range(3)] for _ in range(2))
     targets = ["a", "b", "c"]
     for across in (False, True):
         mean, low, high = difference_with_interval(ours, theirs, "accuracy", targets=targets, across=across)
@@ -168,6 +171,56 @@ def test_more_seeds_of_the_same_images_do_not_narrow_an_interval() -> None:
     _, low, high = mean_with_interval([one] * 8, "accuracy", targets=["a"] * 8)
     _, low_of_one, high_of_one = mean_with_interval([one], "accuracy")
     assert high - low == pytest.approx(high_of_one - low_of_one, rel=0.1)
+
+
+def test_one_batch_has_an_interval_of_its_images() -> None:
+    """A bootstrap over one batch has no width; with few batches images are drawn again inside them."""
+    run = np.array([[[30, 10], [10, 30]]])  # one batch of 80 images, 60 of them right
+    _, low, high = mean_with_interval([run], "accuracy")
+    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.75 * 0.25 / 80), rel=0.15)
+    gap, low, high = difference_with_interval([run], [np.array([[[29, 11], [10, 30]]])], "accuracy")
+    assert low <= 0 < gap < high  # one image of 80 proves nothing
+
+
+def test_a_target_with_more_runs_counts_no_more() -> None:
+    runs = [make_run("single_expert(expert=x)", "lyon", [True] * 6, method="single_expert")]
+    runs += [make_run(f"single_expert(expert={n})", "brest", [False] * 6, method="single_expert") for n in "xyz"]
+    rows = {row.label: row for row in rows_of(runs)}
+    average, oracle = rows["single_expert, on average"], rows["oracle: best single expert"]
+    assert average.accuracy.mean == pytest.approx(0.5)
+    assert average.accuracy.mean == pytest.approx(np.mean(list(average.per_target.values())))
+    assert average.accuracy.mean <= oracle.accuracy.mean
+
+
+def test_all_that_print_alike_are_bold() -> None:
+    runs = [make_run(label, "lyon", [True] * 4 + [False] * 2) for label in ("mean", "ties")]
+    runs += [make_run("fisher", "lyon", [True] * 2 + [False] * 4)]
+    runs += [make_run("single_expert(expert=x)", "lyon", [True] * 6, method="single_expert")]
+    rows = rows_of(runs)
+    bounds = ("single_expert, on average", "oracle: best single expert")
+    for table in (results_table(rows, "accuracy", "t", bounds), per_target(rows, "iid")):
+        bold = {table.rows[r][0] for r, c in table.best if c == 1}
+        assert bold == {"mean", "ties"}
+        assert "expert rows aside" in table.note
+
+
+def test_a_variant_is_indented_only_right_below_its_method() -> None:
+    labels = ("mean", "entropy_adaptive(head=shared)", "entropy_adaptive", "entropy_adaptive(momentum=0.9)")
+    table = results_table(compare([make_run(n, "lyon", [True] * 6) for n in labels]), "accuracy", "t", compact=True)
+    assert [row[0] for row in table.rows] == [
+        "mean", "entropy_adaptive(head=shared)", "entropy_adaptive", "  momentum=0.9"
+    ]  # fmt: skip
+
+
+def test_sentences_tell_what_holds_for_other_targets_too() -> None:
+    runs = []
+    for target, ours in (("lyon", 12), ("brest", 12), ("turin", 11), ("graz", 12)):
+        for label, n in (("mean", ours), ("ties", 2), ("fisher", ours if target == "turin" else 11)):
+            runs += [make_run(label, target, ([True] * n + [False] * (12 - n)) * 20)]
+    duels = [*duel(runs, "mean", "ties"), *duel(runs, "mean", "fisher")]
+    (sentence,) = in_words(duels)
+    assert re.search(r"ties \(\+\d+\.\d, across targets too\)", sentence)
+    assert (duels[1].wins, duels[1].losses, duels[1].ties) == (3, 0, 1)
 
 
 def test_subgroups_weigh_by_images() -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benching import bench_arguments, command, contents, write_consortium
+import mergestream as ms
+from benching import NETWORK, bench_arguments, command, contents, write_consortium
+from mergestream.datasets.standins.own import write_table
 from mergestream.errors import InputError, MergestreamError
 from mergestream.parallel import run_jobs
 
@@ -80,3 +82,28 @@ def test_the_cluster_gives_the_bits_of_one_machine(address: str, tmp_path: Path)
     timed = [[{**row, "milliseconds": None} for row in rows] for rows in plans]
     assert timed[0] == timed[1]
     assert os.environ.get("RAY_ADDRESS") is None
+
+
+def test_the_cluster_trains_the_experts_of_one_machine(address: str, tmp_path: Path) -> None:
+    write_table(tmp_path / "data")
+    network = [word for name, value in NETWORK.items() for word in ("--arg", f"{name}={value}")]
+    fixed = ["--dataset", "table", "--root", str(tmp_path / "data"), "--network", "vit_tiny_patch16_224", *network]
+    quick = [
+        "--init",
+        "random",
+        "--steps",
+        "20",
+        "--batch-size",
+        "8",
+        "--validate-every",
+        "10",
+        "--head-init",
+        "linear_probe",
+    ]
+    here = command("train", *fixed, *quick, "--out", str(tmp_path / "here"), "--jobs", "1")
+    assert here.returncode == 0, here.stderr
+    there = command("train", *fixed, *quick, "--out", str(tmp_path / "there"), "--engine", "ray", RAY_ADDRESS=address)
+    assert there.returncode == 0, there.stderr
+    one, two = (ms.ExpertPool.load(tmp_path / out) for out in ("here", "there"))
+    assert one.fingerprint() == two.fingerprint()
+    assert one.base_fingerprint() == two.base_fingerprint()

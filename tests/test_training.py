@@ -12,7 +12,10 @@ from mergestream.datasets import phantom
 from mergestream.training import Recipe, fit_temperature, split, train_base, train_expert
 
 MICRO = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
-RECIPE = Recipe(steps=30, batch_size=16, validate_every=10)
+RECIPE = Recipe(
+    steps=30, batch_size=16, validate_every=10, learning_rate=1e-3, weight_decay=0.01, optimiser="adamw",
+    schedule="one_cycle", augmentation=0,
+)  # fmt: skip
 
 
 def build(root: Path, recipe: Recipe = RECIPE, on_step=lambda: None) -> None:

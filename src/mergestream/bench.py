@@ -1,6 +1,8 @@
 """The benchmark: decode, score the experts, run what is not done, compare, write tables."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +19,18 @@ from mergestream.benchmarking.jobs import (
     open_data,
     preprocessing_of,
     survey,
+    views_for,
 )
 from mergestream.benchmarking.plan import BenchPlan, Target, targets_of
 from mergestream.benchmarking.sources import strangers
 from mergestream.benchmarking.variants import Variant
 from mergestream.datasets import Dataset
+from mergestream.datasets.index import some
 from mergestream.determinism import cpu_threads
 from mergestream.errors import InputError, PoolError
 from mergestream.files import make_folder
+from mergestream.methods import METHODS, create_method
+from mergestream.metrics import FEW_BATCHES
 from mergestream.parallel import Track, run_jobs
 from mergestream.pool import ExpertPool
 from mergestream.records import Run
@@ -42,7 +48,7 @@ def run_bench(
     make_folder(out / RUNS)
     forget_what_was_opened()  # in an earlier call: files may have changed since
     with cpu_threads(1):
-        dataset, targets, warnings = _prepare(plan, out, track)
+        dataset, targets, network, warnings = _prepare(plan, out, track)
         folders, left_out, labels = _run(plan, out, targets, track, jobs, engine)
     runs = [Run.load(folder) for folder in folders]
     ours, told = _reference(plan, labels)
@@ -56,11 +62,13 @@ def run_bench(
         subgroups=subgroup_rows(run for run in runs if run.arguments["method"] != "single_expert"),
         collapses=collapses(runs),
         left_out=left_out,
-        warnings=[*warnings, *told, *_dataset_warnings(dataset), *unspoken_classes(runs)],
+        warnings=[*warnings, *told, *_dataset_warnings(dataset), *_few_batches(runs), *unspoken_classes(runs)],
         runs=[_line(run) for run in runs],
         dataset=dataset.name,
         synthetic=dataset.synthetic,
+        network=network,
     )
+    findings = replace(findings, warnings=[*findings.warnings, *_replaced(out, findings)])
     write_findings(findings, out)
     return findings
 
@@ -74,7 +82,7 @@ class _Ticker:
         self.advance()
 
 
-def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[Target, ...], list[str]]:
+def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[Target, ...], str, list[str]]:
     """Open the data, decode every target's images, and look for what a reader should know."""
     warnings: list[str] = []
     pools = {folder: load_pool(folder, "cpu") for folder in plan.pools}
@@ -83,6 +91,7 @@ def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[T
         ticker = _Ticker()
         dataset = open_data(plan.data, preprocessing, out, ticker)
         targets = targets_of(plan, dataset)
+        _require_runnable(plan, pools, dataset)
         domains = list(dict.fromkeys(domain for target in targets for domain in target.domains))
         images = sum(dataset.sizes.get(domain, 0) for domain in domains)
         with track("reading images" if number == 0 else "reading images at another size", images) as ticker.advance:
@@ -100,7 +109,8 @@ def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[T
         warnings.append(
             "Experts trained on the target stay in the pool (--allow-seen): these are not results at an unseen site."
         )
-    return dataset, targets, warnings
+    network = ", ".join(dict.fromkeys(str(pool.template.architecture) for pool in pools.values()))
+    return dataset, targets, network, warnings
 
 
 def _run(
@@ -140,6 +150,44 @@ def _duels(ours: str, runs: Sequence[Run]) -> list[Duel]:
     return [found for theirs in labels if theirs != ours for found in duel(runs, ours, theirs)]
 
 
+def _require_runnable(plan: BenchPlan, pools: Mapping[str, ExpertPool], dataset: Dataset) -> None:
+    """What can be known to fail fails now, before hours of reading and scoring."""
+    for folder, pool in pools.items():
+        if pool.classes != dataset.classes:
+            raise InputError(
+                f"The classes of '{dataset.name}', {some(dataset.classes)}, are not those of {folder} in their order: "
+                f"{some(pool.classes)}. For a table of your own: --data-option 'classes=({', '.join(pool.classes)})'."
+            )
+        for variant in plan.variants:
+            if variant.method != "single_expert":
+                _try_options(plan, pool, variant, dataset)
+
+
+def _try_options(plan: BenchPlan, pool: ExpertPool, variant: Variant, dataset: Dataset) -> None:
+    try:
+        options = dict(variant.options)
+        if "views" in METHODS[variant.method].option_names():
+            options["views"] = views_for(variant, dataset)
+        create_method(variant.method, pool, **options)
+    except PoolError:
+        if not plan.skip_impossible:
+            raise
+
+
+def _replaced(out: Path, findings: BenchFindings) -> list[str]:
+    """Whose tables this benchmark writes over; their runs stay."""
+    try:
+        before = json.loads((out / "results.json").read_text(encoding="utf-8"))
+        other = before["plan"] != json.loads(json.dumps(findings.plan)) and before["command"]
+    except (OSError, ValueError, KeyError):
+        return []
+    return (
+        [f"The tables of an earlier benchmark in this folder were replaced (its runs are kept): {other}"]
+        if other
+        else []
+    )
+
+
 def _require_apart(plan: BenchPlan, out: Path) -> None:
     if plan.data.root is not None and out.is_relative_to(Path(plan.data.root)):
         raise InputError(f"--out {out} lies inside the data's root: its files would be read as data. Choose another.")
@@ -166,6 +214,14 @@ def _dataset_warnings(dataset: Dataset) -> list[str]:
     return [f"'{dataset.name}': {dataset.overlap}"] if dataset.overlap else []
 
 
+def _few_batches(runs: Sequence[Run]) -> list[str]:
+    few = {run.arguments["data"]["domain"]: len(run.batches) for run in runs if len(run.batches) < FEW_BATCHES}
+    told = ", ".join(f"{target} ({count})" for target, count in few.items())
+    return (
+        [f"Few batches a run at {told}: the intervals are rough. Take smaller batches or more images."] if few else []
+    )
+
+
 def _line(run: Run) -> dict[str, object]:
     """One run in one line of the CSV."""
     arguments = run.arguments
@@ -178,6 +234,10 @@ def _line(run: Run) -> dict[str, object]:
         "target": arguments["data"]["domain"],
         "stream": arguments["stream"]["name"],
         "seed": arguments["seed"],
+        "dataset": arguments["data"]["dataset"],
+        "batches": arguments["stream"]["batches"],
+        "batch_size": arguments["batch_size"],
+        "options": json.dumps(arguments["options"]),
         "pool": arguments["pool"]["fingerprint"][:16],
         "experts": len(arguments["pool"]["experts"]),
         **numbers,

@@ -4,21 +4,17 @@ import json
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from mergestream import __version__
+from mergestream.cli_pool import pool as pool_commands
+from mergestream.cli_train import train
 from mergestream.errors import MergestreamError
-
-if TYPE_CHECKING:
-    from mergestream.parallel import Track
-    from mergestream.reporting.tables import Table
+from mergestream.terminal import progress, show
 
 app = typer.Typer(
     name="mergestream",
@@ -30,6 +26,7 @@ app = typer.Typer(
 )
 
 
+INTERRUPTED = 130
 SHOWN = 12  # warnings in the terminal; all of them are in the files
 
 
@@ -70,16 +67,17 @@ def demo(
     console = Console(stderr=as_json)
     console.print(f"{SYNTHETIC} {NOTICE}", soft_wrap=True)
     command = f"mergestream demo --out {out}" + (" --quick" if quick else "")
-    findings = run_demo(out, Plan.quick() if quick else Plan.full(), _progress(console), command)
+    findings = run_demo(out, Plan.quick() if quick else Plan.full(), progress(console), command)
     if as_json:
         typer.echo((out / "results.json").read_text(encoding="utf-8"))
         return
     files = {"Report": out / "report.html", "Numbers": out / "results.json", "Records": out / "runs"}
-    _show(console, main_tables(findings, compact=True), [*in_words(findings.duels), DIFFERENCES], files)
+    show(console, main_tables(findings, compact=True), [*in_words(findings.duels), DIFFERENCES], files)
 
 
 data = typer.Typer(help="Data sets: what is supported, is mine complete, write a tiny stand-in.", no_args_is_help=True)
 app.add_typer(data, name="data")
+app.add_typer(pool_commands, name="pool")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")]
 
@@ -102,15 +100,20 @@ def list_data(as_json: AsJson = False) -> None:
 def verify_data(
     name: Annotated[str, typer.Argument(help="A data set by its name in 'data list'.")],
     root: Annotated[Path, typer.Argument(help="Its folder or zip.")],
+    data_option: Annotated[
+        list[str] | None, typer.Option(help="An option of the data set, as in 'csv=samples.csv'.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Is this copy complete? Reads every image. Exit code 1 if something is missing or differs."""
+    from mergestream.benchmarking.request import parse_options
     from mergestream.datasets import file_source_of
     from mergestream.datasets.verification import verify
     from mergestream.reporting.data_report import verification_in_words
 
     console = Console(stderr=as_json)
-    found = verify(file_source_of(name), root, _progress(console))
+    options = dict(parse_options(data_option or []))
+    found = verify(file_source_of(name), root, progress(console), **options)
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     else:
@@ -214,7 +217,7 @@ def bench(
     )
     workers = jobs if jobs is not None else default_workers(device)
     command = shlex.join(["mergestream", *sys.argv[1:]])
-    findings = run_bench(plan, out, _progress(console), jobs=workers, engine=engine, command=command)
+    findings = run_bench(plan, out, progress(console), jobs=workers, engine=engine, command=command)
     if as_json:
         typer.echo((out / "results.json").read_text(encoding="utf-8"))
         return
@@ -223,31 +226,10 @@ def bench(
     files = {"Tables": out / "results.md", "LaTeX": out / "results.tex", "Every run": out / "results.csv"}
     files["Records"] = out / "runs"
     sentences = [*in_words(findings.duels), *warnings[:SHOWN], *rest]
-    _show(console, terminal_tables(findings), sentences, files)
+    show(console, terminal_tables(findings), sentences, files)
 
 
-def _show(console: Console, tables: Sequence["Table"], sentences: Sequence[str], files: dict[str, Path]) -> None:
-    from mergestream.reporting.tables import to_rich
-
-    for table in tables:
-        console.print(to_rich(table))
-    for line in (*sentences, *(f"{what}: {path}" for what, path in files.items())):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
-def _progress(console: Console) -> "Track":
-    @contextmanager
-    def track(title: str, total: int) -> Iterator[Callable[[], None]]:
-        if total == 0:
-            yield lambda: None
-            return
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-            task = progress.add_task(title, total=total)
-            yield lambda: progress.advance(task)
-            progress.update(task, completed=total)
-
-    return track
+app.command()(train)
 
 
 def main() -> None:
@@ -259,5 +241,7 @@ def main() -> None:
             raise
         typer.echo(f"mergestream: {error}", err=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            typer.echo("mergestream: interrupted. What is finished is kept: the same command goes on.", err=True)
+        raise

@@ -33,7 +33,17 @@ NETWORK = "vit_tiny_patch16_224"
 MICRO = {"img_size": phantom.PIXELS, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 2}
 VIEWS = ("hflip",)
 # On the CPU everywhere: a micro ViT is no faster on a GPU, and the experts do not depend on which one is there.
-MICRO_RECIPE = Recipe(batch_size=32, views=("hflip", "vflip"), accelerator="cpu")
+MICRO_RECIPE = Recipe(
+    batch_size=32,
+    learning_rate=1e-3,
+    weight_decay=0.01,
+    optimiser="adamw",
+    schedule="one_cycle",
+    augmentation=0,
+    views=("hflip", "vflip"),
+    validate_every=20,
+    accelerator="cpu",
+)
 
 # What the paper's method is not compared with: itself, and single experts, which have rows of their own.
 OURS = ("entropy_adaptive", "single_expert")

@@ -9,6 +9,8 @@ from torch import Tensor
 
 Report = dict[str, Any]
 LEVEL = 0.95
+# With fewer batches than this a bootstrap over batches alone is far too narrow; one batch has no width at all.
+FEW_BATCHES = 10
 
 
 def summarise(probabilities: Tensor, labels: Tensor, classes: Sequence[str]) -> Report:
@@ -115,15 +117,25 @@ def score_of(matrix: np.ndarray, metric: str) -> np.ndarray:
 def mean_with_interval(
     runs: Sequence[np.ndarray], metric: str, *, targets: Sequence[str] | None = None, resamples: int = 1000
 ) -> tuple[float, float, float]:
-    """Mean of a metric over runs, with the 95 % percentile interval of a bootstrap over each run's batches.
+    """Mean of a metric over targets, with the 95 % percentile interval of a bootstrap over each run's batches.
 
     runs: per-batch confusion matrices [T,C,C], one array per run. Batches are the unit because one merged model answers
-    a whole batch, so its errors are not independent. Runs of one of `targets` share its images, whatever their seed or
-    pool: more of them do not narrow the interval. Without `targets` every run is a target of its own.
+    a whole batch, so its errors are not independent; where a run has few batches, images are resampled inside them as
+    well. Runs of one of `targets` share its images, whatever their seed or pool: they are averaged first, and more of
+    them do not narrow the interval. Without `targets` every run is a target of its own.
     """
-    mean = float(np.mean([score_of(matrices.sum(axis=0), metric) for matrices in runs]))
-    resampled, weights = _by_target(_resampled(runs, metric, resamples), targets)
-    return mean, *_percentiles(weights @ resampled)
+    scores = np.array([score_of(matrices.sum(axis=0), metric) for matrices in runs])
+    return target_mean(scores, targets), *_percentiles(
+        _by_target(_resampled(runs, metric, resamples), targets).mean(axis=0)
+    )
+
+
+def target_mean(values: Sequence[float] | np.ndarray, targets: Sequence[str] | None) -> float:
+    """The mean over targets of the mean over each one's runs: a target with more runs counts no more."""
+    if targets is None:
+        return float(np.mean(values))
+    _, place = np.unique(np.asarray(targets), return_inverse=True)
+    return float(np.mean(np.bincount(place, weights=np.asarray(values)) / np.bincount(place)))
 
 
 def intervals(
@@ -168,15 +180,15 @@ def difference_with_interval(
 
     `across` resamples whole targets too: what another draw of such sites might have shown.
     """
-    means = [np.mean([score_of(m.sum(axis=0), metric) for m in runs]) for runs in (ours, theirs)]
+    scores = [np.array([score_of(m.sum(axis=0), metric) for m in runs]) for runs in (ours, theirs)]
     gaps = _resampled(ours, metric, resamples) - _resampled(theirs, metric, resamples)
-    resampled, weights = _by_target(gaps, targets)
-    drawn = _across_targets(resampled, weights) if across else weights @ resampled
-    return float(means[0] - means[1]), *_percentiles(drawn)
+    resampled = _by_target(gaps, targets)
+    drawn = _across_targets(resampled) if across else resampled.mean(axis=0)
+    return target_mean(scores[0] - scores[1], targets), *_percentiles(drawn)
 
 
-def _by_target(resampled: np.ndarray, targets: Sequence[str] | None) -> tuple[np.ndarray, np.ndarray]:
-    """Resampled scores of runs [R,resamples] -> of targets [G,resamples], and the targets' shares of the runs [G].
+def _by_target(resampled: np.ndarray, targets: Sequence[str] | None) -> np.ndarray:
+    """Resampled scores of runs [R,resamples] -> of targets [G,resamples].
 
     A target's runs are taken to err together: their resamples are averaged in sorted order, which leaves the width of
     one run. Targets are independent of each other, so each one's order is shuffled again.
@@ -188,16 +200,16 @@ def _by_target(resampled: np.ndarray, targets: Sequence[str] | None) -> tuple[np
         mine = resampled[place == group]
         together = np.sort(mine, axis=1).mean(axis=0)
         groups.append(mine[0] if len(mine) == 1 else together[random.permutation(len(together))])
-    return np.stack(groups), np.bincount(place) / len(resampled)
+    return np.stack(groups)
 
 
-def _across_targets(resampled: np.ndarray, shares: np.ndarray) -> np.ndarray:
+def _across_targets(resampled: np.ndarray) -> np.ndarray:
     """Means [resamples] over targets drawn with replacement, each draw with a resample of its own."""
     random = np.random.RandomState(1)
     count, resamples = resampled.shape
     picked = random.randint(count, size=(count, resamples))
     places = np.stack([random.permutation(resamples) for _ in range(count)])
-    return np.average(resampled[picked, places], axis=0, weights=shares[picked])
+    return resampled[picked, places].mean(axis=0)
 
 
 def _resampled(runs: Sequence[np.ndarray], metric: str, resamples: int) -> np.ndarray:
@@ -206,8 +218,19 @@ def _resampled(runs: Sequence[np.ndarray], metric: str, resamples: int) -> np.nd
     scores = []
     for matrices in runs:
         picks = random.multinomial(len(matrices), np.full(len(matrices), 1 / len(matrices)), size=resamples)
-        scores.append(score_of(np.tensordot(picks, matrices, axes=1), metric))
+        drawn = (
+            np.tensordot(picks, matrices, axes=1) if len(matrices) >= FEW_BATCHES else _images(random, picks, matrices)
+        )
+        scores.append(score_of(drawn, metric))
     return np.stack(scores)
+
+
+def _images(random: np.random.RandomState, picks: np.ndarray, matrices: np.ndarray) -> np.ndarray:
+    """Confusions [resamples,C,C] when the images inside each picked batch are drawn again, too."""
+    classes, sizes = matrices.shape[-1], matrices.sum(axis=(1, 2))
+    generator = np.random.default_rng(random.randint(2**31))
+    cells = [generator.multinomial(picks[:, t] * size, matrices[t].reshape(-1) / size) for t, size in enumerate(sizes)]
+    return np.sum(cells, axis=0).reshape(-1, classes, classes)
 
 
 def _percentiles(values: np.ndarray) -> tuple[float, float]:

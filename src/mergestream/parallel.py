@@ -1,10 +1,12 @@
 """Independent jobs, results in their order: on the cores of this machine, one thread each, or on a Ray cluster."""
 
+import ctypes
 import multiprocessing
 import os
+import signal
 import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -51,20 +53,40 @@ def run_jobs(
         return results
     # spawn, not fork: a forked child inherits torch's thread pool in a state that can hang.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(jobs)), context, torch.set_num_threads, (1,)) as executor:
-        futures = [executor.submit(function, *job) for job in jobs]
-        for future in futures:
-            future.add_done_callback(lambda _: on_done())
-        try:
-            return [future.result() for future in futures]
-        except BrokenProcessPool as error:
+    executor = ProcessPoolExecutor(min(workers, len(jobs)), context, _start_worker)
+    futures = [executor.submit(function, *job) for job in jobs]
+    for future in futures:
+        future.add_done_callback(lambda done: None if done.cancelled() else on_done())
+    try:
+        results = [future.result() for future in futures]
+    except BaseException as error:
+        _stop(executor, futures)
+        if isinstance(error, BrokenProcessPool):
             raise WorkerError(
                 "A worker process was killed, most likely because memory ran out. What is finished is kept: try again "
                 "with fewer --jobs."
             ) from error
-        except BaseException:
-            executor.shutdown(wait=False, cancel_futures=True)
-            raise
+        raise
+    executor.shutdown()
+    return results
+
+
+def _start_worker() -> None:
+    """One thread a process; it dies with its parent, and leaves Ctrl-C to it."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_death_signal = getattr(ctypes.CDLL(None), "prctl", None)
+    if set_death_signal is not None:  # Linux
+        set_death_signal(1, signal.SIGKILL)
+
+
+def _stop(executor: ProcessPoolExecutor, futures: Sequence[Future]) -> None:
+    """Now, not after the jobs under way: what they have finished is on disk."""
+    for future in futures:
+        future.cancel()
+    for process in list((executor._processes or {}).values()):
+        process.terminate()
+    executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _on_ray(

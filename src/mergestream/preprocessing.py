@@ -46,7 +46,10 @@ class Preprocessing:
 
     def __call__(self, images: Tensor) -> Tensor:
         """uint8 [B,c,h,w] of any size -> normalised fp32 [B,c,H,W]."""
-        pixels = resize(images, self.size, self.interpolation).to(torch.float32) / 255
+        return self.normalised(resize(images, self.size, self.interpolation).to(torch.float32) / 255)
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """[B,c,H,W] in 0 to 1 -> mean 0 and std 1 per channel, by the network's numbers."""
         return transforms.normalize(pixels, list(self.mean), list(self.std))
 
 

@@ -155,7 +155,11 @@ def parse_stream(spec: str) -> tuple[str, dict[str, Any]]:
         return name, {}
     if parameter == "change" and value not in CHANGES:
         raise unknown_name("mixture", value, CHANGES)
-    return name, {parameter: value if parameter == "change" else _number(spec, value)}
+    if parameter == "change":
+        return name, {parameter: value}
+    found = _number(spec, value)
+    _require_positive(name, parameter, found)
+    return name, {parameter: found}
 
 
 def create_stream(spec: str, labels: Labels, *, batch_size: int = 32, seed: int = 0, **known: Any) -> Stream:

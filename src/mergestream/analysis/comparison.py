@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mergestream.metrics import difference_with_interval, mean_with_interval, worst
+from mergestream.metrics import difference_with_interval, mean_with_interval, target_mean, worst
 from mergestream.records import Run
 
 ORACLE = "oracle: best single expert"
@@ -66,7 +66,7 @@ def summarise_group(label: str, stream: str, runs: Sequence[Run]) -> Row:
     seconds = [run.seconds_per_step for run in runs if run.seconds_per_step is not None]
 
     def average(key: str) -> float:
-        return float(np.mean([run.metrics[key] for run in runs]))
+        return target_mean([run.metrics[key] for run in runs], targets)
 
     return Row(
         label,
@@ -111,6 +111,7 @@ class Duel:
     across_targets: Estimate
     wins: int
     losses: int
+    ties: int
 
     @property
     def outcome(self) -> str:
@@ -118,6 +119,17 @@ class Duel:
         if self.difference.low > 0:
             return "beats"
         return "loses to" if self.difference.high < 0 else "does not differ clearly from"
+
+    @property
+    def holds_across_targets(self) -> bool:
+        """Whether the outcome stands when the targets are resampled, too."""
+        return self.across_targets.low > 0 or self.across_targets.high < 0
+
+    def told(self) -> str:
+        """The rival and the difference, and whether a clear one is clear for other targets, too."""
+        clear = self.outcome in ("beats", "loses to")
+        more = ", across targets too" if clear and self.holds_across_targets else ""
+        return f"{self.theirs} ({100 * self.difference.mean:+.1f}{more})"
 
     def points(self) -> str:
         """The paired difference with its interval, in points of a per cent."""
@@ -132,7 +144,7 @@ def in_words(duels: Sequence[Duel]) -> list[str]:
         here = [each for each in duels if each.stream == stream]
         told = []
         for outcome in ("beats", "does not differ clearly from", "loses to"):
-            rivals = [f"{each.theirs} ({100 * each.difference.mean:+.1f})" for each in here if each.outcome == outcome]
+            rivals = [each.told() for each in here if each.outcome == outcome]
             told += [f"{outcome} {', '.join(rivals)}"] if rivals else []
         sentences.append(f"On {stream}, {here[0].ours} ({100 * here[0].our_mean:.1f} %) {'; '.join(told)}.")
     return sentences
@@ -146,14 +158,15 @@ def duel(runs: Sequence[Run], ours: str, theirs: str, metric: str = "accuracy") 
         pairs = [pair for pair in mine if pair in other]
         if pairs:
             a, b = ([group[pair].confusions() for pair in pairs] for group in (mine, other))
-            mine_mean, other_mean = (mean_with_interval(group, metric, resamples=1)[0] for group in (a, b))
             targets = [pair[0] for pair in pairs]
+            mine_mean, other_mean = (mean_with_interval(g, metric, targets=targets, resamples=1)[0] for g in (a, b))
             difference, across = (
                 Estimate(*difference_with_interval(a, b, metric, targets=targets, across=too)) for too in (False, True)
             )
             gaps = [mine[pair].metrics[metric] - other[pair].metrics[metric] for pair in pairs]
             wins, losses = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
-            duels.append(Duel(stream, ours, theirs, mine_mean, other_mean, difference, across, wins, losses))
+            record = wins, losses, len(gaps) - wins - losses
+            duels.append(Duel(stream, ours, theirs, mine_mean, other_mean, difference, across, *record))
     return duels
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from mergestream.benchmarking.plan import BenchPlan, DataRequest
 from mergestream.benchmarking.presets import PRESETS, Preset
-from mergestream.benchmarking.variants import parse_value, parse_variants
+from mergestream.benchmarking.variants import parse_variants
 from mergestream.errors import InputError, unknown_name
+from mergestream.spelling import parse_value
 
 METHODS, STREAMS, SEEDS, BATCH_SIZE = "all", "iid", "0", 32
 
@@ -35,7 +36,7 @@ def plan_from(
     """A plan from the command line's words. A preset fills what is not given; what is given stands above it."""
     given = _preset(preset)
     asked = METHODS if methods is None and given is None else methods
-    options = _options(data_options)
+    options = parse_options(data_options)
     where = None if root is None else str(root.resolve())
     return BenchPlan(
         data=DataRequest(dataset, where, options, images, skip_bad, allow_missing_classes),
@@ -63,18 +64,18 @@ def _preset(name: str | None) -> Preset | None:
     return PRESETS[name]
 
 
-def _options(texts: Sequence[str]) -> tuple[tuple[str, Any], ...]:
+def parse_options(texts: Sequence[str]) -> tuple[tuple[str, Any], ...]:
     found = [_option(text) for text in texts]
     for name, _ in found:
         if [each for each, _ in found].count(name) > 1:
-            raise InputError(f"The option '{name}' of the data set is given twice.")
+            raise InputError(f"The option '{name}' is given twice.")
     return tuple(sorted(found, key=lambda option: option[0]))
 
 
 def _option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise InputError(f"'{text}' is not an option of a data set: write name=value.")
+        raise InputError(f"'{text}' is not an option: write name=value.")
     return name.strip(), parse_value(value)
 
 

@@ -8,9 +8,7 @@ from typing import Any
 
 from mergestream.errors import InputError, unknown_name
 from mergestream.methods import METHODS
-
-OPENING, CLOSING = "([", ")]"
-WORDS = {"true": True, "false": False, "none": None}
+from mergestream.spelling import parse_value, split_outside_brackets
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Variant:
 def parse_variants(text: str) -> tuple[Variant, ...]:
     """Methods separated by commas; values separated by | make a grid. 'all' is every method at its defaults."""
     variants: list[Variant] = []
-    for item in _split(text, ","):
+    for item in split_outside_brackets(text, ","):
         variants += [Variant(name) for name in METHODS] if item == "all" else list(_grid(item))
     if not variants:
         raise InputError("No methods are named. Write for example --methods all, or --methods 'mean, ensemble'.")
@@ -42,7 +40,7 @@ def _grid(item: str) -> Iterator[Variant]:
     name, inside = found.groups()
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
-    choices = [_choices(name, option) for option in _split(inside or "", ",")]
+    choices = [_choices(name, option) for option in split_outside_brackets(inside or "", ",")]
     for picked in product(*choices):
         yield Variant(name, tuple(sorted(picked, key=lambda pair: pair[0])))
 
@@ -54,41 +52,10 @@ def _choices(method: str, option: str) -> list[tuple[str, Any]]:
         raise InputError(f"'{option.strip()}' in {method}(…) is not an option: write option=value.")
     if name not in METHODS[method].option_names():
         raise unknown_name(f"option of '{method}'", name, METHODS[method].option_names())
-    found = [(name, parse_value(value)) for value in _split(values, "|")]
+    found = [(name, parse_value(value)) for value in split_outside_brackets(values, "|")]
     if not found:
         raise InputError(f"The option '{name}' in {method}(…) has no value.")
     return found
-
-
-def parse_value(text: str) -> Any:
-    text = text.strip()
-    if text[:1] in OPENING and text[-1:] in CLOSING and text:
-        return tuple(parse_value(item) for item in _split(text[1:-1], ","))
-    if text.lower() in WORDS:
-        return WORDS[text.lower()]
-    for number in (int, float):
-        try:
-            # Python reads 0_1 as 1; here it is a name, such as that of a trap set.
-            return text if "_" in text else number(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _split(text: str, separator: str) -> list[str]:
-    """Pieces between separators that stand outside all brackets; empty ones are left out."""
-    pieces, depth = [""], 0
-    for character in text:
-        depth += (character in OPENING) - (character in CLOSING)
-        if depth < 0:
-            break
-        if character == separator and depth == 0:
-            pieces.append("")
-        else:
-            pieces[-1] += character
-    if depth:
-        raise InputError(f"A bracket is open or missing in '{text}'.")
-    return [piece for piece in pieces if piece.strip()]
 
 
 def _spelt(value: Any) -> str:

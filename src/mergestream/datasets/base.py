@@ -125,6 +125,10 @@ class Dataset(Mapping[str, DomainData]):
             raise unknown_name(f"domain in '{self.name}'", domain, (*self.domains, *self.outside))
         return self.read_domain(domain)
 
+    def __repr__(self) -> str:
+        outside = f"; outside: {', '.join(self.outside)}" if self.outside else ""
+        return f"Dataset({self.name}: {', '.join(self.domains)}; {len(self.classes)} classes{outside})"
+
     def __iter__(self) -> Any:
         return iter(self.domains)
 

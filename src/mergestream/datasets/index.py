@@ -49,6 +49,7 @@ class Index:
     missing: tuple[str, ...] = ()  # named by a table, but not there
     outside: tuple[str, ...] = ()
     expected: Mapping[str, int] | None = None  # published images per domain, where this is not the whole set
+    whole: bool = True  # every part of it
     crop_border: bool = False  # cut the black frame of a fundus photograph before resizing
     missing_parts: Mapping[str, str] = field(default_factory=dict)  # the split of a missing file, where known
     parts_from: str = ""  # a sentence on which files tell the publisher's splits apart
@@ -68,7 +69,7 @@ class Index:
     @property
     def total(self) -> int | None:
         """Published images in all, where only that is known and this is the whole set."""
-        return self.about.total if not self.expected and not self.about.counts else None
+        return self.about.total if self.whole and not self.expected and not self.about.counts else None
 
     def of(self, domain: str) -> list[Sample]:
         return [sample for sample in self.samples if sample.domain == domain]
@@ -102,6 +103,7 @@ class Index:
             samples=tuple(s for s in self.samples if s.part in keep or s.domain in self.outside),
             missing=tuple(m for m in self.missing if self.missing_parts.get(m) in (None, *wanted)),
             expected=self._published(wanted),
+            whole=False,
         )
 
     def _published(self, parts: Sequence[str]) -> Mapping[str, int]:

@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from mergestream.errors import DataError
@@ -18,7 +18,11 @@ def read_pixels(content: bytes, name: str) -> Tensor:
     """uint8 [3,H,W] of an image's bytes. Transparency is dropped; more than 8 bits are stretched over their range."""
     if PurePosixPath(name).suffix.lower() == ".dcm":
         return _three_channels(_dicom(content, name))
-    with Image.open(io.BytesIO(content)) as image:
+    try:
+        opened = Image.open(io.BytesIO(content))
+    except UnidentifiedImageError:
+        raise DataError("not an image in a format that is known here") from None
+    with opened as image:
         deep = image.mode in ("I", "F") or image.mode.startswith("I;")
         pixels = _stretched(np.asarray(image)) if deep else np.array(image.convert("RGB"))
     return _three_channels(pixels)

@@ -17,6 +17,7 @@ from mergestream.datasets.index import Index, Sample, some
 from mergestream.datasets.roots import Root
 from mergestream.errors import DataError, InputError, unknown_name
 from mergestream.options import whole_number
+from mergestream.preprocessing import Preprocessing
 
 Reader = Callable[..., Index]
 
@@ -64,9 +65,10 @@ class FileSource:
         """
         opened, index = self.index(root, **options)
         index.require_usable(allow_missing_classes=allow_missing_classes)
-        height, width = (size, size) if isinstance(size, int) else size
+        # Its checks are those of any size and interpolation.
+        shape = Preprocessing((size, size) if isinstance(size, int) else size, interpolation).size
         kept = None if cache_folder is None else Path(cache_folder)
-        how = Decoding((height, width), interpolation, index.crop_border, kept, workers)
+        how = Decoding(shape, interpolation, index.crop_border, kept, workers)
         allowed = _Allowance(whole_number("skip_bad", skip_bad, low=0), self.about.name)
         allowed.charge([f"{file}: is missing" for file in index.missing])
 

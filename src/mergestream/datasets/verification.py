@@ -77,9 +77,10 @@ def verify(
     source: FileSource,
     root: str | Path,
     track: Callable[[str, int], AbstractContextManager[Callable[[], None]]] = lambda *_: nullcontext(lambda: None),
+    **options: Any,
 ) -> Verification:
     """Read the index, and decode every image once."""
-    opened, index = source.index(root)
+    opened, index = source.index(root, **options)
     with track("reading every image", len(index.samples)) as advance:
         bad = unreadable(opened, index.samples, advance)
     expected = index.about.counts if index.expected is None else index.expected

@@ -17,15 +17,16 @@ from mergestream.reporting.tables import Table, duels_table, results_table, to_l
 
 SCHEMA_VERSION = 1
 NOTICE = "For research. Not a medical device."
+SAME = 5e-5  # two numbers that look equal in a table are equal
 # Of the other metrics: heading, field of a row, whether lower is better, factor, digits.
-OTHERS = (
+OTHERS: tuple[tuple[str, str, bool | None, int, int], ...] = (
     ("AUROC %", "auroc", False, 100, 1),
     ("ECE %", "ece", True, 100, 1),
     ("Brier", "brier", True, 1, 3),
     ("NLL", "nll", True, 1, 3),
     ("AURC %", "aurc", True, 100, 1),
     ("lowest recall %", "lowest_recall", False, 100, 1),
-    ("ms a batch", "milliseconds", True, 1, 1),
+    ("ms, scores given", "milliseconds", None, 1, 1),
 )
 
 
@@ -46,6 +47,7 @@ class BenchFindings:
     runs: list[dict[str, Any]]
     dataset: str
     synthetic: bool
+    network: str
 
     @property
     def sentences(self) -> list[str]:
@@ -59,6 +61,7 @@ class BenchFindings:
             "schema_version": SCHEMA_VERSION,
             "dataset": self.dataset,
             "synthetic": self.synthetic,
+            "network": self.network,
             "command": self.command,
             "plan": self.plan,
             "results": [row.to_json() for row in self.rows],
@@ -79,6 +82,30 @@ def write_findings(findings: BenchFindings, out: Path) -> None:
     write_text(out / "results.csv", _csv(findings.runs))
     write_text(out / "results.md", _markdown(findings))
     write_text(out / "results.tex", "\n".join(to_latex(table) for table in all_tables(findings)))
+
+
+def what_was_run(findings: BenchFindings) -> list[str]:
+    """What a reader must know to believe the tables, in a few lines."""
+    plan, runs = findings.plan, findings.runs
+    targets = {line["target"]: line for line in runs}
+    told = ", ".join(f"{name} ({line['images']:,} images, {line['batches']} batches)" for name, line in targets.items())
+    experts = sorted({line["experts"] for line in runs})
+    worst = [
+        f"{row.label} on {row.stream}: worst at {row.worst_target}, {100 * row.per_target[row.worst_target]:.1f} %"
+        for row in findings.rows
+        if findings.duels and row.label == findings.duels[0].ours
+    ]
+    return [
+        f"Targets: {told}.",
+        f"Protocol {plan['protocol']}; batches of {plan['batch_size']}; stream seeds {_joined(plan['seeds'])}; pools: "
+        f"{len(plan['pools'])}; experts a target: {_joined(experts)}; network: {findings.network}.",
+        *worst,
+        f"mergestream {library_versions()['mergestream']}; all arguments and hashes: results.json, runs/*/run.json.",
+    ]
+
+
+def _joined(values: Sequence[Any]) -> str:
+    return ", ".join(map(str, values))
 
 
 def main_tables(findings: BenchFindings, compact: bool = False) -> list[Table]:
@@ -121,7 +148,7 @@ def per_target(rows: Sequence[Row], stream: str) -> Table:
         for row in here
     ]
     values = [[*(row.per_target.get(t) for t in targets), row.accuracy.mean] for row in here]
-    note = "Accuracy in %, mean over seeds and pools; bold: highest, the oracle aside."
+    note = "Accuracy in %, mean over seeds and pools; bold: highest of the methods, expert rows aside."
     return Table(
         f"Accuracy per target, {stream}",
         ("method", *targets, "mean"),
@@ -139,8 +166,9 @@ def _others(rows: Sequence[Row], stream: str) -> Table:
         for row, line in zip(here, values, strict=True)
     ]
     note = (
-        "Means over targets, seeds and pools. AUROC: one class against the rest; ECE: 15 bins; AURC: area under the "
-        "risk-coverage curve; ms: the step without the experts' logits, which are computed once for all methods."
+        "Means over targets. AUROC: one class against the rest; ECE: 15 bins; AURC: area under the risk-coverage "
+        "curve; lowest recall: of any class at any target; ms: a step whose experts' logits are given, since they are "
+        "computed once for all: alone, the ensemble needs K forwards a batch, entropy_adaptive K·(1 + views) + 1."
     )
     columns = ("method", *(heading for heading, *_ in OTHERS))
     lower = [each[2] for each in OTHERS]
@@ -157,14 +185,15 @@ def _recalls(rows: Sequence[Row], stream: str) -> Table:
     return Table(f"Recall per class, {stream}", ("method", *classes), cells, best, note)
 
 
-def _best(rows: Sequence[Row], values: list[list[Any]], lower: Sequence[bool]) -> frozenset[tuple[int, int]]:
-    """The best cell of every column, among rows that are methods."""
+def _best(rows: Sequence[Row], values: list[list[Any]], lower: Sequence[bool | None]) -> frozenset[tuple[int, int]]:
+    """The best cells of every column, among rows that are methods; no column of which neither way is better (None)."""
     competing = [r for r, row in enumerate(rows) if row.label not in (ORACLE, SINGLES)]
     best = set()
     for column, low in enumerate(lower):
-        known = [(values[r][column], r) for r in competing if values[r][column] is not None]
-        if known:
-            best.add(((min if low else max)(known)[1], column + 1))
+        known = {r: values[r][column] for r in competing if values[r][column] is not None}
+        if known and low is not None:
+            top = (min if low else max)(known.values())
+            best |= {(r, column + 1) for r, value in known.items() if abs(value - top) < SAME}
     return frozenset(best)
 
 
@@ -175,12 +204,24 @@ def _across_targets(duels: Sequence[Duel], title: str) -> Table:
     def cell(each: Duel | None) -> str:
         if each is None:
             return "–"
-        low, high = 100 * each.across_targets.low, 100 * each.across_targets.high
-        return f"[{low:.1f}, {high:.1f}] {each.wins}–{each.losses}"
+        mean, low, high = (
+            100 * x for x in (each.across_targets.mean, each.across_targets.low, each.across_targets.high)
+        )
+        return f"{mean:+.1f} [{low:.1f}, {high:.1f}], {each.wins}–{each.losses}–{each.ties}"
 
     cells = tuple((rival, *(cell(found.get((rival, stream))) for stream in streams)) for rival in rivals)
-    note = "95 % interval in points when targets are resampled as well as batches; wins–losses over targets and seeds."
-    return Table(title, ("against", *streams), cells, note=note)
+    clear = {
+        (r, c)
+        for r, rival in enumerate(rivals)
+        for c, stream in enumerate(streams, start=1)
+        if (rival, stream) in found and found[rival, stream].holds_across_targets
+    }
+    note = (
+        "Points, with the 95 % interval when targets are resampled as well as batches: what other targets like these "
+        "might show; then wins–losses–ties over targets, seeds and pools. Bold: the interval excludes 0. Nothing is "
+        "corrected for the number of comparisons."
+    )
+    return Table(title, ("against", *streams), cells, frozenset(clear), note)
 
 
 def _standings(found: Sequence[Standing]) -> Table:
@@ -221,6 +262,7 @@ def _markdown(findings: BenchFindings) -> str:
     if findings.synthetic:
         parts.append("The data are synthetic.")
     parts.append("\n".join(f"- {sentence}" for sentence in in_words(findings.duels)))
+    parts.append("\n".join(f"- {line}" for line in what_was_run(findings)))
     shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in findings.majority_shares.items())
     parts.append(f"Share of a batch's commonest class, as it came out: {shares}.")
     if findings.sentences:

@@ -13,7 +13,7 @@ def card_in_words(card: About) -> list[str]:
         "domains": _listed(card.domains),
         "outside tests": _listed(card.outside),
         "classes": _listed(card.classes, 12),
-        "images": f"{card.images:,}" if card.images else "",
+        "images": _images(card),
         "never split": card.group,
         "subgroups": _listed(card.subgroups),
         "parts": _listed(card.parts),
@@ -39,7 +39,7 @@ def verification_in_words(found: Verification) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for each in found.left_out:
         reasons.setdefault(each.why, []).append(each.what)
-    said += [f"Left out, {len(what):,}: {some(what, 3)}: {why}." for why, what in reasons.items()]
+    said += [f"Left out or corrected: {some(what, 3)}: {why}." for why, what in reasons.items()]
     if found.missing:
         said.append(f"Missing, {len(found.missing):,}: {some(found.missing)}.")
     if found.unreadable:
@@ -50,12 +50,18 @@ def verification_in_words(found: Verification) -> list[str]:
         said.append(f"{found.usable:,} usable images in all, published {found.total:,}.")
     if found.overlap:
         said.append(found.overlap)
-    unknown = " as far as can be told: no counts are published to compare with"
-    return [
-        *said,
-        f"Complete{'' if found.published or found.total else unknown}." if found.complete else "NOT complete.",
-    ]
+    if not found.complete:
+        return [*said, "NOT complete."]
+    agree = ": every image can be read, and the counts are the published ones (pixels are not compared)"
+    unknown = " as far as can be told: every image can be read; no counts are published to compare with"
+    return [*said, f"Complete{agree if found.published or found.total else unknown}."]
 
 
 def _listed(names: Sequence[str], shown: int = 9) -> str:
     return ", ".join(names[:shown]) + (f", … ({len(names)} in all)" if len(names) > shown else "")
+
+
+def _images(card: About) -> str:
+    inside = sum(count for domain, count in card.counts.items() if domain not in card.outside) or card.total or 0
+    outside = sum(card.counts.get(domain, 0) for domain in card.outside)
+    return (f"{inside:,}" if inside else "") + (f", and {outside:,} in the outside tests" if outside else "")

@@ -1,5 +1,6 @@
 """Tables of results: one content, rendered for a terminal, for Markdown and for HTML."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -33,16 +34,19 @@ def results_table(
     streams = list(dict.fromkeys(row.stream for row in rows))
     values: dict[tuple[str, str], Estimate] = {(row.label, row.stream): getattr(row, metric) for row in rows}
     cells, best = [], set()
+    parent = ""
     for label in labels:
-        name = _indented(label, labels) if compact else label
+        parent = label if "(" not in label else parent
+        name = _indented(label, parent) if compact else label
         cells.append((name, *(percent(values.get((label, stream)), compact) for stream in streams)))
     for column, stream in enumerate(streams, start=1):
         competing = [label for label in labels if label not in bounds and (label, stream) in values]
         if competing:
-            top = max(competing, key=lambda label: values[label, stream].mean)
-            best.add((labels.index(top), column))
+            top = max(_printed(values[label, stream].mean) for label in competing)
+            best |= {(labels.index(n), column) for n in competing if _printed(values[n, stream].mean) == top}
     shown = "± half the width of the" if compact else "with the"
-    note = f"Mean over targets and seeds in %, {shown} 95 % interval of a bootstrap over batches; bold: highest mean."
+    aside = " of the methods, expert rows aside" if bounds else ""
+    note = f"Mean over targets in %, {shown} 95 % interval of a bootstrap over batches; bold: highest{aside}."
     return Table(title, ("method", *streams), tuple(cells), frozenset(best), note)
 
 
@@ -62,10 +66,15 @@ def duels_table(duels: Sequence[Duel], title: str) -> Table:
     return Table(title, ("against", *streams), tuple(cells), frozenset(clear), note)
 
 
-def _indented(label: str, labels: Sequence[str]) -> str:
-    """A variant below its method: only the options that make the difference."""
+def _indented(label: str, parent: str) -> str:
+    """A variant right below its method: only the options that make the difference."""
     method, _, options = label.partition("(")
-    return f"  {options.removesuffix(')')}" if options and method in labels else label
+    return f"  {options.removesuffix(')')}" if options and method == parent else label
+
+
+def _printed(share: float) -> str:
+    """What a reader sees: two means that look equal are equal."""
+    return f"{100 * share:05.1f}"
 
 
 def percent(value: Estimate | None, compact: bool = False) -> str:
@@ -121,6 +130,7 @@ def to_latex(table: Table) -> str:
     body = "\n".join(lines)
     return (
         f"\\begin{{table}}[t]\n  \\centering\n  \\caption{{{_tex(table.title)}. {_tex(table.note)}}}\n"
+        f"  \\label{{tab:{re.sub('[^a-z0-9]+', '-', table.title.lower())}}}\n"
         f"  \\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}\n  \\toprule\n  {head} \\\\\n  \\midrule\n"
         f"{body}\n  \\bottomrule\n  \\end{{tabular}}\n\\end{{table}}\n"
     )
@@ -136,7 +146,8 @@ def _tex(text: str) -> str:
         "±": "$\\pm$",
     }
     special |= {character: f"\\{character}" for character in "&%$#_{}"}
-    return "".join(special.get(character, character) for character in text)
+    signed = re.sub(r"(?<![\w–])-(?=\d)", "−", text)
+    return "".join({**special, "−": "$-$"}.get(character, character) for character in signed)
 
 
 def to_html(table: Table) -> str:

@@ -1,0 +1,232 @@
+"""Training a consortium's experts, or one site's: base, candidates, choice. What is done is not done again."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mergestream.benchmarking.jobs import open_data
+from mergestream.benchmarking.plan import DataRequest
+from mergestream.calibration import measure_statistics
+from mergestream.checkpoints import BASE, CARD, ExpertCard, open_weights, read_card, write_expert
+from mergestream.datasets import Dataset
+from mergestream.errors import InputError, MergestreamError, NetworkError, TrainingError, unknown_name
+from mergestream.files import make_folder, sha256_of_json, write_json
+from mergestream.measuring import write_statistics
+from mergestream.networks import create_network
+from mergestream.options import one_of
+from mergestream.parallel import Track, run_jobs
+from mergestream.pool import ExpertPool, candidates_folder
+from mergestream.preprocessing import Preprocessing
+from mergestream.training import HEAD_INITS, Recipe, probe, put_probes, split, train_expert, write_start
+from mergestream.training.weights import encoder_weights
+
+SCHEMA_VERSION = 1
+STATISTICS = ("gram", "fisher_exact")
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """Which data, which network from which weights, and every setting that is tried at every domain."""
+
+    data: DataRequest
+    network: str
+    settings: tuple[Recipe, ...]
+    arguments: tuple[tuple[str, Any], ...] = ()
+    init: str = "pretrained"
+    head_init: str = "shared"
+    domain: str | None = None  # one site alone, from the consortium's base
+    keep_candidates: bool = False
+    statistics: int = 0  # of so many training images each, for methods that want them
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        one_of("head_init", self.head_init, HEAD_INITS)
+        if not self.settings:
+            raise InputError("There is no setting to train with.")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting at one domain: where its expert lies and how it did, or why there is none."""
+
+    domain: str
+    recipe: Recipe
+    folder: Path
+    loss: float | None
+    failed: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "domain": self.domain,
+            "recipe": asdict(self.recipe),
+            "expert": self.folder.name,
+            "validation_loss": self.loss,
+            "failed": self.failed,
+        }
+
+
+def run_training(
+    plan: TrainPlan, out: Path, track: Track, *, jobs: int = 1, engine: str = "local"
+) -> list[tuple[ExpertCard, list[Candidate]]]:
+    """Write the base where there is none, try every setting at every domain, and put the best ones into the pool."""
+    out = make_folder(out).resolve()
+    work = make_folder(work_folder(out))
+    preprocessing = _preprocessing(plan)
+    dataset = open_data(plan.data, preprocessing, work)
+    domains = _domains(plan, dataset)
+    with track("reading images", len(domains)) as advance:
+        for domain in domains:
+            dataset[domain]
+            advance()
+    _write_base(plan, out, work, preprocessing, dataset, track, jobs, engine)
+    wanted = [(plan, out, preprocessing, domain, recipe) for domain in domains for recipe in plan.settings]
+    with track("training the experts", len(wanted)) as advance:
+        found = run_jobs(train_candidate, wanted, workers=jobs, on_done=advance, engine=engine)
+    by_domain = {domain: [each for each in found if each.domain == domain] for domain in domains}
+    write_json(work / "candidates.json", _records(plan, found))
+    cards = [_install(out, candidates) for candidates in by_domain.values()]
+    if plan.keep_candidates:
+        _keep(found, candidates_folder(out))
+    if plan.statistics:
+        _measure(plan, out, dataset, cards)
+    return [(card, by_domain[domain]) for card, domain in zip(cards, domains, strict=True)]
+
+
+def train_candidate(plan: TrainPlan, out: Path, preprocessing: Preprocessing, domain: str, recipe: Recipe) -> Candidate:
+    """One setting at one domain. A fit that fails is told, and the others go on."""
+    data = open_data(plan.data, preprocessing, work_folder(out))[domain]
+    name = f"{expert_name(domain)}-{sha256_of_json(asdict(recipe))[:8]}"
+    folder = work_folder(out) / "candidates" / name
+    try:
+        card = train_expert(folder, out / BASE, data, recipe)
+    except (TrainingError, OSError, torch.OutOfMemoryError) as error:
+        return Candidate(domain, recipe, folder, None, f"{type(error).__name__}: {error}".splitlines()[0])
+    return Candidate(domain, recipe, folder, float(card.metrics["validation"]["nll"]))
+
+
+def work_folder(out: Path) -> Path:
+    """Decoded images and all candidates, beside the pool; may be deleted when nothing is to be trained again."""
+    return out.with_name(f"{out.name}.work")
+
+
+def expert_name(domain: str) -> str:
+    """A domain's name as a folder's."""
+    return "".join(character if character.isalnum() or character in "-_." else "_" for character in domain)
+
+
+def _preprocessing(plan: TrainPlan) -> Preprocessing:
+    found = create_network(plan.network, num_classes=2, **dict(plan.arguments)).preprocessing
+    if found is None:
+        raise NetworkError(f"How '{plan.network}' takes images is not known, so it cannot be trained from files.")
+    return found
+
+
+def _domains(plan: TrainPlan, dataset: Dataset) -> tuple[str, ...]:
+    if plan.domain is None:
+        return dataset.domains
+    if plan.domain not in dataset.domains:
+        raise unknown_name(f"domain in '{dataset.name}'", plan.domain, dataset.domains)
+    return (plan.domain,)
+
+
+def _write_base(
+    plan: TrainPlan,
+    out: Path,
+    work: Path,
+    preprocessing: Preprocessing,
+    dataset: Dataset,
+    track: Track,
+    jobs: int,
+    engine: str,
+) -> None:
+    """The base of this plan, unless it is there; one site alone takes the consortium's as it is."""
+    told: dict[str, Any] = {"network": plan.network, "arguments": dict(plan.arguments), "init": plan.init}
+    told |= {"classes": list(dataset.classes), "head_init": plan.head_init, "seed": plan.seed}
+    if (out / BASE / CARD).exists():
+        _require_same_base(read_card(out / BASE), told, alone=plan.domain is not None)
+        return
+    if plan.domain is not None:
+        raise InputError(f"{out / BASE} is missing: one site trains from the consortium's base. Copy its folder there.")
+    encoder = encoder_weights(plan.network, dict(plan.arguments), plan.init)
+    scratch = work / BASE
+    write_start(
+        scratch, plan.network, dict(plan.arguments), dataset.classes, encoder, plan.head_init, plan.seed, described=told
+    )
+    if plan.head_init == "linear_probe":
+        every = [(scratch, plan, preprocessing, work, domain) for domain in dataset.domains]
+        with track("fitting every site's head on the frozen encoder", len(every)) as advance:
+            put_probes(scratch, run_jobs(_probe, every, workers=jobs, on_done=advance, engine=engine))
+    write_expert(out / BASE, dict(open_weights(scratch, read_card(scratch))), read_card(scratch))
+
+
+def _probe(base: Path, plan: TrainPlan, preprocessing: Preprocessing, work: Path, domain: str) -> dict[str, Any]:
+    return probe(base, open_data(plan.data, preprocessing, work)[domain], plan.settings[0])
+
+
+def _require_same_base(card: ExpertCard, told: dict[str, Any], *, alone: bool) -> None:
+    """The base that lies there must be what this plan would have written; alone, only the classes must fit."""
+    known = json.loads(json.dumps(told))
+    for key in ("classes",) if alone else known:
+        if card.recipe.get(key, list(card.classes) if key == "classes" else None) != known[key]:
+            raise TrainingError(
+                f"The base that lies there has {key} {card.recipe.get(key)!r}, this training asks for {known[key]!r}. "
+                f"Choose another --out, or train as the base was made."
+            )
+
+
+def _install(out: Path, candidates: Sequence[Candidate]) -> ExpertCard:
+    """The candidate with the lowest validation loss becomes the domain's expert."""
+    done = [candidate for candidate in candidates if candidate.loss is not None]
+    if not done:
+        reasons = "; ".join(dict.fromkeys(str(candidate.failed) for candidate in candidates))
+        raise TrainingError(f"No setting could be trained at '{candidates[0].domain}': {reasons}.")
+    best = min(done, key=lambda candidate: (candidate.loss, candidate.folder.name))
+    card = read_card(best.folder)
+    named = replace(card, name=expert_name(best.domain))
+    try:
+        if read_card(out / named.name).weights_sha256 == card.weights_sha256:
+            return read_card(out / named.name)
+    except MergestreamError:
+        pass
+    return write_expert(out / named.name, dict(open_weights(best.folder, card)), named)
+
+
+def _keep(candidates: Sequence[Candidate], folder: Path) -> None:
+    """All candidates as a pool beside the pool: what DiWA averages."""
+    for candidate in candidates:
+        if candidate.loss is not None and not (folder / candidate.folder.name / CARD).exists():
+            make_folder(folder)
+            shutil.copytree(candidate.folder, folder / candidate.folder.name, dirs_exist_ok=True)
+
+
+def _measure(plan: TrainPlan, out: Path, dataset: Dataset, cards: Sequence[ExpertCard]) -> None:
+    """Statistics of every trained expert on its own training images."""
+    pool = ExpertPool.load(out)
+    mine = {card.name: card for card in cards}
+    images = {}
+    for card in pool.cards:
+        if card.name in mine and card.domain in dataset.domains:
+            data = dataset[card.domain]
+            training, _ = split(len(data), card.recipe["validation_share"], card.recipe["seed"], data.groups)
+            images[card.name] = data.batch(training[: plan.statistics])
+    strangers = [name for name in pool.names if name not in images]
+    measured = measure_statistics(pool.without(*strangers) if strangers else pool, images, STATISTICS)
+    for name, statistics in zip(measured.names, measured.statistics, strict=True):
+        assert statistics is not None
+        write_statistics(out / name, statistics, mine[name])
+
+
+def _records(plan: TrainPlan, candidates: Sequence[Candidate]) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "network": plan.network,
+        "arguments": dict(plan.arguments),
+        "init": plan.init,
+        "head_init": plan.head_init,
+        "candidates": [candidate.to_json() for candidate in candidates],
+    }

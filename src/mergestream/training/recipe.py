@@ -1,0 +1,50 @@
+"""How to fit a network: every choice by name, checked, and written into the expert's card."""
+
+from dataclasses import dataclass
+
+from mergestream.options import number, one_of, whole_number, yes_or_no
+from mergestream.views import require_known
+
+OPTIMISERS = ("adam", "adamw", "sgd")
+SCHEDULES = ("constant", "one_cycle")
+LOSSES = ("plain", "weighted")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One setting. The defaults are DomainBed's and DiWA's: Adam at 5e-5, constant, 5,001 steps of 32, augmented."""
+
+    steps: int = 5001
+    batch_size: int = 32
+    learning_rate: float = 5e-5
+    weight_decay: float = 0.0
+    dropout: float = 0.0  # before the head
+    optimiser: str = "adam"
+    schedule: str = "constant"
+    augmentation: float = 1.0  # strength of crop, colour and grey: 0 none, 1 DomainBed's
+    views: tuple[str, ...] = ("hflip",)  # label-preserving, each on a random half of a batch
+    loss: str = "plain"  # or class-weighted, by the training split's class counts
+    label_smoothing: float = 0.0
+    freeze_bn: bool = False  # keep BatchNorm's statistics as the start has them
+    validate_every: int = 100
+    validation_share: float = 0.2
+    seed: int = 0
+    accelerator: str = "auto"
+    precision: str = "32-true"
+    threads: int = 1  # on a CPU the thread count decides the order of sums, and so the bits
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "validate_every", "threads"):
+            whole_number(name, getattr(self, name), low=1)
+        whole_number("seed", self.seed, low=0)
+        number("learning_rate", self.learning_rate, above=0)
+        number("weight_decay", self.weight_decay, low=0)
+        number("augmentation", self.augmentation, low=0, high=2)
+        number("validation_share", self.validation_share, above=0, below=1)
+        for name in ("dropout", "label_smoothing"):
+            number(name, getattr(self, name), low=0, below=1)
+        one_of("optimiser", self.optimiser, OPTIMISERS)
+        one_of("schedule", self.schedule, SCHEDULES)
+        one_of("loss", self.loss, LOSSES)
+        yes_or_no("freeze_bn", self.freeze_bn)
+        require_known(self.views)

@@ -1,0 +1,78 @@
+"""The consortium's shared start: an encoder, and a head for its classes."""
+
+import zlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from mergestream.determinism import seeded
+from mergestream.errors import NetworkError
+from mergestream.networks import Network, from_architecture
+
+# Where every site's head starts: one seeded head for all; each its own; zero; or the average of the heads that the
+# sites fit on the frozen encoder.
+HEAD_INITS = ("shared", "independent", "zero", "linear_probe")
+PROBE_STEPS, PROBE_DECAY = 200, 1e-4
+
+
+def zero_head(network: Network) -> None:
+    with torch.no_grad():
+        for parameter in head_of(network).parameters():
+            parameter.zero_()
+
+
+def redraw_head(network: Network, seed: int, domain: str) -> None:
+    """A head of this site's own, from its name and the seed: unrelated to any other site's."""
+    with seeded(zlib.crc32(f"{domain}:{seed}".encode())):
+        fresh = from_architecture(network.architecture)
+    own = head_state(fresh)
+    network.module.load_state_dict({**network.module.state_dict(), **own})
+
+
+def head_of(network: Network) -> nn.Module:
+    if len(network.head) != 1:
+        raise NetworkError(f"The head has {len(network.head)} parts, {network.head}; one is needed to start it anew.")
+    return network.module.get_submodule(network.head[0])
+
+
+def head_state(network: Network) -> dict[str, Tensor]:
+    inside = tuple(f"{part}." for part in network.head)
+    return {name: tensor for name, tensor in network.module.state_dict().items() if name.startswith(inside)}
+
+
+def fit_probe(network: Network, inputs: list[Tensor], labels: Tensor) -> dict[str, Tensor]:
+    """A head fitted from zero on the frozen encoder's features of prepared batches; only the head leaves the site."""
+    features = _features(network, inputs)
+    zero_head(network)
+    head = head_of(network).train()
+    optimiser = torch.optim.LBFGS(head.parameters(), max_iter=PROBE_STEPS, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        decay = sum(parameter.square().sum() for parameter in head.parameters())
+        loss = nn.functional.cross_entropy(head(features), labels) + PROBE_DECAY * decay
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    return {name: tensor.detach().clone() for name, tensor in head_state(network).items()}
+
+
+def average_heads(heads: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of the sites' probes, every site counting once."""
+    return {name: torch.stack([head[name] for head in heads]).mean(dim=0) for name in heads[0]}
+
+
+@torch.no_grad()
+def _features(network: Network, inputs: list[Tensor]) -> Tensor:
+    """What reaches the head."""
+    found: list[Tensor] = []
+    network.module.eval()
+    hook = head_of(network).register_forward_pre_hook(lambda _, given: found.append(given[0].detach()))
+    try:
+        for batch in inputs:
+            network.module(batch)
+    finally:
+        hook.remove()
+    return torch.cat(found)

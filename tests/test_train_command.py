@@ -1,0 +1,261 @@
+"""`mergestream train`: a consortium or one site, candidates and choice, killed and resumed to the same bits."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mergestream as ms
+from benching import NETWORK, command
+from mergestream.benchmarking.plan import DataRequest
+from mergestream.checkpoints import read_card
+from mergestream.datasets.standins.own import CLASSES, SITES, write_table
+from mergestream.networks import create_network
+from mergestream.train import TrainPlan, run_training, work_folder
+from mergestream.training import HEAD_INITS, Recipe, fit, probe
+from mergestream.training.augmentation import augmented
+from mergestream.training.fitting import add_dropout, class_weights
+from mergestream.training.settings import parse_settings
+
+ARGUMENTS = tuple(sorted(NETWORK.items()))
+QUICK = Recipe(steps=12, batch_size=8, learning_rate=1e-3, validate_every=4, accelerator="cpu")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_table(folder)
+    return folder
+
+
+def plan_for(data: Path, *settings: Recipe, **more) -> TrainPlan:
+    request = DataRequest("table", str(data))
+    return TrainPlan(request, "vit_tiny_patch16_224", settings or (QUICK,), ARGUMENTS, **{"init": "random", **more})
+
+
+def track(title: str, total: int) -> nullcontext:
+    return nullcontext(lambda: None)
+
+
+def line(data: Path, out: Path, *more: str) -> list[str]:
+    network = [word for name, value in NETWORK.items() for word in ("--arg", f"{name}={value}")]
+    fixed = ["--dataset", "table", "--root", str(data), "--network", "vit_tiny_patch16_224", "--init", "random"]
+    quick = ["--steps", "60", "--batch-size", "8", "--learning-rate", "1e-3", "--validate-every", "2"]
+    return ["train", *fixed, *network, *quick, "--settings", "dropout=0|0.1", "--out", str(out), *more]
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "pool"
+    said = command(*line(data, out, "--jobs", "1", "--keep-candidates", "--statistics", "8"))
+    assert said.returncode == 0, said.stderr
+    for site in SITES:
+        assert f"{site}: accuracy" in said.stdout
+    return out
+
+
+def test_a_pool_is_ready_for_everything(trained: Path, data: Path, tmp_path: Path) -> None:
+    pool = ms.ExpertPool.load(trained)
+    assert pool.names == SITES
+    assert pool.classes == CLASSES
+    assert pool.base is not None
+    assert len(pool.candidates) == 2 * len(SITES)
+    for card, statistics in zip(pool.cards, pool.statistics, strict=True):
+        assert card.domain == card.name
+        assert sum(card.class_counts.values()) == 18
+        assert card.temperature > 0
+        assert set(statistics.kinds) == {"gram", "fisher_exact"}
+    records = json.loads((work_folder(trained) / "candidates.json").read_text())["candidates"]
+    assert len(records) == 2 * len(SITES)
+    for site in SITES:  # the candidate with the lowest plain cross-entropy on the site's own validation split
+        mine = [each for each in records if each["domain"] == site]
+        lowest = min(each["validation_loss"] for each in mine)
+        assert read_card(trained / site).metrics["validation"]["nll"] == lowest
+    more = ["--methods", "all", "--jobs", "1", "--batch-size", "4", "--out", str(tmp_path / "runs")]
+    said = command("bench", "--dataset", "table", "--root", str(data), "--pool", str(trained), *more)
+    assert said.returncode == 0, said.stderr
+    assert "Leakage" not in said.stdout
+
+
+def test_killed_in_the_middle_and_run_again_it_is_the_same_pool(trained: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "pool"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mergestream", *line(data, out, "--jobs", "2")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    candidates, deadline = work_folder(out) / "candidates", time.monotonic() + 120
+    while not list(candidates.glob(".*.unfinished")) if candidates.exists() else True:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (out / SITES[-1]).exists()  # it was in the middle
+    said = command(*line(data, out, "--jobs", "2"))
+    assert said.returncode == 0, said.stderr
+    assert ms.ExpertPool.load(out).fingerprint() == ms.ExpertPool.load(trained).fingerprint()
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    assert command(*line(data, out, "--jobs", "1")).returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_one_site_alone_makes_the_same_expert_from_the_base(trained: Path, data: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "base", tmp_path / "site" / "base")
+    said = command(*line(data, tmp_path / "site", "--domain", "lyon", "--jobs", "1"))
+    assert said.returncode == 0, said.stderr
+    assert read_card(tmp_path / "site" / "lyon").weights_sha256 == read_card(trained / "lyon").weights_sha256
+    assert sorted(path.name for path in (tmp_path / "site").iterdir()) == ["base", "lyon"]
+    with pytest.raises(ms.MergestreamError, match=r"base is missing: one site trains from the consortium's base"):
+        run_training(plan_for(data, domain="lyon"), tmp_path / "none", track)
+    with pytest.raises(ms.MergestreamError, match="no domain in 'table' called 'nice'"):
+        run_training(plan_for(data, domain="nice"), tmp_path / "site", track)
+
+
+@pytest.mark.parametrize("head_init", HEAD_INITS)
+def test_where_heads_start(head_init: str, data: Path, tmp_path: Path) -> None:
+    run_training(
+        plan_for(data, replace(QUICK, steps=1, learning_rate=1e-9), head_init=head_init), tmp_path / "p", track
+    )
+    pool = ms.ExpertPool.load(tmp_path / "p")
+    encoder, heads = pool.bank[:, : pool.layout.encoder_size], pool.bank[:, pool.layout.encoder_size :]
+    start = pool.base[pool.layout.encoder_size :]
+    assert torch.allclose(encoder, pool.base[: pool.layout.encoder_size].expand_as(encoder), atol=1e-6)
+    cosine = torch.nn.functional.cosine_similarity(heads[0], heads[1], dim=0)
+    if head_init == "independent":
+        assert abs(float(cosine)) < 0.5
+    else:
+        assert torch.allclose(heads, start.expand_as(heads), atol=1e-6)
+    assert (start.abs().max() == 0) == (head_init == "zero")
+    if head_init == "linear_probe":
+        dataset = ms.load_dataset("table", root=data, size=16, interpolation="bicubic")
+        own = [probe(work_folder(tmp_path / "p") / "base", dataset[site], QUICK) for site in SITES]
+        mean = torch.stack([each["head.weight"] for each in own]).mean(dim=0)
+        torch.testing.assert_close(pool.layout.views(pool.base)["head.weight"], mean, rtol=1e-3, atol=1e-4)
+
+
+def test_another_base_in_the_folder_is_refused(data: Path, tmp_path: Path) -> None:
+    run_training(plan_for(data), tmp_path / "p", track)
+    with pytest.raises(ms.MergestreamError, match="The base that lies there has head_init 'shared'"):
+        run_training(plan_for(data, head_init="zero"), tmp_path / "p", track)
+
+
+def test_a_setting_that_fails_is_told_and_the_others_go_on(data: Path, tmp_path: Path) -> None:
+    bad = replace(QUICK, learning_rate=1e30, optimiser="sgd")
+    found = run_training(plan_for(data, bad, QUICK), tmp_path / "p", track)
+    for card, candidates in found:
+        assert [bool(candidate.failed) for candidate in candidates] == [True, False]
+        assert "lower learning_rate" in candidates[0].failed
+        assert card.recipe["learning_rate"] == QUICK.learning_rate
+    with pytest.raises(ms.MergestreamError, match="No setting could be trained at 'brest'"):
+        run_training(plan_for(data, bad), tmp_path / "q", track)
+
+
+def test_an_interrupted_fit_goes_on_to_the_same_bits(data: Path, tmp_path: Path) -> None:
+    lyon = ms.load_dataset("table", root=data, size=16, interpolation="bicubic")["lyon"]
+    recipe = replace(QUICK, dropout=0.3, schedule="one_cycle", optimiser="adamw", loss="weighted", label_smoothing=0.1)
+
+    def network():
+        torch.manual_seed(0)
+        return create_network("vit_tiny_patch16_224", num_classes=3, **NETWORK)
+
+    whole = fit(network(), lyon, recipe)
+    taken: list[int] = []
+
+    def tick() -> None:
+        taken.append(1)
+        if len(taken) == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(network(), lyon, recipe, tick, resume=tmp_path / "unfinished")
+    again = fit(network(), lyon, recipe, lambda: taken.append(1), resume=tmp_path / "unfinished")
+    assert len(taken) == 7 + 12 - 4  # from the last validation, at step 4
+    assert again.history == whole.history
+    assert all(torch.equal(again.state[name], tensor) for name, tensor in whole.state.items())
+    assert not (tmp_path / "unfinished").exists()
+
+
+def test_hyper_parameter_sets() -> None:
+    diwa = parse_settings("diwa", QUICK)
+    assert len(set(diwa)) == 18
+    assert (diwa[0].learning_rate, diwa[0].dropout) == (5e-5, 0.0)
+    assert {recipe.weight_decay for recipe in diwa} == {1e-4, 1e-6}
+    drawn = parse_settings("domainbed:20", QUICK)
+    assert len(set(drawn)) == 20
+    assert drawn[0] == QUICK
+    assert drawn == parse_settings("domainbed:20", QUICK)
+    assert all(1e-5 <= r.learning_rate <= 10**-3.5 and 8 <= r.batch_size <= 45 for r in drawn[1:])
+    grid = parse_settings("learning_rate=1e-5|1e-4, views=()|(hflip,)", QUICK)
+    assert [(r.learning_rate, r.views) for r in grid] == [(lr, v) for lr in (1e-5, 1e-4) for v in ((), ("hflip",))]
+    for wrong in ("diva", "domainbed:", "colour=red", "dropout=", "dropout=2", "optimiser=best", "steps=0"):
+        with pytest.raises(ms.MergestreamError):
+            parse_settings(wrong, QUICK)
+
+
+def test_class_weights_are_inverse_to_counts() -> None:
+    labels = torch.tensor([0] * 6 + [1] * 3 + [3])
+    data = ms.DomainData("d", "x", ("a", "b", "c", "d"), torch.zeros(10, 3, 4, 4, dtype=torch.uint8), labels)
+    weights = class_weights(data, torch.arange(10))
+    np.testing.assert_allclose(weights, [10 / 18, 10 / 9, 0, 10 / 3], rtol=1e-6)
+    assert float((weights[labels]).mean()) == pytest.approx(1)
+
+
+def test_augmentation_keeps_range_differs_by_image_and_is_seeded() -> None:
+    torch.manual_seed(0)
+    pixels = torch.rand(64, 3, 24, 24)
+    assert augmented(pixels, 0) is pixels
+    torch.manual_seed(1)
+    one = augmented(pixels[:1].expand(64, -1, -1, -1), 1.0)
+    torch.manual_seed(1)
+    again = augmented(pixels[:1].expand(64, -1, -1, -1), 1.0)
+    assert torch.equal(one, again)
+    assert float(one.min()) >= 0
+    assert float(one.max()) <= 1
+    assert len(one.flatten(1).unique(dim=0)) == 64
+    grey = (one - one.mean(dim=1, keepdim=True)).abs().amax(dim=(1, 2, 3)) < 1e-6
+    assert 1 <= int(grey.sum()) <= 16  # about one in ten
+    smooth = torch.linspace(0, 1, 24).expand(64, 3, 24, 24)
+    mild, strong = (float((augmented(smooth, s) - smooth).abs().mean()) for s in (0.01, 1.0))
+    assert mild < 0.01 < 0.05 < strong
+
+
+def test_dropout_before_the_head_only_while_training() -> None:
+    network = create_network("vit_tiny_patch16_224", num_classes=3, **NETWORK)
+    images = torch.rand(4, 3, 16, 16)
+    plain = network.module.eval()(images)
+    add_dropout(network, 0.5)
+    assert torch.equal(network.module.eval()(images), plain)
+    assert not torch.equal(network.module.train()(images), network.module.train()(images))
+
+
+def test_initial_weights_from_a_file(data: Path, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    torch.manual_seed(5)
+    source = create_network("vit_tiny_patch16_224", num_classes=9, **NETWORK).module.state_dict()
+    save_file(source, tmp_path / "start.safetensors")
+    plan = plan_for(data, replace(QUICK, steps=1, learning_rate=1e-9), init=str(tmp_path / "start.safetensors"))
+    run_training(plan, tmp_path / "p", track)
+    views = ms.ExpertPool.load(tmp_path / "p").layout.views(ms.ExpertPool.load(tmp_path / "p").base)
+    assert torch.equal(views["blocks.1.mlp.fc1.weight"], source["blocks.1.mlp.fc1.weight"])
+    assert views["head.weight"].shape == (3, 16)
+    for name, content, sentence in (
+        ("lacking.safetensors", {"norm.weight": torch.ones(16)}, "lack"),
+        ("nan.safetensors", {**source, "norm.weight": torch.full((16,), torch.nan)}, "not finite in norm.weight"),
+    ):
+        save_file(content, tmp_path / name)
+        with pytest.raises(ms.MergestreamError, match=sentence):
+            run_training(plan_for(data, init=str(tmp_path / name)), tmp_path / name[:3], track)
+    (tmp_path / "start.pth").write_bytes(b"pickle")
+    with pytest.raises(ms.MergestreamError, match="may be a pickle and is not opened"):
+        run_training(plan_for(data, init=str(tmp_path / "start.pth")), tmp_path / "q", track)
