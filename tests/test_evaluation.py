@@ -167,3 +167,18 @@ def test_a_run_that_cannot_be_written_says_so(
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ms.MergestreamError, match="Cannot write"):
         run.save(tmp_path / "file" / "run")
+
+
+def test_a_stream_that_does_not_fit_the_data_is_refused(vit_pool: ms.ExpertPool, data: ms.DomainData) -> None:
+    method = ms.create_method("mean", vit_pool)
+    count = len(data)
+    for batches, sentence in (
+        ([np.arange(count), np.arange(count)], "longer than the data"),
+        ([np.array([0, count])], "longer than the data"),
+        ([np.array([-1, 0])], "longer than the data"),
+        ([np.array([0, 1]), np.array([1])], "names a sample of 'nice' twice"),
+        ([], "no batches"),
+        ([np.array([], dtype=int)], "an empty one"),
+    ):
+        with pytest.raises(ms.MergestreamError, match=sentence):
+            ms.evaluate(method, data, batches)

@@ -17,8 +17,8 @@ import torch
 
 import mergestream as ms
 from benching import NETWORK, command
-from mergestream.benchmarking.plan import DataRequest
 from mergestream.checkpoints import read_card
+from mergestream.datasets.opening import DataRequest
 from mergestream.datasets.standins.own import CLASSES, SITES, write_table
 from mergestream.networks import create_network
 from mergestream.train import TrainPlan, run_training, work_folder

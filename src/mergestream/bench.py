@@ -16,20 +16,19 @@ from mergestream.benchmarking.jobs import (
     answer,
     forget_what_was_opened,
     load_pool,
-    open_data,
+    method_of,
     preprocessing_of,
     survey,
-    views_for,
 )
 from mergestream.benchmarking.plan import BenchPlan, Target, targets_of
 from mergestream.benchmarking.sources import strangers
 from mergestream.benchmarking.variants import Variant
 from mergestream.datasets import Dataset
 from mergestream.datasets.index import some
+from mergestream.datasets.opening import open_data
 from mergestream.determinism import cpu_threads
 from mergestream.errors import InputError, PoolError
 from mergestream.files import make_folder
-from mergestream.methods import METHODS, create_method
 from mergestream.metrics import FEW_BATCHES
 from mergestream.parallel import Track, run_jobs
 from mergestream.pool import ExpertPool
@@ -159,19 +158,12 @@ def _require_runnable(plan: BenchPlan, pools: Mapping[str, ExpertPool], dataset:
                 f"{some(pool.classes)}. For a table of your own: --data-option 'classes=({', '.join(pool.classes)})'."
             )
         for variant in plan.variants:
-            if variant.method != "single_expert":
-                _try_options(plan, pool, variant, dataset)
-
-
-def _try_options(plan: BenchPlan, pool: ExpertPool, variant: Variant, dataset: Dataset) -> None:
-    try:
-        options = dict(variant.options)
-        if "views" in METHODS[variant.method].option_names():
-            options["views"] = views_for(variant, dataset)
-        create_method(variant.method, pool, **options)
-    except PoolError:
-        if not plan.skip_impossible:
-            raise
+            try:
+                if variant.method != "single_expert":
+                    method_of(variant, pool, dataset)
+            except PoolError:
+                if not plan.skip_impossible:
+                    raise
 
 
 def _replaced(out: Path, findings: BenchFindings) -> list[str]:

@@ -106,10 +106,10 @@ def verify_data(
     as_json: AsJson = False,
 ) -> None:
     """Is this copy complete? Reads every image. Exit code 1 if something is missing or differs."""
-    from mergestream.benchmarking.request import parse_options
     from mergestream.datasets import file_source_of
     from mergestream.datasets.verification import verify
     from mergestream.reporting.data_report import verification_in_words
+    from mergestream.spelling import parse_options
 
     console = Console(stderr=as_json)
     options = dict(parse_options(data_option or []))

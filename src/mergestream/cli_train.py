@@ -59,11 +59,11 @@ def train(
 
     Each expert sees its own domain alone. What is done already is not done again, also after a kill.
     """
-    from mergestream.benchmarking.plan import DataRequest
-    from mergestream.benchmarking.request import parse_options
     from mergestream.datasets import source_of
+    from mergestream.datasets.opening import DataRequest
     from mergestream.parallel import default_workers
     from mergestream.reporting.train_report import training_in_words
+    from mergestream.spelling import parse_options
     from mergestream.train import TrainPlan, run_training
     from mergestream.training import Recipe
     from mergestream.training.settings import parse_settings

@@ -1,5 +1,6 @@
 """How options are spelt on a command line: values of all kinds, lists in brackets, separators outside of them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from mergestream.errors import InputError
@@ -38,3 +39,19 @@ def split_outside_brackets(text: str, separator: str) -> list[str]:
     if depth:
         raise InputError(f"A bracket is open or missing in '{text}'.")
     return [piece for piece in pieces if piece.strip()]
+
+
+def parse_options(texts: Sequence[str]) -> tuple[tuple[str, Any], ...]:
+    """'name=value' texts as pairs in the order of their names; none twice."""
+    found = [_option(text) for text in texts]
+    for name, _ in found:
+        if [each for each, _ in found].count(name) > 1:
+            raise InputError(f"The option '{name}' is given twice.")
+    return tuple(sorted(found, key=lambda option: option[0]))
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise InputError(f"'{text}' is not an option: write name=value.")
+    return name.strip(), parse_value(value)

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
-from mergestream.benchmarking.jobs import open_data
-from mergestream.benchmarking.plan import DataRequest
 from mergestream.calibration import measure_statistics
-from mergestream.checkpoints import BASE, CARD, ExpertCard, open_weights, read_card, write_expert
+from mergestream.checkpoints import BASE, CARD, ExpertCard, holds_only_an_expert, open_weights, read_card, write_expert
 from mergestream.datasets import Dataset
+from mergestream.datasets.opening import DataRequest, open_data
 from mergestream.errors import InputError, MergestreamError, NetworkError, TrainingError, unknown_name
-from mergestream.files import make_folder, sha256_of_json, write_json
+from mergestream.files import folder_written_whole, make_folder, sha256_of_json, write_json
 from mergestream.measuring import write_statistics
 from mergestream.networks import create_network
 from mergestream.options import one_of
@@ -76,6 +75,7 @@ def run_training(
     """Write the base where there is none, try every setting at every domain, and put the best ones into the pool."""
     out = make_folder(out).resolve()
     work = make_folder(work_folder(out))
+    open_data.cache_clear()  # files may have changed since an earlier call
     preprocessing = _preprocessing(plan)
     dataset = open_data(plan.data, preprocessing, work)
     domains = _domains(plan, dataset)
@@ -200,8 +200,8 @@ def _keep(candidates: Sequence[Candidate], folder: Path) -> None:
     """All candidates as a pool beside the pool: what DiWA averages."""
     for candidate in candidates:
         if candidate.loss is not None and not (folder / candidate.folder.name / CARD).exists():
-            make_folder(folder)
-            shutil.copytree(candidate.folder, folder / candidate.folder.name, dirs_exist_ok=True)
+            with folder_written_whole(folder / candidate.folder.name, holds_only_an_expert) as scratch:
+                shutil.copytree(candidate.folder, scratch, dirs_exist_ok=True)
 
 
 def _measure(plan: TrainPlan, out: Path, dataset: Dataset, cards: Sequence[ExpertCard]) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.benchmarking.plan import BenchPlan, DataRequest, Target
+from mergestream.benchmarking.plan import BenchPlan, Target
 from mergestream.benchmarking.sources import sources_for
 from mergestream.benchmarking.variants import Variant
-from mergestream.datasets import Dataset, DomainData, concatenate, source_of
-from mergestream.datasets.sources import FileSource, require_options
+from mergestream.datasets import Dataset, DomainData, concatenate
+from mergestream.datasets.opening import open_data
 from mergestream.errors import InputError, PoolError
 from mergestream.evaluation import describe_run, domain_logits, evaluate_streams
 from mergestream.files import mapped_array, sha256_of_json, write_atomically
@@ -85,10 +85,7 @@ class Case:
         return [v for v in dict.fromkeys(found) if dict(v.options).get("expert") not in self._left_out]
 
     def method(self, variant: Variant) -> Method:
-        options = dict(variant.options)
-        if "views" in METHODS[variant.method].option_names():
-            options["views"] = views_for(variant, self.dataset)
-        return create_method(variant.method, self.pool, **options)
+        return method_of(variant, self.pool, self.dataset)
 
     def wanted(self, method: Method) -> list[tuple[Stream, dict[str, Any]]]:
         """Every stream with its run's arguments."""
@@ -178,27 +175,17 @@ def preprocessing_of(pool: ExpertPool, folder: str) -> Preprocessing:
     return pool.preprocessing
 
 
-@lru_cache(maxsize=2)
-def open_data(request: DataRequest, preprocessing: Preprocessing, out: Path, on_image: Any = lambda: None) -> Dataset:
-    """The data at the network's own size, decoded once and for all runs under `out`."""
-    source = source_of(request.name)
-    options = dict(request.options)
-    require_options(request.name, options, source.options())
-    if isinstance(source, FileSource):
-        options |= {
-            "size": preprocessing.size,
-            "interpolation": preprocessing.interpolation,
-            "cache_folder": out / CACHE / "images",
-            "skip_bad": request.skip_bad,
-            "allow_missing_classes": request.allow_missing_classes,
-            "on_image": on_image,
-        }
-    return source.load(request.root, **options)
-
-
 def forget_what_was_opened() -> None:
     open_case.cache_clear()
     open_data.cache_clear()
+
+
+def method_of(variant: Variant, pool: ExpertPool, dataset: Dataset) -> Method:
+    """A variant on a pool, with views that keep the data set's labels true."""
+    options = dict(variant.options)
+    if "views" in METHODS[variant.method].option_names():
+        options["views"] = views_for(variant, dataset)
+    return create_method(variant.method, pool, **options)
 
 
 def views_for(variant: Variant, dataset: Dataset) -> tuple[str, ...]:

@@ -9,24 +9,13 @@ from typing import Any
 
 from mergestream.benchmarking.variants import Variant
 from mergestream.datasets import Dataset
+from mergestream.datasets.opening import DataRequest
 from mergestream.errors import InputError, unknown_name
 from mergestream.options import whole_number
 from mergestream.streams import parse_stream
 
 PROTOCOLS = ("lodo", "ood")
 DEVICES = ("auto", "cpu", "cuda")
-
-
-@dataclass(frozen=True)
-class DataRequest:
-    """Which data, and how they are read: all a worker needs to open them again."""
-
-    name: str
-    root: str | None
-    options: tuple[tuple[str, Any], ...] = ()
-    images: int | None = None  # at most so many of each target, a fixed random choice
-    skip_bad: int = 0
-    allow_missing_classes: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from mergestream.benchmarking.plan import BenchPlan, DataRequest
+from mergestream.benchmarking.plan import BenchPlan
 from mergestream.benchmarking.presets import PRESETS, Preset
 from mergestream.benchmarking.variants import parse_variants
+from mergestream.datasets.opening import DataRequest
 from mergestream.errors import InputError, unknown_name
-from mergestream.spelling import parse_value
+from mergestream.spelling import parse_options
 
 METHODS, STREAMS, SEEDS, BATCH_SIZE = "all", "iid", "0", 32
 
@@ -62,21 +62,6 @@ def _preset(name: str | None) -> Preset | None:
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
     return PRESETS[name]
-
-
-def parse_options(texts: Sequence[str]) -> tuple[tuple[str, Any], ...]:
-    found = [_option(text) for text in texts]
-    for name, _ in found:
-        if [each for each, _ in found].count(name) > 1:
-            raise InputError(f"The option '{name}' is given twice.")
-    return tuple(sorted(found, key=lambda option: option[0]))
-
-
-def _option(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise InputError(f"'{text}' is not an option: write name=value.")
-    return name.strip(), parse_value(value)
 
 
 def _listed(text: str) -> tuple[str, ...]:

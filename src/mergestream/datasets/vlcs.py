@@ -13,6 +13,7 @@ ABOUT = About(
     source="DomainBed's scripts/download.py",
     domains=("Caltech101", "LabelMe", "SUN09", "VOC2007"),
     classes=("bird", "car", "chair", "dog", "person"),
+    notes="The counts per domain are the commonly quoted ones, not checked at the source.",
     counts={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
 )
 
