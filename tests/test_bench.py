@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext, redirect_stderr
+from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -28,7 +28,7 @@ from mergestream.benchmarking.presets import PRESETS
 from mergestream.benchmarking.request import plan_from
 from mergestream.datasets import DATASETS
 from mergestream.datasets.standins.own import SITES
-from mergestream.parallel import run_jobs
+from mergestream.parallel import quiet, run_jobs
 
 SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"
 
@@ -147,14 +147,10 @@ def test_expert_logits_are_computed_once_for_all_methods(
         dataset="table", root=consortium / "data", pools=[str(consortium / "pool")], methods=methods,
         streams="iid,sorted", seeds="0,1", batch_size=4,
     )  # fmt: skip
-    run_bench(plan, tmp_path, track)
+    run_bench(plan, tmp_path, quiet)
     assert sorted(counted) == sorted(["original", "hflip"] * len(SITES))
     # Two experts on the 18 images of each site, plain and flipped, and nothing more.
     assert sum(forwards) == 2 * 18 * len(SITES) * 2
-
-
-def track(title: str, total: int) -> nullcontext:
-    return nullcontext(lambda: None)
 
 
 @pytest.mark.parametrize("preset", list(PRESETS))
@@ -162,7 +158,7 @@ def test_presets_run(consortium: Path, tmp_path: Path, preset: str) -> None:
     plan = plan_from(
         dataset="table", root=consortium / "data", pools=[str(consortium / "pool")], preset=preset, seeds="0"
     )
-    findings = run_bench(plan, tmp_path, track)
+    findings = run_bench(plan, tmp_path, quiet)
     assert {row.stream for row in findings.rows} == set(PRESETS[preset].streams)
     labels = {row.label for row in findings.rows}
     if preset == "paper-table3":
@@ -194,10 +190,10 @@ def test_mixtures_hold_several_targets_out(consortium: Path, tmp_path: Path) -> 
 def test_another_reference(consortium: Path, tmp_path: Path) -> None:
     methods = "entropy_adaptive(head=shared), mean, ensemble"
     request = {"dataset": "table", "root": consortium / "data", "pools": [str(consortium / "pool")], "methods": methods}
-    named = run_bench(plan_from(**request, reference="ensemble"), tmp_path, track)
+    named = run_bench(plan_from(**request, reference="ensemble"), tmp_path, quiet)
     assert {duel.ours for duel in named.duels} == {"ensemble"}
     assert {duel.theirs for duel in named.duels} == {"entropy_adaptive(head=shared)", "mean"}
-    usual = run_bench(plan_from(**request), tmp_path, track)
+    usual = run_bench(plan_from(**request), tmp_path, quiet)
     assert {duel.ours for duel in usual.duels} == {"entropy_adaptive(head=shared)"}
 
 
@@ -214,7 +210,7 @@ def test_ood_uses_all_experts_on_the_outside_sets(tmp_path: Path) -> None:
     plan = plan_from(
         dataset="isic", root=tmp_path / "data", pools=[str(tmp_path / "pool")], methods="mean,ensemble", protocol="ood"
     )
-    findings = run_bench(plan, tmp_path / "out", track)
+    findings = run_bench(plan, tmp_path / "out", quiet)
     runs = [ms.Run.load(folder) for folder in (tmp_path / "out" / "runs").iterdir()]
     assert {run.arguments["data"]["domain"] for run in runs} == set(source.about.outside)
     assert all(set(run.arguments["pool"]["experts"]) == set(names) for run in runs)
@@ -222,7 +218,7 @@ def test_ood_uses_all_experts_on_the_outside_sets(tmp_path: Path) -> None:
     write_pool(tmp_path / "seen", ("ph2", "hair"), classes=source.about.classes)
     leaky = replace(plan, pools=(str(tmp_path / "seen"),))
     with pytest.raises(ms.MergestreamError, match="Leakage: the expert 'ph2'"):
-        run_bench(leaky, tmp_path / "out", track)
+        run_bench(leaky, tmp_path / "out", quiet)
 
 
 def test_organs_are_never_flipped(tmp_path: Path) -> None:
@@ -231,14 +227,14 @@ def test_organs_are_never_flipped(tmp_path: Path) -> None:
     source.write_standin(tmp_path / "data")
     write_pool(tmp_path / "pool", source.about.domains, classes=source.about.classes)
     request = {"dataset": "organs", "root": tmp_path / "data", "pools": [str(tmp_path / "pool")]}
-    run_bench(plan_from(**request, methods="entropy_adaptive"), tmp_path / "out", track)
+    run_bench(plan_from(**request, methods="entropy_adaptive"), tmp_path / "out", quiet)
     for folder in (tmp_path / "out" / "runs").iterdir():
         arguments = ms.Run.load(folder).arguments
         assert arguments["options"].get("views", ["brightness"]) == ["brightness"]
     with pytest.raises(ms.MergestreamError, match="does not keep the labels of 'organs' true"):
-        run_bench(plan_from(**request, methods="entropy_adaptive(views=(hflip,))"), tmp_path / "out", track)
+        run_bench(plan_from(**request, methods="entropy_adaptive(views=(hflip,))"), tmp_path / "out", quiet)
     disjoint = plan_from(**request, methods="mean", data_options=["part=test"])
-    run_bench(disjoint, tmp_path / "test", track)
+    run_bench(disjoint, tmp_path / "test", quiet)
     whole, tested = (
         {r.arguments["data"]["domain"]: len(r.labels) for r in map(ms.Run.load, (tmp_path / out / "runs").iterdir())}
         for out in ("out", "test")
@@ -339,7 +335,7 @@ def test_an_expert_trained_on_the_targets_images_under_another_name_is_leakage(
     write_pool(tmp_path / "pool", domains={"brest": "elsewhere"}, recipes=recipes)
     plan = plan_from(dataset="table", root=consortium / "data", pools=[str(tmp_path / "pool")], methods="mean")
     with pytest.raises(ms.MergestreamError, match="Leakage"):
-        run_bench(plan, tmp_path / "out", track)
+        run_bench(plan, tmp_path / "out", quiet)
 
 
 def plan_for(consortium: Path, pool: Path, **more) -> BenchPlan:
@@ -352,12 +348,12 @@ def test_a_choice_of_images_does_not_hide_leakage(consortium: Path, tmp_path: Pa
     seen = ms.load_dataset("table", root=consortium / "data", size=16, interpolation="bicubic")["lyon"].fingerprint()
     write_pool(tmp_path / "pool", domains={"brest": "elsewhere"}, recipes={"brest": {"data": seen}})
     with pytest.raises(ms.MergestreamError, match="Leakage"):
-        run_bench(plan_for(consortium, tmp_path / "pool", targets="lyon", images=12), tmp_path / "out", track)
+        run_bench(plan_for(consortium, tmp_path / "pool", targets="lyon", images=12), tmp_path / "out", quiet)
 
 
 def test_a_domain_spelt_otherwise_is_still_left_out(consortium: Path, tmp_path: Path) -> None:
     write_pool(tmp_path / "pool", domains={"lyon": "Lyon", "brest": "BREST"})
-    run_bench(plan_for(consortium, tmp_path / "pool"), tmp_path / "out", track)
+    run_bench(plan_for(consortium, tmp_path / "pool"), tmp_path / "out", quiet)
     for folder in (tmp_path / "out" / "runs").iterdir():
         arguments = ms.Run.load(folder).arguments
         assert arguments["data"]["domain"] not in arguments["pool"]["experts"]
@@ -375,7 +371,7 @@ def test_a_base_or_a_candidate_that_saw_the_target_is_leakage(consortium: Path, 
         card.write_text(json.dumps({**json.loads(card.read_text()), "recipe": {"data": seen}}))
     plan = plan_for(consortium, tmp_path / "pool", targets="lyon")
     with pytest.raises(ms.MergestreamError, match=f"Leakage: the {place}"):
-        run_bench(plan, tmp_path / "out", track)
+        run_bench(plan, tmp_path / "out", quiet)
 
 
 def test_what_is_asked_for_twice_runs_and_counts_once(consortium: Path, tmp_path: Path) -> None:
@@ -383,33 +379,33 @@ def test_what_is_asked_for_twice_runs_and_counts_once(consortium: Path, tmp_path
         consortium, consortium / "pool", methods="mean, entropy_adaptive, entropy_adaptive(momentum=0)",
         streams="note,note:0.1,note:0.10", targets="lyon+brest,brest+lyon,turin",
     )  # fmt: skip
-    findings = run_bench(twice, tmp_path / "out", track)
+    findings = run_bench(twice, tmp_path / "out", quiet)
     assert {row.label: row.runs for row in findings.rows if "expert" not in row.label} == {
         "mean": 2, "entropy_adaptive": 2
     }  # fmt: skip
     shutil.copytree(consortium / "pool", tmp_path / "copy")
     pools = [str(consortium / "pool"), str(tmp_path / "copy")]
     with pytest.raises(ms.MergestreamError, match="hold the same experts"):
-        run_bench(plan_for(consortium, Path("unused"), pools=pools), tmp_path / "out", track)
+        run_bench(plan_for(consortium, Path("unused"), pools=pools), tmp_path / "out", quiet)
 
 
 def test_another_partition_of_the_images_is_another_run(consortium: Path, tmp_path: Path) -> None:
     shutil.copytree(consortium, tmp_path / "c")
     plan = plan_for(tmp_path / "c", tmp_path / "c" / "pool")
-    assert {row.value for row in run_bench(plan, tmp_path / "out", track).subgroups} == {"A", "B"}
+    assert {row.value for row in run_bench(plan, tmp_path / "out", quiet).subgroups} == {"A", "B"}
     table = tmp_path / "c" / "data" / "samples.csv"
     table.write_text(table.read_text().replace(",B\n", ",NEW\n"))
-    assert {row.value for row in run_bench(plan, tmp_path / "out", track).subgroups} == {"A", "NEW"}
+    assert {row.value for row in run_bench(plan, tmp_path / "out", quiet).subgroups} == {"A", "NEW"}
 
 
 def test_out_inside_the_data_is_refused(consortium: Path) -> None:
     with pytest.raises(ms.MergestreamError, match="lies inside the data's root"):
-        run_bench(plan_for(consortium, consortium / "pool"), consortium / "data" / "runs", track)
+        run_bench(plan_for(consortium, consortium / "pool"), consortium / "data" / "runs", quiet)
 
 
 def test_a_named_expert_runs_where_it_is_not_left_out(consortium: Path, tmp_path: Path) -> None:
     plan = replace(plan_for(consortium, consortium / "pool", methods="single_expert(expert=lyon)"), every_expert=False)
-    run_bench(plan, tmp_path / "out", track)
+    run_bench(plan, tmp_path / "out", quiet)
     targets = {ms.Run.load(f).arguments["data"]["domain"] for f in (tmp_path / "out" / "runs").iterdir()}
     assert targets == {"brest", "turin"}
 
@@ -422,7 +418,7 @@ def test_domains_with_a_plus_or_a_bar_in_their_names(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "s")
     write_pool(tmp_path / "pool", ("x", "y"))
     plan = plan_from(dataset="folder", root=tmp_path / "data", pools=[str(tmp_path / "pool")], methods="mean")
-    run_bench(replace(plan, targets=("lyon+ain", "a|b", "é_%")), tmp_path / "out", track)
+    run_bench(replace(plan, targets=("lyon+ain", "a|b", "é_%")), tmp_path / "out", quiet)
     lines = [line for line in (tmp_path / "out" / "results.md").read_text().splitlines() if line.startswith("|")]
     header = next(line for line in lines if "lyon+ain" in line)
     assert "a\\|b" in header
@@ -441,25 +437,25 @@ def test_other_classes_are_refused_before_an_image_is_read(consortium: Path, tmp
     with pytest.raises(
         ms.MergestreamError, match=r"are not those of .*--data-option 'classes=\(normal, malignant, benign\)'"
     ):
-        run_bench(plan_for(consortium, tmp_path / "pool"), tmp_path / "out", track)
+        run_bench(plan_for(consortium, tmp_path / "pool"), tmp_path / "out", quiet)
     assert not (tmp_path / "out" / "cache").exists()
     run_bench(
         plan_for(consortium, tmp_path / "pool", data_options=["classes=(normal, malignant, benign)"]),
         tmp_path / "out",
-        track,
+        quiet,
     )
     for methods, sentence in (("entropy_adaptive(head=shard)", "'shard'"), ("mean(coefficients=3)", "coefficients")):
         with pytest.raises(ms.MergestreamError, match=sentence):
-            run_bench(plan_for(consortium, consortium / "pool", methods=methods), tmp_path / "again", track)
+            run_bench(plan_for(consortium, consortium / "pool", methods=methods), tmp_path / "again", quiet)
         assert not (tmp_path / "again" / "cache").exists()
 
 
 def test_tables_that_are_replaced_are_told(consortium: Path, tmp_path: Path) -> None:
     plan = plan_for(consortium, consortium / "pool")
-    run_bench(plan, tmp_path, track, command="the first")
-    assert not any("replaced" in warning for warning in run_bench(plan, tmp_path, track).warnings)
-    run_bench(plan, tmp_path, track, command="the first")
-    other = run_bench(plan_for(consortium, consortium / "pool", streams="sorted"), tmp_path, track)
+    run_bench(plan, tmp_path, quiet, command="the first")
+    assert not any("replaced" in warning for warning in run_bench(plan, tmp_path, quiet).warnings)
+    run_bench(plan, tmp_path, quiet, command="the first")
+    other = run_bench(plan_for(consortium, consortium / "pool", streams="sorted"), tmp_path, quiet)
     assert any("were replaced (its runs are kept): the first" in warning for warning in other.warnings)
 
 
@@ -509,7 +505,7 @@ def test_a_killed_worker_is_told(tmp_path: Path) -> None:
 def test_a_pool_of_strangers_is_told(consortium: Path, tmp_path: Path) -> None:
     write_pool(tmp_path / "pool", ("a", "b"))
     plan = plan_from(dataset="table", root=consortium / "data", pools=[str(tmp_path / "pool")], methods="mean")
-    findings = run_bench(plan, tmp_path / "out", track)
+    findings = run_bench(plan, tmp_path / "out", quiet)
     assert any("The domain of a, b in" in warning and "never left out" in warning for warning in findings.warnings)
 
 
@@ -535,7 +531,7 @@ def test_a_fixed_choice_of_images(consortium: Path, tmp_path: Path) -> None:
     runs = [ms.Run.load(folder) for folder in (tmp_path / "out" / "runs").iterdir()]
     assert {len(run.labels) for run in runs} == {10}
     more = run_bench(
-        plan_for(consortium, consortium / "pool", images=1000), tmp_path / "more", track
+        plan_for(consortium, consortium / "pool", images=1000), tmp_path / "more", quiet
     )  # at most so many
     assert {line["images"] for line in more.runs} == {18}
     assert len({run.arguments["data"]["fingerprint"] for run in runs}) == len(SITES)

@@ -1,5 +1,8 @@
 """Names and modules of four libraries: where the head is, what pixels they expect, how they are rebuilt."""
 
+import sys
+from pathlib import Path
+
 import monai.networks.nets as monai_nets
 import pytest
 import timm
@@ -10,6 +13,7 @@ from torch import nn
 
 import mergestream as ms
 from conftest import HandWritten, make_images
+from mergestream.checkpoints import ExpertCard, write_expert
 from mergestream.heads import find_head
 from mergestream.networks import Architecture, create_network, from_architecture, from_module, logits_of
 from mergestream.preprocessing import Preprocessing
@@ -75,6 +79,67 @@ def test_monai_networks_are_split_and_run(head: str) -> None:
     assert pool.preprocessing is None
     images = make_images(2, 32).float() / 255
     assert ms.create_method("entropy_adaptive", pool)(images).shape == (2, 3)
+
+
+MONAI_BY_NAME = {
+    "DenseNet": {"in_channels": 3, "init_features": 8, "growth_rate": 4, "block_config": (2, 2), "act": ("ELU", {})},
+    "resnet10": {"n_input_channels": 3},
+    "EfficientNetBN": {"model_name": "efficientnet-b0"},
+    "SENet": {"in_channels": 3, "block": "se_resnet_bottleneck", "layers": [1] * 4, "groups": 1, "reduction": 8},
+    "ViT": {
+        "in_channels": 3, "img_size": 32, "patch_size": 8, "classification": True, "hidden_size": 24, "mlp_dim": 24,
+        "num_layers": 1, "num_heads": 2,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(MONAI_BY_NAME))
+def test_monai_networks_are_built_again_from_their_cards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("torch.hub.download_url_to_file", None)
+    networks = {
+        site: create_network(f"monai:{name}", num_classes=3, spatial_dims=2, **MONAI_BY_NAME[name]) for site in "ab"
+    }
+    for site, network in networks.items():
+        card = ExpertCard.for_network(site, network, ("x", "y", "z"))
+        write_expert(tmp_path / "pool" / site, network.module.state_dict(), card)
+    pool = ms.ExpertPool.load(tmp_path / "pool")
+    assert pool.template.architecture.library == "monai"
+    assert pool.preprocessing is None
+    pool.save(tmp_path / "again")
+    assert ms.ExpertPool.load(tmp_path / "again").fingerprint() == pool.fingerprint()
+    images = make_images(2, 32).float() / 255
+    with torch.no_grad():
+        expected = torch.stack([logits_of(network.module(images)) for network in networks.values()])
+    torch.testing.assert_close(pool.logits(images), expected)
+
+
+def test_monai_that_is_not_installed_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("monai", "monai.networks"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ms.MergestreamError, match=r"pip install 'mergestream\[monai\]'"):
+        create_network("monai:DenseNet121", num_classes=2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Transchex",  # downloads BERT when it is made
+        "TorchVisionFCModel",  # calls what its arguments name
+        "get_pretrained_resnet_medicalnet",
+        "drop_connect",
+        "BlockArgs",
+        "densenet",
+        "resnet._resnet",
+        "__loader__",
+        "__builtins__",
+        "",
+    ],
+)
+def test_a_card_reaches_nothing_in_monai_but_classifiers(name: str) -> None:
+    with pytest.raises(ms.MergestreamError, match="There is no MONAI classifier"):
+        Architecture("monai", name, {"resnet_depth": 18}).build()
 
 
 @pytest.mark.parametrize(
@@ -145,6 +210,7 @@ def test_an_unknown_module_asks_for_its_head() -> None:
         ("vit_tiny_patch16_244", "Did you mean 'vit_tiny_patch16_224'"),
         ("torchvision:resnet81", "Did you mean 'resnet18'"),
         ("transformers:VitForImageClassification", "Did you mean 'ViTForImageClassification'"),
+        ("monai:DenseNet112", "Did you mean 'DenseNet121'"),
         ("keras:xception", "cannot be built from its name"),
     ],
 )
@@ -156,6 +222,9 @@ def test_unknown_networks_are_refused(name: str, message: str) -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ms.MergestreamError, match="Cannot build timm:resnet18"):
         create_network("resnet18", num_classes=2, wings=2)
+    for arguments in ({}, {"spatial_dims": 7, "in_channels": 3}, {"spatial_dims": 2, "in_channels": 3, "wings": 2}):
+        with pytest.raises(ms.MergestreamError, match=r"Cannot build monai:DenseNet121.*--arg"):
+            create_network("monai:DenseNet121", num_classes=2, **arguments)
     with pytest.raises(ms.MergestreamError, match="cannot be built from its name"):
         Architecture("custom", "my.Network").build()
     with pytest.raises(ms.MergestreamError, match="Did you mean 'bicubic'"):

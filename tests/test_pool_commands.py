@@ -28,7 +28,7 @@ from mergestream.consortium.confidence import FACTOR
 from mergestream.consortium.gauge import lead_of, probes
 from mergestream.consortium.verification import verify_pool
 from mergestream.measuring import Statistics, write_statistics
-from mergestream.networks import create_network, from_module
+from mergestream.networks import Architecture, create_network, from_module
 from mergestream.pool import candidates_folder
 
 ARGUMENTS = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -584,9 +584,9 @@ def test_verify_sees_the_base_cards_and_candidates(pool: Path, tmp_path: Path) -
 # --- import -------------------------------------------------------------------------------------------------
 
 
-def imported(out: Path, *, network: nn.Module | None = None) -> Tensor:
+def imported(out: Path) -> Tensor:
     """What the imported expert answers, as a pool of its own reads it."""
-    return ms.ExpertPool.load(out.parent, network=network).logits(torch.zeros(2, 3, 16, 16) + 0.3)[0]
+    return ms.ExpertPool.load(out.parent).logits(torch.zeros(2, 3, 16, 16) + 0.3)[0]
 
 
 @torch.no_grad()
@@ -720,16 +720,16 @@ def test_monai_networks(tmp_path: Path, pool_command: Callable[..., tuple]) -> N
     module = DenseNet(out_channels=3, **arguments).eval()
     torch.save({"network": module.state_dict()}, tmp_path / "x.pt")
     options = [f"--arg={key}={value}" for key, value in arguments.items()]
-    code, said, err = pool_command(
-        "import", tmp_path / "pool" / "a", tmp_path / "x.pt", "--network", "monai:DenseNet", *options,
-        "--classes", ",".join(CLASSES),
-    )  # fmt: skip
+    rest = (tmp_path / "x.pt", "--network", "monai:DenseNet", *options, "--classes", ",".join(CLASSES))
+    code, said, err = pool_command("import", tmp_path / "pool" / "a", *rest)
     assert (code, err) == (0, "")
     assert "say it with --size" in said
     card = read_card(tmp_path / "pool" / "a")
-    assert (card.head, card.architecture.arguments) == (("class_layers.out",), arguments)
-    again = DenseNet(out_channels=3, **arguments)
-    assert torch.equal(imported(tmp_path / "pool" / "a", network=again), answer(module))
+    assert card.head == ("class_layers.out",)
+    assert card.architecture == Architecture("monai", "DenseNet", {**arguments, "num_classes": 3})
+    assert torch.equal(imported(tmp_path / "pool" / "a"), answer(module))
+    assert pool_command("import", tmp_path / "sized" / "a", *rest, "--size", "16")[0] == 0
+    assert ms.ExpertPool.load(tmp_path / "sized").preprocessing == ms.Preprocessing((16, 16))
     code, _, err = pool_command(
         "import", tmp_path / "b", tmp_path / "x.pt", "--network", "monai:DenseNett", "--classes", "a,b"
     )

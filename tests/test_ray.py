@@ -49,6 +49,25 @@ def test_jobs_spread_over_both_nodes_and_keep_their_order(address: str, monkeypa
     ]
 
 
+def test_a_job_that_may_use_a_gpu_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that says it has a GPU: the cluster hands it out; a job of the CPU sees none."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 1, "include_dashboard": False})
+    try:
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+
+        def visible() -> str:
+            import os
+
+            return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+        assert run_jobs(visible, [()], workers=1, on_done=lambda: None, engine="ray", device="auto") == ["0"]
+        assert run_jobs(visible, [()], workers=1, on_done=lambda: None, engine="ray") == [""]
+    finally:
+        cluster.shutdown()
+
+
 def test_an_error_of_a_job_arrives_as_itself(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
 

@@ -2,12 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +22,13 @@ from mergestream.checkpoints import read_card
 from mergestream.datasets.opening import DataRequest
 from mergestream.datasets.standins.own import CLASSES, SITES, write_table
 from mergestream.networks import create_network
-from mergestream.train import TrainPlan, run_training, work_folder
-from mergestream.training import HEAD_INITS, Recipe, fit, probe
-from mergestream.training.augmentation import augmented
-from mergestream.training.fitting import add_dropout, class_weights
+from mergestream.parallel import quiet
+from mergestream.train import run_training, work_folder
+from mergestream.training import HEAD_INITS, Keeping, Recipe, fit, probe
+from mergestream.training.augmentation import augmented, draw
+from mergestream.training.fitting import balanced, class_weights
+from mergestream.training.optimisers import add_dropout
+from mergestream.training.plan import TrainPlan
 from mergestream.training.settings import parse_settings
 
 ARGUMENTS = tuple(sorted(NETWORK.items()))
@@ -43,14 +47,21 @@ def plan_for(data: Path, *settings: Recipe, **more) -> TrainPlan:
     return TrainPlan(request, "vit_tiny_patch16_224", settings or (QUICK,), ARGUMENTS, **{"init": "random", **more})
 
 
-def track(title: str, total: int) -> nullcontext:
-    return nullcontext(lambda: None)
-
-
 def line(data: Path, out: Path, *more: str) -> list[str]:
     network = [word for name, value in NETWORK.items() for word in ("--arg", f"{name}={value}")]
     fixed = ["--dataset", "table", "--root", str(data), "--network", "vit_tiny_patch16_224", "--init", "random"]
-    quick = ["--steps", "60", "--batch-size", "8", "--learning-rate", "1e-3", "--validate-every", "2"]
+    quick = [
+        "--steps",
+        "60",
+        "--batch-size",
+        "8",
+        "--learning-rate",
+        "1e-3",
+        "--validate-every",
+        "2",
+        "--keep-every",
+        "0",
+    ]
     return ["train", *fixed, *network, *quick, "--settings", "dropout=0|0.1", "--out", str(out), *more]
 
 
@@ -116,15 +127,15 @@ def test_one_site_alone_makes_the_same_expert_from_the_base(trained: Path, data:
     assert read_card(tmp_path / "site" / "lyon").weights_sha256 == read_card(trained / "lyon").weights_sha256
     assert sorted(path.name for path in (tmp_path / "site").iterdir()) == ["base", "lyon"]
     with pytest.raises(ms.MergestreamError, match=r"base is missing: one site trains from the consortium's base"):
-        run_training(plan_for(data, domain="lyon"), tmp_path / "none", track)
+        run_training(plan_for(data, domain="lyon"), tmp_path / "none", quiet)
     with pytest.raises(ms.MergestreamError, match="no domain in 'table' called 'nice'"):
-        run_training(plan_for(data, domain="nice"), tmp_path / "site", track)
+        run_training(plan_for(data, domain="nice"), tmp_path / "site", quiet)
 
 
 @pytest.mark.parametrize("head_init", HEAD_INITS)
 def test_where_heads_start(head_init: str, data: Path, tmp_path: Path) -> None:
     run_training(
-        plan_for(data, replace(QUICK, steps=1, learning_rate=1e-9), head_init=head_init), tmp_path / "p", track
+        plan_for(data, replace(QUICK, steps=1, learning_rate=1e-9), head_init=head_init), tmp_path / "p", quiet
     )
     pool = ms.ExpertPool.load(tmp_path / "p")
     encoder, heads = pool.bank[:, : pool.layout.encoder_size], pool.bank[:, pool.layout.encoder_size :]
@@ -144,20 +155,20 @@ def test_where_heads_start(head_init: str, data: Path, tmp_path: Path) -> None:
 
 
 def test_another_base_in_the_folder_is_refused(data: Path, tmp_path: Path) -> None:
-    run_training(plan_for(data), tmp_path / "p", track)
+    run_training(plan_for(data), tmp_path / "p", quiet)
     with pytest.raises(ms.MergestreamError, match="The base that lies there has head_init 'shared'"):
-        run_training(plan_for(data, head_init="zero"), tmp_path / "p", track)
+        run_training(plan_for(data, head_init="zero"), tmp_path / "p", quiet)
 
 
 def test_a_setting_that_fails_is_told_and_the_others_go_on(data: Path, tmp_path: Path) -> None:
     bad = replace(QUICK, learning_rate=1e30, optimiser="sgd")
-    found = run_training(plan_for(data, bad, QUICK), tmp_path / "p", track)
+    found = run_training(plan_for(data, bad, QUICK), tmp_path / "p", quiet)
     for card, candidates in found:
         assert [bool(candidate.failed) for candidate in candidates] == [True, False]
         assert "lower learning_rate" in candidates[0].failed
         assert card.recipe["learning_rate"] == QUICK.learning_rate
     with pytest.raises(ms.MergestreamError, match="No setting could be trained at 'brest'"):
-        run_training(plan_for(data, bad), tmp_path / "q", track)
+        run_training(plan_for(data, bad), tmp_path / "q", quiet)
 
 
 def test_an_interrupted_fit_goes_on_to_the_same_bits(data: Path, tmp_path: Path) -> None:
@@ -177,12 +188,128 @@ def test_an_interrupted_fit_goes_on_to_the_same_bits(data: Path, tmp_path: Path)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(network(), lyon, recipe, tick, resume=tmp_path / "unfinished")
-    again = fit(network(), lyon, recipe, lambda: taken.append(1), resume=tmp_path / "unfinished")
+        fit(network(), lyon, recipe, tick, keeping=Keeping(tmp_path / "unfinished"))
+    again = fit(network(), lyon, recipe, lambda: taken.append(1), keeping=Keeping(tmp_path / "unfinished"))
     assert len(taken) == 7 + 12 - 4  # from the last validation, at step 4
     assert again.history == whole.history
     assert all(torch.equal(again.state[name], tensor) for name, tensor in whole.state.items())
     assert not (tmp_path / "unfinished").exists()
+
+
+def test_a_kill_costs_the_seconds_asked_for_and_no_more_is_written(data: Path, tmp_path: Path) -> None:
+    lyon = ms.load_dataset("table", root=data, size=16, interpolation="bicubic")["lyon"]
+    seen: list[bool] = []
+    for seconds in (0.0, 3600.0):
+        keeping = Keeping(tmp_path / "unfinished", seconds)
+        torch.manual_seed(0)
+        network = create_network("vit_tiny_patch16_224", num_classes=3, **NETWORK)
+        fit(
+            network,
+            lyon,
+            replace(QUICK, steps=5),
+            lambda keeping=keeping: seen.append(keeping.path.exists()),
+            keeping=keeping,
+        )
+    assert seen == [False] * 4 + [True] + [False] * 5
+
+
+def test_two_devices_share_a_batch_and_learn_what_one_learns(data: Path) -> None:
+    """Fabric's own processes, on the CPU: the same draws, and a loss weighed over the whole batch."""
+    lyon = ms.load_dataset("table", root=data, size=16, interpolation="bicubic")["lyon"]
+    recipe = replace(QUICK, loss="weighted", label_smoothing=0.1, batch_size=7, optimiser="sgd", learning_rate=0.01)
+    fits = []
+    for devices in (1, 2):
+        torch.manual_seed(0)
+        network = create_network("vit_tiny_patch16_224", num_classes=3, **NETWORK)
+        fits.append(fit(network, lyon, replace(recipe, devices=devices)))
+    one, two = fits
+    assert two.how == "eager"
+    assert [line["step"] for line in two.history] == [4, 8, 12]
+    for name, tensor in one.state.items():
+        torch.testing.assert_close(two.state[name], tensor, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ms.MergestreamError, match="A batch of 8 cannot be shared by 9 devices"):
+        replace(QUICK, devices=9)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_mixed_precision_trains_float32_weights(precision: str, data: Path) -> None:
+    if precision == "16-mixed" and not torch.cuda.is_available():
+        pytest.skip("16-bit floats with a scaled loss are for CUDA")
+    lyon = ms.load_dataset("table", root=data, size=16, interpolation="bicubic")["lyon"]
+    fits = []
+    for each in ("32-true", precision):
+        torch.manual_seed(0)
+        network = create_network("vit_tiny_patch16_224", num_classes=3, **NETWORK)
+        fits.append(fit(network, lyon, replace(QUICK, precision=each)))
+    exact, mixed = fits
+    assert all(tensor.dtype == torch.float32 for tensor in mixed.state.values())
+    assert mixed.history != exact.history
+    assert mixed.metrics["nll"] == pytest.approx(exact.metrics["nll"], rel=0.05)
+
+
+def test_the_criterion_chooses_the_step_and_the_setting(data: Path, tmp_path: Path) -> None:
+    losses, labels = torch.tensor([1.0, 3.0, 5.0, 8.0]), torch.tensor([0, 0, 0, 2])
+    assert balanced(losses, labels) == pytest.approx((3 + 8) / 2)  # the class without images does not count
+    recipe = replace(QUICK, criterion="balanced", loss="weighted")
+    for card, candidates in run_training(plan_for(data, recipe), tmp_path / "p", quiet):
+        assert card.metrics["criterion"] == candidates[0].criterion
+        assert candidates[0].loss == card.metrics["validation"]["nll"]
+    for card, candidates in run_training(plan_for(data), tmp_path / "q", quiet):
+        assert candidates[0].criterion == pytest.approx(candidates[0].loss, rel=1e-5)
+        assert card.metrics["execution"] == "eager"
+
+
+def test_every_candidate_leaves_its_curve(trained: Path, data: Path) -> None:
+    records = json.loads((work_folder(trained) / "candidates.json").read_text())["candidates"]
+    for each in records:
+        assert [line["step"] for line in each["curve"]] == list(range(2, 61, 2))
+        best = min(each["curve"], key=lambda line: line["validation_loss"])
+        assert each["metrics"]["best_step"] == best["step"]
+        assert each["criterion"] == pytest.approx(best["validation_loss"])
+        assert each["seconds"] > 0
+    said = command(*line(data, trained, "--jobs", "1"))  # nothing is done again, and nothing forgotten
+    assert said.returncode == 0, said.stderr
+    assert json.loads((work_folder(trained) / "candidates.json").read_text())["candidates"] == records
+
+
+def test_progress_shows_steps_and_losses_while_it_runs(data: Path, tmp_path: Path) -> None:
+    shown: list[tuple[int, str]] = []
+
+    @contextmanager
+    def track(title: str, total: int):
+        yield lambda steps=1, said="": shown.append((steps, said)) if title == "training the experts" else None
+
+    run_training(plan_for(data, QUICK, replace(QUICK, dropout=0.1)), tmp_path / "p", track)
+    assert sum(steps for steps, _ in shown) == 2 * 12 * len(SITES)
+    assert all(re.fullmatch(r"\w+-\w+: (loss [\d.]+, validation [\d.]+|step \d+)", said) for _, said in shown)
+    assert any("validation" in said for _, said in shown)
+
+
+def test_tensorboard_files_hold_the_curve(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out = tmp_path / "p"
+    found = run_training(plan_for(data, tensorboard=True), out, quiet)
+    for _, (candidate,) in found:
+        events = EventAccumulator(str(work_folder(out) / "tensorboard" / candidate.folder.name)).Reload()
+        assert set(events.Tags()["scalars"]) == {"loss/training", "loss/validation", "accuracy/validation"}
+        curve = [(scalar.step, pytest.approx(scalar.value, rel=1e-5)) for scalar in events.Scalars("loss/validation")]
+        assert [(line["step"], line["validation_loss"]) for line in candidate.diary["curve"]] == curve
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ms.MergestreamError, match=r"pip install 'mergestream\[tensorboard\]'"):
+        run_training(plan_for(data, tensorboard=True), tmp_path / "q", quiet)
+
+
+def test_what_cannot_be_done_here_is_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ms.MergestreamError, match="local engine"):
+        run_training(plan_for(data, replace(QUICK, devices=2)), tmp_path / "p", quiet, engine="ray")
+    for wrong in ("precision=64", "accelerator=tpu", "compile=maybe", "criterion=best", "devices=0"):
+        with pytest.raises(ms.MergestreamError):
+            parse_settings(wrong, QUICK)
+    if not torch.cuda.is_available():
+        for recipe in (replace(QUICK, accelerator="cuda"), replace(QUICK, compile="always")):
+            with pytest.raises(ms.MergestreamError, match="CUDA"):
+                run_training(plan_for(data, recipe), tmp_path / "q", quiet)
 
 
 def test_hyper_parameter_sets() -> None:
@@ -213,11 +340,12 @@ def test_class_weights_are_inverse_to_counts() -> None:
 def test_augmentation_keeps_range_differs_by_image_and_is_seeded() -> None:
     torch.manual_seed(0)
     pixels = torch.rand(64, 3, 24, 24)
-    assert augmented(pixels, 0) is pixels
+    device = pixels.device
+    assert augmented(pixels, 0, draw(64, 0, (), device)) is pixels
     torch.manual_seed(1)
-    one = augmented(pixels[:1].expand(64, -1, -1, -1), 1.0)
+    one = augmented(pixels[:1].expand(64, -1, -1, -1), 1.0, draw(64, 1.0, (), device))
     torch.manual_seed(1)
-    again = augmented(pixels[:1].expand(64, -1, -1, -1), 1.0)
+    again = augmented(pixels[:1].expand(64, -1, -1, -1), 1.0, draw(64, 1.0, (), device))
     assert torch.equal(one, again)
     assert float(one.min()) >= 0
     assert float(one.max()) <= 1
@@ -225,7 +353,7 @@ def test_augmentation_keeps_range_differs_by_image_and_is_seeded() -> None:
     grey = (one - one.mean(dim=1, keepdim=True)).abs().amax(dim=(1, 2, 3)) < 1e-6
     assert 1 <= int(grey.sum()) <= 16  # about one in ten
     smooth = torch.linspace(0, 1, 24).expand(64, 3, 24, 24)
-    mild, strong = (float((augmented(smooth, s) - smooth).abs().mean()) for s in (0.01, 1.0))
+    mild, strong = (float((augmented(smooth, s, draw(64, s, (), device)) - smooth).abs().mean()) for s in (0.01, 1.0))
     assert mild < 0.01 < 0.05 < strong
 
 
@@ -245,7 +373,7 @@ def test_initial_weights_from_a_file(data: Path, tmp_path: Path) -> None:
     source = create_network("vit_tiny_patch16_224", num_classes=9, **NETWORK).module.state_dict()
     save_file(source, tmp_path / "start.safetensors")
     plan = plan_for(data, replace(QUICK, steps=1, learning_rate=1e-9), init=str(tmp_path / "start.safetensors"))
-    run_training(plan, tmp_path / "p", track)
+    run_training(plan, tmp_path / "p", quiet)
     views = ms.ExpertPool.load(tmp_path / "p").layout.views(ms.ExpertPool.load(tmp_path / "p").base)
     assert torch.equal(views["blocks.1.mlp.fc1.weight"], source["blocks.1.mlp.fc1.weight"])
     assert views["head.weight"].shape == (3, 16)
@@ -255,7 +383,7 @@ def test_initial_weights_from_a_file(data: Path, tmp_path: Path) -> None:
     ):
         save_file(content, tmp_path / name)
         with pytest.raises(ms.MergestreamError, match=sentence):
-            run_training(plan_for(data, init=str(tmp_path / name)), tmp_path / name[:3], track)
+            run_training(plan_for(data, init=str(tmp_path / name)), tmp_path / name[:3], quiet)
     (tmp_path / "start.pth").write_bytes(b"pickle")
     with pytest.raises(ms.MergestreamError, match="may be a pickle and is not opened"):
-        run_training(plan_for(data, init=str(tmp_path / "start.pth")), tmp_path / "q", track)
+        run_training(plan_for(data, init=str(tmp_path / "start.pth")), tmp_path / "q", quiet)

@@ -25,6 +25,10 @@ def train(
         str, typer.Option(help="Where heads start: shared, linear_probe, independent (the paper's text) or zero.")
     ] = "shared",
     loss: Annotated[str, typer.Option(help="plain, or weighted by class.")] = "plain",
+    criterion: Annotated[
+        str,
+        typer.Option(help="The validation split chooses by cross-entropy: plain, or balanced over its classes."),
+    ] = "plain",
     settings: Annotated[
         str, typer.Option(help="one, diwa, domainbed:20, or a grid: 'learning_rate=1e-5|5e-5, dropout=0|0.1'.")
     ] = "one",
@@ -50,8 +54,18 @@ def train(
     ] = False,
     accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, typer.Option(help="Lightning's: 32-true, bf16-mixed, 16-mixed.")] = "32-true",
+    devices: Annotated[int, typer.Option(help="GPUs that share every batch; several fits at once are --jobs.")] = 1,
+    compile_: Annotated[
+        str, typer.Option("--compile", help="On a GPU: auto (where it pays), always or never.")
+    ] = "auto",
+    keep_every: Annotated[
+        float, typer.Option(help="Seconds of work that a kill may cost, rounded up to a look at the validation split.")
+    ] = 30.0,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write TensorBoard files to OUT.work/tensorboard.")
+    ] = False,
     jobs: Annotated[
-        int | None, typer.Option(help="Processes on this machine.", show_default="one a core; one on a GPU")
+        int | None, typer.Option(help="Processes on this machine.", show_default="one a core, or one a GPU")
     ] = None,
     engine: Annotated[str, typer.Option(help="local, or ray: a cluster that sees the same paths.")] = "local",
 ) -> None:
@@ -59,48 +73,45 @@ def train(
 
     Each expert sees its own domain alone. What is done already is not done again, also after a kill.
     """
-    from mergestream.datasets import source_of
-    from mergestream.datasets.opening import DataRequest
     from mergestream.parallel import default_workers
     from mergestream.reporting.train_report import training_in_words
-    from mergestream.spelling import parse_options
-    from mergestream.train import TrainPlan, run_training
+    from mergestream.train import run_training
     from mergestream.training import Recipe
-    from mergestream.training.settings import parse_settings
+    from mergestream.training.plan import plan_from
 
     console = Console()
-    flips = tuple(view for view in source_of(dataset).about.views if view in ("hflip", "vflip"))
-    start = Recipe(
-        steps=steps,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        augmentation=augmentation,
-        views=flips,
-        loss=loss,
-        validate_every=validate_every,
-        seed=seed,
-        accelerator=accelerator,
-        precision=precision,
-    )
-    plan = TrainPlan(
-        data=DataRequest(
-            dataset,
-            None if root is None else str(root.resolve()),
-            parse_options(data_option or []),
-            skip_bad=skip_bad,
-            allow_missing_classes=allow_missing_classes,
-        ),
+    plan = plan_from(
+        dataset=dataset,
+        root=root,
+        data_options=data_option or [],
+        skip_bad=skip_bad,
+        allow_missing_classes=allow_missing_classes,
         network=network,
-        settings=parse_settings(settings, start),
-        arguments=parse_options(argument or []),
-        init=init if init in ("pretrained", "random") else str(Path(init).resolve()),
+        arguments=argument or [],
+        init=init,
+        settings=settings,
+        start=Recipe(
+            steps=steps,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            augmentation=augmentation,
+            loss=loss,
+            criterion=criterion,
+            validate_every=validate_every,
+            seed=seed,
+            accelerator=accelerator,
+            precision=precision,
+            devices=devices,
+            compile=compile_,
+        ),
         head_init=head_init,
         domain=domain,
         keep_candidates=keep_candidates,
         statistics=statistics,
-        seed=seed,
+        keep_every=keep_every,
+        tensorboard=tensorboard,
     )
-    workers = jobs if jobs is not None else default_workers("cuda" if accelerator in ("cuda", "gpu") else accelerator)
+    workers = jobs if jobs is not None else default_workers(accelerator)
     trained = run_training(plan, out, progress(console), jobs=workers, engine=engine)
     told = [(card, [candidate.failed for candidate in candidates]) for card, candidates in trained]
     for sentence in training_in_words(told, out):

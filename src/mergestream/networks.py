@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_type_hints
 
 from torch import Tensor, nn
 
@@ -16,6 +16,11 @@ from mergestream.preprocessing import Preprocessing, find_preprocessing
 
 # Attributes that make no other function: of training, or of where a checkpoint lay.
 IGNORED = ("training", "momentum", "grad_checkpointing", "gradient_checkpointing", "name_or_path")
+# Where MONAI keeps its classifiers. What it has besides may download weights when it is made (Transchex), or hand its
+# arguments on to functions of other libraries (TorchVisionFCModel): a card must reach neither.
+MONAI_FAMILIES = tuple(f"monai.networks.nets.{file}" for file in ("densenet", "efficientnet", "resnet", "senet", "vit"))
+# What a library may raise when arguments are not its own.
+UNFIT = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Network:
 
 
 def create_network(name: str, *, num_classes: int, **arguments: Any) -> Network:
-    """A network by timm name, or 'torchvision:NAME' or 'transformers:CLASS' (arguments: those of its config).
+    """A network by timm name, or 'torchvision:NAME', 'monai:CLASS' or 'transformers:CLASS' (arguments: its config's).
 
     Its weights are random; pretrained ones come from files, never from a network's arguments.
     """
@@ -199,12 +204,53 @@ def _build_transformers(name: str, arguments: dict[str, Any]) -> nn.Module:
     return network(_construct(network.config_class, f"transformers:{name}", arguments))
 
 
-def _construct(factory: Any, title: str, arguments: dict[str, Any]) -> Any:
+def _build_monai(name: str, arguments: dict[str, Any]) -> nn.Module:
+    known = _monai_classifiers()
+    if name not in known:
+        raise unknown_name("MONAI classifier", name, known)
+    takes = inspect.signature(known[name]).parameters
+    # Some of MONAI's networks download weights unless they are told not to.
+    quiet = {"pretrained": False} if "pretrained" in takes else {}
+    given = {**_with_class_count_as_taken(arguments, takes), **quiet}
+    hint = "Give its arguments with --arg, but for the number of classes, which is known."
+    return _construct(known[name], f"monai:{name}", given, hint)
+
+
+def _monai_classifiers() -> dict[str, Any]:
+    """Classes and functions by name: all that may be called because a card says so."""
+    try:
+        from monai.networks import nets
+    except ImportError:
+        raise NetworkError("MONAI is not installed: pip install 'mergestream[monai]'.") from None
+    return {name: made for name, made in vars(nets).items() if _is_monai_classifier(made)}
+
+
+def _is_monai_classifier(candidate: Any) -> bool:
+    if getattr(candidate, "__module__", None) not in MONAI_FAMILIES:
+        return False
+    made = get_type_hints(candidate).get("return") if inspect.isfunction(candidate) else candidate
+    return inspect.isclass(made) and issubclass(made, nn.Module)
+
+
+def _with_class_count_as_taken(arguments: dict[str, Any], takes: Container[str]) -> dict[str, Any]:
+    """In a card the number of classes is num_classes; some of MONAI's networks call it out_channels."""
+    if "num_classes" in takes or "out_channels" not in takes or "out_channels" in arguments:
+        return arguments
+    return {"out_channels" if key == "num_classes" else key: value for key, value in arguments.items()}
+
+
+def _construct(factory: Any, title: str, arguments: dict[str, Any], hint: str = "") -> Any:
     try:
         return factory(**arguments)
-    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+    except UNFIT as error:
         where = getattr(inspect.getmodule(factory), "__name__", "")
-        raise NetworkError(f"Cannot build {title} with {arguments}: {error} (in {where}).") from error
+        why = str(error).split("\n")[0]
+        raise NetworkError(f"Cannot build {title} with {arguments}: {why} (in {where}). {hint}".rstrip()) from error
 
 
-BUILDERS = {"timm": _build_timm, "torchvision": _build_torchvision, "transformers": _build_transformers}
+BUILDERS = {
+    "timm": _build_timm,
+    "torchvision": _build_torchvision,
+    "transformers": _build_transformers,
+    "monai": _build_monai,
+}

@@ -8,23 +8,36 @@ import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from mergestream.errors import InputError, WorkerError, unknown_name
 
 Result = TypeVar("Result")
-# A stage of work with a title and a number of steps; the block gets a function to call after each step.
-Track = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+
+
+class Advance(Protocol):
+    """To be called after a step or several, with a few words on how it goes."""
+
+    def __call__(self, steps: int = 1, said: str = "") -> None: ...
+
+
+# A stage of work with a title and a number of steps.
+Track = Callable[[str, int], AbstractContextManager[Advance]]
 ENGINES = ("local", "ray")
 
 
+def quiet(*_: object) -> AbstractContextManager[Advance]:
+    """A track that shows nothing."""
+    return nullcontext(lambda *_, **__: None)
+
+
 def default_workers(device: str) -> int:
-    """One process a core; on a GPU, which processes would only share, one."""
-    on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    return 1 if on_gpu else os.cpu_count() or 1
+    """One process a core; one a GPU where those work, since several would only share it."""
+    gpus = 0 if device == "cpu" else torch.cuda.device_count()
+    return gpus or os.cpu_count() or 1
 
 
 def run_jobs(
@@ -34,17 +47,19 @@ def run_jobs(
     workers: int,
     on_done: Callable[[], None],
     engine: str = "local",
+    device: str = "cpu",
 ) -> list[Result]:
     """function(*job) for every job; `on_done` is called after each.
 
-    Locally one worker means this process. On Ray the cluster decides how many run at once.
+    Locally one worker means this process. On Ray the cluster decides how many run at once. Jobs on a `device` other
+    than the CPU get one GPU each where there are any: locally in turn, on Ray as the cluster hands them out.
     """
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
     if workers < 1:
         raise InputError(f"--jobs is at least 1, got {workers}.")
     if engine == "ray":
-        return _on_ray(function, jobs, on_done)
+        return _on_ray(function, jobs, on_done, device)
     if workers <= 1 or len(jobs) <= 1:
         results = []
         for job in jobs:
@@ -53,7 +68,11 @@ def run_jobs(
         return results
     # spawn, not fork: a forked child inherits torch's thread pool in a state that can hang.
     context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(min(workers, len(jobs)), context, _start_worker)
+    turns = context.SimpleQueue()
+    for number in range(min(workers, len(jobs))):
+        turns.put(number)
+    gpus = [] if device == "cpu" else visible_gpus()
+    executor = ProcessPoolExecutor(min(workers, len(jobs)), context, _start_worker, (turns, gpus))
     futures = [executor.submit(function, *job) for job in jobs]
     for future in futures:
         future.add_done_callback(lambda done: None if done.cancelled() else on_done())
@@ -71,8 +90,17 @@ def run_jobs(
     return results
 
 
-def _start_worker() -> None:
-    """One thread a process; it dies with its parent, and leaves Ctrl-C to it."""
+def visible_gpus() -> list[str]:
+    """How CUDA names the GPUs that this process may use."""
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    count = torch.cuda.device_count()
+    return named[:count] if named else [str(number) for number in range(count)]
+
+
+def _start_worker(turns: Any, gpus: Sequence[str]) -> None:
+    """One thread a process, one GPU if there are several; it dies with its parent, and leaves Ctrl-C to it."""
+    if len(gpus) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[turns.get() % len(gpus)]
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_death_signal = getattr(ctypes.CDLL(None), "prctl", None)
@@ -90,9 +118,12 @@ def _stop(executor: ProcessPoolExecutor, futures: Sequence[Future]) -> None:
 
 
 def _on_ray(
-    function: Callable[..., Result], jobs: Sequence[tuple[Any, ...]], on_done: Callable[[], None]
+    function: Callable[..., Result], jobs: Sequence[tuple[Any, ...]], on_done: Callable[[], None], device: str
 ) -> list[Result]:
-    """One Ray task a job, one core each. RAY_ADDRESS names the cluster; without it one is started on this machine."""
+    """One Ray task a job, one core each, and one GPU where the job may use it and the cluster has any.
+
+    RAY_ADDRESS names the cluster; without it one is started on this machine.
+    """
     try:
         import ray
     except ImportError as error:
@@ -103,7 +134,8 @@ def _on_ray(
         ray.init(logging_level="ERROR", log_to_driver=False)
     try:
         # A lost worker or node is tried again elsewhere; an error of the job itself is not.
-        task = ray.remote(num_cpus=1, max_retries=3)(_in_one_thread)
+        gpus = 1 if device != "cpu" and ray.cluster_resources().get("GPU", 0) else 0
+        task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(_in_one_thread)
         waiting = [task.remote(function, job) for job in jobs]
         places = {reference: number for number, reference in enumerate(waiting)}
         results: dict[int, Result] = {}

@@ -1,6 +1,6 @@
 """What commands show: progress with the time left, tables, sentences."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from mergestream.parallel import Track
+    from mergestream.parallel import Advance, Track
     from mergestream.reporting.tables import Table
 
 
@@ -24,14 +24,18 @@ def show(console: Console, tables: Sequence["Table"], sentences: Sequence[str], 
 
 def progress(console: Console) -> "Track":
     @contextmanager
-    def track(title: str, total: int) -> Iterator[Callable[[], None]]:
-        if total == 0:
-            yield lambda: None
-            return
+    def track(title: str, total: int) -> Iterator["Advance"]:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-            task = progress.add_task(title, total=total)
-            yield lambda: progress.advance(task)
+        said = TextColumn("{task.fields[said]}", markup=False)
+        with Progress(*columns, TimeRemainingColumn(), said, console=console, disable=total == 0) as progress:
+            task = progress.add_task(title, total=total, said="")
+
+            def advance(steps: int = 1, said: str = "") -> None:
+                progress.advance(task, steps)
+                if said:
+                    progress.update(task, said=said)
+
+            yield advance
             progress.update(task, completed=total)
 
     return track

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,41 +12,21 @@ import torch
 from mergestream.calibration import measure_statistics
 from mergestream.checkpoints import BASE, CARD, ExpertCard, holds_only_an_expert, open_weights, read_card, write_expert
 from mergestream.datasets import Dataset
-from mergestream.datasets.opening import DataRequest, open_data
+from mergestream.datasets.opening import open_data
 from mergestream.errors import InputError, MergestreamError, NetworkError, TrainingError, unknown_name
 from mergestream.files import folder_written_whole, make_folder, sha256_of_json, write_json
 from mergestream.measuring import write_statistics
 from mergestream.networks import create_network
-from mergestream.options import one_of
 from mergestream.parallel import Track, run_jobs
 from mergestream.pool import ExpertPool, candidates_folder
 from mergestream.preprocessing import Preprocessing
-from mergestream.training import HEAD_INITS, Recipe, probe, put_probes, split, train_expert, write_start
+from mergestream.training import Recipe, probe, put_probes, split, train_expert, write_start
+from mergestream.training.diary import Diary, Entry, followed, read_diary, require_tensorboard
+from mergestream.training.plan import TrainPlan
 from mergestream.training.weights import encoder_weights
 
 SCHEMA_VERSION = 1
 STATISTICS = ("gram", "fisher_exact")
-
-
-@dataclass(frozen=True)
-class TrainPlan:
-    """Which data, which network from which weights, and every setting that is tried at every domain."""
-
-    data: DataRequest
-    network: str
-    settings: tuple[Recipe, ...]
-    arguments: tuple[tuple[str, Any], ...] = ()
-    init: str = "pretrained"
-    head_init: str = "shared"
-    domain: str | None = None  # one site alone, from the consortium's base
-    keep_candidates: bool = False
-    statistics: int = 0  # of so many training images each, for methods that want them
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        one_of("head_init", self.head_init, HEAD_INITS)
-        if not self.settings:
-            raise InputError("There is no setting to train with.")
 
 
 @dataclass(frozen=True)
@@ -56,8 +36,11 @@ class Candidate:
     domain: str
     recipe: Recipe
     folder: Path
-    loss: float | None
+    loss: float | None  # plain cross-entropy on the validation split
+    criterion: float | None = None  # what the settings are compared by; the same, unless the recipe says otherwise
     failed: str | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    diary: Entry = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -65,7 +48,11 @@ class Candidate:
             "recipe": asdict(self.recipe),
             "expert": self.folder.name,
             "validation_loss": self.loss,
+            "criterion": self.criterion,
             "failed": self.failed,
+            "metrics": self.metrics,
+            "seconds": self.diary.get("seconds"),
+            "curve": self.diary.get("curve", []),
         }
 
 
@@ -73,6 +60,11 @@ def run_training(
     plan: TrainPlan, out: Path, track: Track, *, jobs: int = 1, engine: str = "local"
 ) -> list[tuple[ExpertCard, list[Candidate]]]:
     """Write the base where there is none, try every setting at every domain, and put the best ones into the pool."""
+    if plan.devices > 1 and engine != "local":
+        raise InputError("Several devices for one fit are for the local engine; a cluster spreads whole fits.")
+    if plan.tensorboard:
+        require_tensorboard()
+    jobs = 1 if plan.devices > 1 else jobs
     out = make_folder(out).resolve()
     work = make_folder(work_folder(out))
     open_data.cache_clear()  # files may have changed since an earlier call
@@ -85,8 +77,11 @@ def run_training(
             advance()
     _write_base(plan, out, work, preprocessing, dataset, track, jobs, engine)
     wanted = [(plan, out, preprocessing, domain, recipe) for domain in domains for recipe in plan.settings]
-    with track("training the experts", len(wanted)) as advance:
-        found = run_jobs(train_candidate, wanted, workers=jobs, on_done=advance, engine=engine)
+    diaries = [diary_of(out, domain, recipe) for _, _, _, domain, recipe in wanted]
+    with followed("training the experts", diaries, [recipe.steps for *_, recipe in wanted], track):
+        found = run_jobs(
+            train_candidate, wanted, workers=jobs, on_done=lambda: None, engine=engine, device=plan.accelerator
+        )
     by_domain = {domain: [each for each in found if each.domain == domain] for domain in domains}
     write_json(work / "candidates.json", _records(plan, found))
     cards = [_install(out, candidates) for candidates in by_domain.values()]
@@ -100,13 +95,34 @@ def run_training(
 def train_candidate(plan: TrainPlan, out: Path, preprocessing: Preprocessing, domain: str, recipe: Recipe) -> Candidate:
     """One setting at one domain. A fit that fails is told, and the others go on."""
     data = open_data(plan.data, preprocessing, work_folder(out))[domain]
-    name = f"{expert_name(domain)}-{sha256_of_json(asdict(recipe))[:8]}"
-    folder = work_folder(out) / "candidates" / name
+    folder = candidate_folder(out, domain, recipe)
+    events = work_folder(out) / "tensorboard" / folder.name if plan.tensorboard else None
+    diary = Diary(diary_of(out, domain, recipe), recipe.steps, events)
     try:
-        card = train_expert(folder, out / BASE, data, recipe)
+        card = train_expert(
+            folder, out / BASE, data, recipe, diary.stepped, on_look=diary.looked, keep_every=plan.keep_every
+        )
+        diary.close()
     except (TrainingError, OSError, torch.OutOfMemoryError) as error:
-        return Candidate(domain, recipe, folder, None, f"{type(error).__name__}: {error}".splitlines()[0])
-    return Candidate(domain, recipe, folder, float(card.metrics["validation"]["nll"]))
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Candidate(domain, recipe, folder, None, failed=reason, diary=diary.entry)
+    return Candidate(
+        domain,
+        recipe,
+        folder,
+        float(card.metrics["validation"]["nll"]),
+        float(card.metrics["criterion"]),
+        metrics=card.metrics,
+        diary=read_diary(diary_of(out, domain, recipe)) or {},
+    )
+
+
+def candidate_folder(out: Path, domain: str, recipe: Recipe) -> Path:
+    return work_folder(out) / "candidates" / f"{expert_name(domain)}-{sha256_of_json(asdict(recipe))[:8]}"
+
+
+def diary_of(out: Path, domain: str, recipe: Recipe) -> Path:
+    return work_folder(out) / "progress" / f"{candidate_folder(out, domain, recipe).name}.json"
 
 
 def work_folder(out: Path) -> Path:
@@ -159,8 +175,9 @@ def _write_base(
     )
     if plan.head_init == "linear_probe":
         every = [(scratch, plan, preprocessing, work, domain) for domain in dataset.domains]
+        device = plan.accelerator
         with track("fitting every site's head on the frozen encoder", len(every)) as advance:
-            put_probes(scratch, run_jobs(_probe, every, workers=jobs, on_done=advance, engine=engine))
+            put_probes(scratch, run_jobs(_probe, every, workers=jobs, on_done=advance, engine=engine, device=device))
     write_expert(out / BASE, dict(open_weights(scratch, read_card(scratch))), read_card(scratch))
 
 
@@ -181,11 +198,11 @@ def _require_same_base(card: ExpertCard, told: dict[str, Any], *, alone: bool) -
 
 def _install(out: Path, candidates: Sequence[Candidate]) -> ExpertCard:
     """The candidate with the lowest validation loss becomes the domain's expert."""
-    done = [candidate for candidate in candidates if candidate.loss is not None]
+    done = [candidate for candidate in candidates if candidate.criterion is not None]
     if not done:
         reasons = "; ".join(dict.fromkeys(str(candidate.failed) for candidate in candidates))
         raise TrainingError(f"No setting could be trained at '{candidates[0].domain}': {reasons}.")
-    best = min(done, key=lambda candidate: (candidate.loss, candidate.folder.name))
+    best = min(done, key=lambda candidate: (candidate.criterion, candidate.folder.name))
     card = read_card(best.folder)
     named = replace(card, name=expert_name(best.domain))
     try:

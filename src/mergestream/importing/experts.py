@@ -74,8 +74,6 @@ def in_words(card: ExpertCard, out: Path) -> list[str]:
     said = [f"Expert '{card.name}' ({card.architecture}; {', '.join(card.classes)}): {out}"]
     if card.preprocessing is None:
         said.append("What it expects of pixels is not known, so it takes prepared floats only; say it with --size.")
-    if card.architecture.library == "custom":
-        said.append("Its network is not built from its card: ExpertPool.load(folder, network=YourNetwork(...)).")
     return said
 
 

@@ -2,6 +2,8 @@
 
 RandomResizedCrop (70 to 100 % of the area), ColorJitter (0.3 for brightness, contrast, saturation and hue) and
 RandomGrayscale (one in ten), scaled by a strength; flips are views and belong to the data set.
+
+What is random comes in as `draws`, uniform in 0 to 1, so that a compiled pipeline draws what an eager one draws.
 """
 
 import math
@@ -14,60 +16,78 @@ from mergestream.preprocessing import Preprocessing
 from mergestream.views import VIEWS
 
 LUMA = (0.2989, 0.587, 0.114)  # of red, green and blue, as torchvision weighs them
+CROP_DRAWS, COLOUR_DRAWS, GREY_DRAWS = 4, 4, 1
+AUGMENTATION_DRAWS = CROP_DRAWS + COLOUR_DRAWS + GREY_DRAWS
 
 
-def augmented(pixels: Tensor, strength: float) -> Tensor:
-    """float [B,3,H,W] in 0 to 1 -> the same, cropped and recoloured; draws come from the device's generator."""
+def draw(count: int, strength: float, views: tuple[str, ...], device: torch.device) -> Tensor:
+    """The draws [D,B] that `changed` wants for `count` images."""
+    return torch.rand((AUGMENTATION_DRAWS if strength else 0) + len(views), count, device=device)
+
+
+def changed(
+    images: Tensor, draws: Tensor, strength: float, views: tuple[str, ...], preprocessing: Preprocessing
+) -> Tensor:
+    """uint8 [B,3,H,W] -> what the network is trained on: augmented, normalised, each view on a random half."""
+    pixels = images.to(torch.float32) / 255
+    flips = draws[AUGMENTATION_DRAWS:] if strength else draws
+    return flipped(preprocessing.normalised(augmented(pixels, strength, draws)), flips, views, preprocessing)
+
+
+def augmented(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
+    """float [B,3,H,W] in 0 to 1 -> the same, cropped and recoloured."""
     if strength == 0:
         return pixels
-    return _greyed(_jittered(_cropped(pixels, strength), strength), strength)
+    crop, colour, grey = draws[:AUGMENTATION_DRAWS].split((CROP_DRAWS, COLOUR_DRAWS, GREY_DRAWS))
+    return _greyed(_jittered(_cropped(pixels, strength, crop), strength, colour), strength, grey)
 
 
-def flipped(images: Tensor, views: tuple[str, ...], preprocessing: Preprocessing) -> Tensor:
+def flipped(images: Tensor, draws: Tensor, views: tuple[str, ...], preprocessing: Preprocessing) -> Tensor:
     """Each view on a random half of a prepared batch [B,c,H,W]."""
-    for view in views:
-        changed = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
-        images = torch.where(changed, VIEWS[view](images, preprocessing), images)
+    for view, drawn in zip(views, draws, strict=True):
+        images = torch.where(_each(drawn) < 0.5, VIEWS[view](images, preprocessing), images)
     return images
 
 
-def _cropped(pixels: Tensor, strength: float) -> Tensor:
+def _cropped(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
     """A random part of every image, of 1 - 0.3·strength to 1 of its area and of sides 3:4 to 4:3, resized back."""
-    area = 1 - 0.3 * strength * _uniform(pixels)
-    shape = torch.exp(strength * math.log(4 / 3) * (2 * _uniform(pixels) - 1))
+    area = 1 - 0.3 * strength * draws[0]
+    shape = torch.exp(strength * math.log(4 / 3) * _signed(draws[1]))
     height, width = ((area / shape).sqrt().clamp(max=1), (area * shape).sqrt().clamp(max=1))
-    top, left = ((1 - side) * (2 * _uniform(pixels) - 1) for side in (height, width))
+    top, left = (1 - height) * _signed(draws[2]), (1 - width) * _signed(draws[3])
     zero = torch.zeros_like(top)
     rows = (torch.stack([width, zero, left], dim=-1), torch.stack([zero, height, top], dim=-1))
     grid = torch.nn.functional.affine_grid(torch.stack(rows, dim=1), list(pixels.shape), align_corners=False)
     return torch.nn.functional.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
 
 
-def _jittered(pixels: Tensor, strength: float) -> Tensor:
+def _jittered(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
     """Brightness, contrast, saturation and hue, each by a random factor; always in this order."""
-    brightness, contrast, saturation = (_factor(pixels, 0.3 * strength) for _ in range(3))
+    brightness, contrast, saturation = (_each(1 + 0.3 * strength * _signed(drawn)) for drawn in draws[:3])
     pixels = (pixels * brightness).clamp(0, 1)
     middle = _grey(pixels).mean(dim=(1, 2, 3), keepdim=True)
     pixels = torch.lerp(middle.expand_as(pixels), pixels, contrast).clamp(0, 1)
     pixels = torch.lerp(_grey(pixels).expand_as(pixels), pixels, saturation).clamp(0, 1)
     hue, rest = _rgb_to_hsv(pixels).split((1, 2), dim=1)
-    turn = 0.3 * strength * (2 * _uniform(pixels) - 1)
-    return _hsv_to_rgb(torch.cat([(hue + turn[:, None, None, None]) % 1, rest], dim=1))
+    turn = _each(0.3 * strength * _signed(draws[3]))
+    return _hsv_to_rgb(torch.cat([(hue + turn) % 1, rest], dim=1))
 
 
-def _greyed(pixels: Tensor, strength: float) -> Tensor:
-    chosen = _uniform(pixels)[:, None, None, None] < 0.1 * strength
+def _greyed(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
+    chosen = _each(draws[0]) < 0.1 * strength
     return torch.where(chosen, _grey(pixels).expand_as(pixels), pixels)
 
 
 def _grey(pixels: Tensor) -> Tensor:
-    weights = torch.tensor(LUMA, dtype=pixels.dtype, device=pixels.device)
-    return torch.einsum("bchw,c->bhw", pixels, weights)[:, None]
+    red, green, blue = pixels.unbind(dim=1)
+    return (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue)[:, None]
 
 
-def _factor(pixels: Tensor, spread: float) -> Tensor:
-    return (1 + spread * (2 * _uniform(pixels) - 1))[:, None, None, None]
+def _signed(draws: Tensor) -> Tensor:
+    """0 to 1 -> -1 to 1."""
+    return 2 * draws - 1
 
 
-def _uniform(pixels: Tensor) -> Tensor:
-    return torch.rand(len(pixels), device=pixels.device)
+def _each(values: Tensor) -> Tensor:
+    """[B] -> [B,1,1,1]: one value an image."""
+    return values[:, None, None, None]

@@ -15,7 +15,7 @@ from mergestream.errors import MergestreamError, NetworkError, TrainingError
 from mergestream.files import sha256_of_json
 from mergestream.networks import Network, create_network, from_architecture
 from mergestream.options import one_of
-from mergestream.training.fitting import Fit, OnStep, fit
+from mergestream.training.fitting import Fit, Keeping, OnLook, OnStep, fit, ignore
 from mergestream.training.recipe import Recipe
 from mergestream.training.splitting import split
 from mergestream.training.starts import HEAD_INITS, average_heads, fit_probe, head_state, redraw_head, zero_head
@@ -31,7 +31,7 @@ def train_base(
     data: DomainData,
     classes: tuple[str, ...],
     recipe: Recipe,
-    on_step: OnStep = lambda: None,
+    on_step: OnStep = ignore,
     *,
     head_init: str = "shared",
 ) -> ExpertCard:
@@ -42,7 +42,7 @@ def train_base(
         return cached
     with seeded(recipe.seed):
         archive = create_network(network, num_classes=len(data.classes), **arguments)
-    pretrained = fit(archive, data, recipe, on_step, resume=_unfinished(folder, described)).state
+    pretrained = fit(archive, data, recipe, on_step, keeping=Keeping(_unfinished(folder, described))).state
     heads = head_state(archive)
     encoder = {name: tensor for name, tensor in pretrained.items() if name not in heads}
     return write_start(folder, network, arguments, classes, encoder, head_init, recipe.seed, described)
@@ -101,9 +101,19 @@ def put_probes(base: Path, heads: list[Mapping[str, Tensor]]) -> ExpertCard:
 
 
 def train_expert(
-    folder: Path, base: Path, data: DomainData, recipe: Recipe, on_step: OnStep = lambda: None
+    folder: Path,
+    base: Path,
+    data: DomainData,
+    recipe: Recipe,
+    on_step: OnStep = ignore,
+    *,
+    on_look: OnLook = ignore,
+    keep_every: float = 0.0,
 ) -> ExpertCard:
-    """One site's expert, from the shared start and its own data alone. An expert of the same content is not redone."""
+    """One site's expert, from the shared start and its own data alone. An expert of the same content is not redone.
+
+    A fit under way is written down at a look at the validation split, at most every `keep_every` seconds.
+    """
     start = read_card(base)
     if start.classes != data.classes:
         raise TrainingError(f"The base is for {start.classes}, the data of '{data.name}' have {data.classes}.")
@@ -115,7 +125,8 @@ def train_expert(
     network = _network_of(base, start)
     if head_init == "independent":
         redraw_head(network, recipe.seed, data.name)
-    fitted = fit(network, data, recipe, on_step, resume=_unfinished(folder, described))
+    keeping = Keeping(_unfinished(folder, described), keep_every)
+    fitted = fit(network, data, recipe, on_step, on_look=on_look, keeping=keeping)
     return _write(folder, network, data, fitted, described, start)
 
 
@@ -128,7 +139,12 @@ def _write(
         data.classes,
         domain=data.name,
         class_counts=data.class_counts(),
-        metrics={"validation": fitted.metrics, "best_step": fitted.step},
+        metrics={
+            "validation": fitted.metrics,
+            "best_step": fitted.step,
+            "criterion": fitted.criterion,
+            "execution": fitted.how,
+        },
         recipe=described,
         temperature=fitted.temperature,
         base_sha256=start.weights_sha256,

@@ -1,8 +1,10 @@
-"""The training loop: Fabric for devices and precision, every step with a seed of its own, resumable at any moment."""
+"""The training loop: steps, looks at the validation split, the best step kept, resumable at any moment."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,164 +13,223 @@ from torch import Tensor, nn
 
 from mergestream.datasets.base import DomainData
 from mergestream.determinism import cpu_threads, seeded
-from mergestream.errors import CheckpointError, NetworkError, TrainingError
+from mergestream.errors import CheckpointError, InputError, NetworkError, TrainingError
 from mergestream.metrics import summarise
 from mergestream.networks import Network, logits_of
 from mergestream.preprocessing import resize
 from mergestream.statefile import read_state, write_state
-from mergestream.training.augmentation import augmented, flipped
 from mergestream.training.recipe import Recipe
 from mergestream.training.splitting import split
+from mergestream.training.stepping import Stepper
 from mergestream.training.temperature import fit_temperature
 
 OnStep = Callable[[], None]
+OnLook = Callable[[dict[str, float]], None]
 CHUNK = 256  # images of one validation forward
+
+
+def ignore(*_: object) -> None:
+    """What is called where nobody listens; a function with a name, since other processes must find it."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The weights of the best step, how they did on the validation split, and the loss there over time."""
+    """The weights of the best step, how they did on the validation split, and the losses over time."""
 
     state: dict[str, Tensor]
     step: int
     metrics: dict[str, Any]
     temperature: float
     history: list[dict[str, float]]
+    how: str  # eager, graph or compiled graph
+    criterion: float  # the value that chose the step
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Where a fit that may be killed is written down, and how many seconds of work a kill may cost at most.
+
+    It is written at a look at the validation split; with 0 seconds at each.
+    """
+
+    path: Path
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """Who is told of a step, and of a look at the validation split."""
+
+    step: OnStep = field(default=ignore)
+    look: OnLook = field(default=ignore)
 
 
 def fit(
-    network: Network, data: DomainData, recipe: Recipe, on_step: OnStep = lambda: None, *, resume: Path | None = None
+    network: Network,
+    data: DomainData,
+    recipe: Recipe,
+    on_step: OnStep = ignore,
+    *,
+    on_look: OnLook = ignore,
+    keeping: Keeping | None = None,
 ) -> Fit:
-    """Minimise the recipe's loss on the training split; keep the step whose plain cross-entropy is lowest on the
-    validation split, seen without augmentation. With `resume` a killed fit goes on from its last validation.
+    """Minimise the recipe's loss on the training split; keep the step that the criterion likes best on the validation
+    split, seen without augmentation. With `keeping` a killed fit goes on from where it was last written down.
     """
     from lightning.fabric import Fabric
 
     if network.preprocessing is None:
         raise NetworkError("Training needs to know the network's preprocessing; give preprocessing=.")
-    fabric = Fabric(accelerator=recipe.accelerator, devices=1, precision=recipe.precision)  # type: ignore[arg-type]
+    if recipe.accelerator == "cuda" and torch.cuda.device_count() < recipe.devices:
+        raise InputError(
+            f"The recipe wants {recipe.devices} CUDA device(s), and this machine has {torch.cuda.device_count()}."
+        )
+    several = {"strategy": "ddp_spawn"} if recipe.devices > 1 else {}
+    fabric: Any = Fabric(
+        accelerator=recipe.accelerator,
+        devices=recipe.devices,
+        precision=recipe.precision,
+        **several,  # type: ignore[arg-type]
+    )
+    listeners = Listeners(on_step, on_look)
+    if recipe.devices == 1:
+        return _fit(fabric, network, data, recipe, listeners, keeping)
+    told = fabric.launch(_Apart(network, data, recipe, listeners, keeping))
+    return Fit(**{**told, "state": {name: torch.from_numpy(array) for name, array in told["state"].items()}})
+
+
+def _fit(
+    fabric: Any, network: Network, data: DomainData, recipe: Recipe, listeners: Listeners, keeping: Keeping | None
+) -> Fit:
+    """The whole fit, in every process that takes part; the first one speaks and writes."""
+    if fabric.global_rank > 0:
+        listeners = Listeners()
     with seeded(recipe.seed), cpu_threads(recipe.threads):
-        fitting = _Fitting(fabric, network, data, recipe, resume)
+        fitting = _Fitting(fabric, network, data, recipe, keeping)
+        for line in fitting.history:
+            listeners.look(line)
         for step in range(fitting.step + 1, recipe.steps + 1):
-            fitting.take(step)
+            fitting.stepper.take(step)
+            listeners.step()
             if step % recipe.validate_every == 0 or step == recipe.steps:
-                fitting.validate(step)
-            on_step()
+                listeners.look(fitting.look(step))
         return fitting.finish()
+
+
+class _Apart:
+    """A fit for Fabric's own processes, which take and return no frozen dataclass, and no tensor that outlives them."""
+
+    def __init__(self, network: Network, *more: Any) -> None:
+        self._network, self._more = network, more
+
+    def __call__(self, fabric: Any) -> dict[str, Any]:
+        # Weights that travelled to several processes of one machine lie in memory that they share.
+        own = replace(self._network, module=deepcopy(self._network.module))
+        fitted = _fit(fabric, own, *self._more)
+        return {**vars(fitted), "state": {name: tensor.numpy() for name, tensor in fitted.state.items()}}
 
 
 class _Fitting:
     """A fit under way: what a checkpoint must hold is in `_kept`."""
 
-    def __init__(self, fabric: Any, network: Network, data: DomainData, recipe: Recipe, resume: Path | None) -> None:
-        self._recipe, self._data, self._resume, self._network = recipe, data, resume, network
+    def __init__(
+        self, fabric: Any, network: Network, data: DomainData, recipe: Recipe, keeping: Keeping | None
+    ) -> None:
+        self._recipe, self._data, self._keeping, self._network, self._fabric = recipe, data, keeping, network, fabric
         assert network.preprocessing is not None
         self._prepare = network.preprocessing
-        self._training, self._validation = split(len(data), recipe.validation_share, recipe.seed, data.groups)
+        training, self._validation = split(len(data), recipe.validation_share, recipe.seed, data.groups)
         self._images = resize(data.images, self._prepare.size, self._prepare.interpolation).to(fabric.device)
         self._labels = data.labels.to(fabric.device)
-        weights = class_weights(data, self._training) if recipe.loss == "weighted" else None
-        self._weights = None if weights is None else weights.to(fabric.device)
-        self._fabric = fabric
-        add_dropout(network, recipe.dropout)
-        optimiser = create_optimiser(network.module, recipe)
-        self._module, self._optimiser = fabric.setup(network.module, optimiser)
-        self._schedule = create_schedule(self._optimiser, recipe)
-        self._batches = list(_batches(self._training, recipe))
+        weights = class_weights(data, training).to(fabric.device) if recipe.loss == "weighted" else None
+        batches = _batches(training, recipe)
+        self.stepper = Stepper(fabric, network, self._images, self._labels, batches, recipe, weights)
         self._best: dict[str, Any] = {"value": math.inf, "step": 0, "state": {}}
-        self._history: list[dict[str, float]] = []
-        self._loss = torch.zeros((), device=fabric.device)
+        self.history: list[dict[str, float]] = []
         self.step = 0
         self._train()
-        if resume is not None:
-            self._restore(resume)
+        self._restore()
+        self._written = time.monotonic()
 
-    def take(self, step: int) -> None:
-        """One step. Its randomness comes from its own seed, so a resumed fit needs no generator's state."""
-        recipe = self._recipe
-        torch.manual_seed(recipe.seed * 1_000_003 + step)
-        picked = self._batches[step - 1].to(self._images.device)
-        inputs = self._inputs(self._images[picked], augment=True)
-        loss = nn.functional.cross_entropy(
-            logits_of(self._module(inputs)),
-            self._labels[picked],
-            weight=self._weights,
-            label_smoothing=recipe.label_smoothing,
-        )
-        self._optimiser.zero_grad()
-        self._fabric.backward(loss)
-        self._optimiser.step()
-        if self._schedule is not None:
-            self._schedule.step()
-        self._loss = loss.detach()
-
-    def validate(self, step: int) -> None:
-        logits = self._predict().float()
-        value = float(nn.functional.cross_entropy(logits, self._labels[self._validation.to(logits.device)]))
-        if not math.isfinite(value):
-            raise TrainingError(f"The loss on '{self._data.name}' became {value} by step {step}: lower learning_rate.")
-        self._history.append({"step": step, "training_loss": float(self._loss), "validation_loss": value})
+    def look(self, step: int) -> dict[str, float]:
+        """How the weights do on the validation split now; the best ones so far are kept, and the state written."""
+        logits, labels = self._predict(), self._labels[self._validation.to(self._labels.device)]
+        losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+        plain = float(losses.mean())
+        if not math.isfinite(plain):
+            raise TrainingError(f"The loss on '{self._data.name}' became {plain} by step {step}: lower learning_rate.")
+        right = float((logits.argmax(dim=-1) == labels).float().mean())
+        line = {"step": step, "training_loss": float(self.stepper.loss), "validation_loss": plain}
+        self.history.append({**line, "validation_accuracy": right})
+        value = plain if self._recipe.criterion == "plain" else balanced(losses, labels)
         if value < self._best["value"]:
             self._best = {"value": value, "step": step, "state": _snapshot(self._network.module)}
         self.step = step
-        if self._resume is not None and step < self._recipe.steps:
-            write_state(self._resume, self._kept())
+        self._write()
+        return self.history[-1]
 
     def finish(self) -> Fit:
-        self._network.module.load_state_dict(self._best["state"])
-        logits = self._predict().float().cpu()
+        best = self._best
+        self._network.module.load_state_dict(best["state"])
+        logits = self._predict().cpu()
         labels = self._data.labels[self._validation]
         metrics = summarise(torch.softmax(logits, dim=-1), labels, self._data.classes)
         temperature = fit_temperature(logits, labels)
-        if self._resume is not None:
-            self._resume.unlink(missing_ok=True)
-        return Fit(self._best["state"], self._best["step"], metrics, temperature, self._history)
-
-    def _inputs(self, images: Tensor, *, augment: bool) -> Tensor:
-        pixels = images.to(torch.float32) / 255
-        if not augment:
-            return self._prepare.normalised(pixels)
-        prepared = self._prepare.normalised(augmented(pixels, self._recipe.augmentation))
-        return flipped(prepared, self._recipe.views, self._prepare)
+        if self._keeping is not None and self._fabric.global_rank == 0:
+            self._keeping.path.unlink(missing_ok=True)
+        return Fit(best["state"], best["step"], metrics, temperature, self.history, self.stepper.how, best["value"])
 
     @torch.no_grad()
     def _predict(self) -> Tensor:
-        self._module.eval()
-        places = self._validation.to(self._images.device).split(CHUNK)
-        logits = [logits_of(self._module(self._inputs(self._images[p], augment=False))) for p in places]
+        """Logits of the validation split, by the network itself: a compiled one would compile anew for its shapes."""
+        module = self._network.module.eval()
+        found = []
+        with self._fabric.autocast():
+            for places in self._validation.to(self._images.device).split(CHUNK):
+                pixels = self._images[places].to(torch.float32) / 255
+                found.append(logits_of(module(self._prepare.normalised(pixels))).float())
         self._train()
-        return torch.cat(logits)
+        return torch.cat(found)
 
     def _train(self) -> None:
-        self._module.train()
+        self._network.module.train()
         if self._recipe.freeze_bn:
             for module in self._network.module.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
 
+    def _write(self) -> None:
+        keeping = self._keeping
+        if keeping is None or self._fabric.global_rank > 0 or self.step == self._recipe.steps:
+            return
+        if time.monotonic() - self._written >= keeping.seconds:
+            write_state(keeping.path, self._kept())
+            self._written = time.monotonic()
+
     def _kept(self) -> dict[str, Any]:
+        schedule = self.stepper.schedule
         return {
             "step": self.step,
             "module": self._network.module.state_dict(),
-            "optimiser": self._optimiser.state_dict(),
-            "schedule": None if self._schedule is None else self._schedule.state_dict(),
+            "optimiser": self.stepper.optimiser.state_dict(),
+            "schedule": None if schedule is None else schedule.state_dict(),
             "best": self._best,
-            "history": self._history,
+            "history": self.history,
         }
 
-    def _restore(self, path: Path) -> None:
+    def _restore(self) -> None:
         """Take up what was written; from nothing, or from what is not sound, the fit begins anew."""
-        if not path.exists():
+        if self._keeping is None or not self._keeping.path.exists():
             return
         try:
-            kept = read_state(path)
+            kept = read_state(self._keeping.path)
         except CheckpointError:
             return
         self._network.module.load_state_dict(kept["module"])
-        self._optimiser.load_state_dict(kept["optimiser"])
-        if self._schedule is not None:
-            self._schedule.load_state_dict(kept["schedule"])
-        self.step, self._best, self._history = kept["step"], kept["best"], kept["history"]
+        self.stepper.optimiser.load_state_dict(kept["optimiser"])
+        if self.stepper.schedule is not None:
+            self.stepper.schedule.load_state_dict(kept["schedule"])
+        self.step, self._best, self.history = kept["step"], kept["best"], kept["history"]
 
 
 def class_weights(data: DomainData, training: Tensor) -> Tensor:
@@ -178,43 +239,22 @@ def class_weights(data: DomainData, training: Tensor) -> Tensor:
     return torch.where(present, counts.sum() / (present.sum() * counts.clamp_min(1)), 0)
 
 
-def create_optimiser(module: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    options: dict[str, Any] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
-    if recipe.optimiser == "sgd":
-        return torch.optim.SGD(parameters, momentum=0.9, **options)
-    kind = torch.optim.Adam if recipe.optimiser == "adam" else torch.optim.AdamW
-    return kind(parameters, **options)
+def balanced(losses: Tensor, labels: Tensor) -> float:
+    """The mean over classes of the mean loss [N] of each; a class without images does not count."""
+    return float(torch.stack([losses[labels == label].mean() for label in labels.unique()]).mean())
 
 
-def create_schedule(optimiser: Any, recipe: Recipe) -> torch.optim.lr_scheduler.LRScheduler | None:
-    if recipe.schedule == "constant":
-        return None
-    return torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, max_lr=recipe.learning_rate, total_steps=recipe.steps, pct_start=0.1
-    )
-
-
-def add_dropout(network: Network, share: float) -> None:
-    """Dropout before the head, whatever the network calls it."""
-
-    def dropped(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        return nn.functional.dropout(given[0], share, module.training), *given[1:]
-
-    if share:
-        network.module.get_submodule(network.head[0]).register_forward_pre_hook(dropped)
-
-
-def _batches(training: Tensor, recipe: Recipe) -> Iterator[Tensor]:
-    """`steps` batches from repeated shuffles of the training split."""
+def _batches(training: Tensor, recipe: Recipe) -> Tensor:
+    """Places [steps,B] from repeated shuffles of the training split."""
     generator = torch.Generator().manual_seed(recipe.seed)
     size = min(recipe.batch_size, len(training))
-    queue = torch.empty(0, dtype=torch.long)
+    queue, batches = torch.empty(0, dtype=torch.long), []
     for _ in range(recipe.steps):
         if len(queue) < size:
             queue = torch.cat([queue, training[torch.randperm(len(training), generator=generator)]])
-        yield queue[:size]
+        batches.append(queue[:size])
         queue = queue[size:]
+    return torch.stack(batches)
 
 
 def _snapshot(module: nn.Module) -> dict[str, Tensor]:

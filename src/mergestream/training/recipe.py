@@ -2,12 +2,17 @@
 
 from dataclasses import dataclass
 
+from mergestream.errors import InputError
 from mergestream.options import number, one_of, whole_number, yes_or_no
 from mergestream.views import require_known
 
 OPTIMISERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "one_cycle")
 LOSSES = ("plain", "weighted")
+CRITERIA = ("plain", "balanced")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+ACCELERATORS = ("auto", "cpu", "cuda")
+COMPILE = ("auto", "always", "never")
 
 
 @dataclass(frozen=True)
@@ -26,15 +31,18 @@ class Recipe:
     loss: str = "plain"  # or class-weighted, by the training split's class counts
     label_smoothing: float = 0.0
     freeze_bn: bool = False  # keep BatchNorm's statistics as the start has them
+    criterion: str = "plain"  # what the validation split chooses by: cross-entropy, over images or over classes
     validate_every: int = 100
     validation_share: float = 0.2
     seed: int = 0
     accelerator: str = "auto"
     precision: str = "32-true"
+    devices: int = 1  # that share every batch
+    compile: str = "auto"  # on a CUDA device, where it pays; the arithmetic is the same, its rounding is not
     threads: int = 1  # on a CPU the thread count decides the order of sums, and so the bits
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "validate_every", "threads"):
+        for name in ("steps", "batch_size", "validate_every", "threads", "devices"):
             whole_number(name, getattr(self, name), low=1)
         whole_number("seed", self.seed, low=0)
         number("learning_rate", self.learning_rate, above=0)
@@ -46,5 +54,11 @@ class Recipe:
         one_of("optimiser", self.optimiser, OPTIMISERS)
         one_of("schedule", self.schedule, SCHEDULES)
         one_of("loss", self.loss, LOSSES)
+        one_of("criterion", self.criterion, CRITERIA)
+        one_of("accelerator", self.accelerator, ACCELERATORS)
+        one_of("precision", self.precision, PRECISIONS)
+        one_of("compile", self.compile, COMPILE)
+        if self.devices > self.batch_size:
+            raise InputError(f"A batch of {self.batch_size} cannot be shared by {self.devices} devices.")
         yes_or_no("freeze_bn", self.freeze_bn)
         require_known(self.views)

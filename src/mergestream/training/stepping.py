@@ -1,0 +1,194 @@
+"""The steps of a fit: eager anywhere, on a CUDA device one captured graph, compiled first where that pays."""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mergestream.errors import InputError
+from mergestream.networks import Network, logits_of
+from mergestream.preprocessing import Preprocessing
+from mergestream.training import augmentation
+from mergestream.training.optimisers import add_dropout, create_optimiser, create_schedule
+from mergestream.training.recipe import Recipe
+
+EAGER, GRAPH, COMPILED = "eager", "graph", "compiled graph"
+# A fit of fewer steps is over before a compilation has paid for itself (benchmarks/train_speed.py).
+COMPILE_PAYS_FROM = 3000
+WARM_UP = 3
+_log = logging.getLogger(__name__)
+_told: set[str] = set()
+
+
+class Stepper:
+    """Steps over images that lie on the device already; `how` says in which of the three ways they are taken."""
+
+    def __init__(
+        self,
+        fabric: Any,
+        network: Network,
+        images: Tensor,
+        labels: Tensor,
+        batches: Tensor,
+        recipe: Recipe,
+        class_weights: Tensor | None = None,
+    ) -> None:
+        """`images` [N,3,H,W] of the network's size as uint8, `labels` [N], `batches` [steps,B] of places in them."""
+        assert network.preprocessing is not None
+        self._preprocessing: Preprocessing = network.preprocessing
+        self._fabric, self._recipe = fabric, recipe
+        self._images, self._labels, self._class_weights = images, labels, class_weights
+        self._batches = batches.to(images.device)
+        add_dropout(network, recipe.dropout)
+        self._plain = network.module
+        self._raw_optimiser = create_optimiser(network.module, recipe, images.device)
+        self._module, self.optimiser = fabric.setup(network.module, self._raw_optimiser)
+        self.schedule = create_schedule(self.optimiser, recipe)
+        self.how = how_to_step(recipe, images.device)
+        self.loss = torch.zeros((), device=images.device)
+        self._captured: _Captured | None = None
+
+    def take(self, step: int) -> None:
+        """Step number `step`, from 1; its randomness has its own seed, so that resuming needs no generator's state."""
+        picked = self._batches[step - 1]
+        if self.how != EAGER and self._captured is None:
+            self._capture(picked)
+        torch.manual_seed(self._recipe.seed * 1_000_003 + step)
+        self.loss = self._captured(picked) if self._captured is not None else self._learn(picked)
+        if self.schedule is not None:
+            self.schedule.step()
+
+    def _learn(self, picked: Tensor) -> Tensor:
+        recipe, fabric = self._recipe, self._fabric
+        draws = augmentation.draw(len(picked), recipe.augmentation, recipe.views, picked.device)
+        inputs = augmentation.changed(
+            self._images[picked], draws, recipe.augmentation, recipe.views, self._preprocessing
+        )
+        # Every device prepares the same batch and learns from its part, so that their number changes no draw.
+        mine = slice(fabric.global_rank, None, fabric.world_size)
+        loss = self._loss(logits_of(self._module(inputs[mine])), self._labels[picked], mine)
+        self.optimiser.zero_grad()
+        fabric.backward(loss)
+        self.optimiser.step()
+        return loss.detach()
+
+    def _loss(self, logits: Tensor, labels: Tensor, mine: slice) -> Tensor:
+        smoothing, weights = self._recipe.label_smoothing, self._class_weights
+        if self._fabric.world_size == 1:
+            return nn.functional.cross_entropy(logits, labels, weight=weights, label_smoothing=smoothing)
+        # Devices average their gradients: each divides by the whole batch's weight and counts for all of them.
+        total = len(labels) if weights is None else weights[labels].sum()
+        part = nn.functional.cross_entropy(
+            logits, labels[mine], weight=weights, label_smoothing=smoothing, reduction="sum"
+        )
+        return part * self._fabric.world_size / total
+
+    # --- one graph ----------------------------------------------------------------------------------------
+
+    def _capture(self, picked: Tensor) -> None:
+        """Record the step; what cannot be compiled or captured is stepped in the plainer way, and told once."""
+        ways = [COMPILED, GRAPH] if self.how == COMPILED else [GRAPH]
+        for way in ways:
+            try:
+                with _Untouched(self._plain, self._raw_optimiser):
+                    function = _Captured.warmed_up(self._learner(compiled=way == COMPILED), picked)
+                self._captured, self.how = _Captured(function, picked), way
+                return
+            except Exception as error:
+                _tell_once(f"The step cannot be taken as a {way} ({str(error).splitlines()[0]}); going on without.")
+        self.how = EAGER
+
+    def _learner(self, *, compiled: bool) -> Any:
+        """The step as a function without Fabric's wrappers, which neither a compiler nor a graph needs."""
+        recipe, preprocessing = self._recipe, self._preprocessing
+
+        def change(images: Tensor, draws: Tensor) -> Tensor:
+            return augmentation.changed(images, draws, recipe.augmentation, recipe.views, preprocessing)
+
+        prepare = torch.compile(change, dynamic=False) if compiled else change
+        forward: Any = torch.compile(self._plain, dynamic=False) if compiled else self._plain
+
+        def learn(picked: Tensor) -> Tensor:
+            draws = augmentation.draw(len(picked), recipe.augmentation, recipe.views, picked.device)
+            inputs = prepare(self._images[picked], draws)
+            with self._fabric.autocast():
+                logits = logits_of(forward(inputs))
+            loss = self._loss(logits.float(), self._labels[picked], slice(None))
+            self._raw_optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._raw_optimiser.step()
+            return loss.detach()
+
+        return learn
+
+
+class _Captured:
+    """A function of one tensor as a CUDA graph: recorded once, replayed with the tensor's next values."""
+
+    def __init__(self, function: Any, example: Tensor) -> None:
+        self._given, self._graph = example.clone(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._result = function(self._given)
+
+    def __call__(self, given: Tensor) -> Tensor:
+        self._given.copy_(given)
+        self._graph.replay()
+        return self._result  # type: ignore[no-any-return]
+
+    @staticmethod
+    def warmed_up(function: Any, example: Tensor) -> Any:
+        """Everything that is made or chosen on a first call is made outside the graph."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                function(example)
+        torch.cuda.current_stream().wait_stream(side)
+        return function
+
+
+class _Untouched:
+    """A block after which weights and the optimiser's state are what they were, in the same places."""
+
+    def __init__(self, module: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+        self._module, self._optimiser = module, optimiser
+
+    def __enter__(self) -> None:
+        self._weights = {name: tensor.clone() for name, tensor in self._module.state_dict().items()}
+        self._state = {
+            parameter: {key: value.clone() for key, value in kept.items()}
+            for parameter, kept in self._optimiser.state.items()
+        }
+
+    def __exit__(self, *_: object) -> None:
+        self._module.load_state_dict(self._weights)
+        for parameter, kept in self._optimiser.state.items():
+            before = self._state.get(parameter, {})
+            for key, value in kept.items():
+                value.copy_(before[key]) if key in before else value.zero_()
+        self._optimiser.zero_grad()
+
+
+def how_to_step(recipe: Recipe, device: torch.device) -> str:
+    """Eager, graph or compiled graph. A graph holds its numbers: what a schedule or a loss scale changes is eager."""
+    possible = (
+        device.type == "cuda"
+        and recipe.devices == 1
+        and recipe.schedule == "constant"
+        and recipe.precision in ("32-true", "bf16-mixed")
+    )
+    if recipe.compile == "always" and not possible:
+        raise InputError(
+            "compile='always' needs one CUDA device, a constant schedule, and precision 32-true or bf16-mixed; "
+            "'auto' compiles where that is so."
+        )
+    if not possible or recipe.compile == "never":
+        return EAGER
+    return COMPILED if recipe.compile == "always" or recipe.steps >= COMPILE_PAYS_FROM else GRAPH
+
+
+def _tell_once(sentence: str) -> None:
+    if sentence not in _told:
+        _told.add(sentence)
+        _log.warning(sentence)

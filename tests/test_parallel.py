@@ -1,0 +1,50 @@
+"""Jobs in processes: their order, and which GPU each worker sees."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from mergestream import parallel
+from mergestream.parallel import default_workers, quiet, run_jobs, visible_gpus
+
+
+def visible(_: int) -> str | None:
+    import time
+
+    time.sleep(0.3)  # so that no worker takes all jobs
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+def test_workers_share_out_the_gpus(gpus: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpus(2)
+    assert default_workers("auto") == default_workers("cuda") == 2
+    assert set(run_jobs(visible, [(n,) for n in range(4)], workers=2, on_done=lambda: None, device="auto")) == {
+        "0",
+        "1",
+    }
+    assert set(run_jobs(visible, [(n,) for n in range(2)], workers=2, on_done=lambda: None)) == {None}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7")  # only those that this process was given
+    assert visible_gpus() == ["5", "GPU-7"]
+    gpus(1)
+    assert visible_gpus() == ["5"]
+
+
+def test_without_a_gpu_there_is_a_worker_a_core(gpus: Callable[[int], None]) -> None:
+    gpus(0)
+    assert default_workers("auto") == default_workers("cpu") == os.cpu_count()
+    assert parallel.visible_gpus() == []
+
+
+def test_a_quiet_track_takes_everything() -> None:
+    with quiet("title", 3) as advance:
+        advance()
+        advance(2, "words")
+        advance(steps=1, said="words")
