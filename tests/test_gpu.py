@@ -1,11 +1,16 @@
 """The eager path on a CUDA device: the same answers as on the CPU. Run there with `pytest -m gpu`."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
 import mergestream as ms
 from conftest import has_blocks, make_images, make_pool
+from mergestream.datasets import phantom
 from mergestream.methods import METHODS
+from mergestream.training import Fit, Keeping, Recipe, fit
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CASES = [
@@ -64,3 +69,62 @@ def test_state_travels_between_devices() -> None:
     there = ms.create_method("entropy_adaptive", pool.to("cuda"), momentum=0.5)
     there.load_state_dict(method.state_dict())
     torch.testing.assert_close(there(make_images(seed=3)).cpu(), method(make_images(seed=3)), rtol=1e-3, atol=1e-3)
+
+
+RECIPE = Recipe(steps=12, batch_size=16, learning_rate=1e-3, validate_every=4, dropout=0.2, accelerator="cuda")
+
+
+def phantom_fit(recipe: Recipe, **more) -> Fit:
+    from mergestream.networks import create_network
+
+    torch.manual_seed(0)
+    micro = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
+    network = create_network("vit_tiny_patch16_224", num_classes=len(phantom.CLASSES), **micro)
+    return fit(network, ms.load_dataset("phantom", images=120)["lyon"], recipe, **more)
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_captured_step_learns_what_an_eager_one_learns(optimiser: str, precision: str) -> None:
+    """The same draws of augmentation, flips and dropout, and the same sums."""
+    recipe = replace(RECIPE, optimiser=optimiser, precision=precision, loss="weighted", schedule="cosine")
+    eager, graph = phantom_fit(replace(recipe, compile="never")), phantom_fit(recipe)
+    assert (eager.how, graph.how) == ("eager", "graph")
+    tolerance = 1e-3 if precision == "32-true" else 3e-2
+    for one, two in zip(eager.history, graph.history, strict=True):
+        assert two == pytest.approx(one, rel=tolerance, abs=tolerance)
+
+
+def test_a_compiled_step_learns_what_an_eager_one_learns() -> None:
+    recipe = replace(RECIPE, dropout=0.0)  # a compiled dropout draws in its own order
+    eager, compiled = phantom_fit(replace(recipe, compile="never")), phantom_fit(replace(recipe, compile="always"))
+    assert compiled.how == "compiled graph"
+    for one, two in zip(eager.history, compiled.history, strict=True):
+        assert two == pytest.approx(one, rel=1e-2, abs=1e-2)
+
+
+def test_a_captured_fit_goes_on_after_a_kill(tmp_path: Path) -> None:
+    taken: list[int] = []
+
+    def tick() -> None:
+        taken.append(1)
+        if len(taken) == 7:
+            raise KeyboardInterrupt
+
+    whole, keeping = phantom_fit(RECIPE), Keeping(tmp_path / "unfinished")
+    with pytest.raises(KeyboardInterrupt):
+        phantom_fit(RECIPE, on_step=tick, keeping=keeping)
+    again = phantom_fit(RECIPE, on_step=lambda: taken.append(1), keeping=keeping)
+    assert len(taken) == 7 + 12 - 4
+    assert again.how == "graph"
+    for one, two in zip(whole.history, again.history, strict=True):
+        assert two == pytest.approx(one, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("change", [{"schedule": "one_cycle"}, {"precision": "16-mixed"}])
+def test_what_a_graph_cannot_hold_is_stepped_eagerly(change: dict) -> None:
+    fitted = phantom_fit(replace(RECIPE, **change))
+    assert fitted.how == "eager"
+    assert fitted.history[-1]["validation_loss"] < fitted.history[0]["validation_loss"] * 1.5
+    with pytest.raises(ms.MergestreamError, match="another schedule than"):
+        phantom_fit(replace(RECIPE, **change, compile="always"))

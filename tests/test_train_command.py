@@ -27,8 +27,9 @@ from mergestream.train import run_training, work_folder
 from mergestream.training import HEAD_INITS, Keeping, Recipe, fit, probe
 from mergestream.training.augmentation import augmented, draw
 from mergestream.training.fitting import balanced, class_weights
-from mergestream.training.optimisers import add_dropout
+from mergestream.training.optimisers import add_dropout, set_rate
 from mergestream.training.plan import TrainPlan
+from mergestream.training.recipe import SCHEDULES
 from mergestream.training.settings import parse_settings
 
 ARGUMENTS = tuple(sorted(NETWORK.items()))
@@ -171,9 +172,10 @@ def test_a_setting_that_fails_is_told_and_the_others_go_on(data: Path, tmp_path:
         run_training(plan_for(data, bad), tmp_path / "q", quiet)
 
 
-def test_an_interrupted_fit_goes_on_to_the_same_bits(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_interrupted_fit_goes_on_to_the_same_bits(schedule: str, data: Path, tmp_path: Path) -> None:
     lyon = ms.load_dataset("table", root=data, size=16, interpolation="bicubic")["lyon"]
-    recipe = replace(QUICK, dropout=0.3, schedule="one_cycle", optimiser="adamw", loss="weighted", label_smoothing=0.1)
+    recipe = replace(QUICK, dropout=0.3, schedule=schedule, optimiser="adamw", loss="weighted", label_smoothing=0.1)
 
     def network():
         torch.manual_seed(0)
@@ -310,6 +312,22 @@ def test_what_cannot_be_done_here_is_refused(data: Path, tmp_path: Path) -> None
         for recipe in (replace(QUICK, accelerator="cuda"), replace(QUICK, compile="always")):
             with pytest.raises(ms.MergestreamError, match="CUDA"):
                 run_training(plan_for(data, recipe), tmp_path / "q", quiet)
+
+
+def test_a_cosine_warms_up_and_ends_at_nothing() -> None:
+    recipe = Recipe(steps=100, schedule="cosine", learning_rate=1.0)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    plain, on_device = (torch.optim.SGD([weight], lr=rate) for rate in (1.0, torch.tensor(1.0)))
+    rates = []
+    for step in range(1, 101):
+        for optimiser in (plain, on_device):
+            set_rate(optimiser, recipe, step)
+        rates.append(plain.param_groups[0]["lr"])
+        assert float(on_device.param_groups[0]["lr"]) == pytest.approx(rates[-1], abs=1e-6)
+    assert rates[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
+    assert rates[54] == pytest.approx(0.5)
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert rates[-1] == pytest.approx(0, abs=1e-12)
 
 
 def test_hyper_parameter_sets() -> None:

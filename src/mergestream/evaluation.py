@@ -18,6 +18,9 @@ from mergestream.pool import ExpertPool
 from mergestream.records import Run, is_finished, run_hash, step_record
 from mergestream.streams import Stream, in_order
 
+# Images of one forward where no batch is asked for: a GPU would wait for the host with fewer.
+CPU_CHUNK, GPU_CHUNK = 128, 512
+
 
 @dataclass(frozen=True)
 class Fold:
@@ -133,16 +136,18 @@ def _require_fitting(stream: Stream, data: DomainData) -> None:
         raise InputError(f"The stream '{stream.name}' names a sample of '{data.name}' twice.")
 
 
-def precompute(pool: ExpertPool, data: DomainData, views: Sequence[str], *, batch_size: int = 128) -> dict[str, Tensor]:
+def precompute(
+    pool: ExpertPool, data: DomainData, views: Sequence[str], *, batch_size: int | None = None
+) -> dict[str, Tensor]:
     """Expert logits [K,N,C] of a whole domain, plain and of each view: computed once, used by every method."""
     return {view: domain_logits(pool, data, view, batch_size=batch_size) for view in (ORIGINAL, *views)}
 
 
 @torch.no_grad()
-def domain_logits(pool: ExpertPool, data: DomainData, view: str, *, batch_size: int = 128) -> Tensor:
+def domain_logits(pool: ExpertPool, data: DomainData, view: str, *, batch_size: int | None = None) -> Tensor:
     """Expert logits [K,N,C] of a whole domain, in one view of it or as it is ('original')."""
     shown = None if view == ORIGINAL else view
-    chunks = torch.arange(len(data)).split(batch_size)
+    chunks = torch.arange(len(data)).split(batch_size or (GPU_CHUNK if pool.device.type == "cuda" else CPU_CHUNK))
     return torch.cat([pool.logits(data.batch(chunk), shown).cpu() for chunk in chunks], dim=1)
 
 

@@ -43,6 +43,7 @@ class ExpertPool:
 
     def __init__(self, parts: Parts, read_candidates: Callable[[], ExpertPool | None] = lambda: None) -> None:
         self._parts, self._read_candidates = parts, read_candidates
+        self._fingerprint: tuple[object, str] | None = None
         self.cards, self.bank, self.template, self.layout = parts.cards, parts.bank, parts.network, parts.layout
         self.names = tuple(card.name for card in parts.cards)
         self.classes = parts.cards[0].classes
@@ -208,10 +209,15 @@ class ExpertPool:
             "class_counts": [card.class_counts for card in self.cards],
             "integers": [{name: tensor.tolist() for name, tensor in own.items()} for own in self._parts.integers],
         }
-        digest = hashlib.sha256(json.dumps({**header, **self.template.describe()}, sort_keys=True).encode())
-        for row in self.bank:
-            digest.update(row.cpu().view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        told = json.dumps({**header, **self.template.describe()}, sort_keys=True)
+        # Hashing takes seconds, so it is done once: torch counts what is written into a tensor.
+        now = (told, None if self.bank.is_inference() else self.bank._version)
+        if now[1] is None or self._fingerprint is None or self._fingerprint[0] != now:
+            digest = hashlib.sha256(told.encode())
+            for row in self.bank:
+                digest.update(row.cpu().view(torch.uint8).numpy().data)
+            self._fingerprint = (now, digest.hexdigest())
+        return self._fingerprint[1]
 
     def base_fingerprint(self) -> str | None:
         """sha-256 of the base weights' bits; None where there is no base."""

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -50,7 +51,18 @@ class Preprocessing:
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """[B,c,H,W] in 0 to 1 -> mean 0 and std 1 per channel, by the network's numbers."""
-        return transforms.normalize(pixels, list(self.mean), list(self.std))
+        mean, std = _columns(self.mean, self.std, pixels.device, pixels.dtype)
+        return pixels.sub(mean).div_(std)
+
+
+@lru_cache(maxsize=64)
+def _columns(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Both as [c,1,1] on the device, sent there once: a copy in every step would keep a GPU waiting."""
+    with torch.inference_mode(False):
+        columns = (torch.tensor(values, dtype=dtype, device=device)[:, None, None] for values in (mean, std))
+        return next(columns), next(columns)
 
 
 def resize(images: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:

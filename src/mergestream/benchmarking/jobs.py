@@ -160,6 +160,7 @@ def open_case(plan: BenchPlan, out: Path, pool: str, target: Target) -> Case:
     return Case(plan, out, pool, target)
 
 
+@lru_cache(maxsize=1)  # the same for one target after the other
 def load_pool(folder: str, device: str) -> ExpertPool:
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("There is no CUDA device here: --device cpu, or auto.")
@@ -177,6 +178,7 @@ def preprocessing_of(pool: ExpertPool, folder: str) -> Preprocessing:
 
 def forget_what_was_opened() -> None:
     open_case.cache_clear()
+    load_pool.cache_clear()
     open_data.cache_clear()
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mergestream.checkpoints import BASE, CARD, ExpertCard, open_weights, read_card, write_expert
@@ -88,9 +89,11 @@ def probe(base: Path, data: DomainData, recipe: Recipe) -> dict[str, Tensor]:
     if network.preprocessing is None:
         raise NetworkError("Training needs to know the network's preprocessing; give preprocessing=.")
     training, _ = split(len(data), recipe.validation_share, recipe.seed, data.groups)
+    device = torch.device("cuda" if recipe.accelerator != "cpu" and torch.cuda.is_available() else "cpu")
+    network.module.to(device)
     with seeded(recipe.seed), cpu_threads(recipe.threads):
-        inputs = [network.preprocessing(data.batch(part)) for part in training.split(128)]
-        return fit_probe(network, inputs, data.labels[training])
+        inputs = (network.preprocessing(data.batch(part).to(device)) for part in training.split(128))
+        return fit_probe(network, inputs, data.labels[training].to(device))
 
 
 def put_probes(base: Path, heads: list[Mapping[str, Tensor]]) -> ExpertCard:

@@ -226,9 +226,7 @@ class _Fitting:
         except CheckpointError:
             return
         self._network.module.load_state_dict(kept["module"])
-        self.stepper.optimiser.load_state_dict(kept["optimiser"])
-        if self.stepper.schedule is not None:
-            self.stepper.schedule.load_state_dict(kept["schedule"])
+        self.stepper.restore(kept["optimiser"], kept["schedule"])
         self.step, self._best, self.history = kept["step"], kept["best"], kept["history"]
 
 

@@ -7,7 +7,7 @@ from mergestream.options import number, one_of, whole_number, yes_or_no
 from mergestream.views import require_known
 
 OPTIMISERS = ("adam", "adamw", "sgd")
-SCHEDULES = ("constant", "one_cycle")
+SCHEDULES = ("constant", "cosine", "one_cycle")
 LOSSES = ("plain", "weighted")
 CRITERIA = ("plain", "balanced")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
@@ -25,7 +25,7 @@ class Recipe:
     weight_decay: float = 0.0
     dropout: float = 0.0  # before the head
     optimiser: str = "adam"
-    schedule: str = "constant"
+    schedule: str = "constant"  # or cosine, after a tenth of the steps that warm up
     augmentation: float = 1.0  # strength of crop, colour and grey: 0 none, 1 DomainBed's
     views: tuple[str, ...] = ("hflip",)  # label-preserving, each on a random half of a batch
     loss: str = "plain"  # or class-weighted, by the training split's class counts

@@ -1,7 +1,7 @@
 """The consortium's shared start: an encoder, and a head for its classes."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ def head_state(network: Network) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in network.module.state_dict().items() if name.startswith(inside)}
 
 
-def fit_probe(network: Network, inputs: list[Tensor], labels: Tensor) -> dict[str, Tensor]:
+def fit_probe(network: Network, inputs: Iterable[Tensor], labels: Tensor) -> dict[str, Tensor]:
     """A head fitted from zero on the frozen encoder's features of prepared batches; only the head leaves the site."""
     features = _features(network, inputs)
     zero_head(network)
@@ -56,7 +56,7 @@ def fit_probe(network: Network, inputs: list[Tensor], labels: Tensor) -> dict[st
         return loss
 
     optimiser.step(closure)  # type: ignore[no-untyped-call]
-    return {name: tensor.detach().clone() for name, tensor in head_state(network).items()}
+    return {name: tensor.detach().cpu().clone() for name, tensor in head_state(network).items()}
 
 
 def average_heads(heads: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ def average_heads(heads: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _features(network: Network, inputs: list[Tensor]) -> Tensor:
+def _features(network: Network, inputs: Iterable[Tensor]) -> Tensor:
     """What reaches the head."""
     found: list[Tensor] = []
     network.module.eval()

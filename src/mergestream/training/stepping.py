@@ -10,7 +10,7 @@ from mergestream.errors import InputError
 from mergestream.networks import Network, logits_of
 from mergestream.preprocessing import Preprocessing
 from mergestream.training import augmentation
-from mergestream.training.optimisers import add_dropout, create_optimiser, create_schedule
+from mergestream.training.optimisers import add_dropout, create_optimiser, create_schedule, set_rate
 from mergestream.training.recipe import Recipe
 
 EAGER, GRAPH, COMPILED = "eager", "graph", "compiled graph"
@@ -54,10 +54,21 @@ class Stepper:
         picked = self._batches[step - 1]
         if self.how != EAGER and self._captured is None:
             self._capture(picked)
+        set_rate(self._raw_optimiser, self._recipe, step)
         torch.manual_seed(self._recipe.seed * 1_000_003 + step)
         self.loss = self._captured(picked) if self._captured is not None else self._learn(picked)
         if self.schedule is not None:
             self.schedule.step()
+
+    def restore(self, optimiser: dict[str, Any], schedule: dict[str, Any] | None) -> None:
+        """Take up states that were written down, before the first step."""
+        rates = [group["lr"] for group in self._raw_optimiser.param_groups]
+        self._raw_optimiser.load_state_dict(optimiser)
+        for group, rate in zip(self._raw_optimiser.param_groups, rates, strict=True):
+            if isinstance(rate, Tensor):  # where it was, which is not where it was read to
+                group["lr"] = rate.fill_(float(group["lr"]))
+        if self.schedule is not None and schedule is not None:
+            self.schedule.load_state_dict(schedule)
 
     def _learn(self, picked: Tensor) -> Tensor:
         recipe, fabric = self._recipe, self._fabric
@@ -171,17 +182,17 @@ class _Untouched:
 
 
 def how_to_step(recipe: Recipe, device: torch.device) -> str:
-    """Eager, graph or compiled graph. A graph holds its numbers: what a schedule or a loss scale changes is eager."""
+    """Eager, graph or compiled graph. A graph holds its numbers: what one_cycle or a loss scale changes is eager."""
     possible = (
         device.type == "cuda"
         and recipe.devices == 1
-        and recipe.schedule == "constant"
+        and recipe.schedule != "one_cycle"
         and recipe.precision in ("32-true", "bf16-mixed")
     )
     if recipe.compile == "always" and not possible:
         raise InputError(
-            "compile='always' needs one CUDA device, a constant schedule, and precision 32-true or bf16-mixed; "
-            "'auto' compiles where that is so."
+            "compile='always' needs one CUDA device, precision 32-true or bf16-mixed, and another schedule than "
+            "one_cycle; 'auto' compiles where that is so."
         )
     if not possible or recipe.compile == "never":
         return EAGER
