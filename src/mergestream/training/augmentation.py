@@ -10,7 +10,7 @@ import math
 
 import torch
 from torch import Tensor
-from torchvision.transforms.v2.functional._color import _hsv_to_rgb, _rgb_to_hsv
+from torchvision.transforms.v2.functional._color import _rgb_to_hsv
 
 from mergestream.preprocessing import Preprocessing
 from mergestream.views import VIEWS
@@ -70,7 +70,16 @@ def _jittered(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
     pixels = torch.lerp(_grey(pixels).expand_as(pixels), pixels, saturation).clamp(0, 1)
     hue, rest = _rgb_to_hsv(pixels).split((1, 2), dim=1)
     turn = _each(0.3 * strength * _signed(draws[3]))
-    return _hsv_to_rgb(torch.cat([(hue + turn) % 1, rest], dim=1))
+    return _rgb(hue + turn, *rest.split(1, dim=1))
+
+
+def _rgb(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
+    """[B,1,H,W] each -> [B,3,H,W]; torchvision's own sends a table to the device in every call, which a captured step
+    may not do.
+    """
+    offsets = torch.cat([torch.full_like(hue, shift) for shift in (5.0, 3.0, 1.0)], dim=1)
+    turned = (offsets + 6 * hue) % 6
+    return value - value * saturation * torch.minimum(turned, 4 - turned).clamp(0, 1)
 
 
 def _greyed(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:

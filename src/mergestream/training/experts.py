@@ -22,7 +22,7 @@ from mergestream.training.splitting import split
 from mergestream.training.starts import HEAD_INITS, average_heads, fit_probe, head_state, redraw_head, zero_head
 
 # Raised whenever the same recipe would give other weights: cached experts are then trained again.
-REVISION = 2
+REVISION = 3
 
 
 def train_base(

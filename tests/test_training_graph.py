@@ -1,0 +1,101 @@
+"""A captured training step may not wait for the host: watched here without a GPU, on tensors that only claim one."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torchvision.transforms.v2.functional._color import _hsv_to_rgb, _rgb_to_hsv
+
+from benching import NETWORK
+from mergestream import preprocessing
+from mergestream.networks import Network, create_network
+from mergestream.training import Recipe, stepping
+from mergestream.training.augmentation import _rgb
+from mergestream.training.stepping import COMPILED, EAGER, GRAPH, Stepper, how_to_step
+
+
+class HostTraffic(TorchDispatchMode):
+    """Every operation that touches a tensor of the host with any shape at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        if any(tensor.device.type == "cpu" for tensor in tensors) or "item" in str(function):
+            self.seen.append(str(function))
+        return result
+
+
+class Alone:
+    """What a step wants of Fabric, on one device."""
+
+    world_size, global_rank = 1, 0
+    autocast = staticmethod(nullcontext)
+
+    def setup(self, *parts: Any) -> tuple[Any, ...]:
+        return parts
+
+
+@pytest.fixture
+def claimed_gpu() -> Iterator[Network]:
+    """A network whose weights claim to lie on a GPU."""
+    preprocessing._columns.cache_clear()
+    network = create_network("vit_tiny_patch16_224", num_classes=3, **NETWORK)
+    with FakeTensorMode():
+        for module in network.module.modules():
+            for name, weight in module.named_parameters(recurse=False):
+                setattr(module, name, torch.nn.Parameter(torch.empty(weight.shape, device="cuda")))
+        yield network
+    preprocessing._columns.cache_clear()  # it holds tensors that are none
+
+
+@pytest.mark.parametrize("loss", ["plain", "weighted"])
+def test_a_step_touches_nothing_of_the_host(loss: str, claimed_gpu: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    # PyTorch's own part is made for graphs, but its backward asks for a true device, and its optimiser looks at the
+    # learning rate when it is built.
+    monkeypatch.setattr(torch.Tensor, "backward", lambda _: None)
+    monkeypatch.setattr(stepping, "create_optimiser", lambda *_: mock.Mock(param_groups=[]))
+    recipe = Recipe(dropout=0.1, loss=loss, views=("hflip", "vflip"), label_smoothing=0.1)
+    images = torch.empty(20, 3, 16, 16, dtype=torch.uint8, device="cuda")
+    labels = torch.empty(20, dtype=torch.long, device="cuda")
+    batches = torch.empty(4, 8, dtype=torch.long, device="cuda")
+    weights = torch.empty(3, device="cuda") if loss == "weighted" else None
+    stepper = Stepper(Alone(), claimed_gpu, images, labels, batches, recipe, weights)
+    learn = stepper._learner(compiled=False)
+    learn(batches[0])  # what is made once is made here, as in the warm-up
+    with HostTraffic() as traffic:
+        learn(batches[1])
+    assert traffic.seen == []
+
+
+@pytest.mark.usefixtures("claimed_gpu")
+def test_host_traffic_would_be_seen() -> None:
+    with HostTraffic() as traffic:
+        torch.empty(3, device="cuda") + torch.tensor([1.0, 2.0, 3.0]).to("cuda")
+    assert any("_to_copy" in name for name in traffic.seen)
+
+
+def test_hue_and_back_is_torchvisions() -> None:
+    pixels = torch.rand(8, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    hsv = _rgb_to_hsv(pixels)
+    torch.testing.assert_close(_rgb(*hsv.split(1, dim=1)), _hsv_to_rgb(hsv), rtol=0, atol=1e-5)
+    torch.testing.assert_close(_rgb(*hsv.split(1, dim=1)), pixels, rtol=0, atol=1e-5)
+
+
+def test_how_steps_are_taken() -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert how_to_step(Recipe(), cpu) == EAGER
+    assert how_to_step(Recipe(steps=5001), gpu) == COMPILED
+    assert how_to_step(Recipe(steps=100), gpu) == GRAPH
+    assert how_to_step(Recipe(steps=100, compile="always"), gpu) == COMPILED
+    for eager in ({"compile": "never"}, {"schedule": "one_cycle"}, {"precision": "16-mixed"}, {"devices": 2}):
+        assert how_to_step(Recipe(**eager), gpu) == EAGER
