@@ -1,8 +1,10 @@
 """The training loop: steps, looks at the validation split, the best step kept, resumable at any moment."""
 
+import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -84,17 +86,14 @@ def fit(
         raise InputError(
             f"The recipe wants {recipe.devices} CUDA device(s), and this machine has {torch.cuda.device_count()}."
         )
+    where: dict[str, Any] = {"accelerator": recipe.accelerator, "devices": recipe.devices}
     several = {"strategy": "ddp_spawn"} if recipe.devices > 1 else {}
-    fabric: Any = Fabric(
-        accelerator=recipe.accelerator,
-        devices=recipe.devices,
-        precision=recipe.precision,
-        **several,  # type: ignore[arg-type]
-    )
     listeners = Listeners(on_step, on_look)
-    if recipe.devices == 1:
-        return _fit(fabric, network, data, recipe, listeners, keeping)
-    told = fabric.launch(_Apart(network, data, recipe, listeners, keeping))
+    with _without_advice():
+        fabric: Any = Fabric(**where, **several, precision=recipe.precision)
+        if recipe.devices == 1:
+            return _fit(fabric, network, data, recipe, listeners, keeping)
+        told = fabric.launch(_Apart(network, data, recipe, listeners, keeping))
     return Fit(**{**told, "state": {name: torch.from_numpy(array) for name, array in told["state"].items()}})
 
 
@@ -114,6 +113,20 @@ def _fit(
             if step % recipe.validate_every == 0 or step == recipe.steps:
                 listeners.look(fitting.look(step))
         return fitting.finish()
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Lightning tells at every fit which devices it found and what one might set; warnings stay."""
+    loggers = [logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch", "lightning_utilities")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 class _Apart:
