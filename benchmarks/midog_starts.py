@@ -1,14 +1,15 @@
 """Where heads start and which loss trains them: MIDOG 2025, four starts x two losses x seeds, through train and bench.
 
-    PYTHONPATH=src python3 benchmarks/midog_starts.py train --root midog25-64.zip --init vit.safetensors --out work
-    PYTHONPATH=src python3 benchmarks/midog_starts.py bench --root midog25-64.zip --out work --json midog_starts.json
+    python3 benchmarks/midog_starts.py --root midog25-64.zip --init vit.safetensors --out work --json midog_starts.json
 
-What is done is not done again, so both may be killed and called again. Nothing is chosen on a target's labels.
+Row after row: its pools are trained, then benched, then the row is added to the file; rows that are in it already are
+not done again, so it may be killed and called again, also on another machine. Nothing is chosen on a target's labels.
 """
 
 import argparse
 import json
 import sys
+import time
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -31,35 +32,46 @@ RECIPE = "steps=300, batch_size=64, optimiser=adamw, schedule=cosine, augmentati
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("stage", choices=("train", "bench"))
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--init", default="random")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--network", default="vit_small_patch14_dinov2")
     parser.add_argument("--arg", action="append", default=[])
     parser.add_argument("--recipe", default=RECIPE)
-    parser.add_argument("--settings", default="learning_rate=1e-5|3e-5")
+    parser.add_argument("--settings", default="learning_rate=3e-5")
     parser.add_argument("--starts", default=",".join(HEAD_INITS))
-    parser.add_argument("--losses", default="plain,weighted,weighted/balanced")
+    parser.add_argument("--losses", default="plain,weighted")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--jobs", type=int, default=8)
+    # Processes take turns on one GPU unless its multi-process service runs: two hide each other's Python, no more.
+    parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
-    cases = list(product(given.starts.split(","), given.losses.split(","), map(int, given.seeds.split(","))))
-    if given.stage == "train":
-        run_jobs(train, [(given, *case) for case in cases], workers=given.jobs, on_done=tick, device=given.device)
-        return
-    rows = list(dict.fromkeys((start, loss) for start, loss, _ in cases))
-    found = run_jobs(bench, [(given, *row) for row in rows], workers=given.jobs, on_done=tick, device=given.device)
-    told = {
+    rows = json.loads(given.json.read_text())["rows"] if given.json.exists() else []
+    done = [(row["head_init"], row["loss"]) for row in rows]
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    for start, loss in product(given.starts.split(","), given.losses.split(",")):
+        if (start, loss) in done:
+            continue
+        began = time.perf_counter()
+        wanted = [(given, start, loss, seed) for seed in seeds]
+        run_jobs(train, wanted, workers=given.jobs, on_done=lambda: None, device=given.device)
+        trained = time.perf_counter()
+        row = bench(given, start, loss)
+        row["seconds"] = {"train": trained - began, "bench": time.perf_counter() - trained}
+        print(start, loss, {key: round(value) for key, value in row["seconds"].items()}, flush=True)
+        rows.append(row)
+        given.json.write_text(json.dumps({**about(given), "rows": rows}, indent=1) + "\n")
+
+
+def about(given: argparse.Namespace) -> dict[str, Any]:
+    return {
         "device": torch.cuda.get_device_name() if given.device == "cuda" else "cpu",
         "versions": library_versions(),
         "command": " ".join(["python3", *(Path(word).name if word.startswith("/") else word for word in sys.argv)]),
-        "rows": found,
+        "recipe": given.recipe,
+        "settings": given.settings,
     }
-    if given.json:
-        given.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
 def train(given: argparse.Namespace, start: str, loss: str, seed: int) -> None:
@@ -85,7 +97,7 @@ def bench(given: argparse.Namespace, start: str, loss: str) -> dict[str, Any]:
         dataset="midog", root=given.root, pools=[str(pool) for pool in pools], methods=METHODS, streams="iid",
         seeds="0", device=given.device,
     )  # fmt: skip
-    findings = run_bench(plan, given.out / "runs" / f"{start}-{loss.replace('/', '-')}", quiet)
+    findings = run_bench(plan, given.out / "runs" / f"{start}-{loss.replace('/', '-')}", quiet, jobs=given.jobs)
     cards = [
         read_card(folder)
         for pool in pools
@@ -114,10 +126,6 @@ def pool_of(given: argparse.Namespace, start: str, loss: str, seed: int) -> Path
 def _option(item: str) -> tuple[str, Any]:
     name, _, value = item.strip().partition("=")
     return name, parse_value(value)
-
-
-def tick() -> None:
-    print(".", end="", flush=True)
 
 
 if __name__ == "__main__":

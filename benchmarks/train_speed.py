@@ -58,16 +58,21 @@ def main() -> None:
         "versions": library_versions(),
         "command": " ".join(["python3", *(Path(word).name if word.startswith("/") else word for word in sys.argv)]),
         "steps": one_fit(given, recipe),
-        "pool": whole_pool(given, recipe),
     }
     for row in found["steps"]:
         row["times_the_rival"] = row["images_per_second"] / found["steps"][0]["images_per_second"]
         speed = f"{row['ms_per_step']:7.2f} ms a step, {row['images_per_second']:8.0f} images a second"
         first = f"first step {row['first_step_seconds']:.1f} s, {row['memory_gib']:.2f} GiB"
         print(f"{row['name']:24} {speed}, {row['times_the_rival']:.2f} x, {first}")
+    write(given.json, found)  # a lease that ends during the pool keeps this much
+    found["pool"] = whole_pool(given, recipe)
     print(f"pool: {found['pool']['fits']} fits in {found['pool']['seconds']:.1f} s, everything included")
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=2) + "\n")
+    write(given.json, found)
+
+
+def write(path: Path | None, found: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(found, indent=2) + "\n")
 
 
 def one_fit(given: argparse.Namespace, recipe: Recipe) -> list[dict[str, Any]]:

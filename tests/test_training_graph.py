@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -15,8 +16,9 @@ from torchvision.transforms.v2.functional._color import _hsv_to_rgb, _rgb_to_hsv
 from benching import NETWORK
 from mergestream import preprocessing
 from mergestream.networks import Network, create_network
-from mergestream.training import Recipe, stepping
+from mergestream.training import Recipe, compiling, stepping
 from mergestream.training.augmentation import _rgb
+from mergestream.training.optimisers import add_dropout
 from mergestream.training.stepping import COMPILED, EAGER, GRAPH, Stepper, how_to_step
 
 
@@ -99,3 +101,28 @@ def test_how_steps_are_taken() -> None:
     assert how_to_step(Recipe(steps=100, compile="always"), gpu) == COMPILED
     for eager in ({"compile": "never"}, {"schedule": "one_cycle"}, {"precision": "16-mixed"}, {"devices": 2}):
         assert how_to_step(Recipe(**eager), gpu) == EAGER
+
+
+def test_the_next_fit_of_a_network_uses_what_was_compiled_for_the_first() -> None:
+    """On the CPU, where compilation works as well: counted by how often the compiler is asked."""
+    from torch._dynamo.testing import CompileCounter
+
+    asked = CompileCounter()
+    recipe = Recipe(dropout=0.1)
+    compiling._networks.clear()
+    answers = []
+    with mock.patch.object(torch, "compile", partial(torch.compile, backend=asked)):
+        for seed in range(3):
+            torch.manual_seed(seed)
+            fresh = create_network("vit_tiny_patch16_224", num_classes=3, **NETWORK)
+            network = compiling.standing_for(fresh, recipe)
+            add_dropout(network, recipe.dropout)
+            images = torch.ones(2, 3, 16, 16)
+            torch.testing.assert_close(network.module.eval()(images), fresh.module.eval()(images), rtol=1e-5, atol=1e-6)
+            answers.append(compiling.compiled_forward(network.module.train())(images))
+    assert len(compiling._networks) == 1
+    assert asked.frame_count == 1
+    assert not torch.equal(answers[0], answers[1])
+    other = compiling.standing_for(create_network("vit_tiny_patch16_224", num_classes=4, **NETWORK), recipe)
+    assert other.module is not network.module
+    compiling._networks.clear()

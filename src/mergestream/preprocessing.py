@@ -51,7 +51,8 @@ class Preprocessing:
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """[B,c,H,W] in 0 to 1 -> mean 0 and std 1 per channel, by the network's numbers."""
-        mean, std = _columns(self.mean, self.std, pixels.device, pixels.dtype)
+        columns = _columns.__wrapped__ if torch.compiler.is_compiling() else _columns
+        mean, std = columns(self.mean, self.std, pixels.device, pixels.dtype)
         return pixels.sub(mean).div_(std)
 
 

@@ -20,9 +20,10 @@ from mergestream.metrics import summarise
 from mergestream.networks import Network, logits_of
 from mergestream.preprocessing import resize
 from mergestream.statefile import read_state, write_state
+from mergestream.training.compiling import standing_for
 from mergestream.training.recipe import Recipe
 from mergestream.training.splitting import split
-from mergestream.training.stepping import Stepper
+from mergestream.training.stepping import COMPILED, Stepper, how_to_step
 from mergestream.training.temperature import fit_temperature
 
 OnStep = Callable[[], None]
@@ -148,6 +149,8 @@ class _Fitting:
     def __init__(
         self, fabric: Any, network: Network, data: DomainData, recipe: Recipe, keeping: Keeping | None
     ) -> None:
+        if how_to_step(recipe, fabric.device) == COMPILED:
+            network = standing_for(network, recipe)
         self._recipe, self._data, self._keeping, self._network, self._fabric = recipe, data, keeping, network, fabric
         assert network.preprocessing is not None
         self._prepare = network.preprocessing

@@ -46,11 +46,19 @@ def set_rate(optimiser: torch.optim.Optimizer, recipe: Recipe, step: int) -> Non
             group["lr"] = rate
 
 
+class _Dropped:
+    """A hook that drops a share of what reaches the head."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def __call__(self, module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        return nn.functional.dropout(given[0], self.share, module.training), *given[1:]
+
+
 def add_dropout(network: Network, share: float) -> None:
-    """Dropout before the head, whatever the network calls it."""
-
-    def dropped(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        return nn.functional.dropout(given[0], share, module.training), *given[1:]
-
-    if share:
-        network.module.get_submodule(network.head[0]).register_forward_pre_hook(dropped)
+    """Dropout before the head, whatever the network calls it; once, also where a network is fitted again."""
+    head = network.module.get_submodule(network.head[0])
+    present = any(isinstance(hook, _Dropped) and hook.share == share for hook in head._forward_pre_hooks.values())
+    if share and not present:
+        head.register_forward_pre_hook(_Dropped(share))

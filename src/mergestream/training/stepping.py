@@ -10,6 +10,7 @@ from mergestream.errors import InputError
 from mergestream.networks import Network, logits_of
 from mergestream.preprocessing import Preprocessing
 from mergestream.training import augmentation
+from mergestream.training.compiling import compiled_changes, compiled_forward
 from mergestream.training.optimisers import add_dropout, create_optimiser, create_schedule, set_rate
 from mergestream.training.recipe import Recipe
 
@@ -117,8 +118,8 @@ class Stepper:
         def change(images: Tensor, draws: Tensor) -> Tensor:
             return augmentation.changed(images, draws, recipe.augmentation, recipe.views, preprocessing)
 
-        prepare = torch.compile(change, dynamic=False) if compiled else change
-        forward: Any = torch.compile(self._plain, dynamic=False) if compiled else self._plain
+        prepare = compiled_changes(recipe.augmentation, recipe.views, preprocessing) if compiled else change
+        forward = compiled_forward(self._plain) if compiled else self._plain
 
         def learn(picked: Tensor) -> Tensor:
             draws = augmentation.draw(len(picked), recipe.augmentation, recipe.views, picked.device)

@@ -1,0 +1,46 @@
+"""What is compiled once a process: the next fit of the same network pours its weights in and compiles nothing."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from mergestream.networks import Network
+from mergestream.preprocessing import Preprocessing
+from mergestream.training import augmentation
+from mergestream.training.recipe import Recipe
+
+_networks: dict[str, nn.Module] = {}
+_forwards: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()
+
+
+def standing_for(network: Network, recipe: Recipe) -> Network:
+    """The network that stands for its architecture in this process, with the given one's weights."""
+    key = json.dumps([network.describe(), recipe.dropout, recipe.precision], sort_keys=True)
+    module = _networks.setdefault(key, network.module)
+    if module is not network.module:
+        module.load_state_dict(network.module.state_dict())
+    return replace(network, module=module)
+
+
+def compiled_forward(module: nn.Module) -> Any:
+    if module not in _forwards:
+        _forwards[module] = torch.compile(module.forward, dynamic=False)
+    return _forwards[module]
+
+
+@lru_cache(maxsize=8)
+def compiled_changes(
+    strength: float, views: tuple[str, ...], preprocessing: Preprocessing
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Augmentation, normalisation and flips of a batch as a few kernels."""
+
+    def change(images: Tensor, draws: Tensor) -> Tensor:
+        return augmentation.changed(images, draws, strength, views, preprocessing)
+
+    return torch.compile(change, dynamic=False)
