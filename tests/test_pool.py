@@ -476,3 +476,15 @@ def test_saved_tensors_are_plain_safetensors(folder: Path) -> None:
     assert "head.weight" in load_file(folder / "lyon" / "weights.safetensors")
     save_file({"a": torch.zeros(1)}, folder / "loose.safetensors")  # a stray file beside the experts is no expert
     assert len(ms.ExpertPool.load(folder)) == 3
+
+
+@pytest.mark.parametrize("name", ["torchvision:resnet18", "resnet18"])
+def test_state_dicts_of_a_named_network_keep_its_name(name: str, tmp_path: Path) -> None:
+    states = {}
+    for seed, site in enumerate(("lyon", "brest")):
+        torch.manual_seed(seed)
+        states[site] = create_network(name, num_classes=2).module.state_dict()
+    pool = ms.ExpertPool.from_state_dicts(states, name, classes=("a", "b"))
+    pool.save(tmp_path / "pool")
+    assert ms.ExpertPool.load(tmp_path / "pool").fingerprint() == pool.fingerprint()
+    assert pool.template.architecture.library == ("torchvision" if ":" in name else "timm")

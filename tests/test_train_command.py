@@ -21,10 +21,11 @@ from benching import NETWORK, command
 from mergestream.checkpoints import read_card
 from mergestream.datasets.opening import DataRequest
 from mergestream.datasets.standins.own import CLASSES, SITES, write_table
+from mergestream.files import write_atomically
 from mergestream.networks import create_network
 from mergestream.parallel import quiet
 from mergestream.train import run_training, work_folder
-from mergestream.training import HEAD_INITS, Keeping, Recipe, fit, probe
+from mergestream.training import HEAD_INITS, Keeping, Recipe, fit, fitting, probe
 from mergestream.training.augmentation import augmented, draw
 from mergestream.training.fitting import balanced, class_weights
 from mergestream.training.optimisers import add_dropout, set_rate
@@ -170,6 +171,27 @@ def test_a_setting_that_fails_is_told_and_the_others_go_on(data: Path, tmp_path:
         assert card.recipe["learning_rate"] == QUICK.learning_rate
     with pytest.raises(ms.MergestreamError, match="No setting could be trained at 'brest'"):
         run_training(plan_for(data, bad), tmp_path / "q", quiet)
+
+
+def test_a_full_disk_ends_its_candidate_and_no_other(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writing the state of one of two settings meets a device that is truly full."""
+    written = fitting.write_state
+
+    def write(path: Path, state: dict) -> None:
+        if state["optimiser"]["param_groups"][0]["weight_decay"]:
+            write_atomically(path, lambda _: os.write(os.open("/dev/full", os.O_WRONLY), b"state"))
+        written(path, state)
+
+    monkeypatch.setattr(fitting, "write_state", write)
+    found = run_training(plan_for(data, QUICK, replace(QUICK, weight_decay=0.1)), tmp_path / "p", quiet)
+    for card, (good, full) in found:
+        assert good.failed is None
+        assert "No space left on device" in full.failed
+        assert card.recipe["weight_decay"] == 0
+    records = json.loads((work_folder(tmp_path / "p") / "candidates.json").read_text())["candidates"]
+    assert sum("No space left" in (each["failed"] or "") for each in records) == len(SITES)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -133,7 +133,8 @@ def _parts_of_states(
         raise PoolError(f"Cannot tell how many classes the head {network.head} answers: give classes=.")
     labels = tuple(map(str, range(count or 0))) if classes is None else tuple(classes)
     _require_classes(labels, network)
-    network = replace(network, architecture=recover_architecture(network.module))
+    if network.architecture.library == "custom":
+        network = replace(network, architecture=recover_architecture(network.module))
     layout.strip(network.module)
     bank, integers = fill_bank(layout, states, "cpu", None)
     cards = [ExpertCard.for_network(name, network, labels) for name in states]
