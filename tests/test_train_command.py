@@ -364,6 +364,9 @@ def test_hyper_parameter_sets() -> None:
     assert all(1e-5 <= r.learning_rate <= 10**-3.5 and 8 <= r.batch_size <= 45 for r in drawn[1:])
     grid = parse_settings("learning_rate=1e-5|1e-4, views=()|(hflip,)", QUICK)
     assert [(r.learning_rate, r.views) for r in grid] == [(lr, v) for lr in (1e-5, 1e-4) for v in ((), ("hflip",))]
+    seeds = parse_settings("seed=3|4", QUICK)
+    assert [(recipe.seed, recipe.splits_by) for recipe in seeds] == [(3, 0), (4, 0)]  # one validation split for both
+    assert replace(QUICK, seed=5).splits_by == 5
     for wrong in ("diva", "domainbed:", "colour=red", "dropout=", "dropout=2", "optimiser=best", "steps=0"):
         with pytest.raises(ms.MergestreamError):
             parse_settings(wrong, QUICK)

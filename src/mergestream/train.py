@@ -229,13 +229,18 @@ def _measure(plan: TrainPlan, out: Path, dataset: Dataset, cards: Sequence[Exper
     for card in pool.cards:
         if card.name in mine and card.domain in dataset.domains:
             data = dataset[card.domain]
-            training, _ = split(len(data), card.recipe["validation_share"], card.recipe["seed"], data.groups)
+            training, _ = split(len(data), card.recipe["validation_share"], _split_seed(card), data.groups)
             images[card.name] = data.batch(training[: plan.statistics])
     strangers = [name for name in pool.names if name not in images]
     measured = measure_statistics(pool.without(*strangers) if strangers else pool, images, STATISTICS)
     for name, statistics in zip(measured.names, measured.statistics, strict=True):
         assert statistics is not None
         write_statistics(out / name, statistics, mine[name])
+
+
+def _split_seed(card: ExpertCard) -> int:
+    own = card.recipe.get("split_seed")
+    return int(card.recipe["seed"] if own is None else own)
 
 
 def _records(plan: TrainPlan, candidates: Sequence[Candidate]) -> dict[str, Any]:

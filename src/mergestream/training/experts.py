@@ -88,7 +88,7 @@ def probe(base: Path, data: DomainData, recipe: Recipe) -> dict[str, Tensor]:
     network = _network_of(base, start)
     if network.preprocessing is None:
         raise NetworkError("Training needs to know the network's preprocessing; give preprocessing=.")
-    training, _ = split(len(data), recipe.validation_share, recipe.seed, data.groups)
+    training, _ = split(len(data), recipe.validation_share, recipe.splits_by, data.groups)
     device = torch.device("cuda" if recipe.accelerator != "cpu" and torch.cuda.is_available() else "cpu")
     network.module.to(device)
     with seeded(recipe.seed), cpu_threads(recipe.threads):

@@ -154,7 +154,7 @@ class _Fitting:
         self._recipe, self._data, self._keeping, self._network, self._fabric = recipe, data, keeping, network, fabric
         assert network.preprocessing is not None
         self._prepare = network.preprocessing
-        training, self._validation = split(len(data), recipe.validation_share, recipe.seed, data.groups)
+        training, self._validation = split(len(data), recipe.validation_share, recipe.splits_by, data.groups)
         self._images = resize(data.images, self._prepare.size, self._prepare.interpolation).to(fabric.device)
         self._labels = data.labels.to(fabric.device)
         weights = class_weights(data, training).to(fabric.device) if recipe.loss == "weighted" else None

@@ -35,16 +35,22 @@ class Recipe:
     validate_every: int = 100
     validation_share: float = 0.2
     seed: int = 0
+    split_seed: int | None = None  # of the validation split, where runs of several seeds are to share one
     accelerator: str = "auto"
     precision: str = "32-true"
     devices: int = 1  # that share every batch
     compile: str = "auto"  # on a CUDA device, where it pays; the arithmetic is the same, its rounding is not
     threads: int = 1  # on a CPU the thread count decides the order of sums, and so the bits
 
+    @property
+    def splits_by(self) -> int:
+        return self.seed if self.split_seed is None else self.split_seed
+
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "validate_every", "threads", "devices"):
             whole_number(name, getattr(self, name), low=1)
-        whole_number("seed", self.seed, low=0)
+        for name in ("seed", "splits_by"):
+            whole_number(name, getattr(self, name), low=0)
         number("learning_rate", self.learning_rate, above=0)
         number("weight_decay", self.weight_decay, low=0)
         number("augmentation", self.augmentation, low=0, high=2)

@@ -53,6 +53,8 @@ def _choices(item: str) -> tuple[str, list[Any]]:
 
 
 def _grid(choices: dict[str, list[Any]], start: Recipe) -> tuple[Recipe, ...]:
+    if "seed" in choices:  # losses on different validation splits could not be compared
+        start = replace(start, split_seed=start.splits_by)
     return tuple(dict.fromkeys(replace(start, **dict(zip(choices, each))) for each in product(*choices.values())))  # noqa: B905
 
 
