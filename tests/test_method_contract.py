@@ -62,6 +62,7 @@ VARIANTS: dict[str, list[dict]] = {
         {"score": "max_softmax", "weighting": "softmax", "encoder_sharpness": 5.0},
         {"recalibrate_bn": True},
         {"refresh_every": 2, "momentum": 0.5},
+        {"refresh_every": 100, "refresh_drift": 1e-3},
         {"temperature": [0.5, 1.0, 2.0], "head_sharpness": 4.0},
     ],
 }
@@ -319,6 +320,7 @@ torch.save([step.logits, step.encoder_coefficients, step.head_coefficients], {st
         ("entropy_adaptive", {"temperature": 0.0}, "temperature"),
         ("entropy_adaptive", {"temperature": [1.0, 2.0]}, "one per expert"),
         ("entropy_adaptive", {"refresh_every": 0}, "refresh_every"),
+        ("entropy_adaptive", {"refresh_drift": -0.1}, "refresh_drift"),
         ("single_expert", {}, "needs the option 'expert'"),
         ("single_expert", {"expert": "lion"}, "Did you mean 'lyon'"),
         ("mean", {"coefficients": [0.5, 0.5, 0.5]}, "sum to 1"),

@@ -196,6 +196,28 @@ def test_refresh_every_scores_only_every_nth_batch(pool: ms.ExpertPool, monkeypa
             assert torch.equal(step.logits, pool.forward(weights, batch))
 
 
+def test_refresh_drift_scores_after_the_merged_models_entropy_moved(pool: ms.ExpertPool) -> None:
+    batches = [make_images(seed=seed) for seed in (0, 0, 1, 1, 2)]  # a repeated batch does not drift
+    method = ms.create_method("entropy_adaptive", pool, refresh_every=1000, refresh_drift=1e-4)
+    steps = [method.step(batch) for batch in batches]
+    entropies = [naive_entropy(step.logits) for step in steps]
+    reference, drifted = entropies[0], False
+    for number, step in enumerate(steps):
+        scored = number == 0 or drifted
+        assert (step.entropy is not None) == scored, number
+        reference = entropies[number] if scored else reference
+        drifted = abs(entropies[number] - reference) > 1e-4
+    assert [step.entropy is not None for step in steps][:3] == [True, False, False]
+    assert any(step.entropy is not None for step in steps[3:])
+    never = ms.create_method("entropy_adaptive", pool, refresh_every=1000)
+    assert [never.step(batch).entropy is not None for batch in batches] == [True] + [False] * 4
+
+
+def naive_entropy(logits: torch.Tensor) -> float:
+    p = torch.softmax(logits.double(), dim=-1)
+    return float(-(p * p.log()).sum(dim=-1).mean())
+
+
 @pytest.mark.parametrize("score", ["entropy", "max_softmax"])
 def test_select_expert_takes_the_least_uncertain(experts, pool: ms.ExpertPool, score: str) -> None:
     method = ms.create_method("select_expert", pool, score=score)

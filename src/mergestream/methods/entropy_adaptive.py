@@ -34,6 +34,7 @@ class EntropyAdaptive(Method):
     weighting        'inverse' (Eq. 4) or 'softmax' with encoder_sharpness
     recalibrate_bn   re-estimate BatchNorm statistics of the merged model from the batch (one more forward)
     refresh_every    score the experts on every n-th batch only and reuse the merged model in between
+    refresh_drift    and on the batch after the merged model's own entropy moved by more nats than this; 0 never
     head_rows        'all', or 'seen': a class's head row is merged from the experts that saw the class
     """
 
@@ -42,6 +43,8 @@ class EntropyAdaptive(Method):
     _encoder: Tensor  # the coefficients in use [K]
     _head: Tensor
     _stale: bool  # the merged weights are not those of the coefficients
+    _reference: Tensor | None  # the merged model's entropy [] on the last batch that was scored
+    _drifted: bool
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class EntropyAdaptive(Method):
         encoder_sharpness: float = 1.0,
         recalibrate_bn: bool = False,
         refresh_every: int = 1,
+        refresh_drift: float = 0.0,
         head_rows: str = "all",
     ) -> None:
         super().__init__(pool)
@@ -66,6 +70,7 @@ class EntropyAdaptive(Method):
         self.epsilon = number("epsilon", epsilon, above=0)
         self.momentum = number("momentum", momentum, low=0, below=1)  # the share kept of the old value
         self.refresh_every = whole_number("refresh_every", refresh_every, low=1)
+        self.refresh_drift = number("refresh_drift", refresh_drift, low=0)
         self.encoder = one_of("encoder", encoder, ("adaptive", "uniform"))
         self.head = one_of("head", head, ("entropy_gap", "shared", "select"))
         self.score = one_of("score", score, tuple(scoring.SCORES))
@@ -79,13 +84,16 @@ class EntropyAdaptive(Method):
         self.reset()
 
     def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
-        evidence = self._refresh(images, expert_logits) if self._batches % self.refresh_every == 0 else NOTHING
+        due = self._batches % self.refresh_every == 0 or self._drifted
+        evidence = self._refresh(images, expert_logits) if due else NOTHING
         # Re-estimation overwrites the merged statistics, so every batch starts from the merged ones again.
         if evidence is not NOTHING or self._stale or self.recalibrate_bn:
             self.pool.merge(self._encoder, self._head, out=self._weights, rows=self._rows_of(self._head))
             self._stale = False
         self._batches += 1
         logits = self.pool.forward(self._weights, images, recalibrate_bn=self.recalibrate_bn)
+        if self.refresh_drift:
+            self._watch(scoring.entropy(logits[None])[0], scored=due)
         return Step(logits, self._encoder.clone(), self._head.clone(), *evidence)
 
     def _refresh(self, images: Tensor, expert_logits: ExpertLogits) -> Evidence:
@@ -99,6 +107,13 @@ class EntropyAdaptive(Method):
         self._head = simplex.smooth(self._head, self._head_coefficients(scores, chosen, encoder), self.momentum)
         entropy = scores if self.score == "entropy" else scoring.entropy(logits, self._temperature)
         return entropy, scores, consistency, chosen
+
+    def _watch(self, entropy: Tensor, *, scored: bool) -> None:
+        """Whether the merged model has become much more or less certain than when the experts were last scored."""
+        if scored or self._reference is None:
+            self._reference, self._drifted = entropy, False
+        else:
+            self._drifted = bool((entropy - self._reference).abs() > self.refresh_drift)
 
     def _consistency(self, images: Tensor, logits: Tensor, expert_logits: ExpertLogits) -> Tensor | None:
         if not self.views:
@@ -122,12 +137,17 @@ class EntropyAdaptive(Method):
         return simplex.entropy_gap(scores, chosen, self.head_sharpness)
 
     def _state(self) -> dict[str, Any]:
-        return {"batches": self._batches, "encoder": self._encoder.clone(), "head": self._head.clone()}
+        state = {"batches": self._batches, "encoder": self._encoder.clone(), "head": self._head.clone()}
+        watched = {"reference": self._reference, "drifted": self._drifted}
+        return {**state, **watched} if self.refresh_drift else state
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         start = simplex.uniform(len(self.pool), self.pool.device)
         self._batches = state.get("batches", 0)
         self._encoder = state.get("encoder", start).to(self.pool.device)
         self._head = state.get("head", start).to(self.pool.device)
+        reference = state.get("reference")
+        self._reference = None if reference is None else reference.to(self.pool.device)
+        self._drifted = bool(state.get("drifted", False))
         # The merged weights are a function of the coefficients: they are rebuilt, not saved.
         self._stale = True
