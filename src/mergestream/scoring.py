@@ -51,5 +51,7 @@ SCORES: dict[str, Callable[[Tensor, float | Tensor], Tensor]] = {"entropy": entr
 
 
 def _scaled(logits: Tensor, temperature: float | Tensor) -> Tensor:
-    divisor = torch.as_tensor(temperature, dtype=torch.float32, device=logits.device)
+    if not isinstance(temperature, Tensor):  # a number stays one: as a tensor it would be sent to the device each time
+        return logits.float() / temperature
+    divisor = temperature.to(logits.device, torch.float32)
     return logits.float() / (divisor.reshape(-1, 1, 1) if divisor.ndim else divisor)

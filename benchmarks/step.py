@@ -1,0 +1,165 @@
+"""One step of entropy_adaptive: a naive loop over state dicts against ours, beside the arithmetic floor.
+
+    python3 benchmarks/step.py --network vit_base_patch32_224 --experts 3 --batch 32 --device cpu --json step.json
+
+Every step sees another uint8 batch that lies on the device; views and normalisation are part of it. Random weights.
+"""
+
+import argparse
+import copy
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import mergestream as ms
+from mergestream.networks import create_network, logits_of
+from mergestream.views import VIEWS
+
+PEAK_TFLOPS = {"NVIDIA H200": 790.0}  # dense bf16, as measured on the machine that is lent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", default="vit_base_patch32_224")
+    parser.add_argument("--arg", action="append", default=[], help="name=number, an argument of the network")
+    parser.add_argument("--experts", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--views", default="hflip")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    networks = [_network(given, seed) for seed in range(given.experts)]
+    preprocessing = networks[0].preprocessing
+    size = preprocessing.size
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (given.steps + 5, given.batch, 3, *size), dtype=torch.uint8, generator=generator)
+    images = images.to(given.device)
+    views = tuple(view for view in given.views.split(",") if view)
+    found: dict[str, Any] = about(given, views)
+    timings = {}
+    states = [copy.deepcopy(network.module.state_dict()) for network in networks]
+    pool = ms.ExpertPool.from_state_dicts(
+        {f"expert{k}": state for k, state in enumerate(states)}, networks[0].module, preprocessing=preprocessing
+    ).to(given.device, dtype=getattr(torch, given.dtype))
+    method = ms.create_method("entropy_adaptive", pool, views=views)
+    timings["eager"] = timed(lambda batch: method.step(batch).logits, images, given.device)
+    found["memory_gib"] = torch.cuda.max_memory_allocated() / 2**30 if given.device == "cuda" else None
+    naive = Naive(networks[0], states, views, given.device)
+    timings["naive"] = timed(naive, images, given.device)
+    same = naive(images[0]).argmax(dim=-1) == method.step(images[0]).logits.argmax(dim=-1)
+    for name, values in timings.items():
+        found[f"{name}_ms"] = 1000 * statistics.median(values)
+    found["fast_ms"] = found["eager_ms"]  # until there is a faster way than the eager one
+    found["floor_ms"] = floor(given, networks[0], len(views))
+    found["images_per_second"] = given.batch / found["fast_ms"] * 1000
+    found["same_predictions"] = float(same.float().mean())
+    found["timings"] = {name: [round(1000 * value, 4) for value in values] for name, values in timings.items()}
+    said = {key: value for key, value in found.items() if key not in ("timings", "command", "machine")}
+    print(json.dumps(said, indent=1))
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+class Naive:
+    """What one would write first: load each expert's state dict, merge dict by dict, load the result."""
+
+    def __init__(self, network: Any, states: list[dict[str, Tensor]], views: tuple[str, ...], device: str) -> None:
+        self._module = copy.deepcopy(network.module).to(device).eval()
+        self._states = [{name: tensor.to(device) for name, tensor in state.items()} for state in states]
+        self._preprocessing, self._views = network.preprocessing, views
+        self._head = tuple(f"{part}." for part in network.head)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        batch = self._preprocessing(images)
+        entropies, consistencies = [], []
+        for state in self._states:
+            self._module.load_state_dict(state)
+            p = torch.softmax(logits_of(self._module(batch)), dim=-1)
+            entropies.append(-(p * p.clamp_min(1e-30).log()).sum(dim=-1).mean())
+            changed = [
+                torch.softmax(logits_of(self._module(VIEWS[v](batch, self._preprocessing))), -1) for v in self._views
+            ]
+            drops = [(p - each).abs().sum(dim=-1).mean() / 2 for each in changed]
+            consistencies.append(1 - sum(drops) / len(drops) if drops else torch.tensor(0.0))
+        scores = torch.stack(entropies)
+        a = 1 / (scores + 1e-6)
+        chosen = int((a * (1 + torch.stack(consistencies).to(a.device))).argmax())
+        a = a / a.sum()
+        h = torch.softmax(-(scores - scores[chosen]).abs(), dim=0)
+        merged = {}
+        for name, first in self._states[0].items():
+            shares = h if name.startswith(self._head) else a
+            floating = first.is_floating_point()
+            merged[name] = sum(c * s[name] for c, s in zip(shares, self._states, strict=True)) if floating else first
+        self._module.load_state_dict(merged)
+        return logits_of(self._module(batch))
+
+
+def timed(function: Callable[[Tensor], Tensor], images: Tensor, device: str) -> list[float]:
+    """Seconds of each step after five that warm up."""
+    values = []
+    for number, batch in enumerate(images):
+        began = time.perf_counter()
+        function(batch)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        if number >= 5:
+            values.append(time.perf_counter() - began)
+    return values
+
+
+def floor(given: argparse.Namespace, network: Any, views: int) -> float | None:
+    """Multiply-adds of K(1+V) + 1 forwards at the device's peak."""
+    name = torch.cuda.get_device_name() if given.device == "cuda" else platform.processor()
+    peak = PEAK_TFLOPS.get(name)
+    if peak is None:
+        return None
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        network.module.eval()(torch.zeros(1, 3, *network.preprocessing.size))
+    forwards = given.experts * (1 + views) + 1
+    return counter.get_total_flops() * given.batch * forwards / (peak * 1e12) * 1000
+
+
+def about(given: argparse.Namespace, views: tuple[str, ...]) -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    machine = (
+        torch.cuda.get_device_name()
+        if given.device == "cuda"
+        else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    )
+    return {
+        "network": given.network,
+        "experts": given.experts,
+        "batch": given.batch,
+        "views": list(views),
+        "dtype": given.dtype,
+        "device": given.device,
+        "machine": machine,
+        "torch": torch.__version__,
+        "commit": commit,
+        "command": " ".join(["python3", *(Path(word).name if word.startswith("/") else word for word in sys.argv)]),
+    }
+
+
+def _network(given: argparse.Namespace, seed: int) -> Any:
+    torch.manual_seed(seed)
+    arguments = {name: int(value) for name, _, value in (item.partition("=") for item in given.arg)}
+    return create_network(given.network, num_classes=7, **arguments)
+
+
+if __name__ == "__main__":
+    main()
