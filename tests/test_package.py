@@ -53,6 +53,11 @@ def test_the_command_line_is_frozen() -> None:
         "data list": {"--json"},
         "data verify": {"name", "root", "--data-option", "--json"},
         "data fake": {"name", "folder"},
+        "drift": {
+            "pool", "--out", "--landscape", "--root", "--target", "--experts", "--path", "--resolution", "--images",
+            "--batch-size", "--stream-batch-size", "--unlabelled", "--recalibrate-bn", "--data-option", "--device",
+            "--json",
+        },
         "pool list": {"folder", "--json"},
         "pool add": {"folder", "expert", "--name", "--allow-other-base", "--json"},
         "pool replace": {"folder", "expert", "--name", "--allow-other-base", "--json"},
@@ -67,8 +72,10 @@ def test_the_command_line_is_frozen() -> None:
             "--dataset", "--network", "--out", "--root", "--domain", "--init", "--head-init", "--loss", "--settings",
             "--steps", "--batch-size", "--learning-rate", "--augmentation", "--validate-every", "--seed", "--arg",
             "--data-option", "--keep-candidates", "--statistics", "--skip-bad", "--allow-missing-classes",
-            "--accelerator", "--precision", "--jobs", "--engine",
+            "--accelerator", "--precision", "--jobs", "--engine", "--criterion", "--devices", "--compile",
+            "--keep-every", "--tensorboard",
         },
+        "report": {"runs", "--out", "--tables", "--drift", "--landscape"},
         "bench": {
             "--dataset", "--root", "--pool", "--out", "--methods", "--streams", "--targets", "--seeds", "--batch-size",
             "--protocol", "--preset", "--data-option", "--images", "--reference", "--skip-bad", "--allow-seen",

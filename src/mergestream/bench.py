@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from mergestream.analysis.collapse import collapses, unspoken_classes
 from mergestream.analysis.comparison import Duel, duel, rows_of
+from mergestream.analysis.overview import few_batches, line_of, majority_shares
 from mergestream.analysis.standings import standings
 from mergestream.analysis.subgroups import subgroup_rows
 from mergestream.benchmarking.jobs import (
@@ -29,7 +28,6 @@ from mergestream.datasets.opening import open_data
 from mergestream.determinism import cpu_threads
 from mergestream.errors import InputError, PoolError
 from mergestream.files import make_folder
-from mergestream.metrics import FEW_BATCHES
 from mergestream.parallel import Track, run_jobs
 from mergestream.pool import ExpertPool
 from mergestream.records import Run
@@ -57,12 +55,12 @@ def run_bench(
         rows=rows_of(runs),
         duels=_duels(ours, runs),
         standings=standings([run for run in runs if run.arguments["method"] != "single_expert"]),
-        majority_shares=_majority_shares(runs),
+        majority_shares=majority_shares(runs),
         subgroups=subgroup_rows(run for run in runs if run.arguments["method"] != "single_expert"),
         collapses=collapses(runs),
         left_out=left_out,
-        warnings=[*warnings, *told, *_dataset_warnings(dataset), *_few_batches(runs), *unspoken_classes(runs)],
-        runs=[_line(run) for run in runs],
+        warnings=[*warnings, *told, *_dataset_warnings(dataset), *few_batches(runs), *unspoken_classes(runs)],
+        runs=[line_of(run) for run in runs],
         dataset=dataset.name,
         synthetic=dataset.synthetic,
         network=network,
@@ -193,47 +191,5 @@ def _require_distinct(pools: Mapping[str, ExpertPool]) -> None:
             raise PoolError(f"The pools {other} and {folder} hold the same experts, which would count twice.")
 
 
-def _majority_shares(runs: Sequence[Run]) -> dict[str, float]:
-    """How skewed each stream's batches really were, mean over targets and seeds."""
-    found: dict[str, dict[str, float]] = {}
-    for run in runs:
-        stream = run.arguments["stream"]
-        found.setdefault(stream["name"], {})[stream["hash"]] = run.majority_share
-    return {name: float(np.mean(list(shares.values()))) for name, shares in found.items()}
-
-
 def _dataset_warnings(dataset: Dataset) -> list[str]:
     return [f"'{dataset.name}': {dataset.overlap}"] if dataset.overlap else []
-
-
-def _few_batches(runs: Sequence[Run]) -> list[str]:
-    few = {run.arguments["data"]["domain"]: len(run.batches) for run in runs if len(run.batches) < FEW_BATCHES}
-    told = ", ".join(f"{target} ({count})" for target, count in few.items())
-    return (
-        [f"Few batches a run at {told}: the intervals are rough. Take smaller batches or more images."] if few else []
-    )
-
-
-def _line(run: Run) -> dict[str, object]:
-    """One run in one line of the CSV."""
-    arguments = run.arguments
-    numbers = {key: value for key, value in run.metrics.items() if value is None or isinstance(value, int | float)}
-    recalls = {f"recall.{name}": value for name, value in run.metrics["recall"].items()}
-    return {
-        "run": run.hash,
-        "method": arguments["method"],
-        "label": arguments["label"],
-        "target": arguments["data"]["domain"],
-        "stream": arguments["stream"]["name"],
-        "seed": arguments["seed"],
-        "dataset": arguments["data"]["dataset"],
-        "batches": arguments["stream"]["batches"],
-        "batch_size": arguments["batch_size"],
-        "options": json.dumps(arguments["options"]),
-        "pool": arguments["pool"]["fingerprint"][:16],
-        "experts": len(arguments["pool"]["experts"]),
-        **numbers,
-        **recalls,
-        "majority_share": run.majority_share,
-        "seconds_per_step": run.seconds_per_step,
-    }

@@ -11,7 +11,9 @@ import typer
 from rich.console import Console
 
 from mergestream import __version__
+from mergestream.cli_drift import drift
 from mergestream.cli_pool import pool as pool_commands
+from mergestream.cli_report import report
 from mergestream.cli_train import train
 from mergestream.errors import MergestreamError
 from mergestream.terminal import progress, show
@@ -229,6 +231,8 @@ def bench(
     show(console, terminal_tables(findings), sentences, files)
 
 
+app.command()(drift)
+app.command()(report)
 app.command()(train)
 
 

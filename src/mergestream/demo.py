@@ -15,16 +15,17 @@ from mergestream.calibration import BLOCKWISE, blockwise_kind, measure_statistic
 from mergestream.checkpoints import BASE, ExpertCard, holds_only_an_expert, library_versions
 from mergestream.datasets import Dataset, load_dataset, phantom
 from mergestream.datasets.base import DomainData
+from mergestream.demo_page import write_demo_page
 from mergestream.determinism import cpu_threads
 from mergestream.errors import MergestreamError
 from mergestream.evaluation import describe_run, evaluate_streams, leave_one_domain_out, precompute
-from mergestream.files import folder_written_whole, make_folder, read_json, write_json, write_text
+from mergestream.files import folder_written_whole, make_folder, read_json, write_json
 from mergestream.measuring import Statistics, write_statistics
 from mergestream.methods import create_method
 from mergestream.parallel import Track, run_jobs
 from mergestream.pool import ExpertPool
 from mergestream.records import Run, is_finished, run_hash
-from mergestream.reporting.demo_report import DemoFindings, render_demo
+from mergestream.reporting.demo_report import DemoFindings
 from mergestream.streams import create_stream
 from mergestream.training import Recipe, split, train_base, train_expert
 
@@ -47,6 +48,8 @@ MICRO_RECIPE = Recipe(
 
 # What the paper's method is not compared with: itself, and single experts, which have rows of their own.
 OURS = ("entropy_adaptive", "single_expert")
+# Of a plan: what no number in the results depends on.
+ASIDE = ("workers", "landscape")
 REGMEAN_PP: Settings = {"ratio": 1.0, "ridge": 0.01, "convolutions": True}
 
 Variant = tuple[str, dict[str, Any]]
@@ -96,6 +99,7 @@ class Plan:
     variants: tuple[Variant, ...]
     statistics_images: int
     workers: int
+    landscape: int  # networks along each side of the plane; 0: none
 
     @classmethod
     def full(cls) -> "Plan":
@@ -109,6 +113,7 @@ class Plan:
             variants=VARIANTS,
             statistics_images=500,
             workers=os.cpu_count() or 1,
+            landscape=15,
         )
 
     @classmethod
@@ -123,6 +128,7 @@ class Plan:
             variants=QUICK_VARIANTS,
             statistics_images=64,
             workers=1,  # starting more would take longer than the work
+            landscape=0,
         )
 
 
@@ -138,11 +144,10 @@ def run_demo(out: Path, plan: Plan, track: Track, command: str) -> DemoFindings:
         runs = _stream(out, plan, dataset, track)
     rivals = dict.fromkeys(run.arguments["label"] for run in runs if run.arguments["method"] not in OURS)
     duels = [d for rival in rivals for d in duel(runs, "entropy_adaptive", rival)]
-    findings = DemoFindings(
-        plan_of(plan), command, rows_of(runs), duels, cards, _shown(runs), _samples(dataset), dataset
-    )
-    write_json(out / "results.json", _results(findings))
-    write_text(out / "report.html", render_demo(findings))
+    findings = DemoFindings(plan_of(plan), command, rows_of(runs), duels, cards, runs)
+    results = _results(findings)
+    write_json(out / "results.json", results)
+    write_demo_page(findings, results, dataset, out, track, plan.landscape)
     return findings
 
 
@@ -158,7 +163,7 @@ def pool_folder(out: Path, seed: int) -> Path:
 
 
 def plan_of(plan: Plan) -> dict[str, Any]:
-    described = {key: value for key, value in asdict(plan).items() if key != "workers"}
+    described = {key: value for key, value in asdict(plan).items() if key not in ASIDE}
     return {**described, "variants": [{"method": name, "options": options} for name, options in plan.variants]}
 
 
@@ -253,21 +258,6 @@ def stream_target(out: Path, plan: Plan, data: DomainData, seed: int) -> list[Pa
     return folders
 
 
-def _shown(runs: list[Run]) -> list[Run]:
-    """The runs whose coefficients are drawn: the paper's method, first seed."""
-    return [run for run in runs if run.arguments["label"] == "entropy_adaptive" and run.arguments["seed"] == 0]
-
-
-def _samples(dataset: Dataset) -> dict[str, Any]:
-    """Two images of every class from every hospital, as [n,H,W,3]."""
-    samples = {}
-    for domain in dataset.domains:
-        data = dataset[domain]
-        picked = [int(i) for c in range(len(data.classes)) for i in (data.labels == c).nonzero()[:2, 0]]
-        samples[domain] = data.images[picked].permute(0, 2, 3, 1).numpy()
-    return samples
-
-
 def _results(findings: DemoFindings) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
@@ -280,5 +270,6 @@ def _results(findings: DemoFindings) -> dict[str, Any]:
             {"name": card.name, "seed": card.recipe["seed"], "temperature": card.temperature, **card.metrics}
             for card in findings.cards
         ],
+        "runs": [run.hash for run in findings.runs],
         "environment": library_versions(),
     }

@@ -125,8 +125,8 @@ def mean_with_interval(
     them do not narrow the interval. Without `targets` every run is a target of its own.
     """
     scores = np.array([score_of(matrices.sum(axis=0), metric) for matrices in runs])
-    return target_mean(scores, targets), *_percentiles(
-        _by_target(_resampled(runs, metric, resamples), targets).mean(axis=0)
+    return target_mean(scores, targets), *percentiles(
+        by_target(_resampled(runs, metric, resamples), targets).mean(axis=0)
     )
 
 
@@ -156,7 +156,7 @@ def intervals(
         picked = np.concatenate([batches[t] for t in random.randint(len(batches), size=len(batches))])
         for name, value in _numbers(summarise(probabilities[picked], labels[picked], classes)).items():
             drawn.setdefault(name, []).append(value)
-    return {name: _percentiles(np.array(values)) for name, values in drawn.items()}
+    return {name: percentiles(np.array(values)) for name, values in drawn.items()}
 
 
 def _numbers(report: Report) -> dict[str, float]:
@@ -182,12 +182,12 @@ def difference_with_interval(
     """
     scores = [np.array([score_of(m.sum(axis=0), metric) for m in runs]) for runs in (ours, theirs)]
     gaps = _resampled(ours, metric, resamples) - _resampled(theirs, metric, resamples)
-    resampled = _by_target(gaps, targets)
+    resampled = by_target(gaps, targets)
     drawn = _across_targets(resampled) if across else resampled.mean(axis=0)
-    return target_mean(scores[0] - scores[1], targets), *_percentiles(drawn)
+    return target_mean(scores[0] - scores[1], targets), *percentiles(drawn)
 
 
-def _by_target(resampled: np.ndarray, targets: Sequence[str] | None) -> np.ndarray:
+def by_target(resampled: np.ndarray, targets: Sequence[str] | None) -> np.ndarray:
     """Resampled scores of runs [R,resamples] -> of targets [G,resamples].
 
     A target's runs are taken to err together: their resamples are averaged in sorted order, which leaves the width of
@@ -233,7 +233,7 @@ def _images(random: np.random.RandomState, picks: np.ndarray, matrices: np.ndarr
     return np.sum(cells, axis=0).reshape(-1, classes, classes)
 
 
-def _percentiles(values: np.ndarray) -> tuple[float, float]:
+def percentiles(values: np.ndarray) -> tuple[float, float]:
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(values, [tail, 1 - tail])
     return float(low), float(high)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-
-from mergestream.analysis.comparison import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,31 +30,14 @@ def colours_of(names: Sequence[str]) -> dict[str, str]:
     return {name: PALETTE[position % len(PALETTE)] for position, name in enumerate(names)}
 
 
-def draw_coefficients(
-    ax: Axes, steps: Sequence[dict[str, Any]], key: str, experts: Sequence[str], colours: Mapping[str, str]
-) -> None:
-    """One line per expert over the stream; `key` is 'encoder_coefficients' or 'head_coefficients'."""
-    values = np.array([step[key] for step in steps])
+def draw_coefficients(ax: Axes, values: np.ndarray, experts: Sequence[str], colours: Mapping[str, str]) -> None:
+    """One line per expert over the stream; values [T,K]."""
     for name, line in zip(experts, values.T, strict=True):
         ax.plot(range(1, len(line) + 1), line, label=name, color=colours[name], linewidth=1.6)
     ax.axhline(1 / len(experts), color="#888888", linewidth=0.8, linestyle=":")
     ax.set_ylim(-0.02, 1.02)
     ax.set_xlabel("batch")
     ax.set_ylabel("coefficient")
-    ax.spines[["top", "right"]].set_visible(False)
-
-
-def draw_intervals(ax: Axes, rows: Sequence[Row], metric: str) -> None:
-    """One dot and interval per method, best on top; the axis is in percent."""
-    ordered = sorted(rows, key=lambda row: getattr(row, metric).mean)
-    for position, row in enumerate(ordered):
-        value = getattr(row, metric)
-        spread = [[100 * (value.mean - value.low)], [100 * (value.high - value.mean)]]
-        colour = PALETTE[0] if row.label.startswith("entropy_adaptive") else PALETTE[6]
-        ax.errorbar(100 * value.mean, position, xerr=spread, fmt="o", color=colour, capsize=3)
-    ax.set_yticks(range(len(ordered)), [row.label for row in ordered])
-    ax.set_xlabel(f"{metric.replace('_', ' ')}, %")
-    ax.grid(axis="x", alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
 
 

@@ -1,56 +1,158 @@
-"""One self-contained HTML page: no script, no file and no address outside it."""
+"""One self-contained HTML page: sections of text, tables, figures; nothing outside it is asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
+
+from mergestream.reporting.svg import Panel
+from mergestream.reporting.table_markup import slug, table_to_html
+from mergestream.reporting.tables import Table
 
 NOTICE = "For research. Not a medical device."
+# The browser itself refuses whatever would leave the page.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --paper: #ffffff; --line: #d0d7de; --soft: #59636e; --mark: #fff4d6; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6edf3; --paper: #12161c; --line: #3a424c; --soft: #9aa7b4; --mark: #3a3013; } }
-body { margin: 0 auto; max-width: 62rem; padding: 1.5rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.55 system-ui, sans-serif; }
-h1 { line-height: 1.2; } h2 { margin-top: 2.2rem; border-bottom: 1px solid var(--line); }
-.notice { background: var(--mark); padding: .6rem .9rem; border-radius: 6px; }
-.note, figcaption, footer { color: var(--soft); font-size: .9rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: .84rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; font-weight: 600; padding: .4rem 0; }
-th, td { padding: .25rem .5rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child { text-align: left; font-weight: 400; white-space: normal; min-width: 11rem; }
-thead th:first-child { font-weight: 600; }
-figure { margin: 1rem 0; } img { max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
-pre { overflow-x: auto; padding: .8rem; border: 1px solid var(--line); border-radius: 6px; font-size: .85rem; }
-@media print { body { max-width: none; } h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
-"""
+
+@dataclass(frozen=True)
+class Key:
+    """A line of a legend; one that names a method is hidden with it."""
+
+    name: str
+    colour: str
+    dashed: bool = False
+    is_method: bool = False
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Panels side by side where there is room, with one caption and one legend."""
+
+    panels: Sequence[Panel]
+    caption: str
+    keys: Sequence[Key] = ()
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Parts that a reader opens; on paper they are open."""
+
+    title: str
+    parts: Sequence["Part"]
+    is_open: bool = False
+
+
+Part = str | Table | Picture | Fold
 
 
 @dataclass(frozen=True)
 class Section:
+    """Parts in order: text (HTML), tables, figures, folds."""
+
     title: str
-    html: str
+    parts: Sequence[Part]
+
+    def tables(self) -> Iterator[Table]:
+        return _tables(self.parts)
+
+
+def _tables(parts: Sequence[Part]) -> Iterator[Table]:
+    for part in parts:
+        if isinstance(part, Table):
+            yield part
+        elif isinstance(part, Fold):
+            yield from _tables(part.parts)
 
 
 def bullets(sentences: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"
 
 
-def picture(source: str, alternative: str, caption: str) -> str:
-    alt, under = escape(alternative, quote=True), escape(caption)
-    return f'<figure><img src="{source}" alt="{alt}"><figcaption>{under}</figcaption></figure>'
+def paragraph(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
 
 
 def preformatted(text: str) -> str:
     return f'<pre tabindex="0">{escape(text)}</pre>'
 
 
-def render(title: str, notice: str, sections: Sequence[Section]) -> str:
-    body = "".join(f"<section><h2>{escape(section.title)}</h2>{section.html}</section>" for section in sections)
+def image(source: str, alternative: str, caption: str) -> str:
+    """A photograph; what is drawn by lines is a Picture."""
+    alt, under = escape(alternative, quote=True), escape(caption)
+    return f'<figure><img src="{source}" alt="{alt}"><figcaption>{under}</figcaption></figure>'
+
+
+def render(title: str, notice: str, sections: Sequence[Section], methods: Sequence[str] = ()) -> str:
+    """The page. `methods` are the labels that readers may hide, everywhere at once."""
+    links = "".join(f'<li><a href="#{slug(each.title)}">{escape(each.title)}</a></li>' for each in sections)
+    body = "".join(_section(each, methods) for each in sections)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>'
-        f'<body><main><h1>{escape(title)}</h1><p class="notice">{escape(notice)}</p>{body}</main>'
-        f"<footer><p>{escape(NOTICE)}</p></footer></body></html>\n"
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><style>{_asset("report.css")}</style></head>'
+        f'<body><a class="skip" href="#content">Skip to the content</a>{_tools(methods)}<main id="content">'
+        f'<h1>{escape(title)}</h1><p class="notice">{escape(notice)}</p>'
+        f'<nav aria-label="Contents"><ul>{links}</ul></nav>{body}</main><footer><p>{escape(NOTICE)}</p></footer>'
+        f"<script>{_asset('report.js')}</script></body></html>\n"
     )
+
+
+def _asset(name: str) -> str:
+    return files("mergestream.reporting").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _tools(methods: Sequence[str]) -> str:
+    boxes = "".join(
+        f'<label><input type="checkbox" value="{escape(name, quote=True)}" checked> {escape(name)}</label>'
+        for name in methods
+    )
+    choices = "".join(
+        f'<button type="button" data-choose="{key}">{told}</button>'
+        for key, told in (("all", "All"), ("none", "None"), ("plain", "Without variants"))
+    )
+    chooser = (
+        f'<details id="methods"><summary>Methods: <span id="shown" role="status">all {len(methods)} shown</span>'
+        f"</summary>"
+        f'<fieldset><legend>Shown in tables and figures</legend><div class="choices">{choices}</div>'
+        f'<div class="boxes">{boxes}</div></fieldset></details>'
+    )
+    return (
+        f'<div class="tools" role="region" aria-label="Tools">{chooser if methods else ""}'
+        f'<button type="button" id="print">Print</button>'
+        f'<button type="button" id="theme" aria-pressed="false">Dark</button></div>'
+    )
+
+
+def _section(section: Section, methods: Collection[str]) -> str:
+    name = slug(section.title)
+    body = "".join(_part(part, methods) for part in section.parts)
+    title = f'<h2 id="{name}-title">{escape(section.title)}</h2>'
+    return f'<section id="{name}" aria-labelledby="{name}-title">{title}{body}</section>'
+
+
+def _part(part: Part, methods: Collection[str]) -> str:
+    if isinstance(part, Table):
+        return table_to_html(part, methods)
+    if isinstance(part, Picture):
+        return _picture(part)
+    if isinstance(part, Fold):
+        inside = "".join(_part(each, methods) for each in part.parts)
+        return (
+            f'<details class="fold"{" open" * part.is_open}><summary>{escape(part.title)}</summary>{inside}</details>'
+        )
+    return part
+
+
+def _picture(picture: Picture) -> str:
+    panels = "".join(panel.to_html() for panel in picture.panels)
+    size = picture.panels[0].size if picture.panels else ""
+    keys = "".join(_key(key) for key in picture.keys)
+    legend = f'<ul class="legend">{keys}</ul>' if keys else ""
+    caption = f"<figcaption>{escape(picture.caption)}</figcaption>"
+    return f'<figure><div class="panels {size}">{panels}</div>{legend}{caption}</figure>'
+
+
+def _key(key: Key) -> str:
+    of = f' data-method="{escape(key.name, quote=True)}"' if key.is_method else ""
+    line = "dashed" if key.dashed else "solid"
+    return f'<li{of}><i style="border-top: 3px {line} {key.colour}"></i>{escape(key.name)}</li>'

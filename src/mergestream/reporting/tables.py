@@ -1,9 +1,8 @@
-"""Tables of results: one content, rendered for a terminal, for Markdown and for HTML."""
+"""Tables of results: one content, rendered for a terminal, for Markdown and for LaTeX."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 from rich import box
 from rich.markup import escape as plain
@@ -148,19 +147,3 @@ def _tex(text: str) -> str:
     special |= {character: f"\\{character}" for character in "&%$#_{}"}
     signed = re.sub(r"(?<![\w–])-(?=\d)", "−", text)
     return "".join({**special, "−": "$-$"}.get(character, character) for character in signed)
-
-
-def to_html(table: Table) -> str:
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
-    body = ""
-    for r, row in enumerate(table.rows):
-        cells = "".join(
-            f"<td>{'<strong>' * m}{escape(cell)}{'</strong>' * m}</td>"
-            for cell, m in ((cell, (r, c) in table.best) for c, cell in enumerate(row[1:], start=1))
-        )
-        body += f'<tr><th scope="row">{escape(row[0])}</th>{cells}</tr>'
-    caption = f"<caption>{escape(table.title)}</caption>"
-    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
-    return (
-        f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{note}'
-    )

@@ -1,0 +1,369 @@
+"""The paper's claims: closed forms, independent references, planted truths, bad input, and a real benchmark."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import mergestream as ms
+from benching import bench_arguments, command, write_consortium, write_pool
+from mergestream.analysis.claim_checkpoints import (
+    answers_of_pools,
+    answers_of_runs,
+    check_checkpoints,
+    disagreement,
+    variance_per_image,
+)
+from mergestream.analysis.claim_gains import share_of
+from mergestream.analysis.claim_scores import check_scores
+from mergestream.analysis.claim_starts import check_starts, pair_angles
+from mergestream.analysis.claims import Finding, check_claims
+from mergestream.analysis.comparison import Estimate, cell_of
+from mergestream.analysis.correlations import kendall, spearman
+from mergestream.analysis.evidence import Evidence, evidence_of, evidence_of_runs
+from mergestream.analysis.findings import FAILS, HOLDS, UNKNOWN, judged
+from mergestream.analysis.weight_drift import analyse_drift
+from mergestream.datasets.base import DomainData
+from mergestream.errors import InputError
+from mergestream.records import Run
+from mergestream.reporting.claim_figures import draw_findings, draw_scores_and_errors
+from mergestream.reporting.claim_tables import claims_by_stream, findings_table, printed
+from mergestream.reporting.figures import new_figure
+
+CLASSES = ("a", "b", "c")
+values = st.lists(st.integers(0, 4), min_size=2, max_size=12)
+
+
+@pytest.mark.parametrize("correlation", [spearman, kendall])
+def test_correlations_in_closed_form(correlation) -> None:
+    rising = np.arange(5.0)
+    assert correlation(rising, rising**3) == 1
+    assert correlation(rising, -rising) == -1
+    assert correlation(rising, np.array([1, 0, 2, 0, 1.0])) == 0  # symmetric about the middle
+    assert np.isnan(correlation(rising, np.ones(5)))
+    assert correlation(np.array([1, 1, 2.0]), np.array([3, 3, 4.0])) == 1  # ties that agree
+
+
+@given(values, st.randoms(use_true_random=False))
+def test_correlations_with_ties_are_scipys(x: list[int], random) -> None:
+    y = [random.randint(0, 4) for _ in x]
+    a, b = np.array(x, dtype=float), np.array(y, dtype=float)
+    if len(set(x)) > 1 and len(set(y)) > 1:
+        assert spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)
+        assert kendall(a, b) == pytest.approx(stats.kendalltau(a, b).statistic)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_counts_stand_for_a_resample(seed: int) -> None:
+    random = np.random.RandomState(seed)
+    x, y = random.randint(6, size=(2, 15)).astype(float)
+    picked = random.randint(15, size=(4, 15))
+    counts = np.stack([np.bincount(each, minlength=15) for each in picked])
+    for ours, theirs in ((spearman, stats.spearmanr), (kendall, stats.kendalltau)):
+        wanted = [theirs(x[each], y[each]).statistic for each in picked]
+        np.testing.assert_allclose(ours(x, y, counts), wanted, atol=1e-12)
+
+
+def make_evidence(entropy: np.ndarray, error: np.ndarray, target: str = "graz") -> Evidence:
+    return Evidence(target, "iid", ("x", "y", "z"), entropy, entropy[:, ::-1].copy(), error)
+
+
+@pytest.mark.parametrize(("sign", "verdict"), [(1, HOLDS), (-1, FAILS)])
+def test_a_perfect_and_a_reversed_order_of_experts(sign: int, verdict: str) -> None:
+    entropy = np.random.RandomState(0).rand(20, 3)
+    findings = check_scores([make_evidence(entropy, 0.5 + sign * entropy / 3)])
+    for finding in findings[:4]:
+        assert finding.estimate == Estimate(sign, sign, sign)
+        assert finding.verdict == verdict
+    assert [f.measure.split()[0] for f in findings[:4]] == ["Spearman", "Spearman", "Kendall", "Kendall"]
+
+
+def test_unrelated_scores_and_errors_tell_nothing() -> None:
+    wrong = 0
+    for seed in range(20):
+        random = np.random.RandomState(seed)
+        findings = check_scores([make_evidence(random.rand(30, 3), random.rand(30, 3))])
+        wrong += sum(finding.verdict != UNKNOWN for finding in findings)
+    assert wrong / (20 * 5) <= 0.15  # 5 % is meant; 100 intervals, five of a draw tied to each other
+
+
+def test_equal_errors_leave_a_batch_out_and_equal_everywhere_tell_nothing() -> None:
+    entropy = np.random.RandomState(0).rand(20, 3)
+    error = entropy.copy()
+    error[::2] = 0.25
+    finding = check_scores([make_evidence(entropy, error)])[0]
+    assert finding.estimate == Estimate(1, 1, 1)
+    alike = check_scores([make_evidence(entropy, np.full((20, 3), 0.25))])[0]
+    assert (alike.estimate, alike.verdict) == (None, UNKNOWN)
+    assert "the same error" in alike.sentence
+
+
+def test_few_batches_give_no_verdict_and_more_seeds_of_a_target_no_narrower_interval() -> None:
+    random = np.random.RandomState(0)
+    entropy = random.rand(30, 3)
+    one = make_evidence(entropy, entropy + random.rand(30, 3))
+    few = check_scores([make_evidence(entropy[:5], entropy[:5])])[0]
+    assert few.verdict == UNKNOWN
+    assert "too few" in few.sentence
+    width = [f.estimate.high - f.estimate.low for f in (check_scores([one])[0], check_scores([one] * 8)[0])]
+    assert width[1] > 0.9 * width[0]
+
+
+def test_entropy_and_max_softmax_of_logits_by_hand() -> None:
+    logits = torch.tensor([[[0.0, 0.0], [2.0, 0.0]], [[5.0, 0.0], [0.0, 5.0]]])  # [K,N,C]
+    found = evidence_of(
+        logits, torch.tensor([0, 1]), [np.array([0]), np.array([1])], target="t", stream="s", experts="xy"
+    )
+    p = 1 / (1 + np.exp(-np.array([[0.0, 5.0], [2.0, 5.0]])))
+    np.testing.assert_allclose(found.entropy, -(p * np.log(p) + (1 - p) * np.log(1 - p)), rtol=1e-4)
+    np.testing.assert_allclose(found.max_softmax, 1 - p, rtol=1e-4)
+    assert found.error.tolist() == [[0, 0], [1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "match"),
+    [
+        (torch.zeros(2, 3), torch.zeros(3), r"Expected logits \[K,N,C\] of 2 experts and 3 labels"),
+        (torch.zeros(2, 4, 2), torch.zeros(3), r"got \(2, 4, 2\)"),
+        (torch.zeros(2, 3, 2), torch.tensor([0, 1, -1]), "a label of 0 or more"),
+    ],
+)
+def test_evidence_refuses_what_does_not_fit(logits: torch.Tensor, labels: torch.Tensor, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        evidence_of(logits, labels, [np.arange(3)], target="t", stream="s", experts=("x", "y"))
+
+
+DEFAULTS = {"score": "entropy", "weighting": "inverse", "encoder_sharpness": 1.0, "head": "entropy_gap"}
+
+
+def make_run(label: str, right: float, target: str = "graz", pool: str = "p", seed: int = 0, **options) -> Run:
+    """Thirty batches of ten; `right` is the share of right answers, the same images for every method."""
+    ease = np.random.RandomState(len(target)).rand(300)
+    labels = torch.arange(300) % 3
+    said = torch.where(torch.from_numpy(ease < right), labels, (labels + 1) % 3)
+    method = label.partition("(")[0]
+    arguments = {
+        "method": method, "label": label, "seed": seed, "pool": {"fingerprint": pool, "experts": ["x", "y"]},
+        "options": {**(DEFAULTS if method == "entropy_adaptive" else {}), **options},
+        "data": {"domain": target}, "stream": {"name": "iid", "hash": f"{target}{seed}"},
+    }  # fmt: skip
+    batches = np.split(np.arange(300), 30)
+    probabilities = torch.nn.functional.one_hot(said, 3) * 0.7 + 0.1
+    return Run.finish(arguments, CLASSES, [{"seconds": None} for _ in batches], batches, labels, probabilities)
+
+
+def by_name(findings: list[Finding], name: str) -> list[Finding]:
+    return [finding for finding in findings if finding.name == name]
+
+
+def variants(ours: float, others: float, mean: float, layer: float, targets: tuple[str, ...] = ("graz",)) -> list[Run]:
+    runs = []
+    for target in targets:
+        runs += [
+            make_run("mean", mean, target),
+            make_run("entropy_adaptive", ours, target),
+            make_run("entropy_adaptive(head=shared)", others, target, head="shared"),
+            make_run("entropy_adaptive(score=max_softmax)", others, target, score="max_softmax"),
+            make_run(
+                "entropy_adaptive(weighting=softmax, encoder_sharpness=5)",
+                others,
+                target,
+                weighting="softmax",
+                encoder_sharpness=5.0,
+            ),
+            make_run("adamerging(granularity=layer)", layer, target, granularity="layer"),
+        ]
+    return runs
+
+
+@pytest.mark.parametrize(("ours", "others", "verdict"), [(0.8, 0.6, HOLDS), (0.6, 0.8, FAILS), (0.7, 0.7, UNKNOWN)])
+def test_variants_win_lose_or_tie(ours: float, others: float, verdict: str) -> None:
+    findings = check_claims(variants(ours, others, 0.5, 0.9))
+    for name in ("entropy_beats_max_softmax", "inverse_beats_softmax", "decoupled_beats_shared"):
+        (finding,) = by_name(findings, name)
+        assert finding.verdict == verdict, name
+        assert finding.unit == "points"
+        assert finding.estimate.mean == pytest.approx(100 * (ours - others), abs=7)
+    assert "encoder_sharpness=5" in by_name(findings, "inverse_beats_softmax")[0].measure
+
+
+def test_shares_of_the_layer_wise_gain() -> None:
+    runs = variants(0.8, 0.6, 0.5, 0.9, targets=("graz", "turin"))
+    findings = check_claims(runs)
+    accuracies = {label: np.mean([r.accuracy for r in runs if r.arguments["label"] == label])
+                  for label in {r.arguments["label"] for r in runs}}  # fmt: skip
+    mean, layer = accuracies["mean"], accuracies["adamerging(granularity=layer)"]
+    decoupled, shared = by_name(findings, "share_of_the_layer_wise_gain")
+    for finding, label in ((decoupled, "entropy_adaptive"), (shared, "entropy_adaptive(head=shared)")):
+        assert finding.estimate.mean == pytest.approx((accuracies[label] - mean) / (layer - mean))
+        assert finding.estimate.low < finding.estimate.mean < finding.estimate.high
+        assert finding.verdict == FAILS
+    assert len([f for f in by_name(findings, "gain_over_the_mean") if f.verdict == HOLDS]) == 6 / 2
+
+
+def test_no_gain_of_the_layer_wise_coefficients_leaves_nothing_to_share() -> None:
+    for finding in by_name(check_claims(variants(0.8, 0.6, 0.7, 0.7)), "share_of_the_layer_wise_gain"):
+        assert (finding.estimate, finding.verdict) == (None, UNKNOWN)
+        assert "no clear gain" in finding.sentence
+
+
+def test_the_share_has_fiellers_interval() -> None:
+    """Normal draws have a closed form: the roots of (m_p - s m_w)^2 = z^2 (v_p + s^2 v_w)."""
+    random = np.random.RandomState(0)
+    part, whole = (mean + 0.1 * random.randn(1, 200_000) for mean in (1.0, 2.0))
+    found = share_of((np.array([1.0]), part), (np.array([2.0]), whole), ["graz"])
+    variance = (stats.norm.ppf(0.975) * 0.1) ** 2
+    roots = np.sort(np.roots([2.0**2 - variance, -2 * 1.0 * 2.0, 1.0**2 - variance]))
+    assert found.mean == pytest.approx(0.5)
+    np.testing.assert_allclose([found.low, found.high], roots, atol=2e-3)
+
+
+def test_an_interval_decides_only_as_a_whole() -> None:
+    assert judged(Estimate(1, 0.1, 2)) == HOLDS
+    assert judged(Estimate(-1, -2, -0.1)) == FAILS
+    assert judged(Estimate(0.1, 0, 2)) == judged(Estimate(0, 0, 0)) == UNKNOWN
+    assert judged(Estimate(0.9, 0.86, 1), at_least=0.85) == HOLDS
+
+
+def test_nothing_given_says_what_is_missing_for_every_claim() -> None:
+    findings = check_claims([])
+    assert {finding.verdict for finding in findings} == {UNKNOWN}
+    assert all(finding.sentence.startswith("Missing: ") and finding.estimate is None for finding in findings)
+    assert len({finding.name for finding in findings}) == 9
+
+
+def test_runs_without_labels_are_not_judged() -> None:
+    bare = SimpleNamespace(labels=torch.full((300,), -1), arguments=make_run("mean", 0.5).arguments)
+    assert [f.sentence for f in check_claims([bare])] == [f.sentence for f in check_claims([])]
+
+
+def test_variance_and_disagreement_by_hand() -> None:
+    answers = torch.tensor([[[0.9, 0.1], [0.6, 0.4]], [[0.9, 0.1], [0.2, 0.8]], [[0.9, 0.1], [0.4, 0.6]]])
+    np.testing.assert_allclose(variance_per_image(answers), [0, 2 * 0.04], atol=1e-7)
+    assert disagreement(answers) == pytest.approx(2 / 6)
+    with pytest.raises(InputError, match="two checkpoints or more"):
+        variance_per_image(answers[:1])
+
+
+@pytest.mark.parametrize(("runs", "epochs", "verdict"), [(0.3, 0.1, HOLDS), (0.1, 0.3, FAILS), (0.2, 0.2, UNKNOWN)])
+def test_runs_against_epochs(runs: float, epochs: float, verdict: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def answers(noise: float) -> dict[str, torch.Tensor]:
+        return {key: noise * torch.randn(3, 200, 2, generator=generator) for key in ("x at t", "y at t")}
+
+    (finding,) = check_checkpoints(answers(runs), answers(epochs))
+    assert finding.verdict == verdict
+    assert finding.estimate.mean == pytest.approx(2 * (runs**2 - epochs**2), abs=0.03)
+
+
+def test_one_side_of_the_checkpoints_says_what_the_other_needs() -> None:
+    answers = {"x at t": torch.rand(3, 50, 2)}
+    for findings, needed in ((check_checkpoints(answers, {}), "epochs"), (check_checkpoints({}, answers), "seeds")):
+        assert findings[0].verdict == UNKNOWN
+        assert findings[0].estimate is not None
+        assert needed in findings[0].sentence.split("Missing")[1]
+    with pytest.raises(InputError, match="50 and 40 images"):
+        check_checkpoints(answers, {"x at t": torch.rand(3, 40, 2)})
+
+
+def test_answers_of_several_pools_are_gathered_by_site(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_pool(tmp_path / f"pool{seed}", seed=seed)
+    pools = [ms.ExpertPool.load(tmp_path / f"pool{seed}") for seed in (0, 1)]
+    images = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8)
+    data = DomainData("table", "graz", pools[0].classes, images, torch.zeros(6, dtype=torch.long))
+    answers = answers_of_pools(pools, data)
+    assert set(answers) == {f"{name} at graz" for name in pools[0].names}
+    first = pools[0].names[0]
+    wanted = torch.softmax(pools[1].logits(images)[0], dim=-1)
+    torch.testing.assert_close(answers[f"{first} at graz"][1], wanted)
+
+
+def test_drift_from_two_starts(tmp_path: Path) -> None:
+    """Experts of one base, and experts that each have another."""
+    write_pool(tmp_path / "shared", sites=("brest", "lyon", "turin"))
+    modules = {}
+    for seed, name in enumerate(("brest", "lyon", "turin")):
+        write_pool(tmp_path / f"other{seed}", sites=(name,), seed=10 + seed)
+        modules[name] = tmp_path / f"other{seed}" / name
+    (tmp_path / "random").mkdir()
+    for name, folder in modules.items():
+        folder.rename(tmp_path / "random" / name)
+    shared, random = (analyse_drift(tmp_path / name) for name in ("shared", "random"))
+    encoder, head = check_starts(shared, random)
+    assert encoder.verdict == HOLDS
+    assert encoder.measure.startswith("encoder")
+    assert head.measure.startswith("head")
+    assert encoder.estimate.mean == pytest.approx(
+        pair_angles(random, "encoder").mean() - pair_angles(shared, "encoder").mean()
+    )
+    assert pair_angles(shared, "head").shape == (3,)
+    assert "random_start" in check_starts(shared, None)[0].sentence
+    assert "shared_start" in check_starts(None, random)[0].sentence
+
+
+@pytest.fixture(scope="module")
+def benchmark_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    folder = tmp_path_factory.mktemp("consortium")
+    write_consortium(folder)
+    methods = (
+        "mean, entropy_adaptive(head=entropy_gap|shared), entropy_adaptive(score=max_softmax), "
+        "entropy_adaptive(weighting=softmax), adamerging(granularity=layer)"
+    )
+    done = command(*bench_arguments(folder, folder / "out", "--methods", methods))
+    assert done.returncode == 0, done.stderr
+    return [Run.load(path) for path in sorted((folder / "out" / "runs").glob("[!.]*"))]
+
+
+def test_a_real_benchmark_speaks_to_every_claim_but_those_on_training(benchmark_runs: list[Run]) -> None:
+    findings = check_claims(benchmark_runs)
+    lacking = {finding.name for finding in findings if finding.sentence.startswith("Missing: ")}
+    assert lacking == {"runs_vary_more_than_epochs", "random_start_drifts_more"}
+    streams = {finding.stream for finding in findings if finding.stream}
+    assert streams == {"iid", "dirichlet:0.05"}
+    assert len(findings_table(findings).rows) == len(findings)
+    table = claims_by_stream(findings)
+    assert set(table.columns) == {"claim", "measure", *streams}
+    assert all(cell[-1] in "✓✗?" for row in table.rows for cell in row[2:])
+
+
+def test_evidence_of_runs_is_what_the_method_recorded(benchmark_runs: list[Run]) -> None:
+    """Probabilities of single experts, rounded to fp16, give back the entropies of the method's own records."""
+    for run in benchmark_runs:
+        if run.arguments["label"] == "entropy_adaptive":
+            where = cell_of(run), run.arguments["stream"]["name"]
+            same = [r for r in benchmark_runs if (cell_of(r), r.arguments["stream"]["name"]) == where]
+            (evidence,) = evidence_of_runs(same)
+            assert list(evidence.experts) == run.arguments["pool"]["experts"]
+            recorded = [step["entropy"] for step in run.steps]
+            np.testing.assert_allclose(evidence.entropy, recorded, atol=2e-3)
+    assert len(evidence_of_runs(benchmark_runs)) == 3 * 2 * 2  # targets, seeds, streams
+    assert not answers_of_runs(benchmark_runs)  # one pool alone
+
+
+def test_findings_are_drawn_by_unit_and_printed_by_unit() -> None:
+    findings = check_claims(variants(0.8, 0.6, 0.5, 0.9))
+    gains = by_name(findings, "gain_over_the_mean")
+    _, axes = new_figure(5, 4)
+    draw_findings(axes[0, 0], [*gains, *by_name(findings, "share_of_the_layer_wise_gain")])
+    assert [tick.get_text() for tick in axes[0, 0].get_yticklabels()] == ["iid"] * len(gains)  # shares are no points
+    assert [text.get_text() for text in axes[0, 0].texts] == [finding.measure for finding in gains]
+    assert axes[0, 0].get_xlabel().startswith("points")
+    assert printed(Estimate(0.87, 0.8, 0.95), "share") == "+87 [80, 95] %"
+    assert printed(Estimate(-0.6, -1, -0.2), "points") == "-0.60 [-1.00, -0.20] points"
+
+
+def test_scores_are_drawn_against_errors() -> None:
+    random = np.random.RandomState(0)
+    _, axes = new_figure(4, 3)
+    draw_scores_and_errors(axes[0, 0], [make_evidence(random.rand(8, 3), random.rand(8, 3))] * 2)
+    assert len(axes[0, 0].lines) == 6
+    assert axes[0, 0].get_legend_handles_labels()[1] == ["x", "y", "z"]
+    assert "nats" in axes[0, 0].get_xlabel()
+    assert "%" in axes[0, 0].get_ylabel()

@@ -1,0 +1,308 @@
+"""The report from a folder of runs: what it computes, what the page holds, what the command line says."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mergestream as ms
+from benching import bench_arguments, command, write_consortium
+from mergestream.analysis.collection import collect
+from mergestream.analysis.confidence import reliabilities, risk_coverages
+from mergestream.analysis.cost import cost_of
+from mergestream.analysis.overview import seen_targets
+from mergestream.analysis.weight_drift import analyse_drift
+from mergestream.errors import CheckpointError, InputError
+from mergestream.files import write_json
+from mergestream.parallel import quiet
+from mergestream.records import Run
+from mergestream.report import make_report
+from mergestream.reporting.method_figures import draw_reliability
+from mergestream.reporting.page import Fold, Section, render
+from mergestream.reporting.sections.ablation import meaning
+from mergestream.reporting.sections.summary import across_streams
+from mergestream.reporting.svg import panel
+from mergestream.reporting.table_markup import table_to_html
+from mergestream.reporting.tables import Table, to_latex, to_markdown
+
+ROOT = Path(__file__).parent.parent
+METHODS = "entropy_adaptive(head=entropy_gap|shared), mean, ensemble, adamerging, select_expert"
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    write_consortium(folder)
+    done = command(*bench_arguments(folder, folder / "runs", "--methods", METHODS, "--seeds", "0"))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(bench: Path) -> str:
+    done = command("report", str(bench / "runs"), "--out", str(bench / "report.html"))
+    assert done.returncode == 0, done.stderr
+    assert "On iid, entropy_adaptive" in done.stdout
+    assert f"Report: {bench / 'report.html'}" in done.stdout
+    return (bench / "report.html").read_text(encoding="utf-8")
+
+
+class Outline(HTMLParser):
+    """What a page asks for, its headings, figures and rows."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.asked, self.headings, self.pictures, self.rows, self.ids = [], [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        values = dict(attributes)
+        self.ids += [values["id"]] if "id" in values else []
+        self.headings += [tag] if tag in ("h1", "h2") else []
+        self.rows += [values.get("data-method")] if tag == "tr" else []
+        if tag in ("svg", "img"):
+            self.pictures.append(values.get("aria-label") or values.get("alt"))
+        if tag in ("script", "img", "link", "iframe", "use", "image"):
+            source = values.get("src") or values.get("href") or values.get("xlink:href")
+            self.asked += [source] if source and not source.startswith(("data:", "#")) else []
+
+
+def test_the_page_asks_for_nothing_and_says_what_it_is(page: str) -> None:
+    outline = Outline(page)
+    assert not outline.asked
+    assert not re.search(r"url\((?!#)|@import", page)
+    assert "Not a medical device" in page
+    assert "default-src 'none'" in page
+    assert outline.headings.count("h1") == 1
+    assert len(outline.pictures) >= 6
+    assert all(seen and len(seen) > 40 for seen in outline.pictures)
+    assert len(set(outline.pictures)) == len(outline.pictures)
+    assert len(set(outline.ids)) == len(outline.ids)
+    for title in ("In words", "Results", "Ablation", "Streams", "Cost", "Confidence", "Warnings", "Data and licences",
+                  "Provenance"):  # fmt: skip
+        assert f">{title}</h2>" in page
+
+
+def test_real_pictures_are_not_called_synthetic(page: str) -> None:
+    assert "data are synthetic" not in page
+
+
+def test_the_numbers_are_those_of_the_benchmark(page: str, bench: Path) -> None:
+    results = json.loads((bench / "runs" / "results.json").read_text())
+    text = re.sub(r"<[^>]+>", " ", page)
+    for row in results["results"]:
+        value = row["accuracy"]
+        assert f"{100 * value['mean']:.1f} [{100 * value['low']:.1f}, {100 * value['high']:.1f}]" in text
+    for sentence in results["warnings"]:
+        assert sentence.replace("'", "&#x27;") in text
+    assert results["command"] in unescape(text)
+    for run in (bench / "runs" / "runs").iterdir():
+        assert run.name in text
+
+
+def test_every_row_of_a_method_can_be_hidden(page: str) -> None:
+    labels = re.findall(r'<input type="checkbox" value="([^"]+)"', page)
+    assert {"entropy_adaptive", "entropy_adaptive(head=shared)", "mean"} <= set(labels)
+    for label in labels:
+        assert page.count(f'data-method="{label}"') >= 5
+    assert set(filter(None, Outline(page).rows)) == set(labels)
+
+
+def test_every_table_is_beside_the_page_as_markdown_and_latex(page: str, bench: Path) -> None:
+    titles = re.findall(r"<caption>(.*?)</caption>", page)
+    folder = bench / "report-tables"
+    assert len(titles) == len(set(titles)) >= 10
+    assert len(list(folder.glob("*.md"))) == len(list(folder.glob("*.tex"))) == len(titles)
+    text = (folder / "cost-of-a-batch.md").read_text()
+    assert "| entropy_adaptive | 5 | 0 |" in text  # two experts, one view: 2·(1 + 1) + 1
+    assert "\\toprule" in (folder / "cost-of-a-batch.tex").read_text()
+    assert page.count('class="export"') == 2 * len(titles)
+
+
+def test_tables_go_where_they_are_told(bench: Path, tmp_path: Path, page: str) -> None:
+    out = tmp_path / "deep" / "page.html"
+    make_report(bench / "runs", out, quiet, command="again", tables=tmp_path / "tables")
+    assert list((tmp_path / "tables").glob("*.tex"))
+    # The same page but for the command that made it.
+    assert len(out.read_text()) == pytest.approx(len(page), rel=0.01)
+
+
+def test_a_drift_record_makes_a_section_and_another_file_is_refused(bench: Path, tmp_path: Path) -> None:
+    record, out = tmp_path / "drift.json", tmp_path / "page.html"
+    write_json(record, analyse_drift(bench / "pool").to_json())
+    make_report(bench / "runs", out, quiet, command="again", drift=record)
+    assert ">Drift</h2>" in out.read_text()
+    record.write_text('{"schema_version": 7}')
+    with pytest.raises(CheckpointError, match="schema_version 7"):
+        make_report(bench / "runs", out, quiet, command="again", drift=record)
+
+
+def test_a_folder_without_runs_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no finished run"):
+        collect(tmp_path)
+    failed = command("report", str(tmp_path / "nowhere"), "--out", str(tmp_path / "page.html"))
+    assert failed.returncode == 1
+    assert failed.stderr.count("\n") == 1
+    assert "mergestream bench --out" in failed.stderr
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_runs_are_those_that_the_benchmark_lists(bench: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "runs"
+    shutil.copytree(bench / "runs", copy)
+    found = collect(copy)
+    assert found.passed_over == 0
+    stranger = copy / "runs" / "0123456789abcdef"
+    shutil.copytree(next((copy / "runs").glob("[!.]*")), stranger)
+    again = collect(copy)
+    assert again.passed_over == 1
+    assert [run.hash for run in again.runs] == [run.hash for run in found.runs]
+    shutil.rmtree(copy / "runs" / found.runs[0].hash)
+    with pytest.raises(InputError, match=r"1 of the .* are gone"):
+        collect(copy)
+
+
+def test_runs_without_a_list_are_found_and_the_newest_of_a_kind_counts(bench: Path, tmp_path: Path) -> None:
+    first = collect(bench / "runs").runs[0]
+    newer = Run(**{**vars(first), "arguments": {**first.arguments, "revision": first.arguments["revision"] + 1}})
+    first.save(tmp_path / first.hash)
+    newer.save(tmp_path / newer.hash)
+    header = tmp_path / first.hash / "run.json"
+    os.utime(header, (1, 1))
+    found = collect(tmp_path)
+    assert [run.hash for run in found.runs] == [newer.hash]
+    assert found.passed_over == 1
+
+
+def test_an_expert_of_the_target_is_called_leakage(bench: Path) -> None:
+    runs = collect(bench / "runs").runs
+    assert not seen_targets(runs)
+    guilty = {**runs[0].arguments, "pool": {"experts": [runs[0].arguments["data"]["domain"]]}}
+    (sentence,) = seen_targets([Run(**{**vars(runs[0]), "arguments": guilty})])
+    assert sentence.startswith("Leakage")
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "forwards", "backwards", "models"),
+    [
+        ("entropy_adaptive", {"views": ["hflip"], "refresh_every": 1}, 7, 0, 4),
+        ("entropy_adaptive", {"views": [], "refresh_every": 1}, 4, 0, 4),
+        ("entropy_adaptive", {"views": ["hflip"], "refresh_every": 3, "recalibrate_bn": True}, 4, 0, 4),
+        ("ensemble", {}, 3, 0, 3),
+        ("select_expert", {}, 3, 0, 3),
+        ("single_expert", {}, 1, 0, 1),
+        ("mean", {"recalibrate_bn": False}, 1, 0, 4),
+        ("ties", {}, 1, 0, 5),
+        ("adamerging", {"steps": 2}, 3, 2, 6),
+        ("regmean", {"statistics": "target"}, 1, 0, 4),
+        ("fisher", {"statistics": "source"}, 1, 0, 10),
+    ],
+)
+def test_the_cost_of_a_batch(method: str, options: dict, forwards: float, backwards: float, models: float) -> None:
+    cost = cost_of(method, method, options, 3)
+    assert (cost.forwards, cost.backwards, cost.models) == (forwards, backwards, models)
+
+
+@pytest.mark.parametrize("name", ["entropy_adaptive", "ensemble", "mean", "select_expert"])
+def test_the_cost_is_what_a_step_does(name: str, bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ms.ExpertPool.load(bench / "pool")
+    method = ms.create_method(name, pool)
+    images = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
+    method.step(images)
+    passes = {"logits": 0, "forward": 0}
+    for what in passes:
+        real = getattr(type(pool), what)
+
+        def counted(self, *arguments, real=real, what=what, **more):
+            passes[what] += 1
+            return real(self, *arguments, **more)
+
+        monkeypatch.setattr(type(pool), what, counted)
+    method.step(images)
+    expected = cost_of(name, name, method.options(), len(pool.names)).forwards
+    assert passes["logits"] * len(pool.names) + passes["forward"] == expected
+
+
+def test_reliability_gives_the_calibration_error_of_torchmetrics(bench: Path) -> None:
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    (run, *_) = collect(bench / "runs").runs
+    (curve,) = reliabilities([run], bins=15)
+    reference = multiclass_calibration_error(run.probabilities, run.labels, len(run.classes), n_bins=15)
+    assert float(np.sum(curve.share * abs(curve.accuracy - curve.confidence))) == pytest.approx(
+        float(reference), abs=1e-5
+    )
+    assert curve.share.sum() == pytest.approx(1)
+
+
+def test_the_risk_at_full_coverage_is_the_error(bench: Path) -> None:
+    runs = [run for run in collect(bench / "runs").runs if run.arguments["label"] == "mean"]
+    for curve in risk_coverages(runs):
+        here = [run for run in runs if run.arguments["stream"]["name"] == curve.stream]
+        assert curve.risk[-1] == pytest.approx(1 - np.mean([run.accuracy for run in here]))
+        assert curve.coverage[-1] == 1
+
+
+def test_a_figure_takes_the_pages_colours_and_names_its_methods(bench: Path) -> None:
+    curves = reliabilities(
+        [run for run in collect(bench / "runs").runs if run.arguments["label"] in ("mean", "ensemble")]
+    )
+    one, two = (panel(name, "what is seen", lambda ax: draw_reliability(ax, curves)).to_html() for name in "ab")
+    assert 'aria-label="what is seen"' in one
+    assert "currentColor" in one
+    assert "var(--c1)" in one
+    assert 'data-method="ensemble"' in one
+    assert "http" not in one
+    ids = [set(re.findall(r' id="([^"]+)"', text)) for text in (one, two)]
+    assert not ids[0] & ids[1]
+    for text, own in zip((one, two), ids, strict=True):
+        assert set(re.findall(r'(?:url\(|href=")#([^)"]+)', text)) <= own
+
+
+def test_a_table_is_escaped_sortable_and_copied() -> None:
+    table = Table(
+        "A <title>",
+        ("method", "a&b", "in words"),
+        (("m(x=1)", "1.0", "so it <is>"), ("other", "–", "so")),
+        frozenset({(0, 1)}),
+    )
+    text = table_to_html(table, ["m(x=1)"])
+    assert "A &lt;title&gt;" in text
+    assert text.count('aria-sort="none"') == 3
+    assert '<tr data-method="m(x=1)">' in text
+    assert "<strong>1.0</strong>" in text
+    assert '<td class="text">so it &lt;is&gt;</td>' in text
+    for written in (to_markdown(table), to_latex(table)):
+        assert written.splitlines()[-1].replace("&", "&amp;") in text
+
+
+def test_tables_in_folds_are_exported_too() -> None:
+    table = Table("inner", ("method",), (("m",),))
+    section = Section("title", ["text", Fold("more", [Fold("deeper", [table])])])
+    assert list(section.tables()) == [table]
+    assert "<caption>inner</caption>" in render("t", "n", [section])
+
+
+def test_options_are_told_in_words() -> None:
+    assert meaning("entropy_adaptive(views=())") == "without consistency"
+    assert meaning("entropy_adaptive(views=(vflip))") == "consistency under other views"
+    assert meaning("entropy_adaptive(head=shared, momentum=0.9)").count(";") == 1
+    assert across_streams([]) == []
+
+
+def test_the_wheel_holds_style_and_script(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {f"mergestream/reporting/assets/report.{kind}" for kind in ("css", "js")} <= set(names)
