@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-from mergestream.analysis.claim_checkpoints import Answers, answers_of_pools, answers_of_runs, check_checkpoints
-from mergestream.analysis.claim_gains import check_gains
-from mergestream.analysis.claim_starts import check_starts
-from mergestream.analysis.claims import check_claims
+from mergestream.analysis.claims.checking import check_claims
+from mergestream.analysis.claims.checkpoints import Answers, answers_of_pools, answers_of_runs, check_checkpoints
+from mergestream.analysis.claims.evidence import evidence_of_runs
+from mergestream.analysis.claims.gains import check_gains
+from mergestream.analysis.claims.starts import check_starts
 from mergestream.analysis.collection import collect
-from mergestream.analysis.evidence import evidence_of_runs
-from mergestream.analysis.weight_drift import analyse_drift
+from mergestream.analysis.drift.weights import analyse_drift
 from mergestream.checkpoints import BASE, ExpertCard, open_weights, read_card, write_expert
 from mergestream.datasets import Dataset, load_dataset
 from mergestream.demo import MICRO, NETWORK, Plan

@@ -12,22 +12,22 @@ from scipy import stats
 
 import mergestream as ms
 from benching import bench_arguments, command, write_consortium, write_pool
-from mergestream.analysis.claim_checkpoints import (
+from mergestream.analysis.claims.checking import Finding, check_claims
+from mergestream.analysis.claims.checkpoints import (
     answers_of_pools,
     answers_of_runs,
     check_checkpoints,
     disagreement,
     variance_per_image,
 )
-from mergestream.analysis.claim_gains import share_of
-from mergestream.analysis.claim_scores import check_scores
-from mergestream.analysis.claim_starts import check_starts, pair_angles
-from mergestream.analysis.claims import Finding, check_claims
+from mergestream.analysis.claims.correlations import kendall, spearman
+from mergestream.analysis.claims.evidence import Evidence, evidence_of, evidence_of_runs
+from mergestream.analysis.claims.findings import FAILS, HOLDS, UNKNOWN, judged
+from mergestream.analysis.claims.gains import share_of
+from mergestream.analysis.claims.scores import check_scores
+from mergestream.analysis.claims.starts import check_starts, pair_angles
 from mergestream.analysis.comparison import Estimate, cell_of
-from mergestream.analysis.correlations import kendall, spearman
-from mergestream.analysis.evidence import Evidence, evidence_of, evidence_of_runs
-from mergestream.analysis.findings import FAILS, HOLDS, UNKNOWN, judged
-from mergestream.analysis.weight_drift import analyse_drift
+from mergestream.analysis.drift.weights import analyse_drift
 from mergestream.datasets.base import DomainData
 from mergestream.errors import InputError
 from mergestream.records import Run

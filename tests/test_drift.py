@@ -20,9 +20,9 @@ from torch import Tensor, nn
 import mergestream as ms
 from benching import command
 from conftest import CLASSES, FACTORIES, HandWritten, make_base, make_experts, make_pool
-from mergestream.analysis.drift import Spread, implied_loss, moments_of, pairs_of, spread_of, total
-from mergestream.analysis.layers import component_of, layers_of, places_by_name, places_of
-from mergestream.analysis.weight_drift import BY_NAME, Drift, analyse_drift
+from mergestream.analysis.drift.arithmetic import Spread, implied_loss, moments_of, pairs_of, spread_of, total
+from mergestream.analysis.drift.layers import component_of, layers_of, places_by_name, places_of
+from mergestream.analysis.drift.weights import BY_NAME, Drift, analyse_drift
 from mergestream.checkpoints import ExpertCard, write_expert
 from mergestream.drift import FORMATS, read_drift, run_drift
 from mergestream.errors import CheckpointError, InputError, PoolError
@@ -401,7 +401,7 @@ def test_frozen_layers_and_zero_heads_are_drawn_and_told(tmp_path: Path) -> None
 MEASURE = """
 import sys
 import timm, torch, mergestream
-from mergestream.analysis.weight_drift import analyse_drift
+from mergestream.analysis.drift.weights import analyse_drift
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
 analyse_drift(sys.argv[1])  # on a small pool: what libraries load late is loaded

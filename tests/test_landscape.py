@@ -15,10 +15,10 @@ from torch import Tensor, nn
 import mergestream as ms
 from benching import command, write_consortium
 from conftest import FACTORIES, NAMES, make_experts, make_images, make_pool
-from mergestream.analysis.landscape import Difference, Landscape, landscape_in_words
-from mergestream.analysis.landscape_measuring import StreamedMethod, barrier_of, measure_landscape
-from mergestream.analysis.landscape_plane import Plane
-from mergestream.analysis.landscape_surface import Surface
+from mergestream.analysis.landscape.measuring import StreamedMethod, barrier_of, measure_landscape
+from mergestream.analysis.landscape.outcome import Difference, Landscape, landscape_in_words
+from mergestream.analysis.landscape.plane import Plane
+from mergestream.analysis.landscape.surface import Surface
 from mergestream.datasets.opening import DataRequest
 from mergestream.errors import CheckpointError, InputError, MergestreamError, PoolError
 from mergestream.landscape import LandscapeRequest, parse_path, request_from, run_landscape

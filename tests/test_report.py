@@ -20,8 +20,8 @@ from benching import bench_arguments, command, write_consortium
 from mergestream.analysis.collection import collect
 from mergestream.analysis.confidence import reliabilities, risk_coverages
 from mergestream.analysis.cost import cost_of
+from mergestream.analysis.drift.weights import analyse_drift
 from mergestream.analysis.overview import seen_targets
-from mergestream.analysis.weight_drift import analyse_drift
 from mergestream.errors import CheckpointError, InputError
 from mergestream.files import write_json
 from mergestream.parallel import quiet

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benching import bench_arguments, command, write_consortium
-from mergestream.analysis.weight_drift import analyse_drift
+from mergestream.analysis.drift.weights import analyse_drift
 from mergestream.files import write_json
 from mergestream.parallel import quiet
 from mergestream.report import make_report

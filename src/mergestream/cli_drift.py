@@ -48,7 +48,7 @@ def drift(
     It needs no images, and reads weights a slice at a time, so that a pool of large networks fits in little memory;
     --landscape needs both: the loss on a target's images over the plane through three experts.
     """
-    from mergestream.analysis.landscape import landscape_in_words
+    from mergestream.analysis.landscape.outcome import landscape_in_words
     from mergestream.drift import FIGURES, PAGE, RECORD, run_drift
     from mergestream.landscape import LANDSCAPE, request_from, run_landscape
     from mergestream.reporting.drift_words import drift_in_words

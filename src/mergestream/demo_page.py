@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from mergestream.analysis.collection import collection_of
-from mergestream.analysis.landscape import Landscape
-from mergestream.analysis.landscape_measuring import StreamedMethod, measure_landscape
-from mergestream.analysis.weight_drift import Drift, analyse_drift
+from mergestream.analysis.drift.weights import Drift, analyse_drift
+from mergestream.analysis.landscape.measuring import StreamedMethod, measure_landscape
+from mergestream.analysis.landscape.outcome import Landscape
 from mergestream.datasets import Dataset
 from mergestream.errors import MergestreamError
 from mergestream.files import write_json

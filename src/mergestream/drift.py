@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from mergestream.analysis.weight_drift import SCHEMA_VERSION, Drift, analyse_drift
+from mergestream.analysis.drift.weights import SCHEMA_VERSION, Drift, analyse_drift
 from mergestream.files import make_folder, read_json, write_atomically, write_json, write_text
 from mergestream.parallel import Track
 from mergestream.reporting.drift_figures import figures_of

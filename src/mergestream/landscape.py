@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mergestream.analysis.landscape import Landscape
-from mergestream.analysis.landscape_measuring import StreamedMethod, measure_landscape
+from mergestream.analysis.landscape.measuring import StreamedMethod, measure_landscape
+from mergestream.analysis.landscape.outcome import Landscape
 from mergestream.benchmarking.jobs import load_pool, method_of, preprocessing_of
 from mergestream.benchmarking.plan import DEVICES
 from mergestream.benchmarking.sources import sources_for

@@ -3,19 +3,19 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mergestream.analysis.claims import check_claims
+from mergestream.analysis.claims.checking import check_claims
 from mergestream.analysis.collapse import collapses, unspoken_classes
 from mergestream.analysis.collection import Collection, collect, count_runs
 from mergestream.analysis.comparison import Duel, Row, duel, rows_of
 from mergestream.analysis.confidence import reliabilities, risk_coverages
 from mergestream.analysis.cost import costs
-from mergestream.analysis.landscape import Landscape
+from mergestream.analysis.drift.weights import SCHEMA_VERSION, Drift
+from mergestream.analysis.landscape.outcome import Landscape
 from mergestream.analysis.overview import few_batches, line_of, majority_shares, seen_targets
 from mergestream.analysis.provenance import provenance_of
 from mergestream.analysis.standings import standings
 from mergestream.analysis.subgroups import subgroup_rows
 from mergestream.analysis.traces import Trace, trace_of
-from mergestream.analysis.weight_drift import SCHEMA_VERSION, Drift
 from mergestream.checkpoints import is_expert_folder, read_card
 from mergestream.datasets import DATASETS
 from mergestream.datasets.sources import GeneratedSource

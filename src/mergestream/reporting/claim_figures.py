@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mergestream.analysis.evidence import Evidence
-from mergestream.analysis.findings import FAILS, HOLDS, UNKNOWN, Finding, Verdict
+from mergestream.analysis.claims.evidence import Evidence
+from mergestream.analysis.claims.findings import FAILS, HOLDS, UNKNOWN, Finding, Verdict
 from mergestream.reporting.figures import PALETTE, colours_of
 
 if TYPE_CHECKING:

@@ -2,8 +2,18 @@
 
 from collections.abc import Sequence
 
+from mergestream.analysis.claims.findings import (
+    DEGREES,
+    FAILS,
+    HOLDS,
+    POINTS,
+    SHARE,
+    UNKNOWN,
+    VARIANCE,
+    Finding,
+    Verdict,
+)
 from mergestream.analysis.comparison import Estimate
-from mergestream.analysis.findings import DEGREES, FAILS, HOLDS, POINTS, SHARE, UNKNOWN, VARIANCE, Finding, Verdict
 from mergestream.reporting.tables import Table
 
 NOTE = (

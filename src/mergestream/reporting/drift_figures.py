@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mergestream.analysis.drift import BaseSpread, Spread
-from mergestream.analysis.weight_drift import Drift
+from mergestream.analysis.drift.arithmetic import BaseSpread, Spread
+from mergestream.analysis.drift.weights import Drift
 from mergestream.reporting.figures import PALETTE, colours_of, new_figure
 
 if TYPE_CHECKING:

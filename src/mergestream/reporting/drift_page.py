@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mergestream.analysis.weight_drift import Drift
+from mergestream.analysis.drift.weights import Drift
 from mergestream.errors import InputError
 from mergestream.reporting.drift_figures import (
     BLUE,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mergestream.analysis.weight_drift import Drift, LayerDrift
+from mergestream.analysis.drift.weights import Drift, LayerDrift
 from mergestream.reporting.drift_figures import GUIDES, HALF
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mergestream.analysis.landscape import CROSS_ENTROPY, EXPERT, MEAN, POOL_MEAN, Landscape, Mark, Segment
+from mergestream.analysis.landscape.outcome import CROSS_ENTROPY, EXPERT, MEAN, POOL_MEAN, Landscape, Mark, Segment
 from mergestream.reporting.figures import PALETTE, new_figure
 from mergestream.reporting.method_styles import colour_of
 

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from mergestream.analysis.claims.findings import Finding
 from mergestream.analysis.comparison import ORACLE, SINGLES, Duel
 from mergestream.analysis.confidence import Reliability, RiskCoverage
 from mergestream.analysis.cost import Cost
-from mergestream.analysis.findings import Finding
-from mergestream.analysis.landscape import Landscape
+from mergestream.analysis.drift.weights import Drift
+from mergestream.analysis.landscape.outcome import Landscape
 from mergestream.analysis.provenance import Provenance
 from mergestream.analysis.traces import Trace
-from mergestream.analysis.weight_drift import Drift
 from mergestream.reporting.bench_report import BenchFindings
 from mergestream.reporting.page import Section
 

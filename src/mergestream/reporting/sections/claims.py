@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mergestream.analysis.findings import CORRELATION, FAILS, HOLDS, POINTS, UNKNOWN, Finding
+from mergestream.analysis.claims.findings import CORRELATION, FAILS, HOLDS, POINTS, UNKNOWN, Finding
 from mergestream.reporting.claim_figures import STYLES, draw_findings
 from mergestream.reporting.claim_tables import NOTE, findings_table, printed
 from mergestream.reporting.page import Fold, Key, Part, Picture, Section, bullets

@@ -1,6 +1,6 @@
 """How far apart the experts' weights are, from a drift record."""
 
-from mergestream.analysis.weight_drift import Drift, LayerDrift
+from mergestream.analysis.drift.weights import Drift, LayerDrift
 from mergestream.reporting.drift_figures import FIGURES
 from mergestream.reporting.drift_words import drift_in_words
 from mergestream.reporting.page import Fold, Picture, Section, bullets

@@ -1,6 +1,6 @@
 """The loss between the experts, from a landscape record."""
 
-from mergestream.analysis.landscape import Landscape, Mark, landscape_in_words
+from mergestream.analysis.landscape.outcome import Landscape, Mark, landscape_in_words
 from mergestream.reporting.landscape_figures import draw_plane, draw_segments, loss_label
 from mergestream.reporting.page import Picture, Section, bullets
 from mergestream.reporting.report_findings import ReportFindings

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mergestream.analysis.claims.findings import POINTS, UNKNOWN, Finding, judged, missing
 from mergestream.analysis.comparison import Duel, Estimate, duel
-from mergestream.analysis.findings import POINTS, UNKNOWN, Finding, judged, missing
 from mergestream.records import Run
 
 OURS = "entropy_adaptive"

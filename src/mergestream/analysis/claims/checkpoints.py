@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mergestream.analysis.claims.findings import UNKNOWN, VARIANCE, Finding, judged, missing
 from mergestream.analysis.comparison import Estimate
-from mergestream.analysis.findings import UNKNOWN, VARIANCE, Finding, judged, missing
 from mergestream.analysis.resampling import RESAMPLES
 from mergestream.datasets.base import DomainData
 from mergestream.errors import InputError

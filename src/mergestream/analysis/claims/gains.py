@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mergestream.analysis.claim_variants import duel_finding
+from mergestream.analysis.claims.findings import POINTS, SHARE, UNKNOWN, Finding, judged, missing
+from mergestream.analysis.claims.variants import duel_finding
 from mergestream.analysis.comparison import Estimate, cell_of, duel
-from mergestream.analysis.findings import POINTS, SHARE, UNKNOWN, Finding, judged, missing
 from mergestream.analysis.resampling import batch_counts, estimate_over_targets
 from mergestream.metrics import FEW_BATCHES
 from mergestream.records import Run

@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from mergestream.analysis.claims.findings import DEGREES, UNKNOWN, Finding, judged, missing
 from mergestream.analysis.comparison import Estimate
-from mergestream.analysis.findings import DEGREES, UNKNOWN, Finding, judged, missing
-from mergestream.analysis.layers import HEAD
-from mergestream.analysis.weight_drift import Drift
+from mergestream.analysis.drift.layers import HEAD
+from mergestream.analysis.drift.weights import Drift
 
 NAME, CLAIM = "random_start_drifts_more", "Experts from a random start lie further apart than those from a shared one."
 MEASURE = "mean pairwise angle, random start less shared start"

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from mergestream.analysis.claim_checkpoints import Answers, answers_of_runs, check_checkpoints
-from mergestream.analysis.claim_gains import check_gains
-from mergestream.analysis.claim_scores import check_scores
-from mergestream.analysis.claim_starts import check_starts
-from mergestream.analysis.claim_variants import check_variants
-from mergestream.analysis.evidence import Evidence, evidence_of_runs
-from mergestream.analysis.findings import Finding
-from mergestream.analysis.weight_drift import Drift
+from mergestream.analysis.claims.checkpoints import Answers, answers_of_runs, check_checkpoints
+from mergestream.analysis.claims.evidence import Evidence, evidence_of_runs
+from mergestream.analysis.claims.findings import Finding
+from mergestream.analysis.claims.gains import check_gains
+from mergestream.analysis.claims.scores import check_scores
+from mergestream.analysis.claims.starts import check_starts
+from mergestream.analysis.claims.variants import check_variants
+from mergestream.analysis.drift.weights import Drift
 from mergestream.records import Run
 
 __all__ = ["Finding", "check_claims"]

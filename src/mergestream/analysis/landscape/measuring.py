@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from mergestream import coefficients as simplex
-from mergestream.analysis.landscape import (
+from mergestream.analysis.landscape.outcome import (
     CROSS_ENTROPY,
     ENTROPY,
     EXPERT,
@@ -25,9 +25,9 @@ from mergestream.analysis.landscape import (
     PathPoint,
     Segment,
 )
-from mergestream.analysis.landscape_path import merged_models
-from mergestream.analysis.landscape_plane import Plane, grid_axes
-from mergestream.analysis.landscape_surface import Losses, Surface
+from mergestream.analysis.landscape.path import merged_models
+from mergestream.analysis.landscape.plane import Plane, grid_axes
+from mergestream.analysis.landscape.surface import Losses, Surface
 from mergestream.datasets.base import DomainData
 from mergestream.determinism import cpu_threads
 from mergestream.methods import Method

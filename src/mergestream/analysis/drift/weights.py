@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from mergestream.analysis.drift import Moments, Spread, moments_of, pairs_of, spread_of, total
-from mergestream.analysis.layers import COMPONENTS, Layer, TensorPlace, layers_of, places_by_name, places_of
-from mergestream.analysis.tensor_slices import TensorFile
+from mergestream.analysis.drift.arithmetic import Moments, Spread, moments_of, pairs_of, spread_of, total
+from mergestream.analysis.drift.layers import COMPONENTS, Layer, TensorPlace, layers_of, places_by_name, places_of
+from mergestream.analysis.drift.slices import TensorFile
 from mergestream.bank import require_alike
 from mergestream.checkpoints import BASE, CARD, ExpertCard, open_weights
 from mergestream.consortium.folder import PoolFolder, read_pool

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mergestream.analysis.correlations import kendall, spearman
-from mergestream.analysis.evidence import Evidence
-from mergestream.analysis.findings import CORRELATION, UNKNOWN, Finding, judged, missing
+from mergestream.analysis.claims.correlations import kendall, spearman
+from mergestream.analysis.claims.evidence import Evidence
+from mergestream.analysis.claims.findings import CORRELATION, UNKNOWN, Finding, judged, missing
 from mergestream.analysis.resampling import batch_counts, estimate_over_targets
 from mergestream.metrics import FEW_BATCHES
 

@@ -1,0 +1,1 @@
+"""How far apart experts are, layer by layer."""

@@ -1,0 +1,1 @@
+"""The loss over the plane through three experts."""
