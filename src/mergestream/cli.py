@@ -53,7 +53,7 @@ def demo(
     out: Annotated[
         Path | None, typer.Option(help="Where to write all of it.", show_default="demo, or demo-quick with --quick")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A smaller version that ends within a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller version that takes about a minute.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")] = False,
 ) -> None:
     """The whole story on the embedded phantom hospitals: train experts, leave each hospital out, compare methods.
