@@ -61,9 +61,9 @@ def main() -> None:
     same = naive(images[0]).argmax(dim=-1) == method.step(images[0]).logits.argmax(dim=-1)
     for name, values in timings.items():
         found[f"{name}_ms"] = 1000 * statistics.median(values)
-    found["fast_ms"] = found["eager_ms"]  # until there is a faster way than the eager one
+    found["fast_ms"] = None  # there is no faster way than the eager one yet
     found["floor_ms"] = floor(given, networks[0], len(views))
-    found["images_per_second"] = given.batch / found["fast_ms"] * 1000
+    found["images_per_second"] = given.batch / found["eager_ms"] * 1000
     found["same_predictions"] = float(same.float().mean())
     found["timings"] = {name: [round(1000 * value, 4) for value in values] for name, values in timings.items()}
     said = {key: value for key, value in found.items() if key not in ("timings", "command", "machine")}

@@ -27,7 +27,7 @@ from mergestream.parallel import quiet
 from mergestream.train import run_training, work_folder
 from mergestream.training import HEAD_INITS, Keeping, Recipe, fit, fitting, probe
 from mergestream.training.augmentation import augmented, draw
-from mergestream.training.fitting import balanced, class_weights
+from mergestream.training.losses import balanced, class_weights
 from mergestream.training.optimisers import add_dropout, set_rate
 from mergestream.training.plan import TrainPlan
 from mergestream.training.recipe import SCHEDULES

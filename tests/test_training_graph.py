@@ -42,6 +42,7 @@ class Alone:
 
     world_size, global_rank = 1, 0
     autocast = staticmethod(nullcontext)
+    backward = staticmethod(torch.Tensor.backward)
 
     def setup(self, *parts: Any) -> tuple[Any, ...]:
         return parts
@@ -72,7 +73,7 @@ def test_a_step_touches_nothing_of_the_host(loss: str, claimed_gpu: Network, mon
     batches = torch.empty(4, 8, dtype=torch.long, device="cuda")
     weights = torch.empty(3, device="cuda") if loss == "weighted" else None
     stepper = Stepper(Alone(), claimed_gpu, images, labels, batches, recipe, weights)
-    learn = stepper._learner(compiled=False)
+    learn = stepper._unwrapped(compiled=False)
     learn(batches[0])  # what is made once is made here, as in the warm-up
     with HostTraffic() as traffic:
         learn(batches[1])

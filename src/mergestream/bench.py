@@ -117,13 +117,18 @@ def _run(
     places = [(pool, target) for pool in plan.pools for target in targets]
     with track("scoring the experts on every target", len(places)) as advance:
         surveys = run_jobs(
-            survey, [(plan, out, *place) for place in places], workers=jobs, on_done=advance, engine=engine
+            survey,
+            [(plan, out, *place) for place in places],
+            workers=jobs,
+            on_done=advance,
+            engine=engine,
+            device=plan.device,
         )
     work: list[tuple[BenchPlan, Path, str, Target, Variant]] = []
     for place, found in zip(places, surveys, strict=True):
         work += [(plan, out, *place, task.variant) for task in found.tasks if task.to_do]
     with track("running the methods", len(work)) as advance:
-        run_jobs(answer, work, workers=jobs, on_done=advance, engine=engine)
+        run_jobs(answer, work, workers=jobs, on_done=advance, engine=engine, device=plan.device)
     folders = [folder for found in surveys for task in found.tasks for folder in task.folders]
     left_out = dict(each for found in reversed(surveys) for each in found.impossible)
     labels = {task.variant: task.label for found in surveys for task in found.tasks}

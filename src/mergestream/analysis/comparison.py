@@ -48,10 +48,15 @@ class Row:
 
 def compare(runs: Iterable[Run]) -> list[Row]:
     """One row per (label, stream), in order of first appearance."""
+    return [summarise_group(label, stream, group) for (label, stream), group in by_label_and_stream(runs).items()]
+
+
+def by_label_and_stream(runs: Iterable[Run]) -> dict[tuple[str, str], list[Run]]:
+    """A method's runs on a stream together, in order of first appearance."""
     groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
         groups[run.arguments["label"], run.arguments["stream"]["name"]].append(run)
-    return [summarise_group(label, stream, group) for (label, stream), group in groups.items()]
+    return groups
 
 
 def summarise_group(label: str, stream: str, runs: Sequence[Run]) -> Row:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mergestream.analysis.comparison import by_label_and_stream
 from mergestream.metrics import risk_coverage
 from mergestream.records import Run
 
@@ -37,7 +38,7 @@ class RiskCoverage:
 
 def reliabilities(runs: Sequence[Run], bins: int = BINS) -> list[Reliability]:
     """All images of a method's runs on a stream together."""
-    return [_reliability(label, stream, group, bins) for (label, stream), group in _groups(runs).items()]
+    return [_reliability(label, stream, group, bins) for (label, stream), group in by_label_and_stream(runs).items()]
 
 
 def _reliability(label: str, stream: str, runs: Sequence[Run], bins: int) -> Reliability:
@@ -53,7 +54,7 @@ def _reliability(label: str, stream: str, runs: Sequence[Run], bins: int) -> Rel
 
 def risk_coverages(runs: Sequence[Run]) -> list[RiskCoverage]:
     """Curves on one grid of coverages: runs are averaged at each target, then targets."""
-    return [_risk_coverage(label, stream, group) for (label, stream), group in _groups(runs).items()]
+    return [_risk_coverage(label, stream, group) for (label, stream), group in by_label_and_stream(runs).items()]
 
 
 def _risk_coverage(label: str, stream: str, runs: Sequence[Run]) -> RiskCoverage:
@@ -63,10 +64,3 @@ def _risk_coverage(label: str, stream: str, runs: Sequence[Run]) -> RiskCoverage
         targets[run.arguments["data"]["domain"]].append(np.interp(COVERAGES, coverage, risk))
     means = [np.mean(curves, axis=0) for curves in targets.values()]
     return RiskCoverage(label, stream, COVERAGES, np.mean(means, axis=0))
-
-
-def _groups(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
-    groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
-    for run in runs:
-        groups[run.arguments["label"], run.arguments["stream"]["name"]].append(run)
-    return groups

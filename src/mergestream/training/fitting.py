@@ -1,12 +1,10 @@
 """The training loop: steps, looks at the validation split, the best step kept, resumable at any moment."""
 
-import logging
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,14 @@ from torch import Tensor, nn
 
 from mergestream.datasets.base import DomainData
 from mergestream.determinism import cpu_threads, seeded
-from mergestream.errors import CheckpointError, InputError, NetworkError, TrainingError
+from mergestream.errors import CheckpointError, NetworkError, TrainingError
 from mergestream.metrics import summarise
 from mergestream.networks import Network, logits_of
 from mergestream.preprocessing import resize
 from mergestream.statefile import read_state, write_state
 from mergestream.training.compiling import standing_for
+from mergestream.training.devices import create_fabric, without_advice
+from mergestream.training.losses import balanced, class_weights
 from mergestream.training.recipe import Recipe
 from mergestream.training.splitting import split
 from mergestream.training.stepping import COMPILED, Stepper, how_to_step
@@ -63,8 +63,8 @@ class Keeping:
 class Listeners:
     """Who is told of a step, and of a look at the validation split."""
 
-    step: OnStep = field(default=ignore)
-    look: OnLook = field(default=ignore)
+    step: OnStep = ignore
+    look: OnLook = ignore
 
 
 def fit(
@@ -79,19 +79,11 @@ def fit(
     """Minimise the recipe's loss on the training split; keep the step that the criterion likes best on the validation
     split, seen without augmentation. With `keeping` a killed fit goes on from where it was last written down.
     """
-    from lightning.fabric import Fabric
-
     if network.preprocessing is None:
         raise NetworkError("Training needs to know the network's preprocessing; give preprocessing=.")
-    if recipe.accelerator == "cuda" and torch.cuda.device_count() < recipe.devices:
-        raise InputError(
-            f"The recipe wants {recipe.devices} CUDA device(s), and this machine has {torch.cuda.device_count()}."
-        )
-    where: dict[str, Any] = {"accelerator": recipe.accelerator, "devices": recipe.devices}
-    several = {"strategy": "ddp_spawn"} if recipe.devices > 1 else {}
     listeners = Listeners(on_step, on_look)
-    with _without_advice():
-        fabric: Any = Fabric(**where, **several, precision=recipe.precision)
+    with without_advice():
+        fabric = create_fabric(recipe)
         if recipe.devices == 1:
             return _fit(fabric, network, data, recipe, listeners, keeping)
         told = fabric.launch(_Apart(network, data, recipe, listeners, keeping))
@@ -114,20 +106,6 @@ def _fit(
             if step % recipe.validate_every == 0 or step == recipe.steps:
                 listeners.look(fitting.look(step))
         return fitting.finish()
-
-
-@contextmanager
-def _without_advice() -> Iterator[None]:
-    """Lightning tells at every fit which devices it found and what one might set; warnings stay."""
-    loggers = [logging.getLogger(name) for name in ("lightning.fabric", "lightning.pytorch", "lightning_utilities")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
 
 
 class _Apart:
@@ -244,18 +222,6 @@ class _Fitting:
         self._network.module.load_state_dict(kept["module"])
         self.stepper.restore(kept["optimiser"], kept["schedule"])
         self.step, self._best, self.history = kept["step"], kept["best"], kept["history"]
-
-
-def class_weights(data: DomainData, training: Tensor) -> Tensor:
-    """Weights [C] of the loss, inverse to the training split's class counts; 0 for a class that it lacks."""
-    counts = torch.bincount(data.labels[training], minlength=len(data.classes)).float()
-    present = counts > 0
-    return torch.where(present, counts.sum() / (present.sum() * counts.clamp_min(1)), 0)
-
-
-def balanced(losses: Tensor, labels: Tensor) -> float:
-    """The mean over classes of the mean loss [N] of each; a class without images does not count."""
-    return float(torch.stack([losses[labels == label].mean() for label in labels.unique()]).mean())
 
 
 def _batches(training: Tensor, recipe: Recipe) -> Tensor:

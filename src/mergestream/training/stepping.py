@@ -1,6 +1,7 @@
 """The steps of a fit: eager anywhere, on a CUDA device one captured graph, compiled first where that pays."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ EAGER, GRAPH, COMPILED = "eager", "graph", "compiled graph"
 # A fit of fewer steps is over before a compilation has paid for itself (benchmarks/train_speed.py).
 COMPILE_PAYS_FROM = 3000
 WARM_UP = 3
+Prepare = Callable[[Tensor, Tensor], Tensor]  # uint8 images and draws -> what the network takes
 _log = logging.getLogger(__name__)
 _told: set[str] = set()
 
@@ -48,6 +50,7 @@ class Stepper:
         self.schedule = create_schedule(self.optimiser, recipe)
         self.how = how_to_step(recipe, images.device)
         self.loss = torch.zeros((), device=images.device)
+        self._eager = self._learner(self._change, self._module, self.optimiser, fabric.backward)
         self._captured: _Captured | None = None
 
     def take(self, step: int) -> None:
@@ -57,7 +60,7 @@ class Stepper:
             self._capture(picked)
         set_rate(self._raw_optimiser, self._recipe, step)
         torch.manual_seed(self._recipe.seed * 1_000_003 + step)
-        self.loss = self._captured(picked) if self._captured is not None else self._learn(picked)
+        self.loss = (self._captured or self._eager)(picked)
         if self.schedule is not None:
             self.schedule.step()
 
@@ -71,19 +74,38 @@ class Stepper:
         if self.schedule is not None and schedule is not None:
             self.schedule.load_state_dict(schedule)
 
-    def _learn(self, picked: Tensor) -> Tensor:
+    def _learner(self, prepare: Prepare, forward: Any, optimiser: Any, backward: Any) -> Callable[[Tensor], Tensor]:
+        """The step as a function of the batch's places [B]; eager, captured and compiled differ in what is given."""
         recipe, fabric = self._recipe, self._fabric
-        draws = augmentation.draw(len(picked), recipe.augmentation, recipe.views, picked.device)
-        inputs = augmentation.changed(
-            self._images[picked], draws, recipe.augmentation, recipe.views, self._preprocessing
-        )
         # Every device prepares the same batch and learns from its part, so that their number changes no draw.
         mine = slice(fabric.global_rank, None, fabric.world_size)
-        loss = self._loss(logits_of(self._module(inputs[mine])), self._labels[picked], mine)
-        self.optimiser.zero_grad()
-        fabric.backward(loss)
-        self.optimiser.step()
-        return loss.detach()
+
+        def learn(picked: Tensor) -> Tensor:
+            draws = augmentation.draw(len(picked), recipe.augmentation, recipe.views, picked.device)
+            inputs = prepare(self._images[picked], draws)
+            loss = self._loss(logits_of(forward(inputs[mine])).float(), self._labels[picked], mine)
+            optimiser.zero_grad()
+            backward(loss)
+            optimiser.step()
+            return loss.detach()
+
+        return learn
+
+    def _unwrapped(self, *, compiled: bool) -> Callable[[Tensor], Tensor]:
+        """Without Fabric's wrappers, which neither a compiler nor a graph needs."""
+        recipe = self._recipe
+        prepare = compiled_changes(recipe.augmentation, recipe.views, self._preprocessing) if compiled else self._change
+        network = compiled_forward(self._plain) if compiled else self._plain
+
+        def forward(inputs: Tensor) -> Any:
+            with self._fabric.autocast():
+                return network(inputs)
+
+        return self._learner(prepare, forward, self._raw_optimiser, Tensor.backward)
+
+    def _change(self, images: Tensor, draws: Tensor) -> Tensor:
+        recipe = self._recipe
+        return augmentation.changed(images, draws, recipe.augmentation, recipe.views, self._preprocessing)
 
     def _loss(self, logits: Tensor, labels: Tensor, mine: slice) -> Tensor:
         smoothing, weights = self._recipe.label_smoothing, self._class_weights
@@ -104,35 +126,13 @@ class Stepper:
         for way in ways:
             try:
                 with _Untouched(self._plain, self._raw_optimiser):
-                    function = _Captured.warmed_up(self._learner(compiled=way == COMPILED), picked)
+                    function = _Captured.warmed_up(self._unwrapped(compiled=way == COMPILED), picked)
                 self._captured, self.how = _Captured(function, picked), way
                 return
             except Exception as error:
-                _tell_once(f"The step cannot be taken as a {way} ({str(error).splitlines()[0]}); going on without.")
+                why = f"{type(error).__name__}: {error}".splitlines()[0]
+                _tell_once(f"The step cannot be taken as a {way} ({why}); going on without.")
         self.how = EAGER
-
-    def _learner(self, *, compiled: bool) -> Any:
-        """The step as a function without Fabric's wrappers, which neither a compiler nor a graph needs."""
-        recipe, preprocessing = self._recipe, self._preprocessing
-
-        def change(images: Tensor, draws: Tensor) -> Tensor:
-            return augmentation.changed(images, draws, recipe.augmentation, recipe.views, preprocessing)
-
-        prepare = compiled_changes(recipe.augmentation, recipe.views, preprocessing) if compiled else change
-        forward = compiled_forward(self._plain) if compiled else self._plain
-
-        def learn(picked: Tensor) -> Tensor:
-            draws = augmentation.draw(len(picked), recipe.augmentation, recipe.views, picked.device)
-            inputs = prepare(self._images[picked], draws)
-            with self._fabric.autocast():
-                logits = logits_of(forward(inputs))
-            loss = self._loss(logits.float(), self._labels[picked], slice(None))
-            self._raw_optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._raw_optimiser.step()
-            return loss.detach()
-
-        return learn
 
 
 class _Captured:
