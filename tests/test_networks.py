@@ -237,3 +237,12 @@ def test_outputs_that_are_no_logits_are_refused() -> None:
     assert logits_of((torch.zeros(1, 2), None)).shape == (1, 2)
     with pytest.raises(ms.MergestreamError, match="expected logits"):
         logits_of({"scores": 1})
+
+
+def test_a_misspelt_network_does_not_list_a_thousand() -> None:
+    with pytest.raises(ms.MergestreamError, match=r"no timm network called 'vit_bse_patch16_224'") as caught:
+        create_network("vit_bse_patch16_224", num_classes=2)
+    assert "Did you mean 'vit_base_patch16_224'?" in str(caught.value)
+    assert len(str(caught.value)) < 500
+    with pytest.raises(ms.MergestreamError, match=r"There are \d+"):
+        create_network("???", num_classes=2)

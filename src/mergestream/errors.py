@@ -44,9 +44,20 @@ class OutputError(MergestreamError, OSError):
     """A place that cannot be written."""
 
 
+MOST_LISTED = 60
+
+
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
     """The error for a misspelt name, with the nearest known one suggested."""
     names = sorted(known)
     close = get_close_matches(str(name), names, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
-    return UnknownNameError(f"There is no {kind} called '{name}'.{hint} Known: {', '.join(names) or 'none'}.")
+    return UnknownNameError(f"There is no {kind} called '{name}'.{hint} {_listed(str(name), names)}")
+
+
+def _listed(name: str, names: list[str]) -> str:
+    """All names, or of a library's hundreds those most like the one asked for."""
+    if len(names) <= MOST_LISTED:
+        return f"Known: {', '.join(names) or 'none'}."
+    alike = get_close_matches(name, names, n=8, cutoff=0.3)
+    return f"There are {len(names)}" + (f", among them {', '.join(alike)}." if alike else ".")
