@@ -32,10 +32,11 @@ RECIPE = "steps=300, batch_size=64, optimiser=adamw, schedule=cosine, augmentati
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", type=Path, required=True)
-    parser.add_argument("--init", default="random")
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--table", action="store_true", help="only print the table of what the file holds")
+    parser.add_argument("--root", type=Path)
+    parser.add_argument("--init", default="random")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--network", default="vit_small_patch14_dinov2")
     parser.add_argument("--arg", action="append", default=[])
     parser.add_argument("--recipe", default=RECIPE)
@@ -47,6 +48,11 @@ def main() -> None:
     # Processes take turns on one GPU unless its multi-process service runs: two hide each other's Python, no more.
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
+    if given.table:
+        print(table(json.loads(given.json.read_text())["rows"]))
+        return
+    if given.root is None or given.out is None:
+        parser.error("--root and --out say where the data are and where pools go")
     rows = json.loads(given.json.read_text())["rows"] if given.json.exists() else []
     done = [(row["head_init"], row["loss"]) for row in rows]
     seeds = [int(seed) for seed in given.seeds.split(",")]
@@ -62,6 +68,27 @@ def main() -> None:
         print(start, loss, {key: round(value) for key, value in row["seconds"].items()}, flush=True)
         rows.append(row)
         given.json.write_text(json.dumps({**about(given), "rows": rows}, indent=1) + "\n")
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: accuracy / balanced accuracy / AUROC in %, and the interval of the balanced accuracy."""
+    labels = METHODS.split(", ")
+    lines = ["| head start | loss | " + " | ".join(labels) + " |", "|---|---|" + "---|" * len(labels)]
+    for row in rows:
+        of = {method["label"]: method for method in row["methods"]}
+        lines.append(
+            f"| {row['head_init']} | {row['loss']} | " + " | ".join(_cell(of[label]) for label in labels) + " |"
+        )
+    return "\n".join(lines)
+
+
+def _cell(method: dict[str, Any]) -> str:
+    balanced = method["balanced_accuracy"]
+    scores = [method["accuracy"]["mean"], balanced["mean"], method["auroc"]]
+    return (
+        " / ".join(f"{100 * score:.1f}" for score in scores)
+        + f" [{100 * balanced['low']:.1f}, {100 * balanced['high']:.1f}]"
+    )
 
 
 def about(given: argparse.Namespace) -> dict[str, Any]:
