@@ -5,6 +5,7 @@ from mergestream.calibration import measure_statistics
 from mergestream.datasets import Dataset, DomainData, concatenate, list_datasets, load_dataset
 from mergestream.errors import MergestreamError
 from mergestream.evaluation import evaluate, leave_one_domain_out
+from mergestream.execution import Execution
 from mergestream.methods import Method, Step, create_method, list_methods
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.pool import ExpertPool
@@ -17,6 +18,7 @@ __all__ = [
     "Dataset",
     "DomainData",
     "EntropyAdaptive",
+    "Execution",
     "ExpertPool",
     "MergestreamError",
     "Method",

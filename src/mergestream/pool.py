@@ -22,13 +22,14 @@ from mergestream.building import Device, Parts, parts_of_modules, parts_of_state
 from mergestream.checkpoints import BASE, write_expert
 from mergestream.coefficients import on_simplex
 from mergestream.errors import InputError, MergestreamError, NetworkError, PoolError, unknown_name
+from mergestream.execution import Execution, Recording, patches_as_products
 from mergestream.files import folder_written_whole
 from mergestream.layout import Integers
 from mergestream.measuring import Statistics, write_statistics
 from mergestream.networks import logits_of
 from mergestream.preprocessing import Preprocessing, require_batch
-from mergestream.scoring import require_finite
-from mergestream.views import VIEWS, require_known
+from mergestream.scoring import finite_images, require_finite
+from mergestream.views import ORIGINAL, VIEWS, require_known
 
 Coefficients = Sequence[float] | Tensor
 # What a site may say of its expert after it was built.
@@ -44,6 +45,8 @@ class ExpertPool:
     def __init__(self, parts: Parts, read_candidates: Callable[[], ExpertPool | None] = lambda: None) -> None:
         self._parts, self._read_candidates = parts, read_candidates
         self._fingerprint: tuple[object, str] | None = None
+        self._recording: Recording | None = None
+        self.execution = Execution()
         self.cards, self.bank, self.template, self.layout = parts.cards, parts.bank, parts.network, parts.layout
         self.names = tuple(card.name for card in parts.cards)
         self.classes = parts.cards[0].classes
@@ -245,19 +248,26 @@ class ExpertPool:
             read_statistics=tuple(self._readers[k] for k in kept),
         )
 
-    def to(self, device: Device | None = None, dtype: torch.dtype | None = None) -> ExpertPool:
-        """The pool on another device or in another floating type; this one stays as it is."""
+    def to(
+        self, device: Device | None = None, dtype: torch.dtype | None = None, *, execution: Execution | None = None
+    ) -> ExpertPool:
+        """The pool on another device, in another floating type or run in another way; this one stays as it is."""
         if dtype is not None and not dtype.is_floating_point:
             raise InputError(f"Weights are floating numbers; {dtype} is not a floating type.")
         bank = self.bank.to(device, dtype)
         if dtype is not None and not bool(torch.isfinite(bank).all()):
             raise PoolError(f"Some weights are too large for {dtype}. Choose torch.bfloat16 or torch.float32.")
-        return self._with(bank=bank)
+        moved = self._with(bank=bank)
+        moved.execution = self.execution if execution is None else execution
+        return moved
 
     def _with(self, read_candidates: Callable[[], ExpertPool | None] | None = None, **changes: Any) -> ExpertPool:
         """A pool that differs in some parts and shares the others."""
         network = replace(self.template, module=copy.deepcopy(self.template.module))
-        return ExpertPool(replace(self._parts, network=network, **changes), read_candidates or self._read_candidates)
+        parts = replace(self._parts, network=network, **changes)
+        pool = ExpertPool(parts, read_candidates or self._read_candidates)
+        pool.execution = self.execution
+        return pool
 
     # --- what it does -------------------------------------------------------------------------------------
 
@@ -276,6 +286,27 @@ class ExpertPool:
             require_known((view,))
             batch = VIEWS[view](batch, self.preprocessing)
         return torch.stack([self._run_expert(k, batch) for k in range(len(self))])
+
+    def logits_of_views(self, images: Tensor, views: Sequence[str]) -> dict[str, Tensor]:
+        """Every expert's logits [K,B,C] of the batch as it is ('original') and of each named view of it."""
+        batch = self.prepare(images)
+        if self._recording is None:
+            return {ORIGINAL: self.logits(batch), **{view: self.logits(batch, view) for view in views}}
+        # One forward an expert: larger products, fewer launches.
+        shown = torch.cat([batch, *(VIEWS[view](batch, self.preprocessing) for view in require_known(tuple(views)))])
+        tasks = [partial(self._run_expert, k, shown) for k in range(len(self))]
+        logits = torch.stack(self._recording.side_by_side(tasks, self.device))
+        return dict(zip((ORIGINAL, *views), logits.chunk(1 + len(views), dim=1), strict=True))
+
+    @contextmanager
+    def recording(self) -> Iterator[Recording]:
+        """A block in which nothing is read back to the host: what would be refused is noted on the device instead."""
+        self._recording = Recording(self.execution)
+        try:
+            with patches_as_products([self._working, *self._experts] if self.execution.capture else []):
+                yield self._recording
+        finally:
+            self._recording = None
 
     def expert_logits(self, expert: int, images: Tensor) -> Tensor:
         """One expert's logits [B,C] in fp32."""
@@ -303,10 +334,15 @@ class ExpertPool:
 
         `rows` stand for the experts' own where a method changes them first.
         """
-        a = on_simplex(encoder, len(self), self.device)
-        h = a if head is None else on_simplex(head, len(self), self.device)
+        a = self._checked(encoder)
+        h = a if head is None else self._checked(head)
         out = self.new_weights() if out is None else out
         return merging.merge(rows or self.rows, a, h, out)
+
+    def _checked(self, coefficients: Coefficients) -> Tensor:
+        if self._recording is not None and isinstance(coefficients, Tensor):
+            return coefficients
+        return on_simplex(coefficients, len(self), self.device)
 
     def forward(self, weights: Tensor, images: Tensor, *, recalibrate_bn: bool = False) -> Tensor:
         """Logits [B,C] in fp32 of the network whose flat weights [P] are given.
@@ -368,10 +404,13 @@ class ExpertPool:
 
     def _run(self, module: nn.Module, batch: Tensor, owner: str) -> Tensor:
         with self.input_errors(batch):
-            logits = logits_of(module(batch))
+            logits = logits_of(module(batch)) if self._recording is None else self._recording.run(module, batch)
         if logits.shape != (len(batch), len(self.classes)):
             raise NetworkError(f"Expected logits [{len(batch)},{len(self.classes)}], got {tuple(logits.shape)}.")
-        return require_finite(logits.float(), owner)
+        if self._recording is None:
+            return require_finite(logits.float(), owner)
+        self._recording.note(owner, finite_images(logits))
+        return logits.float()
 
     @contextmanager
     def input_errors(self, batch: Tensor) -> Iterator[None]:

@@ -51,9 +51,13 @@ class Preprocessing:
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """[B,c,H,W] in 0 to 1 -> mean 0 and std 1 per channel, by the network's numbers."""
-        columns = _columns.__wrapped__ if torch.compiler.is_compiling() else _columns
-        mean, std = columns(self.mean, self.std, pixels.device, pixels.dtype)
+        mean, std = self.columns(pixels)
         return pixels.sub(mean).div_(std)
+
+    def columns(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and std as [c,1,1], of the type and on the device of the given tensor."""
+        columns = _columns.__wrapped__ if torch.compiler.is_compiling() else _columns
+        return columns(self.mean, self.std, like.device, like.dtype)
 
 
 @lru_cache(maxsize=64)

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from mergestream.errors import InputError, unknown_name
 from mergestream.preprocessing import Preprocessing
 
 BRIGHTNESS = 1.15
+# What the unaltered batch is called where logits are kept by the name of their view.
+ORIGINAL = "original"
 
 
 def hflip(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
@@ -33,10 +34,7 @@ def brightness(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
     """Every pixel 15 % brighter, clipped at white: for data whose left and right are classes."""
     if preprocessing is None:
         raise InputError("The view 'brightness' needs the pool's preprocessing (mean, std); give preprocessing=.")
-    mean, std = (
-        torch.tensor(values, dtype=images.dtype, device=images.device).reshape(1, -1, 1, 1)
-        for values in (preprocessing.mean, preprocessing.std)
-    )
+    mean, std = preprocessing.columns(images)
     return (((images * std + mean) * BRIGHTNESS).clamp(0, 1) - mean) / std
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mergestream.merging import fused
 from mergestream.merging.rows import Rows
 
 # Small enough that the output chunk stays in the cache while all K rows pass over it, and long enough for threads.
@@ -18,7 +19,10 @@ def weighted_sum(rows: Tensor | Sequence[Tensor], coefficients: Tensor | Sequenc
     """
     if out.device.type == "cpu":
         return _weighted_sum_on_host(rows, coefficients, out)
-    return _weighted_sum_on_device(rows, torch.as_tensor(coefficients, device=out.device), out)
+    shares = torch.as_tensor(coefficients, device=out.device)
+    if isinstance(rows, Tensor) and fused.fits(rows, out):
+        return fused.weighted_sum(rows, shares, out)
+    return _weighted_sum_on_device(rows, shares, out)
 
 
 def merge(rows: Rows, encoder: Tensor, head: Tensor, out: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from typing import Any
 
 from mergestream.errors import InputError, unknown_name
 from mergestream.methods.adamerging import AdaMerging
-from mergestream.methods.base import ORIGINAL, ExpertLogits, Method, Step
+from mergestream.methods.base import ExpertLogits, Method
 from mergestream.methods.ensemble import Ensemble
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.fisher import Fisher
@@ -13,9 +13,11 @@ from mergestream.methods.regmean import RegMean
 from mergestream.methods.regmean_pp import RegMeanPlusPlus
 from mergestream.methods.select_expert import SelectExpert
 from mergestream.methods.single_expert import SingleExpert
+from mergestream.methods.step import Step
 from mergestream.methods.task_arithmetic import TaskArithmetic
 from mergestream.methods.ties import Ties
 from mergestream.pool import ExpertPool
+from mergestream.views import ORIGINAL
 
 __all__ = ["METHODS", "ORIGINAL", "ExpertLogits", "Method", "Step", "create_method", "list_methods"]
 

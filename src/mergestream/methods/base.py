@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -14,33 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.errors import InputError
+from mergestream.errors import InputError, MergestreamError
+from mergestream.methods.captured import Captured, say_once, way_of
+from mergestream.methods.leasing import lease
+from mergestream.methods.step import Step
 from mergestream.pool import ExpertPool
+from mergestream.preprocessing import require_batch
+from mergestream.views import ORIGINAL
 
-# Key of the unaltered batch among precomputed expert logits; the other keys are names of views.
-ORIGINAL = "original"
-ExpertLogits = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one batch brought: logits [B,C], and one number per expert [K] where the method has them."""
-
-    logits: Tensor
-    encoder_coefficients: Tensor | None = None
-    head_coefficients: Tensor | None = None
-    entropy: Tensor | None = None
-    scores: Tensor | None = None
-    consistency: Tensor | None = None
-    head_expert_index: Tensor | None = None
-    # What a task vector is multiplied by, [K] or one per tensor [K,L]: any number, not a share.
-    lambdas: Tensor | None = None
-    names: tuple[str, ...] = ()
-    seconds: float = 0.0
-
-    @property
-    def head_expert(self) -> str | None:
-        return None if self.head_expert_index is None else self.names[int(self.head_expert_index)]
+ExpertLogits = Mapping[str, Tensor]  # by the name of the view, the unaltered batch as ORIGINAL
 
 
 class Method(ABC):
@@ -56,6 +38,13 @@ class Method(ABC):
     static: ClassVar[bool] = False
     # What it cannot do without, beside experts and images: 'base', 'statistics', 'candidates', 'gradients'.
     needs: ClassVar[tuple[str, ...]] = ()
+    # Whether what it computes with follows from its options and the pool's bank alone, so that graphs can be handed on.
+    portable: ClassVar[bool] = False
+    # Inside a recorded step: what each image counts [B] where the batch is padded, and the host's decisions.
+    _shares: Tensor | None = None
+    _decided: Hashable = None
+    _captured: Captured | None = None
+    _cannot_be_captured = False
 
     def __init__(self, pool: ExpertPool) -> None:
         self.pool = pool
@@ -67,14 +56,50 @@ class Method(ABC):
     @torch.no_grad()
     def step(self, images: Tensor, *, expert_logits: ExpertLogits | None = None) -> Step:
         """Answer one batch. `expert_logits` may hold logits [K,B,C] computed before, by view name or 'original'."""
-        started, before = time.perf_counter(), self._state()
+        started, known = time.perf_counter(), expert_logits or {}
+        step = self._captured_step(images, known)
+        step = self._eager_step(images, known) if step is None else step
+        return replace(step, names=self.pool.names, seconds=time.perf_counter() - started)
+
+    def settle(self) -> None:
+        """Wait for the device; refuse now what a captured step could not refuse at once. Elsewhere nothing is open."""
+        if self._captured is not None:
+            self._captured.look(self, wait=True)
+
+    def _eager_step(self, images: Tensor, known: ExpertLogits) -> Step:
+        before = self._state()
         try:
-            step = self._step(self.pool.prepare(images), expert_logits or {})
+            step = self._step(self.pool.prepare(images), known)
+            self._advance(eager=True)
         except BaseException:
             # A refused batch must leave no trace in the stream.
             self._restore(before)
             raise
-        return replace(step, names=self.pool.names, seconds=time.perf_counter() - started)
+        return step
+
+    def _captured_step(self, images: Tensor, known: ExpertLogits) -> Step | None:
+        """The step from a graph on a device that has them; None where it is to be taken eagerly."""
+        way = way_of(self.pool.device)
+        if way is None or self._cannot_be_captured or not (self.pool.execution.capture and self._capturable()):
+            return None
+        require_batch(images, self.pool.preprocessing)
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                self._captured = self._captured or lease(self, way)
+                step = self._captured.step(self, images, known)
+        except MergestreamError:
+            raise
+        except Exception as error:
+            # Whatever a network does that a graph cannot hold; the eager step is the reference, and always there.
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            say_once(f"Steps of '{self.name}' are taken eagerly: they cannot be captured ({why}).")
+            self._cannot_be_captured, self._captured = True, None
+            step = None
+        if step is None:
+            self._answers_from(None)
+        else:
+            say_once(f"Steps of '{self.name}' on {self.pool.device} are replayed from CUDA graphs.")
+        return step
 
     def __call__(self, images: Tensor) -> Tensor:
         return self.step(images).logits
@@ -106,6 +131,8 @@ class Method(ABC):
 
     def reset(self) -> None:
         """Forget the stream, keep the options."""
+        if self._captured is not None:
+            self._captured.forget()
         self._restore({})
 
     def state_dict(self) -> dict[str, Any]:
@@ -142,6 +169,40 @@ class Method(ABC):
 
     def _restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027
         """Take up a state made by `_state`; an empty one is the beginning of a stream."""
+
+    # --- what a captured step needs to know -----------------------------------------------------------------
+
+    def _capturable(self) -> bool:
+        """Whether its `_step` reads nothing back to the host while the pool is recording."""
+        return False
+
+    def _takes_padding(self) -> bool:
+        """Whether its `_step` heeds `_shares`, so that a smaller batch can be padded."""
+        return False
+
+    def _branch(self) -> Hashable:
+        """What its `_step` decides on the host now; every course has a graph of its own."""
+        return ()
+
+    def _carried(self) -> dict[str, Tensor]:
+        """What it carries from batch to batch on the device, as fp32."""
+        return {}
+
+    def _carry(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Take up what `_carried` gave, as it is: nothing is copied, and nothing is written into it."""
+
+    def _tells(self) -> dict[str, Tensor]:
+        """What the host wants to know of the step just taken, one number each; it hears of it a batch late."""
+        return {}
+
+    def _hear(self, told: Mapping[str, float]) -> None:  # noqa: B027
+        """The numbers of `_tells`, arrived."""
+
+    def _advance(self, *, eager: bool) -> None:  # noqa: B027
+        """Count the step; called after it. Only an eager one may be looked at on the host."""
+
+    def _answers_from(self, place: object) -> None:  # noqa: B027
+        """Where the merged weights lie from now on: its own place (None), or that of graphs which are lent to it."""
 
     def _logits(self, images: Tensor, known: ExpertLogits, view: str | None = None) -> Tensor:
         """Expert logits [K,B,C]: those computed before, or computed now."""

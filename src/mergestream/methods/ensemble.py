@@ -1,11 +1,13 @@
 """The experts' answers averaged: K models for every batch, no merged one."""
 
+import math
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from mergestream.methods.base import ExpertLogits, Method, Step
+from mergestream.methods.base import ExpertLogits, Method
+from mergestream.methods.step import Step
 from mergestream.options import one_of
 from mergestream.pool import ExpertPool
 
@@ -15,6 +17,7 @@ class Ensemble(Method):
 
     name: ClassVar[str] = "ensemble"
     static: ClassVar[bool] = True
+    portable: ClassVar[bool] = True
 
     def __init__(self, pool: ExpertPool, *, average: str = "logits") -> None:
         super().__init__(pool)
@@ -24,5 +27,10 @@ class Ensemble(Method):
         logits = self._logits(images, expert_logits)
         if self.average == "logits":
             return Step(logits.mean(dim=0))
-        log_count = torch.tensor(float(len(logits)), device=logits.device).log()
-        return Step(torch.log_softmax(logits, dim=-1).logsumexp(dim=0) - log_count)
+        return Step(torch.log_softmax(logits, dim=-1).logsumexp(dim=0) - math.log(len(logits)))
+
+    def _capturable(self) -> bool:
+        return True
+
+    def _takes_padding(self) -> bool:
+        return True  # every image is answered for itself

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from mergestream import coefficients as simplex
 from mergestream import scoring
-from mergestream.methods.base import ExpertLogits, Method, Step
+from mergestream.methods.base import ExpertLogits, Method
 from mergestream.methods.choices import resolve_temperature
 from mergestream.methods.seen import HeadRows
+from mergestream.methods.step import Step
 from mergestream.options import names, number, one_of, whole_number, yes_or_no
 from mergestream.pool import ExpertPool
-from mergestream.views import require_known
+from mergestream.views import ORIGINAL, require_known
 
 # entropy, scores, consistency and head expert of a batch on which no expert was scored.
 Evidence = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -39,12 +40,15 @@ class EntropyAdaptive(Method):
     """
 
     name: ClassVar[str] = "entropy_adaptive"
+    portable: ClassVar[bool] = True
     _batches: int
     _encoder: Tensor  # the coefficients in use [K]
     _head: Tensor
     _stale: bool  # the merged weights are not those of the coefficients
-    _reference: Tensor | None  # the merged model's entropy [] on the last batch that was scored
-    _drifted: bool
+    _place: object = None  # where they lie
+    _reference: Tensor  # the merged model's entropy [] on the last batch that was scored; NaN before the first
+    _moved: Tensor  # whether it is far from that now, on the device
+    _drifted: bool  # the same, as far as the host has heard
 
     def __init__(
         self,
@@ -84,43 +88,63 @@ class EntropyAdaptive(Method):
         self.reset()
 
     def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
-        due = self._batches % self.refresh_every == 0 or self._drifted
+        due, merges = self._branch()
         evidence = self._refresh(images, expert_logits) if due else NOTHING
-        # Re-estimation overwrites the merged statistics, so every batch starts from the merged ones again.
-        if evidence is not NOTHING or self._stale or self.recalibrate_bn:
+        if merges:
             self.pool.merge(self._encoder, self._head, out=self._weights, rows=self._rows_of(self._head))
-            self._stale = False
-        self._batches += 1
         logits = self.pool.forward(self._weights, images, recalibrate_bn=self.recalibrate_bn)
         if self.refresh_drift:
-            self._watch(scoring.entropy(logits[None])[0], scored=due)
+            self._watch(scoring.entropy(logits[None], shares=self._shares)[0], scored=due)
         return Step(logits, self._encoder.clone(), self._head.clone(), *evidence)
+
+    def merged_weights(self) -> Tensor:
+        """The merged weights [P] in use, not a copy."""
+        lent = getattr(self._place, "lent", None)
+        return self._weights if lent is None else lent._weights
+
+    def _branch(self) -> tuple[bool, bool]:
+        """Whether the experts are scored on this batch, and whether a model is merged for it."""
+        if self._decided is not None:
+            return self._decided  # type: ignore[return-value]
+        due = self._batches % self.refresh_every == 0 or self._drifted
+        # Re-estimation overwrites the merged statistics, so every batch starts from the merged ones again.
+        return due, due or self._stale or self.recalibrate_bn
+
+    def _advance(self, *, eager: bool) -> None:
+        self._batches += 1
+        self._stale = False
+        self._drifted = bool(self._moved) if eager and self.refresh_drift else False
 
     def _refresh(self, images: Tensor, expert_logits: ExpertLogits) -> Evidence:
         """Lines 1 to 6 of Algorithm 1: score the experts, then move the coefficients."""
-        logits = self._logits(images, expert_logits)
-        scores = scoring.SCORES[self.score](logits, self._temperature)
-        consistency = self._consistency(images, logits, expert_logits)
+        logits = self._all_logits(images, expert_logits)
+        original = logits[ORIGINAL]
+        scores = scoring.SCORES[self.score](original, self._temperature, self._shares)
+        consistency = self._consistency(logits)
         chosen = simplex.head_expert(scores, consistency, self.epsilon)
         encoder = self._encoder_coefficients(scores)
         self._encoder = simplex.smooth(self._encoder, encoder, self.momentum)
         self._head = simplex.smooth(self._head, self._head_coefficients(scores, chosen, encoder), self.momentum)
-        entropy = scores if self.score == "entropy" else scoring.entropy(logits, self._temperature)
+        entropy = scores if self.score == "entropy" else scoring.entropy(original, self._temperature, self._shares)
         return entropy, scores, consistency, chosen
 
     def _watch(self, entropy: Tensor, *, scored: bool) -> None:
         """Whether the merged model has become much more or less certain than when the experts were last scored."""
-        if scored or self._reference is None:
-            self._reference, self._drifted = entropy, False
-        else:
-            self._drifted = bool((entropy - self._reference).abs() > self.refresh_drift)
+        self._moved = torch.zeros_like(entropy) if scored else (entropy - self._reference).abs() > self.refresh_drift
+        self._reference = entropy if scored else torch.where(self._reference.isnan(), entropy, self._reference)
 
-    def _consistency(self, images: Tensor, logits: Tensor, expert_logits: ExpertLogits) -> Tensor | None:
+    def _all_logits(self, images: Tensor, known: ExpertLogits) -> dict[str, Tensor]:
+        """Expert logits [K,B,C] of the batch and of its views: those computed before, and the others together."""
+        wanted = (ORIGINAL, *self.views)
+        if not known:
+            return self.pool.logits_of_views(images, self.views)
+        return {view: self._logits(images, known, None if view == ORIGINAL else view) for view in wanted}
+
+    def _consistency(self, logits: Mapping[str, Tensor]) -> Tensor | None:
         if not self.views:
             return None
-        views = torch.stack([self._logits(images, expert_logits, view) for view in self.views])
-        changed = torch.stack([scoring.probabilities(view, self._temperature) for view in views])
-        return scoring.consistency(scoring.probabilities(logits, self._temperature), changed)
+        changed = torch.stack([scoring.probabilities(logits[view], self._temperature) for view in self.views])
+        return scoring.consistency(scoring.probabilities(logits[ORIGINAL], self._temperature), changed, self._shares)
 
     def _encoder_coefficients(self, scores: Tensor) -> Tensor:
         if self.encoder == "uniform":
@@ -136,6 +160,30 @@ class EntropyAdaptive(Method):
             return simplex.select(scores, chosen)
         return simplex.entropy_gap(scores, chosen, self.head_sharpness)
 
+    def _capturable(self) -> bool:
+        return self.head_rows == "all"  # filling rows of unseen classes looks at them on the host
+
+    def _takes_padding(self) -> bool:
+        return not self.recalibrate_bn  # padding would count in the batch's statistics
+
+    def _carried(self) -> dict[str, Tensor]:
+        carried = {"encoder": self._encoder, "head": self._head}
+        return {**carried, "reference": self._reference} if self.refresh_drift else carried
+
+    def _carry(self, tensors: Mapping[str, Tensor]) -> None:
+        self._encoder, self._head = tensors["encoder"], tensors["head"]
+        self._reference = tensors.get("reference", self._reference)
+
+    def _tells(self) -> dict[str, Tensor]:
+        return {"moved": self._moved} if self.refresh_drift else {}
+
+    def _hear(self, told: Mapping[str, float]) -> None:
+        self._drifted = self._drifted or bool(told.get("moved", False))
+
+    def _answers_from(self, place: object) -> None:
+        self._stale = self._stale or place is not self._place
+        self._place = place
+
     def _state(self) -> dict[str, Any]:
         state = {"batches": self._batches, "encoder": self._encoder.clone(), "head": self._head.clone()}
         watched = {"reference": self._reference, "drifted": self._drifted}
@@ -147,7 +195,9 @@ class EntropyAdaptive(Method):
         self._encoder = state.get("encoder", start).to(self.pool.device)
         self._head = state.get("head", start).to(self.pool.device)
         reference = state.get("reference")
-        self._reference = None if reference is None else reference.to(self.pool.device)
+        unknown = torch.full((), torch.nan, device=self.pool.device)
+        self._reference = unknown if reference is None else reference.to(self.pool.device)
+        self._moved = torch.zeros_like(unknown)
         self._drifted = bool(state.get("drifted", False))
         # The merged weights are a function of the coefficients: they are rebuilt, not saved.
         self._stale = True

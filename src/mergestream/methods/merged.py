@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from mergestream import coefficients as simplex
 from mergestream.errors import PoolError
 from mergestream.merging import Rows, weighted_sum
-from mergestream.methods.base import ExpertLogits, Method, Step
+from mergestream.methods.base import ExpertLogits, Method
 from mergestream.methods.seen import HeadRows
+from mergestream.methods.step import Step
 from mergestream.options import one_of, yes_or_no
 from mergestream.pool import ExpertPool
 from mergestream.scoring import require_finite
@@ -74,6 +75,13 @@ class MergedModel(Method):
                 self._observe(require_finite(images, "The input"))
         logits = self._members.forward(self.merged_weights(), images, recalibrate_bn=self.recalibrate_bn)
         return Step(logits, **self._told())
+
+    def _capturable(self) -> bool:
+        # Its first batch is taken eagerly, and merges; what follows is a forward pass of weights that stay.
+        return self.static and not self._stale
+
+    def _takes_padding(self) -> bool:
+        return True  # every image is answered for itself
 
     @torch.no_grad()
     def merged_weights(self) -> Tensor:

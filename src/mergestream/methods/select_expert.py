@@ -8,8 +8,9 @@ from torch import Tensor
 
 from mergestream import coefficients as simplex
 from mergestream import scoring
-from mergestream.methods.base import ExpertLogits, Method, Step
+from mergestream.methods.base import ExpertLogits, Method
 from mergestream.methods.choices import resolve_temperature
+from mergestream.methods.step import Step
 from mergestream.options import one_of
 from mergestream.pool import ExpertPool
 
@@ -30,7 +31,7 @@ class SelectExpert(Method):
 
     def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
         logits = self._logits(images, expert_logits)
-        scores = scoring.SCORES[self.score](logits, self._temperature)
+        scores = scoring.SCORES[self.score](logits, self._temperature, self._shares)
         # By name, not by position: the order of experts must not decide.
         chosen = torch.where(scores == scores.min(), self._rank, torch.inf).argmin()
         coefficients = simplex.one_hot(chosen, len(scores), scores.device)
@@ -38,7 +39,13 @@ class SelectExpert(Method):
             torch.index_select(logits, 0, chosen.reshape(1)).squeeze(0),
             encoder_coefficients=coefficients,
             head_coefficients=coefficients.clone(),
-            entropy=scores if self.score == "entropy" else scoring.entropy(logits, self._temperature),
+            entropy=scores if self.score == "entropy" else scoring.entropy(logits, self._temperature, self._shares),
             scores=scores,
             head_expert_index=chosen,
         )
+
+    def _capturable(self) -> bool:
+        return True
+
+    def _takes_padding(self) -> bool:
+        return True

@@ -5,7 +5,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from mergestream import coefficients as simplex
-from mergestream.methods.base import ExpertLogits, Method, Step
+from mergestream.methods.base import ExpertLogits, Method
+from mergestream.methods.step import Step
 from mergestream.pool import ExpertPool
 
 
@@ -26,3 +27,9 @@ class SingleExpert(Method):
         else:
             logits = self.pool.expert_logits(self._index, images)
         return Step(logits, self._coefficients.clone(), self._coefficients.clone())
+
+    def _capturable(self) -> bool:
+        return True
+
+    def _takes_padding(self) -> bool:
+        return True  # every image is answered for itself

@@ -1,0 +1,133 @@
+"""The captured step against the number of experts and the size of the batch: curves, and whether they are straight.
+
+    python3 benchmarks/step_curves.py --network vit_base_patch32_224 --json curves.json --png curves.png
+
+Every expert is a copy of one random network with noise of its own; timings are medians by the device's clock.
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from step import _network, about, timed
+
+import mergestream as ms
+from mergestream.execution import Execution
+from mergestream.methods import leasing
+
+EXPERTS, BATCHES = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", default="vit_base_patch32_224")
+    parser.add_argument("--arg", action="append", default=[])
+    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--experts-up-to", type=int, default=64)
+    parser.add_argument("--batches-up-to", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--overlap", type=int, default=Execution().overlap)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--png", type=Path)
+    given = parser.parse_args()
+    given.experts, given.batch = "1 to 64", "1 to 256"
+    found: dict[str, Any] = about(given, ("hflip",))
+    found["by_experts"] = [measure(given, k, 32) for k in EXPERTS if k <= given.experts_up_to]
+    found["by_batch"] = [measure(given, 3, size) for size in BATCHES if size <= given.batches_up_to]
+    found["per_expert"] = straight_line([(row["experts"], row["ms"]) for row in found["by_experts"]])
+    print(
+        json.dumps({key: found[key] for key in ("by_experts", "by_batch", "per_expert")}, indent=1, default=str)[-3000:]
+    )
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    if given.png:
+        draw(found, given.png)
+
+
+def measure(given: argparse.Namespace, experts: int, size: int) -> dict[str, Any]:
+    network = _network(given, 0)
+    generator = torch.Generator().manual_seed(experts)
+    state = network.module.state_dict()
+    noisy = {
+        f"expert{k}": {
+            n: t + 0.01 * torch.randn(t.shape, generator=generator) if t.is_floating_point() else t
+            for n, t in state.items()
+        }
+        for k in range(min(experts, 4))
+    }
+    pool = ms.ExpertPool.from_state_dicts(noisy, network.module, preprocessing=network.preprocessing)
+    pool = many(pool, experts).to(
+        given.device,
+        dtype=getattr(torch, given.dtype),
+        execution=Execution(compile=given.compile, overlap=given.overlap),
+    )
+    images = torch.randint(0, 256, (given.steps + 5, size, 3, *network.preprocessing.size), dtype=torch.uint8).to(
+        given.device
+    )
+    leasing.free()
+    if given.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    method = ms.create_method("entropy_adaptive", pool)
+    values = timed(lambda batch: method.step(batch).logits, images, given.device)
+    memory = (torch.cuda.max_memory_allocated() - images.numel()) / 2**30 if given.device == "cuda" else None
+    return {
+        "experts": experts,
+        "batch": size,
+        "ms": 1000 * statistics.median(values),
+        "memory_gib": memory,
+        "timings": [round(1000 * v, 4) for v in values],
+    }
+
+
+def many(pool: ms.ExpertPool, count: int) -> ms.ExpertPool:
+    """The pool's experts over again: timings do not ask whose weights they are."""
+    from dataclasses import replace
+
+    picked = torch.arange(count) % len(pool)
+    cards = tuple(replace(pool.cards[int(k)], name=f"expert{number}") for number, k in enumerate(picked))
+    integers = tuple(pool._parts.integers[int(k)] for k in picked)
+    return pool._with(bank=pool.bank[picked], cards=cards, integers=integers, read_statistics=())
+
+
+def straight_line(points: list[tuple[int, float]]) -> dict[str, float]:
+    """ms = fixed + per_expert * K, and the largest departure from it as a share of the measured."""
+    x, y = np.array(points, dtype=float).T
+    slope, start = np.polyfit(x, y, 1, w=1 / y)
+    worst = float(np.max(np.abs(start + slope * x - y) / y))
+    return {"fixed_ms": float(start), "per_expert_ms": float(slope), "largest_departure": worst}
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
+    for ax, rows, key, label in zip(
+        axes,
+        (found["by_experts"], found["by_batch"]),
+        ("experts", "batch"),
+        ("experts K (batch 32)", "images B a batch (K = 3)"),
+        strict=True,
+    ):
+        ax.plot([row[key] for row in rows], [row["ms"] for row in rows], "o-", color="#0072B2")
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.set_xlabel(label)
+        ax.set_ylabel("ms a step")
+        ax.grid(alpha=0.3)
+    line = found["per_expert"]
+    axes[0].set_title(f"{line['fixed_ms']:.2f} ms + {line['per_expert_ms']:.2f} ms an expert")
+    figure.suptitle(f"{found['network']}, {found['dtype']}, {found['machine']}")
+    figure.savefig(path, dpi=120, facecolor="white")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""Captured steps against eager ones, without a GPU: a 'graph' here is the recorded function, run again."""
+
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import mergestream as ms
+from conftest import make_images, make_pool
+from mergestream import merging
+from mergestream.errors import InputError
+from mergestream.execution import Execution, Recording, compiled_logits, patches_as_products
+from mergestream.methods import base, captured, leasing
+from mergestream.methods.captured import MOST_RECORDED, Way
+from test_training_graph import HostTraffic
+
+RECORDED: list[Callable[[], None]] = []
+
+
+def rerun(function: Callable[[], None]) -> Callable[[], None]:
+    RECORDED.append(function)
+    function()
+    return function
+
+
+class Late:
+    """A message that has not arrived until somebody waits for it, or so many have asked."""
+
+    patience = 0
+
+    def __init__(self, values: Tensor) -> None:
+        self._values, self._asked = values.clone(), 0
+
+    def arrived(self) -> bool:
+        self._asked += 1
+        return self._asked > self.patience
+
+    def wait(self) -> Tensor:
+        return self._values
+
+
+@pytest.fixture(autouse=True)
+def graphs_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(base, "way_of", lambda _: Way(rerun, Late))
+    RECORDED.clear()
+    leasing.free()
+    captured._said.clear()
+    yield
+    leasing.free()
+
+
+def eager(pool: ms.ExpertPool) -> ms.ExpertPool:
+    return pool.to(execution=Execution(capture=False))
+
+
+def assert_same(one: Any, two: Any, rtol: float = 1e-3, atol: float = 1e-4) -> None:
+    for field in ("logits", "encoder_coefficients", "head_coefficients", "entropy", "scores", "consistency"):
+        mine, theirs = getattr(one, field), getattr(two, field)
+        assert (mine is None) == (theirs is None), field
+        if mine is not None:
+            torch.testing.assert_close(mine, theirs, rtol=rtol, atol=atol)
+    assert one.head_expert == two.head_expert
+
+
+SIZES = (6, 6, 6, 3, 6, 2, 6, 5, 3, 1, 6)
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("entropy_adaptive", {}),
+    ("entropy_adaptive", {"momentum": 0.7}),
+    ("entropy_adaptive", {"views": ()}),
+    ("entropy_adaptive", {"views": ("hflip", "vflip"), "head": "select"}),
+    ("entropy_adaptive", {"refresh_every": 3, "momentum": 0.5}),
+    ("entropy_adaptive", {"score": "max_softmax", "weighting": "softmax", "temperature": (0.5, 1.0, 2.0)}),
+    ("entropy_adaptive", {"recalibrate_bn": True}),
+    ("ensemble", {}),
+    ("ensemble", {"average": "probabilities"}),
+    ("mean", {}),
+    ("single_expert", {"expert": "brest"}),
+    ("select_expert", {}),
+]
+
+
+@pytest.mark.parametrize("network", ["vit", "resnet"])
+@pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{n}-{i}" for i, (n, _) in enumerate(CASES)])
+def test_captured_steps_equal_eager_ones(network: str, name: str, options: dict[str, Any]) -> None:
+    pool = make_pool(network)
+    fast, slow = ms.create_method(name, pool, **options), ms.create_method(name, eager(pool), **options)
+    for seed, size in enumerate(SIZES):
+        images = make_images(size, seed=seed)
+        assert_same(fast.step(images), slow.step(images))
+    fast.settle()
+    assert RECORDED  # they were not simply eager
+    for key, value in slow.state_dict()["state"].items():
+        mine = fast.state_dict()["state"][key]
+        if isinstance(value, Tensor):
+            torch.testing.assert_close(mine, value, rtol=1e-4, atol=1e-5)
+        else:
+            assert mine == value
+
+
+def test_smaller_batches_are_padded_not_recorded() -> None:
+    pool = make_pool("vit")
+    method = ms.create_method("entropy_adaptive", pool)
+    for size in (8, 8, *range(1, 8), 8):
+        method.step(make_images(size, seed=size))
+    assert len(RECORDED) == 2  # one of eight, and one that is padded to eight
+
+
+def test_there_are_never_many_graphs() -> None:
+    method = ms.create_method("ensemble", make_pool("vit"))
+    for size in (*range(1, 20), *range(1, 20)):
+        method.step(make_images(size))
+    assert len(RECORDED) <= MOST_RECORDED
+
+
+def test_known_logits_are_used_and_padded() -> None:
+    pool = make_pool("vit")
+    fast, slow = ms.create_method("entropy_adaptive", pool), ms.create_method("entropy_adaptive", eager(pool))
+    for seed, size in enumerate((5, 5, 5, 2, 3)):
+        images = make_images(size, seed=seed)
+        known = pool.logits_of_views(images, ("hflip",))
+        known["original"] = known["original"] * 1.5  # told apart from what the pool would compute
+        assert_same(fast.step(images, expert_logits=known), slow.step(images, expert_logits=known))
+
+
+def broken(images: Tensor, place: int) -> Tensor:
+    images = images.float().clone()
+    images[place] = torch.nan
+    return images
+
+
+@pytest.mark.parametrize("patience", [0, 3])
+def test_a_batch_that_is_not_finite_is_refused_and_leaves_no_trace(
+    patience: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Late, "patience", patience)
+    pool = make_pool("vit")
+    good = [pool.prepare(make_images(4, seed=seed)) for seed in range(5)]
+    fast = ms.create_method("entropy_adaptive", pool, momentum=0.5)
+    slow = ms.create_method("entropy_adaptive", eager(pool), momentum=0.5)
+    for images in good[:3]:
+        fast.step(images)
+        slow.step(images)
+    fast.step(broken(good[0], 2))
+    with pytest.raises(InputError, match=r"gave NaN or Inf for image 2 of this batch \(1 in all\)"):
+        fast.settle()
+    for images in good[3:]:
+        assert_same(fast.step(images), slow.step(images))
+    fast.settle()
+    assert fast.state_dict()["state"]["batches"] == slow.state_dict()["state"]["batches"]
+
+
+def test_what_is_found_out_later_says_which_batch_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Late, "patience", 10**6)
+    pool = make_pool("vit")
+    method = ms.create_method("entropy_adaptive", pool)
+    for seed in range(2):
+        method.step(pool.prepare(make_images(4, seed=seed)))
+    method.step(broken(pool.prepare(make_images(4)), 1))
+    for seed in range(2):
+        step = method.step(pool.prepare(make_images(4, seed=seed)))
+        assert torch.isfinite(step.logits).all()
+    with pytest.raises(InputError, match="image 1 of the batch 2 before this one"):
+        method.settle()
+
+
+def test_the_host_never_runs_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Late, "patience", 10**6)
+    pool = make_pool("vit")
+    method = ms.create_method("entropy_adaptive", pool)
+    for seed in range(3 * captured.MOST_UNSEEN):
+        method.step(make_images(2, seed=seed))
+        assert method._captured is not None
+        assert len(method._captured._unseen) <= captured.MOST_UNSEEN
+
+
+def test_drift_makes_the_next_batch_scored_again() -> None:
+    pool = make_pool("vit")
+    method = ms.create_method("entropy_adaptive", pool, refresh_every=1000, refresh_drift=1e-6)
+    scored = [method.step(make_images(4, seed=seed)).entropy is not None for seed in range(12)]
+    assert scored[0]
+    assert any(scored[1:]), "the merged model's entropy moved, and nobody noticed"
+    calm = ms.create_method("entropy_adaptive", pool, refresh_every=1000, refresh_drift=50.0)
+    told = [calm.step(make_images(4, seed=seed)).entropy is not None for seed in range(6)]
+    assert not any(told[1:])
+
+
+def test_pools_of_one_make_share_graphs() -> None:
+    """Leave one out, as a benchmark does: the first pool has its own graphs, the second's serve all that follow."""
+    whole = make_pool("vit")
+    counts = []
+    for name in (*whole.names, *whole.names):
+        pool = whole.without(name)
+        fast, slow = ms.create_method("entropy_adaptive", pool), ms.create_method("entropy_adaptive", eager(pool))
+        for seed in range(3):
+            images = make_images(4, seed=seed)
+            assert_same(fast.step(images), slow.step(images))
+        before = pool.fingerprint()
+        counts.append(len(RECORDED))
+        del fast
+        gc.collect()
+        assert pool.fingerprint() == before
+    assert counts == [1, 2, 2, 2, 2, 2]
+
+
+def test_streams_on_one_pool_never_copy_it() -> None:
+    pool = make_pool("vit")
+    methods = [ms.create_method("entropy_adaptive", pool, momentum=0.5) for _ in range(3)]
+    slow = [ms.create_method("entropy_adaptive", eager(pool), momentum=0.5) for _ in range(3)]
+    for seed in range(4):
+        for place, (one, two) in enumerate(zip(methods, slow, strict=True)):
+            images = make_images(4, seed=10 * seed + place)
+            assert_same(one.step(images), two.step(images))
+    assert all(method._captured is not None and method._captured.lent is None for method in methods)
+
+
+def test_the_merged_weights_are_those_that_answered() -> None:
+    whole = make_pool("vit")
+    for name in whole.names:
+        method = ms.create_method("entropy_adaptive", whole.without(name))
+        for seed in range(3):
+            step = method.step(make_images(4, seed=seed))
+        expected = method.pool.merge(step.encoder_coefficients, step.head_coefficients)
+        torch.testing.assert_close(method.merged_weights(), expected)
+
+
+def test_two_living_methods_never_share() -> None:
+    whole = make_pool("vit")
+    pools = [whole.without(name) for name in whole.names]
+    fast = [ms.create_method("entropy_adaptive", pool, momentum=0.5) for pool in pools]
+    slow = [ms.create_method("entropy_adaptive", eager(pool), momentum=0.5) for pool in pools]
+    for seed in range(4):
+        for one, two in zip(fast, slow, strict=True):
+            images = make_images(4, seed=seed)
+            assert_same(one.step(images), two.step(images))
+
+
+def test_what_cannot_be_captured_is_eager_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(_: Callable[[], None]) -> Callable[[], None]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(base, "way_of", lambda _: Way(refuses, Late))
+    pool = make_pool("vit")
+    slow = ms.create_method("entropy_adaptive", eager(pool))
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            fast = ms.create_method("entropy_adaptive", pool)
+            for seed in range(3):
+                assert_same(fast.step(make_images(4, seed=seed)), slow.step(make_images(4, seed=seed)))
+    assert sum("cannot be captured" in message for message in caplog.messages) == 1
+
+
+def test_bad_input_is_refused_as_ever() -> None:
+    method = ms.create_method("entropy_adaptive", make_pool("vit"))
+    for _ in range(3):
+        with pytest.raises(InputError, match=r"\[B,c,H,W\]"):
+            method.step(torch.zeros(3, 16, 16, dtype=torch.uint8))
+        method.step(make_images(2))
+
+
+def test_it_may_begin_in_inference_mode_and_go_on_outside() -> None:
+    method = ms.create_method("entropy_adaptive", make_pool("vit"), momentum=0.5)
+    for seed in range(3):
+        with torch.inference_mode():
+            method.step(make_images(4, seed=seed))
+    for seed in range(3):
+        method.step(make_images(4, seed=seed))
+
+
+def test_a_state_is_taken_up_in_the_middle() -> None:
+    pool = make_pool("vit")
+    one = ms.create_method("entropy_adaptive", pool, momentum=0.5)
+    for seed in range(3):
+        one.step(make_images(4, seed=seed))
+    two = ms.create_method("entropy_adaptive", pool, momentum=0.5)
+    two.load_state_dict(one.state_dict())
+    assert_same(one.step(make_images(4, seed=9)), two.step(make_images(4, seed=9)))
+
+
+def test_patches_are_products_inside_the_block_alone() -> None:
+    convolution = torch.nn.Conv2d(3, 8, 4, stride=4)
+    images = torch.rand(2, 3, 14, 17)
+    before = convolution(images)
+    with patches_as_products([torch.nn.Sequential(convolution)]):
+        inside = convolution(images)
+        assert type(convolution) is not torch.nn.Conv2d
+    assert type(convolution) is torch.nn.Conv2d
+    torch.testing.assert_close(before, inside, rtol=1e-4, atol=1e-5)
+
+
+def test_experts_and_merged_models_share_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    from functools import partial
+
+    from torch._dynamo.testing import CompileCounter
+
+    asked = CompileCounter()
+    compiled_logits.cache_clear()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=asked))
+    pool = make_pool("vit")
+    fast = ms.create_method("entropy_adaptive", pool.to(execution=Execution(compile=True)))
+    slow = ms.create_method("entropy_adaptive", eager(pool))
+    for seed in range(4):
+        assert_same(fast.step(make_images(4, seed=seed)), slow.step(make_images(4, seed=seed)))
+    compiled_logits.cache_clear()
+    assert asked.frame_count == 2  # the batch with its view, for experts, and the batch alone, for the merged model
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.5, "refresh_drift": 0.1}, {"views": ("brightness",)}], ids=str)
+def test_a_recorded_step_touches_nothing_of_the_host(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tensors that only claim to lie on a GPU, where there is no kernel to launch nor a stream to launch it on."""
+    monkeypatch.setattr(merging.fused, "fits", lambda *_: False)
+    monkeypatch.setattr(Recording, "side_by_side", lambda _, tasks, device: [task() for task in tasks])
+    from mergestream import preprocessing
+
+    pool = make_pool("vit")
+    method = ms.create_method("entropy_adaptive", pool, **options)
+    preprocessing._columns.cache_clear()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        there = pool._with(bank=torch.empty(pool.bank.shape, device="cuda"))
+        method.pool, method._temperature = there, torch.empty(len(pool), device="cuda")
+        method._weights, method._rows_of._rows = there.new_weights(), there.rows
+        method.reset()
+        images = torch.empty(4, 3, 20, 20, dtype=torch.uint8, device="cuda")
+
+        def step() -> None:
+            with there.recording():
+                method._step(there.prepare(images), {})
+
+        step()
+        with HostTraffic() as traffic:
+            step()
+    preprocessing._columns.cache_clear()
+    assert traffic.seen == []

@@ -1,0 +1,155 @@
+"""Captured steps on a CUDA device against eager ones. Run there with `pytest -m gpu`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mergestream as ms
+from conftest import make_images, make_pool
+from mergestream.datasets.opening import DataRequest
+from mergestream.execution import Execution
+from mergestream.merging import fused
+from mergestream.methods import leasing
+from mergestream.parallel import quiet
+from mergestream.train import run_training
+from mergestream.training import Recipe
+from mergestream.training.plan import TrainPlan
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+SMALL = (("depth", 4), ("embed_dim", 96), ("img_size", 32), ("num_heads", 3), ("patch_size", 8))
+
+
+@pytest.fixture(autouse=True)
+def exact_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    leasing.free()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[ms.ExpertPool, Tensor]:
+    """Experts that were trained, and images of a site that none of them saw."""
+    folder: Path = tmp_path_factory.mktemp("trained")
+    recipe = Recipe(steps=1500, batch_size=32, learning_rate=1e-3, validate_every=100, accelerator="cuda")
+    plan = TrainPlan(DataRequest("phantom", None), "vit_tiny_patch16_224", (recipe,), SMALL, init="random")
+    run_training(plan, folder / "pool", quiet)
+    pool = ms.ExpertPool.load(folder / "pool")
+    target = pool.names[0]
+    data = ms.load_dataset("phantom")[target]
+    # Class after class, so that experts differ in how certain they are of a batch.
+    return pool.without(target), data.batch(data.labels.argsort(stable=True))
+
+
+def steps_of(pool: ms.ExpertPool, batches: list[Tensor]) -> tuple[Tensor, Tensor, list[bool]]:
+    """Predictions [N], coefficients [T,2,K] and whether the choice of the head expert was nearly tied, by batch."""
+    method = ms.create_method("entropy_adaptive", pool)
+    predictions, coefficients, tied = [], [], []
+    for batch in batches:
+        step = method.step(batch)
+        predictions.append(step.logits.argmax(dim=-1).cpu())
+        coefficients.append(torch.stack([step.encoder_coefficients, step.head_coefficients]).cpu())
+        evidence = (1 + step.consistency) / (step.entropy + 1e-6)
+        first, second = evidence.topk(2).values.tolist()
+        tied.append(first / second < 1.02)
+    method.settle()
+    return torch.cat(predictions), torch.stack(coefficients), tied
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compile", "same", "close"),
+    [
+        (torch.float32, False, 0.999, 1e-4),
+        (torch.bfloat16, False, 0.99, 1e-2),
+        (torch.bfloat16, True, 0.99, 1e-2),
+    ],
+    ids=str,
+)
+def test_fast_steps_agree_with_eager_float32(
+    trained: tuple[ms.ExpertPool, Tensor],
+    dtype: torch.dtype,
+    compile: bool,
+    same: float,
+    close: float,
+    record_property: Any,
+) -> None:
+    pool, images = trained
+    batches = list(images.cuda().split(32))
+    reference = steps_of(pool.to("cuda", execution=Execution(capture=False)), batches)
+    found = steps_of(pool.to("cuda", dtype=dtype, execution=Execution(compile=compile)), batches)
+    spread = reference[1].amax(dim=-1) - reference[1].amin(dim=-1)
+    assert spread[:, 0].max() > 0.1, f"the experts' coefficients hardly differ: {spread[:, 0].max():.3f}"
+    agreement = float((reference[0] == found[0]).float().mean())
+    clear = [number for number, tied in enumerate(reference[2]) if not tied]
+    difference = float((reference[1] - found[1])[clear].abs().max())
+    told = {"alike": agreement, "difference": difference, "nearly_tied": reference[2].count(True)}
+    for name, value in told.items():
+        record_property(name, value)
+    assert agreement >= same
+    assert difference <= close
+
+
+def test_a_hundred_steps_never_wait_for_the_device(trained: tuple[ms.ExpertPool, Tensor]) -> None:
+    pool, images = trained
+    method = ms.create_method("entropy_adaptive", pool.to("cuda"), momentum=0.5, refresh_drift=0.05, refresh_every=3)
+    batches = images.cuda()[: 32 * 10].split(32)
+    for batch in batches:
+        method.step(batch)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for number in range(100):
+            method.step(batches[number % len(batches)])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    method.settle()
+    assert method._captured is not None
+
+
+def test_a_batch_that_is_not_finite_is_refused_late_and_leaves_no_trace() -> None:
+    pool = make_pool("vit").to("cuda")
+    method = ms.create_method("entropy_adaptive", pool, momentum=0.5)
+    good = [pool.prepare(make_images(4, seed=seed)) for seed in range(4)]
+    for images in good:
+        method.step(images)
+    method.settle()
+    before = method.state_dict()["state"]
+    bad = good[0].clone()
+    bad[2] = torch.nan
+    method.step(bad)
+    with pytest.raises(ms.errors.InputError, match="image 2 of this batch"):
+        method.settle()
+    after = method.state_dict()["state"]
+    assert all(torch.equal(after[key], before[key]) for key in ("encoder", "head"))
+    assert after["batches"] == before["batches"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("count", [1, 3, 20])
+def test_the_fused_merge_is_the_sum(dtype: torch.dtype, count: int) -> None:
+    generator = torch.Generator("cuda").manual_seed(count)
+    bank = torch.randn(count, 1_000_064, device="cuda", generator=generator).to(dtype)
+    rows, shares = bank[:, :1_000_001], torch.softmax(torch.randn(count, device="cuda", generator=generator), dim=0)
+    out = torch.full((1_000_001,), torch.nan, device="cuda", dtype=dtype)
+    assert fused.fits(rows, out)
+    fused.weighted_sum(rows, shares, out)
+    expected = (rows.double() * shares.double()[:, None]).sum(dim=0)
+    torch.testing.assert_close(
+        out.double(),
+        expected.to(dtype).double(),
+        rtol=1e-2 if dtype != torch.float32 else 1e-5,
+        atol=1e-2 if dtype != torch.float32 else 1e-6,
+    )
+
+
+@pytest.mark.parametrize("name", ["ensemble", "mean", "single_expert", "select_expert"])
+def test_other_methods_are_captured_too(name: str) -> None:
+    options = {"expert": "brest"} if name == "single_expert" else {}
+    pool = make_pool("vit").to("cuda")
+    fast = ms.create_method(name, pool, **options)
+    slow = ms.create_method(name, pool.to(execution=Execution(capture=False)), **options)
+    for seed, size in enumerate((6, 6, 6, 2, 5, 6)):
+        one, two = fast.step(make_images(size, seed=seed)), slow.step(make_images(size, seed=seed))
+        torch.testing.assert_close(one.logits, two.logits, rtol=1e-3, atol=1e-3)
+    assert fast._captured is not None
