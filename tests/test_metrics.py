@@ -12,6 +12,7 @@ from mergestream.metrics import (
     difference_with_interval,
     intervals,
     mean_with_interval,
+    risk_by_confidence,
     score_of,
     summarise,
     worst,
@@ -122,3 +123,12 @@ def test_every_metric_has_an_interval_over_batches() -> None:
 
 def test_worst_target() -> None:
     assert worst({"lyon": 0.8, "brest": 0.6}) == ("brest", 0.6)
+
+
+def test_risk_by_confidence_counts_answers_that_are_sure_enough() -> None:
+    probabilities = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.45, 0.55]])
+    rows = {row[0]: row[1:] for row in risk_by_confidence(probabilities, torch.tensor([0, 1, 1, 1]))}
+    assert rows[0.0] == [1.0, 0.25]
+    assert rows[0.6] == [0.75, pytest.approx(1 / 3)]
+    assert rows[0.8] == [0.5, 0.0]
+    assert 0.95 not in rows  # nobody is so sure

@@ -1,7 +1,9 @@
 """Leave-one-domain-out, and one method over one stream."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from mergestream.datasets.base import DomainData
 from mergestream.errors import InputError
+from mergestream.feeding import feed
 from mergestream.files import sha256_of_json
 from mergestream.methods import ORIGINAL, ExpertLogits, Method
 from mergestream.partial import PartialRun
@@ -63,15 +66,21 @@ def evaluate(
     method.reset()
     steps, answers = partial.restore(method) if partial else ([], [])
     logits_of = expert_logits or {}
-    for number in range(len(steps), len(batches)):
-        picked = torch.as_tensor(batches[number])
-        known = {view: logits[:, picked] for view, logits in logits_of.items()}
-        step = method.step(data.batch(picked), expert_logits=known)
-        steps.append(step_record(number, step, batches[number]))
-        answers.append(torch.softmax(step.logits, dim=-1).cpu())
-        if partial:
-            partial.keep(method, steps, answers)
-        on_step()
+    left = range(len(steps), len(batches))
+    with closing(feed(data, (batches[number] for number in left), method.pool.device)) as fed:
+        for number, images in zip(left, fed, strict=True):
+            picked = torch.as_tensor(batches[number])
+            known = {view: logits[:, picked] for view, logits in logits_of.items()}
+            began = time.perf_counter()
+            step = method.step(images, expert_logits=known)
+            method.settle()  # a batch that is refused is not written down
+            # A captured step comes back before the device is done with it.
+            step = replace(step, seconds=max(step.seconds, time.perf_counter() - began))
+            steps.append(step_record(number, step, batches[number]))
+            answers.append(torch.softmax(step.logits, dim=-1).cpu())
+            if partial:
+                partial.keep(method, steps, answers)
+            on_step()
     order = torch.as_tensor(np.concatenate(list(batches)))
     return Run.finish(
         describe_run(method, data, batches) if arguments is None else arguments,
@@ -148,7 +157,8 @@ def domain_logits(pool: ExpertPool, data: DomainData, view: str, *, batch_size: 
     """Expert logits [K,N,C] of a whole domain, in one view of it or as it is ('original')."""
     shown = None if view == ORIGINAL else view
     chunks = torch.arange(len(data)).split(batch_size or (GPU_CHUNK if pool.device.type == "cuda" else CPU_CHUNK))
-    return torch.cat([pool.logits(data.batch(chunk), shown).cpu() for chunk in chunks], dim=1)
+    with closing(feed(data, chunks, pool.device, ahead=1)) as fed:  # chunks are large
+        return torch.cat([pool.logits(images, shown).cpu() for images in fed], dim=1)
 
 
 def describe_run(method: Method, data: DomainData, batches: Stream | Sequence[np.ndarray]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Recording:
         streams = min(self.execution.overlap, len(tasks))
         if device.type != "cuda" or streams == 1:
             return [task() for task in tasks]
-        here, sides = torch.cuda.current_stream(device), [torch.cuda.Stream(device) for _ in range(streams)]
+        here, sides = torch.cuda.current_stream(device), _side_streams(device, streams)
         for side in sides:
             side.wait_stream(here)
         results = []
@@ -63,6 +63,12 @@ class Recording:
         for side in sides:
             here.wait_stream(side)
         return results
+
+
+@lru_cache(maxsize=8)
+def _side_streams(device: torch.device, count: int) -> tuple[torch.cuda.Stream, ...]:
+    """Always the same ones: libraries keep a workspace for every stream they have seen."""
+    return tuple(torch.cuda.Stream(device) for _ in range(count))
 
 
 @lru_cache(maxsize=1)

@@ -13,6 +13,9 @@ LEVEL = 0.95
 FEW_BATCHES = 10
 
 
+CONFIDENCES = (0.0, *(round(0.3 + 0.05 * step, 2) for step in range(14)), 0.98, 0.99)
+
+
 def summarise(probabilities: Tensor, labels: Tensor, classes: Sequence[str]) -> Report:
     """Metrics of probabilities [N,C] (fp32) against labels [N]. A class that never occurs has no recall (None)."""
     from torchmetrics.functional.classification import binary_auroc, multiclass_calibration_error
@@ -68,6 +71,18 @@ def collapsed_classes(experts: Tensor, said: Tensor, classes: Sequence[str]) -> 
         {"class": classes[int(c)], "share": float(ours[c] / images), "experts": float(theirs[:, c].mean() / images)}
         for c in np.flatnonzero(lost)
     ]
+
+
+def risk_by_confidence(probabilities: Tensor, labels: Tensor) -> list[list[float]]:
+    """Rows [confidence, coverage, risk]: how many answers are at least so sure, and the error among those."""
+    confidence, answers = probabilities.max(dim=-1)
+    wrong = answers != labels
+    rows = []
+    for threshold in CONFIDENCES:
+        sure = confidence >= threshold
+        if bool(sure.any()):
+            rows.append([threshold, float(sure.float().mean()), float(wrong[sure].float().mean())])
+    return rows
 
 
 def summarise_subgroups(

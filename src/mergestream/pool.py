@@ -271,6 +271,9 @@ class ExpertPool:
 
     # --- what it does -------------------------------------------------------------------------------------
 
+    def admit(self, method: str) -> None:
+        """Refuse a method that this pool cannot serve; one whose experts all lie on the device serves every method."""
+
     def prepare(self, images: Tensor) -> Tensor:
         """A batch as the network takes it: uint8 of any size is resized and normalised, float passes as it is."""
         require_batch(images, self.preprocessing)

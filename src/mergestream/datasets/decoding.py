@@ -33,6 +33,11 @@ class Decoding:
     cache: Path | None = None
     workers: int = 0  # threads; 0 for one a core
 
+    def fitted(self, pixels: Tensor) -> Tensor:
+        """uint8 [3,h,w] -> [3,H,W]."""
+        pixels = crop_border(pixels) if self.crop_border else pixels
+        return resize(pixels[None], self.size, self.interpolation)[0]
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -104,8 +109,7 @@ def _fill(
     """Write every sample's pixels to its row."""
 
     def keep(position: int, pixels: Tensor) -> None:
-        pixels = crop_border(pixels) if how.crop_border else pixels
-        images[position] = resize(pixels[None], how.size, how.interpolation)[0].numpy()
+        images[position] = how.fitted(pixels).numpy()
 
     return _each(root, samples, how.workers, keep, on_image)
 
@@ -119,16 +123,15 @@ def _each(
 ) -> dict[int, str]:
     """Decode and use every sample; threads do, since decoders release Python's lock. What fails is told."""
     bad: dict[int, str] = {}
-    arrays, lock = _Arrays(root), Lock()
+    pixels_of, lock = SamplePixels(root), Lock()
 
     def one(position: int) -> None:
-        sample = samples[position]
         try:
-            use(position, arrays.row(sample) if sample.array else read_pixels(root.read(sample.file), sample.file))
+            use(position, pixels_of(samples[position]))
         except MemoryError:
             raise
         except Exception as error:  # a decoder may raise anything on a damaged file
-            bad[position] = f"{type(error).__name__}: {error}".splitlines()[0]
+            bad[position] = what_failed(error)
         with lock:
             on_image()
 
@@ -138,13 +141,23 @@ def _each(
     return dict(sorted(bad.items()))
 
 
-class _Arrays:
-    """Arrays inside .npy, .npz and .hdf5 files, each read once."""
+def what_failed(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+class SamplePixels:
+    """A sample's pixels uint8 [3,h,w], asked for by any thread. Arrays inside .npy, .npz and .hdf5 are read once."""
 
     def __init__(self, root: Root) -> None:
         self._root, self._known, self._lock = root, dict[tuple[str, str], np.ndarray](), Lock()
 
-    def row(self, sample: Sample) -> Tensor:
+    def __call__(self, sample: Sample) -> Tensor:
+        return self._row(sample) if sample.array else read_pixels(self.content(sample), sample.file)
+
+    def content(self, sample: Sample) -> bytes:
+        return self._root.read(sample.file)
+
+    def _row(self, sample: Sample) -> Tensor:
         assert sample.array is not None
         key = sample.file, sample.array
         with self._lock:

@@ -14,9 +14,10 @@ from mergestream.datasets.about import About
 from mergestream.datasets.base import Dataset, DomainData
 from mergestream.datasets.decoding import Decoding, decode
 from mergestream.datasets.index import Index, Sample, some
+from mergestream.datasets.lazy import FileDomain, FileImages
 from mergestream.datasets.roots import Root
 from mergestream.errors import DataError, InputError, unknown_name
-from mergestream.options import whole_number
+from mergestream.options import one_of, whole_number
 from mergestream.preprocessing import Preprocessing
 
 Reader = Callable[..., Index]
@@ -56,13 +57,18 @@ class FileSource:
         skip_bad: int = 0,
         allow_missing_classes: bool = False,
         workers: int = 0,
+        lazy: bool = False,
+        decode_on: str = "cpu",
         on_image: Callable[[], None] = lambda: None,
         **options: Any,
     ) -> Dataset:
         """Domains are decoded when they are first asked for, to `size`; with `cache_folder` only once and for all.
 
-        Up to `skip_bad` images that are missing or cannot be read are left out; one more is refused.
+        Up to `skip_bad` images that are missing or cannot be read are left out; one more is refused. With `lazy` images
+        stay files until a batch asks for them, and JPEGs may be decoded on a GPU (`decode_on="cuda"`: other pixels).
         """
+        gpu = one_of("decode_on", decode_on, ("cpu", "cuda")) == "cuda"
+        _require_sense(lazy=lazy, gpu=gpu, cached=cache_folder is not None)
         opened, index = self.index(root, **options)
         index.require_usable(allow_missing_classes=allow_missing_classes)
         # Its checks are those of any size and interpolation.
@@ -75,13 +81,17 @@ class FileSource:
         @cache
         def read_domain(domain: str) -> DomainData:
             samples = index.of(domain)
+            if lazy:
+                files = FileImages(opened, samples, how)
+                return FileDomain(self.about.name, domain, index.classes, files, gpu=gpu, **_told(samples))
             decoded = decode(opened, samples, how, on_image)
             allowed.charge([f"{samples[position].file}: {why}" for position, why in decoded.bad.items()])
             if len(decoded.bad) == len(samples):
                 raise DataError(f"No image of the domain '{domain}' of '{self.about.name}' can be read.")
             good = [position for position in range(len(samples)) if position not in decoded.bad]
             images = decoded.images[good] if decoded.bad else decoded.images
-            return _domain(index, domain, [samples[position] for position in good], images)
+            told = _told([samples[position] for position in good])
+            return DomainData(self.about.name, domain, index.classes, images, **told)
 
         return Dataset(
             self.about.name,
@@ -112,22 +122,26 @@ class _Allowance:
             )
 
 
-def _domain(index: Index, domain: str, samples: list[Sample], images: torch.Tensor) -> DomainData:
+def _told(samples: list[Sample]) -> dict[str, Any]:
+    """What the index says of samples, as a domain keeps it."""
     acquired = [sample.acquired for sample in samples]
     groups = [sample.group for sample in samples]
     kinds = sorted({kind for sample in samples for kind in sample.subgroups})
-    return DomainData(
-        index.about.name,
-        domain,
-        index.classes,
-        images,
-        torch.tensor([sample.label for sample in samples]),
-        None if None in acquired else acquired,
-        [sample.id for sample in samples],
+    return {
+        "labels": torch.tensor([sample.label for sample in samples]),
+        "acquired": None if None in acquired else acquired,
+        "ids": [sample.id for sample in samples],
         # A sample of no known group is a group of its own.
-        None if set(groups) == {None} else [s.group or f"id:{s.id}" for s in samples],
-        {kind: [sample.subgroups.get(kind, "unknown") for sample in samples] for kind in kinds},
-    )
+        "groups": None if set(groups) == {None} else [s.group or f"id:{s.id}" for s in samples],
+        "subgroups": {kind: [sample.subgroups.get(kind, "unknown") for sample in samples] for kind in kinds},
+    }
+
+
+def _require_sense(*, lazy: bool, gpu: bool, cached: bool) -> None:
+    if gpu and not lazy:
+        raise InputError("decode_on='cuda' decodes batch by batch: it needs lazy=True.")
+    if lazy and cached:
+        raise InputError("lazy=True keeps no decoded images, and cache_folder is where they are kept: choose one.")
 
 
 def require_options(dataset: str, given: Iterable[str], known: Sequence[str]) -> None:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from mergestream import coefficients as simplex
 from mergestream.errors import InputError, PoolError, unknown_name
-from mergestream.merging import merge
 from mergestream.methods.merged import MergedModel
 from mergestream.options import names, one_of
 from mergestream.pool import ExpertPool
@@ -46,7 +45,7 @@ class Mean(MergedModel):
 
     def _merge(self, out: Tensor) -> None:
         shares = self._coefficients
-        merge(self._rows_of(shares), shares, shares, out)
+        self._members.merge(shares, out=out, rows=self._rows_of(shares))
 
     def _buffer_coefficients(self) -> Tensor:
         return self._coefficients

@@ -100,7 +100,8 @@ class MergedModel(Method):
     def _average_buffers(self) -> None:
         span = self._members.layout.buffers
         if span.start < span.stop:
-            weighted_sum(self._members.bank[:, span], self._buffer_coefficients(), self._weights[span])
+            rows = self._members.bank[:, span].to(self._weights.device)  # experts may be kept on the host
+            weighted_sum(rows, self._buffer_coefficients(), self._weights[span])
 
     def _restore(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002
         # The merged weights follow from what is restored: they are rebuilt, not saved.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mergestream.datasets.base import DomainData
 from mergestream.determinism import cpu_threads, seeded
 from mergestream.errors import CheckpointError, NetworkError, TrainingError
-from mergestream.metrics import summarise
+from mergestream.metrics import risk_by_confidence, summarise
 from mergestream.networks import Network, logits_of
 from mergestream.preprocessing import resize
 from mergestream.statefile import read_state, write_state
@@ -167,7 +167,9 @@ class _Fitting:
         self._network.module.load_state_dict(best["state"])
         logits = self._predict().cpu()
         labels = self._data.labels[self._validation]
-        metrics = summarise(torch.softmax(logits, dim=-1), labels, self._data.classes)
+        probabilities = torch.softmax(logits, dim=-1)
+        metrics = summarise(probabilities, labels, self._data.classes)
+        metrics["risk_by_confidence"] = risk_by_confidence(probabilities, labels)
         temperature = fit_temperature(logits, labels)
         if self._keeping is not None and self._fabric.global_rank == 0:
             self._keeping.path.unlink(missing_ok=True)
