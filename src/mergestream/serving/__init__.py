@@ -1,0 +1,1 @@
+"""The service a hospital runs: images in over HTTP or a watched folder, one merged model, an audit trail."""

@@ -1,0 +1,128 @@
+"""The file being written: bytes are on the disk when `append` returns, or the file is cut back to what it was."""
+
+import fcntl
+import os
+from pathlib import Path
+
+from mergestream.files import reason
+from mergestream.serving.audit.lines import AuditError
+from mergestream.serving.audit.reading import rotated_file, rotated_numbers
+
+MODE = 0o640
+
+
+def lock(path: Path) -> int:
+    """Hold the log for this process alone until the handle is closed; a kill lets go."""
+    file = path.with_name(f".{path.name}.lock")
+    try:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, MODE)
+    except OSError as error:
+        raise AuditError(f"Cannot write beside the audit log {path}: {reason(error)}.") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise AuditError(f"Another process writes the audit log {path}. Stop it, or choose another file.") from error
+    return handle
+
+
+def flush_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Storage:
+    """For one thread at a time, under `lock`. Every failure is an OSError, and leaves `size` at the last whole line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self.rotations = max(rotated_numbers(path), default=0)
+        self._handle: int | None = None
+        self._unsure = False  # bytes may lie beyond `size`
+        self._folder_unsure = False  # the disk may not know the file's name yet
+        if path.exists():
+            self._handle = os.open(path, os.O_RDWR)
+            self.size = os.fstat(self._handle).st_size
+
+    def append(self, data: bytes) -> None:
+        handle = self._opened()
+        self._refuse_what_others_did(handle)
+        if self._unsure:
+            self._cut_back(handle)
+        self._unsure = True
+        try:
+            _write_all(handle, data, self.size)
+            _sync(handle)
+        except BaseException:
+            # After a failed sync the kernel may call lost pages clean: only bytes written anew can be trusted.
+            self._try_to_cut_back(handle)
+            raise
+        self.size += len(data)
+        self._unsure = False
+
+    def rotate(self) -> None:
+        """Give the file its number; the next `append` begins a new one."""
+        handle = self._opened()
+        self._refuse_what_others_did(handle)
+        target = rotated_file(self.path, self.rotations + 1)
+        if target.exists():
+            raise AuditError(f"{target} is in the way of the audit log's rotation. Move it elsewhere.")
+        self.path.rename(target)
+        self._folder_unsure = True
+        self.rotations += 1
+        self._handle, self.size, self._unsure = None, 0, False
+        os.close(handle)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def _opened(self) -> int:
+        if self._handle is None:
+            self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, MODE)
+            self._folder_unsure = True
+        if self._folder_unsure:
+            os.fsync(self._handle)
+            flush_folder(self.path.parent)
+            self._folder_unsure = False
+        return self._handle
+
+    def _refuse_what_others_did(self, handle: int) -> None:
+        """A log that was moved, replaced or written to by others would swallow lines that nobody finds again."""
+        mine = os.fstat(handle)
+        try:
+            same = os.path.samestat(mine, self.path.stat())
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise AuditError(f"{self.path} was moved or replaced while it was written. Put it back, or start again.")
+        if mine.st_size < self.size or (mine.st_size > self.size and not self._unsure):
+            raise AuditError(f"{self.path} was changed by someone else while it was written. Run 'audit verify'.")
+
+    def _cut_back(self, handle: int) -> None:
+        os.ftruncate(handle, self.size)
+        os.fsync(handle)
+        self._unsure = False
+
+    def _try_to_cut_back(self, handle: int) -> None:
+        try:
+            self._cut_back(handle)
+        except OSError:
+            self._unsure = True  # tried again by the next append
+
+
+def _write_all(handle: int, data: bytes, offset: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(handle, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
+def _sync(handle: int) -> None:
+    """The bytes and the size, without the times, which would cost a second write; macOS knows only the whole."""
+    getattr(os, "fdatasync", os.fsync)(handle)

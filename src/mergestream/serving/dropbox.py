@@ -1,0 +1,125 @@
+"""The folders of a watched folder: what comes in, `answers`, `done` and `refused`. Every step of it survives a kill."""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+from mergestream.files import make_folder, write_atomically, write_json
+from mergestream.serving.intake import IntakeError, Picture
+
+SCHEMA_VERSION = 1
+PARTIAL = (".part", ".tmp", ".crdownload", ".filepart")
+# A file system allows 255 bytes, and endings are added.
+MOST_NAME_BYTES = 200
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """A file that was read; its name is for this disk only."""
+
+    name: str
+    pictures: list[Picture]
+
+    @property
+    def sha256(self) -> str:
+        return self.pictures[0].sha256
+
+
+class Dropbox:
+    """Finds complete files, and puts them and their answers where they belong."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._answers, self._done, self._refused = (
+            make_folder(folder / name) for name in ("answers", "done", "refused")
+        )
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def complete_names(self) -> list[str]:
+        """Plain files whose size and time have not changed since the last look, the oldest first."""
+        now = {}
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if entry.name.startswith(".") or entry.name.lower().endswith(PARTIAL):
+                    continue
+                if entry.is_file(follow_symlinks=False):
+                    about = entry.stat(follow_symlinks=False)
+                    now[entry.name] = (about.st_size, about.st_mtime_ns)
+        complete = [name for name, about in now.items() if self._seen.get(name) == about]
+        self._seen = now
+        return sorted(complete, key=lambda name: (now[name][1], name))
+
+    def content(self, name: str, most: int) -> bytes | None:
+        """A file's bytes; None where it has gone. One that is too large is refused unread."""
+        try:
+            handle = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(handle, "rb") as file:
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise IntakeError("too_large", f"A file may have {most:,} bytes, and this one has more.")
+        return data
+
+    def settle_answered(self, name: str, data: bytes) -> bool:
+        """Move a file whose very bytes were answered under this name before: by a process that was killed then."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        if _answered(self._answer_path(name, sha256)) != sha256:
+            return False
+        self._move(name, self._done, sha256)
+        return True
+
+    def keep_answer(self, incoming: Incoming, answers: list[dict[str, Any]], reports: Sequence[bytes]) -> None:
+        """Write the reports, then the answer, then move the file: an answer on disk is whole."""
+        path = self._answer_path(incoming.name, incoming.sha256)
+        for number, report in enumerate(reports, start=1):
+            ending = ".sr.dcm" if len(reports) == 1 else f".{number}.sr.dcm"
+            write_atomically(path.with_name(path.name.removesuffix(".json") + ending), _writer(report))
+        write_json(path, {"schema_version": SCHEMA_VERSION, "sha256": incoming.sha256, "answers": answers})
+        self._move(incoming.name, self._done, incoming.sha256)
+
+    def refuse(self, name: str, code: str, sentence: str) -> None:
+        """Write the reason, then move the file."""
+        label = self._free_label(_short(name, hashlib.sha256(os.fsencode(name)).hexdigest()))
+        write_json(self._refused / f"{label}.reason.json", {"code": code, "reason": sentence})
+        (self._folder / name).replace(self._refused / label)
+
+    def _free_label(self, label: str) -> str:
+        """So that a file that was refused before under the same name stays."""
+        labels = chain([label], (f"{label}.{number}" for number in count(2)))
+        return next(free for free in labels if not (self._refused / free).exists())
+
+    def _answer_path(self, name: str, sha256: str) -> Path:
+        """Another file of the same name gets an answer of its own, and none is overwritten."""
+        path = self._answers / f"{_short(name, sha256)}.json"
+        if _answered(path) in (None, sha256):
+            return path
+        return self._answers / f"{_short(name, sha256)}.{sha256[:12]}.json"
+
+    def _move(self, name: str, folder: Path, sha256: str) -> None:
+        label = _short(name, sha256)
+        target = folder / label
+        if target.exists() and hashlib.sha256(target.read_bytes()).hexdigest() != sha256:
+            target = folder / f"{sha256[:12]}.{label}"
+        (self._folder / name).replace(target)
+
+
+def _answered(path: Path) -> str | None:
+    """The hash of the file that an answer is for; None where there is no answer."""
+    try:
+        return str(json.loads(path.read_bytes())["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _short(name: str, sha256: str) -> str:
+    return name if len(os.fsencode(name)) <= MOST_NAME_BYTES else sha256
+
+
+def _writer(content: bytes) -> Any:
+    return lambda path: path.write_bytes(content)

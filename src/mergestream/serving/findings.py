@@ -1,0 +1,106 @@
+"""What guard rails may say, and the settings they go by. docs/guards.md has the numbers behind the defaults."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mergestream.errors import InputError, unknown_name
+from mergestream.options import number, one_of, whole_number, yes_or_no
+
+INFO, WARNING, ALARM = "info", "warning", "alarm"
+NEAR_UNIFORM, EQUAL = "near_uniform_entropies", "equal_entropies"
+SATURATED, BLANK, STRUCTURELESS = "saturated_expert", "blank_pictures", "structureless_pictures"
+DISAGREEMENT, COLLAPSE = "confident_disagreement", "class_collapse"
+ENTROPY_DRIFT, CLASS_DRIFT = "entropy_drift", "class_drift"
+FALLBACK, RESTARTED, ABSTAINED = "fallback", "average_restarted", "abstained"
+# What speaks against this one batch, and may therefore make the safe choice answer it.
+BATCH_CODES = (NEAR_UNIFORM, EQUAL, SATURATED, BLANK, STRUCTURELESS)
+CODES = (*BATCH_CODES, DISAGREEMENT, COLLAPSE, ENTROPY_DRIFT, CLASS_DRIFT, FALLBACK, RESTARTED, ABSTAINED)
+NO_FALLBACK, ENSEMBLE, UNIFORM, EXPERT = "none", "ensemble", "uniform", "expert:"
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """fallback          who answers where a batch holds no evidence: 'ensemble', 'uniform', 'expert:NAME' or 'none'
+    fallback_on       which findings about a batch call it
+    near_uniform      every expert's entropy is at least this share of log C
+    equal_within      the experts' entropies span at most this share of their mean
+    saturated         nats between an expert's two best classes that no fit gives, on half of the images or more
+    blank             the range of a picture's pixels, in units of the pool's normalisation
+    structure         correlation of neighbouring pixels below which a picture is noise
+    sure              probability from which an expert counts as confident
+    disagreement      share of the window's images on which the confident experts have no majority
+    window, fewest    images that the window holds at most, and that it needs before it speaks
+    drift_after       batches, of `fewest` images or more, that set the reference
+    drift_slack       standard deviations a batch may be off without being counted (CUSUM's k)
+    drift_limit       sum of what is counted at which the alarm is raised (CUSUM's h)
+    abstain_below     highest probability under which a picture is left undecided; None answers all
+    watch_experts     run every expert on every batch, also where the method does not need it
+    """
+
+    fallback: str = ENSEMBLE
+    fallback_on: tuple[str, ...] = (NEAR_UNIFORM, EQUAL)
+    near_uniform: float = 0.95
+    equal_within: float = 0.005
+    saturated: float = 16.0
+    blank: float = 0.05
+    structure: float = 0.25
+    sure: float = 0.9
+    disagreement: float = 0.5
+    window: int = 256
+    fewest: int = 128
+    drift_after: int = 20
+    drift_slack: float = 0.5
+    drift_limit: float = 12.0
+    abstain_below: float | None = None
+    watch_experts: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.fallback.startswith(EXPERT):
+            one_of("fallback", self.fallback, (NO_FALLBACK, ENSEMBLE, UNIFORM, f"{EXPERT}NAME"))
+        object.__setattr__(self, "fallback_on", tuple(self.fallback_on))
+        for code in self.fallback_on:
+            one_of("fallback_on", code, BATCH_CODES)
+        for share in ("near_uniform", "equal_within", "sure", "disagreement"):
+            number(share, getattr(self, share), low=0, high=1)
+        for size in ("saturated", "blank", "drift_slack", "drift_limit"):
+            number(size, getattr(self, size), low=0)
+        number("structure", self.structure, low=-1, high=1)
+        whole_number("fewest", self.fewest, low=1)
+        whole_number("window", self.window, low=2)
+        whole_number("drift_after", self.drift_after, low=2)
+        if self.fewest > self.window // 2:
+            # The window is two halves that are forgotten in turn, so that it may hold only one half.
+            raise InputError(f"'fewest' is at most half of 'window' ({self.window}); got {self.fewest}.")
+        if self.abstain_below is not None:
+            number("abstain_below", self.abstain_below, low=0, high=1)
+        yes_or_no("watch_experts", self.watch_experts)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "fallback_on": list(self.fallback_on)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "GuardSettings":
+        try:
+            return cls(**{**value, "fallback_on": tuple(value["fallback_on"])})
+        except (KeyError, TypeError) as error:
+            raise InputError(f"These are not the settings of the guard rails: {error}.") from error
+
+    def require_expert(self, names: Sequence[str]) -> None:
+        """A safe choice that names an expert must name one of the pool's."""
+        name = self.fallback.removeprefix(EXPERT)
+        if self.fallback.startswith(EXPERT) and name not in names:
+            raise unknown_name("expert in this pool", name, names)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a guard rail saw: a stable code, how grave, a sentence for people, and the numbers behind it."""
+
+    code: str
+    severity: str
+    sentence: str
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,77 @@
+"""A logged step computed again from its line and its files: what `audit replay` compares, bit by bit."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mergestream.determinism import cpu_threads
+from mergestream.errors import InputError
+from mergestream.pool import ExpertPool
+from mergestream.serving.answers import input_of, measured
+from mergestream.serving.encoding import is_whole, state_from_json, state_in_line, state_to_json
+from mergestream.serving.findings import GuardSettings
+from mergestream.serving.intake.limits import Limits
+from mergestream.serving.intake.pictures import Picture
+from mergestream.serving.intake.reading import read_upload
+from mergestream.serving.registry import State
+from mergestream.serving.stepping import take_step
+from mergestream.serving.switching import Lineup
+
+
+def recompute(
+    body: Mapping[str, Any], files: Mapping[str, bytes], /, *, pool: ExpertPool, limits: Limits | None = None
+) -> dict[str, Any]:
+    """Every field of a step's line that follows from its files (bytes by sha-256), its state and the experts."""
+    try:
+        pictures = _pictures(body["inputs"], files, limits or Limits())
+        return recompute_step(body, pictures, pool)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"This is not the line of a step of this version of mergestream: {error!r}.") from error
+
+
+def recompute_step(body: Mapping[str, Any], pictures: Sequence[Picture], pool: ExpertPool) -> dict[str, Any]:
+    """The same from pictures that are decoded already, in the line's order."""
+    lineup, state = _lineup(body, pool), _state_before(body)
+    settings = GuardSettings.from_json(body["guards"])
+    method = lineup.create_method()
+    method.load_state_dict({**method.identity, "state": state.method})
+    with cpu_threads(int(body["threads"])):
+        outcome = take_step(lineup, method, state.memory, pictures, settings, body["weights_hash"])
+    after = State(state.pool_sha256, state.experts, outcome.method_state, outcome.memory)
+    return {
+        "inputs": [input_of(picture) for picture in pictures],
+        **measured(outcome, lineup, settings),
+        "state_after": state_in_line(state_to_json(after)),
+    }
+
+
+def _pictures(inputs: Sequence[Mapping[str, Any]], files: Mapping[str, bytes], limits: Limits) -> list[Picture]:
+    """The step's pictures in its order; each file is decoded once."""
+    decoded = {sha256: read_upload(files[sha256], limits) for sha256 in {image["sha256"] for image in inputs}}
+    found = []
+    for image in inputs:
+        frame = image.get("frame")
+        chosen = [picture for picture in decoded[image["sha256"]] if picture.frame == frame]
+        if len(chosen) != 1:
+            raise InputError(f"A file of this step holds no image {frame or 1}, as it did then.")
+        found += chosen
+    return found
+
+
+def _lineup(body: Mapping[str, Any], pool: ExpertPool) -> Lineup:
+    if pool.fingerprint() != body["pool_sha256"]:
+        raise InputError(
+            f"The line is about the pool {body['pool_sha256'][:12]}…, and this is {pool.fingerprint()[:12]}…. "
+            "Give the folder of the pool as it was then."
+        )
+    return Lineup(pool, body["method"], body["options"], body["switched_off"])
+
+
+def _state_before(body: Mapping[str, Any]) -> State:
+    before = body["state_before"]
+    state = state_from_json(before) if is_whole(before) else None
+    if state is None:
+        raise InputError(
+            "The state before this step was too large for its line, which holds its hash only: such a step can be "
+            "computed again only after all steps of its stream before it."
+        )
+    return state

@@ -1,0 +1,68 @@
+"""A small pool, pictures of noise and an engine over a real audit log, for the service's suites."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import mergestream as ms
+from conftest import make_pool
+from mergestream.serving.audit.writing import AuditLog
+from mergestream.serving.engine import Engine
+from mergestream.serving.findings import GuardSettings
+from mergestream.serving.intake.pictures import Picture, picture_of
+from mergestream.serving.persistence import recent_lines
+from mergestream.serving.settings import EngineSettings
+
+# Pictures here are noise and experts nobody's: the guard rails would be right to step in.
+PLAIN = EngineSettings(guards=GuardSettings(fallback="none"))
+
+
+def small_pool() -> ms.ExpertPool:
+    return make_pool("hand_written", base=True)
+
+
+def picture(seed: int, size: int = 16) -> Picture:
+    pixels = np.random.default_rng(seed).integers(0, 256, (3, size, size), dtype=np.uint8)
+    return picture_of(pixels, hashlib.sha256(pixels.tobytes()).hexdigest())
+
+
+def batch(number: int, count: int = 4) -> list[Picture]:
+    return [picture(1000 * number + i) for i in range(count)]
+
+
+def tensor_of(pictures: Sequence[Picture]) -> torch.Tensor:
+    return torch.stack([torch.from_numpy(each.pixels) for each in pictures])
+
+
+class Service:
+    """An engine, its log and its folder; `with` closes them as an orderly end would."""
+
+    def __init__(self, folder: Path, pool: ms.ExpertPool, method: str = "entropy_adaptive", **more: Any) -> None:
+        options = more.pop("options", {})
+        self.log = folder / "audit.jsonl"
+        self.audit = AuditLog.open(self.log)
+        try:
+            more = {"settings": PLAIN, "recent": recent_lines(self.log), **more}
+            self.engine = Engine(pool, method, options, audit=self.audit, state_folder=folder / "state", **more)
+        except BaseException:
+            self.audit.close()
+            raise
+
+    def lines(self, kind: str | None = None) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.log.read_text().splitlines()]
+        return [line for line in lines if kind in (None, line["kind"])]
+
+    def steps(self) -> list[dict[str, Any]]:
+        return [line["body"] for line in self.lines("step")]
+
+    def __enter__(self) -> "Service":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close()
+        self.audit.close()

@@ -1,0 +1,254 @@
+"""Micro-batching: everyone gets the own answer, in order, whatever the neighbours do."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mergestream as ms
+from engines import Service, picture, small_pool, tensor_of
+from mergestream.errors import InputError
+from mergestream.serving.answers import Answer
+from mergestream.serving.audit.lines import AuditError
+from mergestream.serving.batching import BatchingSettings, ClosingError, MicroBatcher, OverloadedError
+from mergestream.serving.intake.pictures import Picture
+
+
+@pytest.fixture(scope="module")
+def pool() -> ms.ExpertPool:
+    return small_pool()
+
+
+def pictures(count: int) -> list[Picture]:
+    return [picture(number) for number in range(count)]
+
+
+class Recorder:
+    """Answers with what it was asked, as slowly as wanted; refuses batches that hold a picture it finds bad."""
+
+    def __init__(self, *, bad: Sequence[Picture] = (), seconds: float = 0.0) -> None:
+        self.bad, self.seconds = {each.sha256 for each in bad}, seconds
+        self.batches: list[tuple[str, list[str]]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, stream: str, batch: Sequence[Picture]) -> Answer:
+        self.gate.wait(10)
+        time.sleep(self.seconds)
+        hashes = [each.sha256 for each in batch]
+        if self.bad & set(hashes):
+            raise InputError("This picture cannot be used.")
+        self.batches.append((stream, hashes))
+        return answer_about(stream, hashes)
+
+
+def answer_about(stream: str, hashes: list[str]) -> Answer:
+    """An answer whose predictions are the pictures' own hashes."""
+    rows = tuple((float(position),) for position in range(len(hashes)))
+    return Answer(
+        stream, 0, ("c",), tuple(hashes), rows, (), (), None, None, None, None, None, "", None, (), None, {}, 0.0,
+        len(hashes),
+    )  # fmt: skip
+
+
+def run(work: Callable[[], Awaitable[Any]]) -> Any:
+    return asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_answers_equal_a_batch_through_the_python_api(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    sent, method = pictures(10), ms.create_method("entropy_adaptive", pool, momentum=0.7)
+
+    async def work(service: Service) -> list[Answer]:
+        batcher = MicroBatcher(service.engine.answer, BatchingSettings(count=5, seconds=5))
+        return await asyncio.gather(*(batcher.submit("lyon", each) for each in sent))
+
+    with Service(tmp_path, pool, options={"momentum": 0.7}) as service:
+        answers = run(lambda: work(service))
+        assert [len(body["inputs"]) for body in service.steps()] == [5, 5]
+    logits = torch.cat([method.step(tensor_of(sent[:5])).logits, method.step(tensor_of(sent[5:])).logits])
+    expected = torch.softmax(logits, dim=-1).tolist()
+    assert [list(answer.probabilities[0]) for answer in answers] == expected
+    assert [answer.predictions[0] for answer in answers] == [pool.classes[c] for c in logits.argmax(-1).tolist()]
+    assert [(answer.step, answer.position, answer.batch_size) for answer in answers] == [
+        (i // 5, i % 5, 5) for i in range(10)
+    ]
+
+
+def test_by_count_at_once_and_by_time_otherwise() -> None:
+    recorder = Recorder()
+
+    async def work() -> tuple[float, float]:
+        batcher = MicroBatcher(recorder, BatchingSettings(count=4, seconds=0.3))
+        started = time.perf_counter()
+        await asyncio.gather(*(batcher.submit("a", each) for each in pictures(4)))
+        full = time.perf_counter() - started
+        started = time.perf_counter()
+        await asyncio.gather(*(batcher.submit("a", each) for each in pictures(3)))
+        assert len(batcher) == 0
+        return full, time.perf_counter() - started
+
+    full, waited = run(work)
+    assert full < 0.25
+    assert 0.29 < waited < 2
+    assert [len(hashes) for _, hashes in recorder.batches] == [4, 3]
+
+
+def test_a_case_that_waited_for_a_step_does_not_wait_again() -> None:
+    recorder = Recorder(seconds=0.3)
+
+    async def work() -> float:
+        batcher = MicroBatcher(recorder, BatchingSettings(count=2, seconds=0.25))
+        sent, started = pictures(3), time.perf_counter()
+        await asyncio.gather(*(batcher.submit("a", each) for each in sent))
+        return time.perf_counter() - started
+
+    assert run(work) < 0.3 + 0.3 + 0.2
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=40), st.integers(1, 9), st.sets(st.integers(0, 39)))
+@settings(max_examples=40)
+def test_everyone_gets_the_own_answer_in_order_of_arrival(streams: list[str], count: int, bad: set[int]) -> None:
+    sent = pictures(len(streams))
+    rejected = [sent[i] for i in bad if i < len(sent)]
+    recorder = Recorder(bad=rejected)
+
+    async def work() -> list[Any]:
+        batcher = MicroBatcher(recorder, BatchingSettings(count=count, seconds=0.001))
+        waiting = [batcher.submit(stream, each) for stream, each in zip(streams, sent, strict=True)]
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    for each, answer in zip(sent, run(work), strict=True):
+        if each in rejected:
+            assert isinstance(answer, InputError)
+        else:
+            assert answer.predictions == (each.sha256,)
+    for name in "abc":
+        arrived = [p.sha256 for s, p in zip(streams, sent, strict=True) if s == name and p not in rejected]
+        assert [h for s, hashes in recorder.batches for h in hashes if s == name] == arrived
+    assert all(len(hashes) <= count for _, hashes in recorder.batches)
+
+
+def test_a_caller_who_gives_up_harms_nobody() -> None:
+    recorder, sent = Recorder(), pictures(6)
+
+    async def work() -> list[Any]:
+        batcher = MicroBatcher(recorder, BatchingSettings(count=3, seconds=0.05))
+        recorder.gate.clear()
+        tasks = [asyncio.create_task(batcher.submit("a", each)) for each in sent]
+        await asyncio.sleep(0.1)
+        tasks[1].cancel()  # its batch is under way
+        tasks[4].cancel()  # it still waits
+        await asyncio.sleep(0)
+        recorder.gate.set()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert len(batcher) == 0
+        return found
+
+    found = run(work)
+    assert [isinstance(each, asyncio.CancelledError) for each in found] == [False, True, False, False, True, False]
+    assert [found[i].predictions[0] for i in (0, 2, 3, 5)] == [sent[i].sha256 for i in (0, 2, 3, 5)]
+    assert [len(hashes) for _, hashes in recorder.batches] == [3, 2]
+
+
+def test_an_error_of_the_service_is_told_to_all_and_does_not_stop_the_next() -> None:
+    recorder = Recorder()
+
+    def failing(stream: str, batch: Sequence[Picture]) -> Answer:
+        if not recorder.batches:
+            recorder.batches.append((stream, []))
+            raise AuditError("The disk is full.")
+        return recorder(stream, batch)
+
+    async def work() -> None:
+        batcher = MicroBatcher(failing, BatchingSettings(count=3, seconds=0.01))
+        found = await asyncio.gather(*(batcher.submit("a", each) for each in pictures(3)), return_exceptions=True)
+        assert [type(each) for each in found] == [AuditError] * 3
+        assert (await batcher.submit("a", picture(9))).predictions == (picture(9).sha256,)
+
+    run(work)
+
+
+def test_streams_do_not_wait_for_each_other() -> None:
+    recorder = Recorder()
+
+    def stuck(stream: str, batch: Sequence[Picture]) -> Answer:
+        if stream == "slow":
+            recorder.gate.wait(10)
+        return answer_about(stream, [each.sha256 for each in batch])
+
+    async def work() -> None:
+        recorder.gate.clear()
+        with ThreadPoolExecutor(2) as executor:
+            batcher = MicroBatcher(stuck, BatchingSettings(seconds=0), executor)
+            slow = asyncio.create_task(batcher.submit("slow", picture(0)))
+            for number in range(5):
+                await asyncio.wait_for(batcher.submit("quick", picture(number)), 5)
+            assert not slow.done()
+            recorder.gate.set()
+            await slow
+
+    run(work)
+
+
+def test_the_queue_is_bounded_for_all_and_for_one() -> None:
+    recorder = Recorder()
+
+    async def work() -> None:
+        recorder.gate.clear()
+        batcher = MicroBatcher(recorder, BatchingSettings(count=2, seconds=0, waiting=6, per_stream=4))
+        tasks = [asyncio.create_task(batcher.submit("busy", each)) for each in pictures(4)]
+        await asyncio.sleep(0.05)
+        with pytest.raises(OverloadedError):
+            await batcher.submit("busy", picture(10))
+        tasks += [asyncio.create_task(batcher.submit("other", each)) for each in pictures(2)]
+        await asyncio.sleep(0.05)
+        with pytest.raises(OverloadedError):
+            await batcher.submit("third", picture(11))
+        recorder.gate.set()
+        assert len(await asyncio.gather(*tasks)) == 6
+        await batcher.submit("third", picture(11))
+        assert batcher._queues == {}
+
+    run(work)
+
+
+def test_closing_finishes_what_was_accepted_and_refuses_the_rest() -> None:
+    recorder = Recorder(seconds=0.02)
+
+    async def work() -> list[Answer]:
+        batcher = MicroBatcher(recorder, BatchingSettings(count=4, seconds=60))
+        tasks = [asyncio.create_task(batcher.submit(s, p)) for s in "ab" for p in pictures(7)]
+        await asyncio.sleep(0.01)
+        closing = asyncio.create_task(batcher.close())
+        await asyncio.sleep(0)
+        with pytest.raises(ClosingError):
+            await batcher.submit("a", picture(99))
+        await closing
+        assert all(task.done() for task in tasks)
+        return await asyncio.gather(*tasks)
+
+    assert len(run(work)) == 14
+
+
+@pytest.mark.parametrize("bad", [{"count": 0}, {"seconds": -1}, {"waiting": 0}, {"per_stream": 1.5}])
+def test_bad_settings(bad: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        BatchingSettings(**bad)
+
+
+def test_a_bad_name_is_refused_before_it_waits() -> None:
+    async def work() -> None:
+        batcher = MicroBatcher(Recorder(), BatchingSettings(seconds=60))
+        with pytest.raises(InputError, match="stream's name"):
+            await batcher.submit("../etc", picture(0))
+        assert len(batcher) == 0
+
+    run(work)

@@ -1,0 +1,610 @@
+"""The engine: answers equal the Python API's, streams are independent, nothing is answered that is not in the log."""
+
+import hashlib
+import io
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import mergestream as ms
+from benching import write_pool
+from conftest import make_pool
+from engines import PLAIN, Service, batch, picture, small_pool, tensor_of
+from mergestream.errors import InputError, MergestreamError, OutputError, PoolError, UnknownNameError
+from mergestream.serving import encoding
+from mergestream.serving.audit.lines import AuditError
+from mergestream.serving.audit.replaying import replay
+from mergestream.serving.encoding import state_from_json, state_to_json
+from mergestream.serving.findings import GuardSettings
+from mergestream.serving.intake.limits import Limits
+from mergestream.serving.intake.reading import read_upload
+from mergestream.serving.recomputing import recompute, recompute_step
+from mergestream.serving.registry import NAME, State, TooManyStreamsError, require_name
+from mergestream.serving.settings import EngineSettings
+from mergestream.serving.switching import Lineup, carried_over
+from mergestream.serving.windows import Memory
+
+MOVING = {"momentum": 0.7}
+
+
+@pytest.fixture(scope="module")
+def pool() -> ms.ExpertPool:
+    return small_pool()
+
+
+def same_as_step(answer: Any, step: ms.Step) -> None:
+    """Bit for bit: an answer carries 32-bit numbers whole."""
+    assert answer.probabilities == tuple(map(tuple, torch.softmax(step.logits, dim=-1).tolist()))
+    for name in ("encoder_coefficients", "head_coefficients", "entropy", "consistency"):
+        expected = getattr(step, name)
+        assert getattr(answer, name) == (None if expected is None else expected.tolist()), name
+    assert answer.head_expert == step.head_expert
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("entropy_adaptive", {}),
+        ("entropy_adaptive", MOVING),
+        ("entropy_adaptive", {**MOVING, "refresh_every": 3, "refresh_drift": 0.01}),
+        ("entropy_adaptive", {"temperature": [1.0, 2.0, 0.5], "recalibrate_bn": True}),
+        ("mean", {"coefficients": [0.5, 0.3, 0.2]}),
+        ("ensemble", {}),
+        ("select_expert", {}),
+        ("single_expert", {"expert": "brest"}),
+        ("adamerging", {"learning_rate": 0.05}),
+        ("regmean", {"statistics": "target"}),
+    ],
+)
+def test_answers_equal_the_python_api_step_by_step(
+    name: str, options: dict[str, Any], pool: ms.ExpertPool, tmp_path: Path
+) -> None:
+    method = ms.create_method(name, pool, **options)
+    with Service(tmp_path, pool, name, options=options) as service:
+        for number in range(5):
+            pictures = batch(number, 3 + number)
+            answer, step = service.engine.answer("lyon", pictures), method.step(tensor_of(pictures))
+            same_as_step(answer, step)
+            assert answer.step == number
+            weights = getattr(method, "_weights", None)
+            if weights is not None:
+                assert answer.weights_sha256 == hashlib.sha256(weights.numpy().tobytes()).hexdigest()
+            body = service.steps()[-1]
+            assert body["predictions"] == step.logits.argmax(dim=-1).tolist()
+            assert body["inputs"][0] == {"sha256": pictures[0].sha256, "pixels_sha256": pictures[0].pixels_sha256}
+            assert body["pool_sha256"] == answer.pool_sha256 == pool.fingerprint()
+
+
+@pytest.mark.parametrize("live", [1, 2, 8])
+def test_streams_are_independent_however_few_methods_live(live: int, pool: ms.ExpertPool, tmp_path: Path) -> None:
+    settings = EngineSettings(guards=PLAIN.guards, live_methods=live)
+    alone = {name: ms.create_method("entropy_adaptive", pool, **MOVING) for name in "abcd"}
+    with Service(tmp_path, pool, options=MOVING, settings=settings) as service:
+        for number, name in enumerate("abcdabdcaabbccdd"):
+            pictures = batch(number)
+            same_as_step(service.engine.answer(name, pictures), alone[name].step(tensor_of(pictures)))
+        assert [stream["stream"] for stream in service.engine.streams()] == list("abcd")
+        assert [stream["steps"] for stream in service.engine.streams()] == [4, 4, 4, 4]
+
+
+def test_sixteen_threads_on_four_streams(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    pictures = {each.sha256: each for number in range(16 * 6) for each in batch(number, 2)}
+    answers, failures = [], []
+
+    def hammer(thread: int) -> None:
+        try:
+            for i in range(6):
+                answers.append(service.engine.answer(f"site{(thread + i) % 4}", batch(6 * thread + i, 2)))
+        except BaseException as error:
+            failures.append(error)
+
+    settings = EngineSettings(guards=PLAIN.guards, live_methods=2)
+    with Service(tmp_path, pool, options=MOVING, settings=settings) as service:
+        threads = [threading.Thread(target=hammer, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        lines = service.lines("step")
+    assert not failures
+    assert len(lines) == len(answers) == 96
+    told = {(answer.stream, answer.step): answer for answer in answers}
+    methods = {f"site{n}": ms.create_method("entropy_adaptive", pool, **MOVING) for n in range(4)}
+    steps: dict[str, int] = defaultdict(int)
+    last: dict[str, Any] = {}
+    for line in lines:
+        body = line["body"]
+        name = body["stream"]
+        assert body["step"] == steps[name]
+        assert last.get(name, body["state_before"]) == body["state_before"]
+        steps[name], last[name] = steps[name] + 1, body["state_after"]
+        answer = told[name, body["step"]]
+        assert answer.audit == {"sequence": line["sequence"], "hash": line["hash"]}
+        same_as_step(answer, methods[name].step(tensor_of([pictures[each["sha256"]] for each in body["inputs"]])))
+
+
+class Failing:
+    """A log whose disk is full from time to time."""
+
+    def __init__(self, audit: Any) -> None:
+        self.audit, self.full = audit, False
+
+    def append(self, kind: str, body: Any) -> dict[str, Any]:
+        if self.full:
+            raise AuditError("The disk is full.")
+        return self.audit.append(kind, body)
+
+
+def test_a_step_that_cannot_be_logged_did_not_happen(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    method = ms.create_method("entropy_adaptive", pool, **MOVING)
+    with Service(tmp_path, pool, options=MOVING) as service:
+        engine = service.engine
+        engine._audit = failing = Failing(service.audit)
+        failing.full = True
+        with pytest.raises(AuditError, match="full"):
+            engine.answer("lyon", batch(0))
+        assert engine.streams() == []
+        for number in range(4):
+            failing.full = False
+            same_as_step(engine.answer("lyon", batch(number)), method.step(tensor_of(batch(number))))
+            failing.full = True
+            with pytest.raises(AuditError):
+                engine.answer("lyon", batch(99))
+            with pytest.raises(AuditError):
+                engine.reset("lyon")
+            with pytest.raises(AuditError):
+                engine.delete("lyon")
+            with pytest.raises(AuditError):
+                engine.switch("brest", on=False)
+            assert engine.lineup.off == ()
+        assert [stream["steps"] for stream in engine.streams()] == [4]
+
+
+def test_a_batch_that_is_refused_leaves_no_trace(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    method = ms.create_method("entropy_adaptive", pool, **MOVING)
+    with Service(tmp_path, pool, options=MOVING) as service:
+        same_as_step(service.engine.answer("lyon", batch(0)), method.step(tensor_of(batch(0))))
+        for bad in ([], [picture(0)] * (PLAIN.most_images + 1)):
+            with pytest.raises(InputError, match="1 to 256"):
+                service.engine.answer("lyon", bad)
+        same_as_step(service.engine.answer("lyon", batch(1)), method.step(tensor_of(batch(1))))
+        assert len(service.steps()) == 2
+
+
+def test_pictures_of_different_sizes_make_one_batch(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    pictures = [picture(0), picture(1, 40), picture(2, 23)]
+    alone = torch.cat([pool.prepare(tensor_of([each])) for each in pictures])
+    with Service(tmp_path, pool) as service:
+        same_as_step(service.engine.answer("lyon", pictures), ms.create_method("entropy_adaptive", pool).step(alone))
+
+
+@pytest.mark.parametrize("name", ["entropy_adaptive", "adamerging"])
+def test_states_survive_a_restart_exactly(name: str, pool: ms.ExpertPool, tmp_path: Path) -> None:
+    options = MOVING if name == "entropy_adaptive" else {"learning_rate": 0.05}
+    methods = {stream: ms.create_method(name, pool, **options) for stream in "ab"}
+    for round_number in range(4):
+        # From the log, from the files alone, from both.
+        recent = {} if round_number != 2 else {"recent": ()}
+        with Service(tmp_path, pool, name, options=options, **recent) as service:
+            for stream in "ab":
+                pictures = batch(10 * round_number + ord(stream))
+                answer = service.engine.answer(stream, pictures)
+                same_as_step(answer, methods[stream].step(tensor_of(pictures)))
+                assert answer.step == round_number
+            started = service.lines("service_started")[-1]["body"]
+            assert started["method"] == name
+            assert [each["restarted"] for each in started["streams"]] == [None] * (2 if round_number else 0)
+
+
+def test_another_pool_or_option_begins_again_and_says_so(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    with Service(tmp_path, pool, options=MOVING) as service:
+        service.engine.answer("lyon", batch(0))
+    for other, options in ((pool, {"momentum": 0.2}), (make_pool("hand_written", seed=3), {"momentum": 0.2})):
+        with Service(tmp_path, other, options=options) as service:
+            answer = service.engine.answer("lyon", batch(1))
+            same_as_step(answer, ms.create_method("entropy_adaptive", other, **options).step(tensor_of(batch(1))))
+            assert "average_restarted" in [finding.code for finding in answer.findings]
+            assert service.steps()[-1]["restarted"]
+            again = service.engine.answer("lyon", batch(2))
+            assert "average_restarted" not in [finding.code for finding in again.findings]
+
+
+def test_reset_and_delete_are_events_and_survive(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    fresh = ms.create_method("entropy_adaptive", pool, **MOVING).step(tensor_of(batch(7)))
+    with Service(tmp_path, pool, options=MOVING) as service:
+        for stream in "abc":
+            service.engine.answer(stream, batch(0))
+        service.engine.reset("a")
+        service.engine.delete("b")
+        same_as_step(service.engine.answer("a", batch(7)), fresh)
+        service.engine.reset("a")
+        with pytest.raises(UnknownNameError):
+            service.engine.reset("b")
+        kinds = [line["kind"] for line in service.lines()]
+        assert kinds[-4:] == ["stream_reset", "stream_deleted", "step", "stream_reset"]
+    with Service(tmp_path, pool, options=MOVING) as service:
+        assert {each["stream"]: each["steps"] for each in service.engine.streams()} == {"a": 2, "c": 1}
+        answers = [service.engine.answer("a", batch(7)), service.engine.answer("b", batch(7))]
+        for answer in answers:
+            same_as_step(answer, fresh)
+        assert [answer.step for answer in answers] == [2, 0]
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from engines import Service, batch, small_pool
+service = Service(Path({folder!r}), small_pool(), options={options!r})
+save, die_at = service.engine._folder.save, {die_at!r}
+def saving(stream):
+    if stream["steps"] == die_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(stream)
+service.engine._folder.save = saving
+first = next((each["steps"] for each in service.engine.streams()), 0)
+for number in range(first, 100000):
+    answer = service.engine.answer("lyon", batch(number, 2))
+    print(answer.step, flush=True)
+"""
+
+
+def killed_service(folder: Path, die_at: int | None, seconds: float = 0.0) -> list[int]:
+    """Steps that a process answered before it was killed: between a step's line and its file, or at any time."""
+    script = KILLED.format(tests=str(Path(__file__).parent), folder=str(folder), options=MOVING, die_at=die_at)
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    told = []
+    if die_at is None:
+        told = [process.stdout.readline()]
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+    told += process.stdout.read().splitlines()
+    assert process.wait() == -signal.SIGKILL
+    return [int(line) for line in told if line.strip()]
+
+
+@pytest.mark.parametrize("die_at", [1, 4, None])
+def test_kill_9_loses_nothing_that_the_log_holds(die_at: int | None, tmp_path: Path) -> None:
+    pool = small_pool()
+    answered = killed_service(tmp_path, die_at, seconds=0.2)
+    with Service(tmp_path, pool, options=MOVING) as service:
+        logged = len(service.steps())
+        assert answered == list(range(len(answered)))
+        assert len(answered) <= logged <= len(answered) + 1
+        if die_at:  # it was in the log, and nobody was told
+            assert (len(answered), logged) == (die_at - 1, die_at)
+        assert [stream["steps"] for stream in service.engine.streams()] == [logged]
+        method = ms.create_method("entropy_adaptive", pool, **MOVING)
+        for number in range(logged):
+            method.step(tensor_of(batch(number, 2)))
+        answer = service.engine.answer("lyon", batch(logged, 2))
+        same_as_step(answer, method.step(tensor_of(batch(logged, 2))))
+        bodies = service.steps()
+        assert [body["step"] for body in bodies] == list(range(logged + 1))
+        for before, after in pairwise(bodies):
+            assert before["state_after"] == after["state_before"]
+
+
+def test_a_state_too_large_for_a_line(pool: ms.ExpertPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "MOST_NUMBERS", 100)
+    options, method = {"statistics": "target"}, ms.create_method("regmean", pool, statistics="target")
+    with Service(tmp_path, pool, "regmean", options=options) as service:
+        same_as_step(service.engine.answer("lyon", batch(0)), method.step(tensor_of(batch(0))))
+        assert service.steps()[0]["state_after"].keys() == {"sha256"}
+    with Service(tmp_path, pool, "regmean", options=options) as service:
+        same_as_step(service.engine.answer("lyon", batch(1)), method.step(tensor_of(batch(1))))
+        with pytest.raises(InputError, match="too large for its line"):
+            recompute_step(service.steps()[-1], batch(1), pool)
+    (tmp_path / "state" / "lyon.json").write_text("torn")
+    with Service(tmp_path, pool, "regmean", options=options) as service:
+        answer = service.engine.answer("lyon", batch(2))
+        same_as_step(answer, ms.create_method("regmean", pool, **options).step(tensor_of(batch(2))))
+        assert answer.findings[0].code == "average_restarted"
+        assert answer.step == 2
+
+
+def test_a_state_file_that_cannot_be_written_costs_no_answer(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    method = ms.create_method("entropy_adaptive", pool, **MOVING)
+    with Service(tmp_path, pool, options=MOVING) as service:
+        (tmp_path / "state" / "lyon.new").mkdir()
+        for number in range(2):
+            same_as_step(service.engine.answer("lyon", batch(number)), method.step(tensor_of(batch(number))))
+        assert not (tmp_path / "state" / "lyon.json").exists()
+    with Service(tmp_path, pool, options=MOVING) as service:
+        same_as_step(service.engine.answer("lyon", batch(2)), method.step(tensor_of(batch(2))))
+
+
+def test_one_service_a_folder(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    from mergestream.serving.persistence import StateFolder
+
+    with Service(tmp_path, pool), pytest.raises(OutputError, match="Another service"):
+        StateFolder(tmp_path / "state")
+
+
+# --- the switch -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("expert", ["lyon", "brest", "turin"])
+@pytest.mark.parametrize(
+    ("name", "options", "without"),
+    [
+        ("entropy_adaptive", {}, {}),
+        ("entropy_adaptive", {"head": "select", "temperature": [1.0, 2.0, 0.5]}, {"head": "select"}),
+        ("mean", {}, {}),
+        ("ensemble", {}, {}),
+        ("select_expert", {}, {}),
+        ("task_arithmetic", {"lambda": [0.5, 0.3, 0.1]}, {}),
+    ],
+)
+def test_an_expert_that_is_off_is_as_one_that_is_not_there(
+    expert: str, name: str, options: dict, without: dict, pool: ms.ExpertPool, tmp_path: Path
+) -> None:
+    kept = [k for k, each in enumerate(pool.names) if each != expert]
+    lists = {key: [value[k] for k in kept] for key, value in options.items() if isinstance(value, list)}
+    step = ms.create_method(name, pool.without(expert), **without, **lists).step(tensor_of(batch(1)))
+    with Service(tmp_path, pool, name, options=options) as service:
+        service.engine.answer("lyon", batch(0))
+        assert service.engine.switch(expert, on=False) == (expert,)
+        answer = service.engine.answer("lyon", batch(1))
+        assert answer.switched_off == (expert,)
+        assert answer.probabilities == tuple(map(tuple, torch.softmax(step.logits, dim=-1).tolist()))
+        for field, absent in (("encoder_coefficients", 0.0), ("head_coefficients", 0.0), ("entropy", None)):
+            values, expected = getattr(answer, field), getattr(step, field)
+            assert values is None if expected is None else [values[k] for k in kept] == expected.tolist()
+            assert values is None or values[pool.index(expert)] == absent
+        service.engine.switch(expert, on=True)
+        same_as_step(
+            service.engine.answer("lyon", batch(2)), ms.create_method(name, pool, **options).step(tensor_of(batch(2)))
+        )
+
+
+def test_the_switch_renormalises_averages_is_logged_and_survives(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    with Service(tmp_path, pool, options=MOVING) as service:
+        service.engine.answer("lyon", batch(0))
+        before = torch.tensor(service.steps()[-1]["state_after"]["method"]["encoder"]["values"])
+        service.engine.switch("brest", on=False)
+    with Service(tmp_path, pool, options=MOVING) as service:
+        assert service.engine.lineup.off == ("brest",)
+        event = service.lines("expert_switched")[-1]["body"]
+        assert (event["expert"], event["on"], event["switched_off"]) == ("brest", False, ["brest"])
+        method = ms.create_method("entropy_adaptive", pool.without("brest"), **MOVING)
+        kept = before[[0, 2]] / before[[0, 2]].sum()
+        now = method.step(tensor_of(batch(1))).encoder_coefficients  # its first average is uniform
+        expected = 0.7 * kept + (now - 0.7 * 0.5)
+        answer = service.engine.answer("lyon", batch(1))
+        found = torch.tensor(answer.encoder_coefficients)
+        assert float(found[1]) == 0
+        torch.testing.assert_close(found[[0, 2]], expected)
+        assert float(found.sum()) == pytest.approx(1)
+        service.engine.switch("lyon", on=False)
+        with pytest.raises(PoolError, match="last expert"):
+            service.engine.switch("turin", on=False)
+        with pytest.raises(UnknownNameError):
+            service.engine.switch("nobody", on=False)
+        assert service.engine.answer("lyon", batch(2)).encoder_coefficients == [0.0, 0.0, 1.0]
+
+
+def test_a_method_that_cannot_do_without_refuses_or_begins_again(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    with Service(tmp_path / "one", pool, "single_expert", options={"expert": "brest"}) as service:
+        with pytest.raises(InputError, match="'brest' alone"):
+            service.engine.switch("brest", on=False)
+        assert service.engine.switch("lyon", on=False) == ("lyon",)
+    with Service(tmp_path / "two", pool, "adamerging") as service:
+        service.engine.answer("lyon", batch(0))
+        service.engine.switch("brest", on=False)
+        answer = service.engine.answer("lyon", batch(1))
+        assert answer.findings[0].code == "average_restarted"
+        expected = ms.create_method("adamerging", pool.without("brest")).step(tensor_of(batch(1)))
+        assert answer.probabilities == tuple(map(tuple, torch.softmax(expected.logits, dim=-1).tolist()))
+
+
+shares = st.lists(st.floats(0, 1, width=32), min_size=4, max_size=4).filter(lambda v: sum(v) > 1e-3)
+
+
+@given(shares, st.permutations("abcd"), st.integers(1, 4))
+def test_carried_over_averages_stay_on_the_simplex(values: list[float], order: list[str], count: int) -> None:
+    average = torch.tensor(values) / sum(values)
+    state = {"batches": 3, "encoder": average, "head": average.flip(0)}
+    after = tuple(order[:count])
+    found = carried_over(state, tuple("abcd"), after)
+    assert found is not None
+    assert found["batches"] == 3
+    assert float(found["encoder"].sum()) == pytest.approx(1, abs=1e-5)
+    kept = average[["abcd".index(name) for name in after]]
+    if float(kept.sum()) > 0:
+        torch.testing.assert_close(found["encoder"] * kept.sum(), kept)
+    back = carried_over(found, after, tuple("abcd"))
+    assert back is not None
+    assert all(float(back["encoder"]["abcd".index(name)]) == 0 for name in set("abcd") - set(after))
+
+
+# --- the pool loaded again --------------------------------------------------------------------------------------------
+
+
+def test_reload_swaps_the_pool_or_leaves_the_old_one(tmp_path: Path) -> None:
+    folder = tmp_path / "pool"
+    write_pool(folder)
+    load = lambda: ms.ExpertPool.load(folder)  # noqa: E731
+    old = load()
+    with Service(tmp_path, old, options=MOVING, load_pool=load) as service:
+        engine, method = service.engine, ms.create_method("entropy_adaptive", old, **MOVING)
+        same_as_step(engine.answer("lyon", batch(0)), method.step(tensor_of(batch(0))))
+        assert engine.reload()["changed"] is False
+        same_as_step(engine.answer("lyon", batch(1)), method.step(tensor_of(batch(1))))
+        weights = folder / old.names[0] / "weights.safetensors"
+        whole = weights.read_bytes()
+        weights.write_bytes(whole[:-1])
+        with pytest.raises(MergestreamError, match="sha-256"):
+            engine.reload()
+        same_as_step(engine.answer("lyon", batch(2)), method.step(tensor_of(batch(2))))
+        write_pool(folder, seed=5)
+        body = engine.reload()
+        assert body["changed"] is True
+        assert body["restarted"] == ["lyon"]
+        assert service.lines("pool_reloaded")[-1]["body"] == body
+        answer = engine.answer("lyon", batch(3))
+        same_as_step(answer, ms.create_method("entropy_adaptive", load(), **MOVING).step(tensor_of(batch(3))))
+        assert answer.findings[0].code == "average_restarted"
+        assert answer.pool_sha256 == load().fingerprint() != old.fingerprint()
+        write_pool(folder, classes=("one", "other"))
+        with pytest.raises(PoolError, match="classes"):
+            engine.reload()
+        assert engine.answer("lyon", batch(4)).pool_sha256 == answer.pool_sha256
+
+
+def test_a_pool_in_memory_is_not_reloaded(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    with Service(tmp_path, pool) as service, pytest.raises(InputError, match="in memory"):
+        service.engine.reload()
+
+
+# --- names, limits, states --------------------------------------------------------------------------------------------
+
+
+@given(st.from_regex(NAME, fullmatch=True))
+def test_a_name_is_one_plain_file(name: str) -> None:
+    assert require_name(name) == name
+    assert Path(f"{name}.json").name == f"{name}.json"
+    assert name == name.lower()
+    assert name.isascii()
+
+
+@given(st.text(min_size=3, max_size=80).filter(lambda name: not NAME.fullmatch(name)))
+def test_any_other_name_is_refused_and_not_repeated(name: str) -> None:
+    with pytest.raises(InputError) as refused:
+        require_name(name)
+    assert name not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", ".lock", "A", "a" * 65, "a\n", "é", "a.json", None, 3])
+def test_bad_names(name: Any, pool: ms.ExpertPool, tmp_path: Path) -> None:
+    with Service(tmp_path, pool) as service:
+        with pytest.raises(InputError, match="stream's name"):
+            service.engine.answer(name, batch(0))
+        assert service.steps() == []
+
+
+def test_no_more_streams_than_allowed(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    with Service(tmp_path, pool, settings=EngineSettings(guards=PLAIN.guards, most_streams=2)) as service:
+        service.engine.answer("a", batch(0))
+        service.engine.answer("b", batch(0))
+        with pytest.raises(TooManyStreamsError):
+            service.engine.answer("c", batch(0))
+        service.engine.delete("a")
+        service.engine.answer("c", batch(0))
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False, width=32)
+
+
+@given(st.lists(numbers, min_size=1, max_size=300), st.integers(0, 9))
+def test_states_are_read_back_bit_for_bit(values: list[float], count: int) -> None:
+
+    method = {
+        "batches": count,
+        "encoder": torch.tensor(values),
+        "more": [{"double": torch.tensor(values[:1]).double()}],
+    }
+    state = State("f" * 64, ("a", "b"), method, Memory())
+    back = state_from_json(json.loads(json.dumps(state_to_json(state))))
+    assert back is not None
+    assert torch.equal(back.method["encoder"].view(torch.int32), method["encoder"].view(torch.int32))
+    assert torch.equal(back.method["more"][0]["double"], method["more"][0]["double"])
+    assert (back.experts, back.memory, back.method["batches"]) == (state.experts, state.memory, count)
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+def png(seed: int, size: int = 16) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size, size, 3), dtype=np.uint8)).save(file, "png")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("fallback", ["none", "ensemble", "uniform", "expert:brest"])
+@pytest.mark.parametrize("name", ["entropy_adaptive", "mean", "adamerging"])
+def test_a_logged_step_is_computed_again_bit_for_bit(
+    name: str, fallback: str, pool: ms.ExpertPool, tmp_path: Path
+) -> None:
+    options = MOVING if name == "entropy_adaptive" else {}
+    always = GuardSettings(
+        fallback=fallback, fallback_on=("structureless_pictures",), window=8, fewest=2, drift_after=2
+    )
+    files = [[png(10 * number + i, 16 + i) for i in range(3)] for number in range(6)]
+    (tmp_path / "images").mkdir()
+    with Service(tmp_path, pool, name, options=options, settings=EngineSettings(guards=always)) as service:
+        for number, each in enumerate(files):
+            pictures = [read_upload(data, Limits())[0] for data in each]
+            service.engine.answer("lyon", pictures)
+            for i, data in enumerate(each):
+                (tmp_path / "images" / f"{number}-{i}").write_bytes(data)
+            if number == 3:
+                service.engine.switch("turin", on=False)
+    again = lambda body, found: recompute(body, found, pool=pool)  # noqa: E731
+    report = replay(tmp_path / "audit.jsonl", tmp_path / "images", again)
+    assert report.outcomes == {"exact": 6}, report.steps
+    assert report.reproduced
+
+
+def test_what_a_replay_refuses_and_finds(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    with Service(tmp_path, pool, options=MOVING) as service:
+        service.engine.answer("lyon", batch(0))
+        service.engine.answer("lyon", batch(1))
+        body = service.steps()[-1]
+    assert recompute_step(body, batch(1), pool)["logits_sha256"] == body["logits_sha256"]
+    assert recompute_step(body, batch(2), pool)["logits_sha256"] != body["logits_sha256"]
+    forged = {**body, "options": {**body["options"], "momentum": 0.6}}
+    assert recompute_step(forged, batch(1), pool)["weights_sha256"] != body["weights_sha256"]
+    with pytest.raises(InputError, match="as it was then"):
+        recompute_step(body, batch(1), pool.without("lyon"))
+    for missing in ("method", "guards", "state_before", "inputs"):
+        with pytest.raises(InputError, match="not the line of a step"):
+            recompute({k: v for k, v in body.items() if k != missing}, {}, pool=pool)
+
+
+def test_a_recipe_names_the_same_model_by_the_same_hash(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    settings = EngineSettings(guards=PLAIN.guards, weights_hash="recipe")
+    with Service(tmp_path, pool, settings=settings) as service:
+        first, second = (service.engine.answer(name, batch(0)).weights_sha256 for name in "ab")
+        other = service.engine.answer("a", batch(1)).weights_sha256
+    assert first is not None
+    assert first.startswith("recipe:")
+    assert first == second != other
+
+
+def test_a_line_up_knows_its_pool(pool: ms.ExpertPool) -> None:
+    lineup = Lineup(pool, "mean", {"coefficients": [0.5, 0.3, 0.2]}, ["brest"])
+    assert lineup.active.names == ("lyon", "turin")
+    assert lineup.spread(torch.tensor([0.25, 0.75]), 0.0) == [0.25, 0.0, 0.75]
+    method = lineup.create_method()
+    torch.testing.assert_close(torch.tensor(method.options()["coefficients"]), torch.tensor([5 / 7, 2 / 7]))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_answers_restart_and_replay_are_exact(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    there = pool.to("cuda")
+    method = ms.create_method("entropy_adaptive", there, **MOVING)
+    for number in range(3):
+        with Service(tmp_path, there, options=MOVING) as service:
+            same_as_step(service.engine.answer("lyon", batch(number)), method.step(tensor_of(batch(number)).cuda()))
+            body = service.steps()[-1]
+        again = recompute_step(body, batch(number), there)
+        assert {name: body[name] for name in again} == again

@@ -1,0 +1,292 @@
+"""The watched folder: complete files only, nothing lost and nothing answered twice, whatever happens in between."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydicom
+import pytest
+from PIL import Image
+
+from dicoms import SECRET, dicom
+from mergestream.errors import InputError, OutputError
+from mergestream.serving.intake import Limits, Picture
+from mergestream.serving.structured_report import Finding, write
+from mergestream.serving.watching import Pace, watch
+
+FAST = Pace(batch_size=4, batch_seconds=0.1, look_seconds=0.03, retry_seconds=0.2)
+
+
+def png(seed: int, size: int = 8) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+class Model:
+    """Answers with the mean of each picture, and remembers its batches."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.seen: list[str] = []
+
+    def __call__(self, pictures: list[Picture]) -> list[dict[str, Any]]:
+        self.batches.append(len(pictures))
+        self.seen += [picture.sha256 for picture in pictures]
+        return [{"mean": float(picture.pixels.mean()), "frame": picture.frame} for picture in pictures]
+
+
+@contextmanager
+def watched(folder: Path, answer: Any, **options: Any) -> Iterator[threading.Event]:
+    stop = threading.Event()
+    options = {"pace": FAST, **options}
+    thread = threading.Thread(target=watch, args=(folder, answer, stop), kwargs=options)
+    thread.start()
+    try:
+        yield stop
+    finally:
+        stop.set()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def until(true: Any, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def waiting(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+
+
+def test_files_are_answered_and_moved(tmp_path: Path) -> None:
+    model = Model()
+    for number in range(6):
+        (tmp_path / f"case {number}.png").write_bytes(png(number))
+    with watched(tmp_path, model):
+        until(lambda: len(names(tmp_path / "done")) == 6)
+    assert waiting(tmp_path) == []
+    assert names(tmp_path / "answers") == [f"case {number}.png.json" for number in range(6)]
+    answer = json.loads((tmp_path / "answers" / "case 3.png.json").read_text())
+    wanted = np.asarray(Image.open(io.BytesIO(png(3)))).mean()
+    assert answer["answers"] == [{"mean": pytest.approx(wanted), "frame": None}]
+    assert (tmp_path / "done" / "case 3.png").read_bytes() == png(3)
+    assert model.batches == [4, 2]
+
+
+def test_a_few_files_wait_for_others_only_so_long(tmp_path: Path) -> None:
+    model = Model()
+    with watched(tmp_path, model, pace=Pace(batch_size=100, batch_seconds=0.4, look_seconds=0.02)):
+        (tmp_path / "a.png").write_bytes(png(1))
+        time.sleep(0.15)
+        (tmp_path / "b.png").write_bytes(png(2))
+        assert names(tmp_path / "done") == []
+        until(lambda: len(names(tmp_path / "done")) == 2)
+    assert model.batches == [2]
+
+
+def test_a_file_that_still_grows_or_has_a_passing_name_is_left_alone(tmp_path: Path) -> None:
+    whole = png(1, size=40)
+    for name in ("scan.png.part", ".hidden.png", "b.tmp"):
+        (tmp_path / name).write_bytes(whole)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.png").symlink_to(tmp_path / "b.tmp")
+    os.mkfifo(tmp_path / "pipe.png")
+    with watched(tmp_path, Model()), (tmp_path / "slow.png").open("wb") as slow:
+        for start in range(0, len(whole), 200):
+            slow.write(whole[start : start + 200])
+            slow.flush()
+            time.sleep(0.02)
+        assert names(tmp_path / "refused") == []
+        slow.close()
+        until(lambda: names(tmp_path / "done") == ["slow.png"])
+    assert names(tmp_path / "refused") == []
+    assert {"scan.png.part", ".hidden.png", "b.tmp", "link.png", "pipe.png"} <= set(names(tmp_path))
+
+
+def test_what_cannot_be_read_is_refused_with_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text(f"Dear {SECRET}")
+    (tmp_path / "large.png").write_bytes(png(1) + bytes(5000))
+    (tmp_path / "good.png").write_bytes(png(2))
+    with watched(tmp_path, Model(), limits=Limits(file_bytes=4000)):
+        until(lambda: not waiting(tmp_path))
+        (tmp_path / "letter.txt").write_text("another one")
+        until(lambda: not waiting(tmp_path))
+    assert names(tmp_path / "done") == ["good.png"]
+    refused = tmp_path / "refused"
+    assert json.loads((refused / "letter.txt.reason.json").read_text())["code"] == "unsupported_format"
+    assert json.loads((refused / "large.png.reason.json").read_text())["code"] == "too_large"
+    assert (refused / "letter.txt").read_text() == f"Dear {SECRET}"
+    assert (refused / "letter.txt.2").read_text() == "another one"
+
+
+def test_another_file_of_the_same_name_has_an_answer_of_its_own(tmp_path: Path) -> None:
+    model = Model()
+    with watched(tmp_path, model):
+        for seed in (1, 2, 1):
+            (tmp_path / "image.png").write_bytes(png(seed))
+            until(lambda: not waiting(tmp_path))
+    assert len(names(tmp_path / "answers")) == len(names(tmp_path / "done")) == 2
+    assert model.batches == [1, 1]  # the third is the first again
+
+
+def test_frames_of_a_file_stay_together_and_reports_lie_beside_the_answer(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 9), dtype=np.uint8)
+    (tmp_path / "six.dcm").write_bytes(dicom(pixels, Rows=8, NumberOfFrames=6))
+    (tmp_path / "one.dcm").write_bytes(dicom(pixels))
+    (tmp_path / "bare.dcm").write_bytes(dicom(pixels, StudyInstanceUID=None))
+    (tmp_path / "plain.png").write_bytes(png(1))
+
+    def report(picture: Picture, answer: dict[str, Any]) -> bytes:
+        return write(picture, Finding("a", {"a": answer["mean"] / 255}, {"lyon": 1.0}, "0" * 64, "1" * 64))
+
+    with watched(tmp_path, Model(), report=report):
+        until(lambda: len(names(tmp_path / "done")) == 4)
+    answers = names(tmp_path / "answers")
+    assert answers == sorted(
+        [*(f"six.dcm.{n}.sr.dcm" for n in range(1, 7)), "one.dcm.sr.dcm",
+         *(f"{name}.json" for name in ("six.dcm", "one.dcm", "bare.dcm", "plain.png"))]
+    )  # fmt: skip
+    six = json.loads((tmp_path / "answers" / "six.dcm.json").read_text())["answers"]
+    assert [answer["frame"] for answer in six] == [1, 2, 3, 4, 5, 6]
+    assert pydicom.dcmread(tmp_path / "answers" / "six.dcm.2.sr.dcm").Modality == "SR"
+
+
+def test_stopping_answers_what_was_complete(tmp_path: Path) -> None:
+    model = Model()
+    with watched(tmp_path, model, pace=Pace(batch_size=100, batch_seconds=60, look_seconds=0.02)):
+        for number in range(5):
+            (tmp_path / f"{number}.png").write_bytes(png(number))
+        time.sleep(0.3)
+        assert model.batches == []
+    assert model.batches == [5]
+    assert len(names(tmp_path / "answers")) == 5
+
+
+def test_one_bad_picture_holds_up_no_other_and_a_failing_model_loses_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, broken = Model(), threading.Event()
+    broken.set()
+
+    def answer(pictures: list[Picture]) -> list[dict[str, Any]]:
+        if any(picture.pixels.shape[1] == 5 for picture in pictures):
+            raise InputError(f"too small: {SECRET}")
+        if broken.is_set():
+            raise RuntimeError(SECRET)
+        return model(pictures)
+
+    for name, size in ((f"{SECRET}.png", 8), ("small.png", 5), ("other.png", 8)):
+        (tmp_path / name).write_bytes(png(1, size))
+    with watched(tmp_path, answer):
+        until(lambda: "small.png" in names(tmp_path / "refused"))
+        assert len(waiting(tmp_path)) == 2
+        broken.clear()
+        until(lambda: len(names(tmp_path / "done")) == 2)
+    assert json.loads((tmp_path / "refused" / "small.png.reason.json").read_text())["code"] == "not_answered"
+    assert SECRET not in caplog.text
+    assert "answered later" in caplog.text
+
+
+def test_a_disk_that_cannot_be_written_keeps_the_inputs(tmp_path: Path) -> None:
+    full = threading.Event()
+    full.set()
+    model = Model()
+
+    def answer(pictures: list[Picture]) -> list[dict[str, Any]]:
+        if full.is_set():
+            raise OutputError("No space left on device")
+        return model(pictures)
+
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(png(number))
+    with watched(tmp_path, answer):
+        time.sleep(0.5)
+        assert len(waiting(tmp_path)) == 3
+        full.clear()
+        until(lambda: len(names(tmp_path / "done")) == 3)
+    assert sorted(model.batches) == [3]
+
+
+def test_a_folder_has_one_watcher(tmp_path: Path) -> None:
+    with watched(tmp_path, Model()):
+        until(lambda: (tmp_path / ".watching.lock").exists())
+        time.sleep(0.1)
+        with pytest.raises(OutputError, match="another mergestream"):
+            watch(tmp_path, Model(), threading.Event())
+
+
+def test_long_names_have_answers_too(tmp_path: Path) -> None:
+    (tmp_path / ("x" * 251 + ".png")).write_bytes(png(1))
+    with watched(tmp_path, Model()):
+        until(lambda: len(names(tmp_path / "done")) == 1)
+    assert len(names(tmp_path / "answers")) == 1
+
+
+KILLED = """
+import os, signal, sys, threading
+from pathlib import Path
+from mergestream.serving.watching import Pace, watch
+
+folder, log = Path(sys.argv[1]), open(sys.argv[2], "a")
+def answer(pictures):
+    for picture in pictures:
+        log.write(picture.sha256 + "\\n")
+    log.flush()
+    return [{"frame": picture.frame} for picture in pictures]
+watch(folder, answer, threading.Event(), pace=Pace(batch_size=2, batch_seconds=0.01, look_seconds=0.01))
+"""
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_a_kill_loses_nothing_and_answers_nothing_twice_that_has_an_answer(tmp_path: Path, kills: int) -> None:
+    folder, log, total = tmp_path / "in", tmp_path / "log", 120
+    folder.mkdir()
+    for number in range(total):
+        (folder / f"{number}.png").write_bytes(png(number))
+    for _ in range(kills):
+        process = subprocess.Popen([sys.executable, "-c", KILLED, folder, log])
+        before = len(names(folder / "answers"))
+        until(lambda before=before: len(names(folder / "answers")) > before + 10, 30)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        answered = {path.name.removesuffix(".json") for path in (folder / "answers").glob("*.json")}
+        assert {path.name for path in (folder / "done").iterdir()} <= answered
+    process = subprocess.Popen([sys.executable, "-c", KILLED, folder, log])
+    until(lambda: len(names(folder / "done")) == total, 30)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(list((folder / "answers").glob("*.json"))) == total
+    assert waiting(folder) == []
+    asked = log.read_text().split()
+    # At most the batch under way at each kill was asked again.
+    assert len(set(asked)) == total
+    assert len(asked) - total <= kills * 2
+
+
+def test_an_answer_that_a_killed_process_wrote_is_not_asked_for_again(tmp_path: Path) -> None:
+    with watched(tmp_path, Model()):
+        (tmp_path / "a.png").write_bytes(png(1))
+        until(lambda: names(tmp_path / "done") == ["a.png"])
+    (tmp_path / "done" / "a.png").rename(tmp_path / "a.png")  # as if it was killed before the move
+    model = Model()
+    with watched(tmp_path, model):
+        until(lambda: names(tmp_path / "done") == ["a.png"])
+    assert model.batches == []
