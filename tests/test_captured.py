@@ -168,6 +168,21 @@ def test_what_is_found_out_later_says_which_batch_it_was(monkeypatch: pytest.Mon
         method.settle()
 
 
+def test_what_a_refused_batch_merged_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make_pool("vit")
+    method = ms.create_method("entropy_adaptive", pool, refresh_every=3, momentum=0.5)
+    good = [pool.prepare(make_images(4, seed=seed)) for seed in range(9)]
+    for images in good:
+        method.step(images)
+    monkeypatch.setattr(Late, "patience", 1)
+    method.step(broken(good[0], 0))  # scored, and merged with coefficients that are none
+    with pytest.raises(InputError, match="of this batch"):
+        method.settle()
+    for images in good:
+        assert torch.isfinite(method.step(images).logits).all()
+    method.settle()
+
+
 def test_the_host_never_runs_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Late, "patience", 10**6)
     pool = make_pool("vit")

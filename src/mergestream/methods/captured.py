@@ -115,8 +115,8 @@ class Captured:
             if refused is None:
                 owner._hear(seen.recorded.told(values))
                 continue
-            if not self._unseen:  # nothing came after it: as if it had never been
-                owner._restore(seen.before)
+            # Where nothing came after it, as if it had never been; else what it merged is at least not used again.
+            owner._restore(owner._state() if self._unseen else seen.before)
             whose = "this batch" if not self._unseen else f"the batch {len(self._unseen)} before this one"
             raise not_finite(*refused, whose)
 

@@ -78,7 +78,7 @@ class MergedModel(Method):
 
     def _capturable(self) -> bool:
         # Its first batch is taken eagerly, and merges; what follows is a forward pass of weights that stay.
-        return self.static and not self._stale
+        return self.static and not self._stale and self._members is self.pool
 
     def _takes_padding(self) -> bool:
         return True  # every image is answered for itself
