@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow check format clean
+.PHONY: demo test test-slow check audit format clean
 
 demo: $(READY)
 	$(BIN)/mergestream demo --out demo
@@ -19,6 +19,11 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Known vulnerabilities of the versions in constraints.txt. Outside of CI: it asks the package index, what is found depends on the
+# day, and offline (or with an index that has no such data) --strict makes it fail rather than pass unasked.
+audit: $(READY)
+	$(BIN)/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement constraints.txt
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

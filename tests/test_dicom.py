@@ -382,7 +382,11 @@ def test_a_missing_decoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "find_spec", lambda name: None if name == "openjpeg" else name)
     error = refusal((FILES / "MR_small_jp2klossless.dcm").read_bytes())
     assert error.code == "decoder_missing"
-    assert "pip install pylibjpeg pylibjpeg-openjpeg" in error.sentence
+    assert "pip install 'mergestream[serve]'" in error.sentence
+    monkeypatch.setattr(frames, "find_spec", lambda name: None if name == "libjpeg" else name)
+    error = refusal((FILES / "SC_rgb_jpeg_gdcm.dcm").read_bytes())
+    assert error.code == "decoder_missing"
+    assert "pip install 'mergestream[jpeg-lossless]'" in error.sentence
 
 
 def test_a_patient_turns_up_in_no_error_log_warning_or_picture(

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import venv
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,16 +33,17 @@ def python(script: str, *arguments: str, **environment: str) -> str:
 def test_the_public_surface_is_frozen() -> None:
     assert ms.__all__ == sorted(ms.__all__)
     assert set(ms.__all__) == {
-        "Dataset", "DomainData", "EntropyAdaptive", "ExpertPool", "MergestreamError", "Method", "Preprocessing", "Run",
-        "Step", "concatenate", "create_method", "evaluate", "leave_one_domain_out", "list_datasets", "list_methods",
-        "load_dataset", "measure_statistics", "soups", "streams",
+        "Dataset", "DomainData", "EntropyAdaptive", "Execution", "ExpertPool", "MergestreamError", "Method",
+        "Preprocessing", "Run", "Step", "concatenate", "create_method", "evaluate", "leave_one_domain_out",
+        "list_datasets", "list_methods", "load_dataset", "measure_statistics", "soups", "streams",
     }  # fmt: skip
     public = {name for name in dir(ms.ExpertPool) if not name.startswith("_")}
     assert public == {
         "annotate", "base", "base_fingerprint", "candidates", "device", "expert", "expert_logits", "fingerprint",
-        "forward", "from_modules", "from_state_dicts", "index", "input_errors", "load", "logits", "matrices", "merge",
-        "module_with", "network", "network_with", "new_weights", "prepare", "preprocessing", "rows", "save",
-        "statistics", "statistics_of", "temperatures", "to", "with_candidates", "with_statistics", "without",
+        "forward", "from_modules", "from_state_dicts", "index", "input_errors", "load", "logits", "logits_of_views",
+        "matrices", "merge", "module_with", "network", "network_with", "new_weights", "prepare", "preprocessing",
+        "recording", "rows", "save", "statistics", "statistics_of", "temperatures", "to", "with_candidates",
+        "with_statistics", "without", "admit",
     }  # fmt: skip
 
 
@@ -58,6 +60,16 @@ def test_the_command_line_is_frozen() -> None:
             "--batch-size", "--stream-batch-size", "--unlabelled", "--recalibrate-bn", "--data-option", "--device",
             "--json",
         },
+        "audit verify": {"log", "--key", "--anchor", "--json"},
+        "audit head": {"log"},
+        "audit replay": {"log", "--images", "--pool", "--step", "--tolerance", "--json"},
+        "audit key": {"file", "--ed25519"},
+        "serve": {
+            "pool", "--host", "--port", "--method", "--option", "--guard", "--device", "--dtype", "--state", "--audit",
+            "--audit-key", "--no-audit", "--weights-hash", "--tokens", "--watch", "--watch-reports", "--max-batch",
+            "--max-wait-ms", "--max-streams", "--max-body-mib", "--rate", "--tls-cert", "--tls-key", "--json-log",
+        },
+        "serve-token": {"--name", "--tokens", "--role"},
         "pool list": {"folder", "--json"},
         "pool add": {"folder", "expert", "--name", "--allow-other-base", "--json"},
         "pool replace": {"folder", "expert", "--name", "--allow-other-base", "--json"},
@@ -127,7 +139,7 @@ print(time.perf_counter() - start)
 def test_import_works_where_optional_libraries_are_absent() -> None:
     script = """
 import sys
-absent = "fastapi ray plotly pydicom monai transformers pandas sklearn scipy h5py xlrd openpyxl"
+absent = "fastapi ray plotly pydicom monai transformers pandas sklearn scipy h5py xlrd openpyxl cryptography"
 for name in absent.split():
     sys.modules[name] = None  # an import of it now fails
 import torch, mergestream as ms
@@ -146,6 +158,9 @@ def test_the_wheel_installs_in_an_empty_environment(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("mergestream-*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        pages = {"dashboard/index.html", "dashboard/dashboard.js", "dashboard/dashboard.css", "routes/docs.css"}
+        assert {f"mergestream/serving/{page}" for page in pages} <= set(packed.namelist())
     environment = tmp_path / "empty"
     venv.create(environment, with_pip=True)
     install = ["-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt"), str(wheel)]

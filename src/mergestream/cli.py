@@ -11,9 +11,11 @@ import typer
 from rich.console import Console
 
 from mergestream import __version__
+from mergestream.cli_audit import audit as audit_commands
 from mergestream.cli_drift import drift
 from mergestream.cli_pool import pool as pool_commands
 from mergestream.cli_report import report
+from mergestream.cli_serve import serve, serve_token
 from mergestream.cli_train import train
 from mergestream.errors import MergestreamError
 from mergestream.terminal import progress, show
@@ -80,6 +82,7 @@ def demo(
 data = typer.Typer(help="Data sets: what is supported, is mine complete, write a tiny stand-in.", no_args_is_help=True)
 app.add_typer(data, name="data")
 app.add_typer(pool_commands, name="pool")
+app.add_typer(audit_commands, name="audit")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")]
 
@@ -233,6 +236,8 @@ def bench(
 
 app.command()(drift)
 app.command()(report)
+app.command()(serve)
+app.command("serve-token")(serve_token)
 app.command()(train)
 
 

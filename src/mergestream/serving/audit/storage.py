@@ -9,6 +9,7 @@ from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.audit.reading import rotated_file, rotated_numbers
 
 MODE = 0o640
+ROOM = 64 * 1024  # more than a step's line takes
 
 
 def lock(path: Path) -> int:
@@ -63,6 +64,17 @@ class Storage:
             raise
         self.size += len(data)
         self._unsure = False
+
+    def require_room(self) -> None:
+        """Fail unless the disk takes a good deal more, of which nothing stays: where a step fits not, a short line may."""
+        handle = self._opened()
+        self._refuse_what_others_did(handle)
+        self._unsure = True
+        try:
+            _write_all(handle, bytes(ROOM), self.size)
+            _sync(handle)
+        finally:
+            self._try_to_cut_back(handle)
 
     def rotate(self) -> None:
         """Give the file its number; the next `append` begins a new one."""

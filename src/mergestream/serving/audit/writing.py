@@ -133,6 +133,8 @@ class AuditLog:
             raise AuditError("it is closed")
         if self._storage.size >= self._rotate_bytes:
             self._storage.rotate()
+        if self.failing is not None:
+            self._storage.require_room()
         events, link, lines = self._events_due(), self._last, []
         for entry in (*events, *group):
             line, link = seal(entry.kind, entry.body, link, self._signer)

@@ -19,7 +19,7 @@ from mergestream.serving.intake.refusals import IntakeError
 
 PLAIN = (EXPLICIT, IMPLICIT, BIG_ENDIAN)
 RUN_LENGTH = "1.2.840.10008.1.2.5"
-JPEG, JPEG_2000 = ("libjpeg", "pylibjpeg-libjpeg"), ("openjpeg", "pylibjpeg-openjpeg")  # module and package
+JPEG, JPEG_2000 = ("libjpeg", "jpeg-lossless"), ("openjpeg", "serve")  # module, and the extra that brings it
 # Endings of 1.2.840.10008.1.2.4: the name of a compression, and what decodes it.
 COMPRESSIONS = {
     "50": ("JPEG Baseline", JPEG),
@@ -105,7 +105,7 @@ def _require_decoder(transfer_syntax: str) -> tuple[str, str]:
     if prefix != "1.2.840.10008.1.2.4" or ending not in COMPRESSIONS:
         raise IntakeError("unsupported_format", "The DICOM file's transfer syntax is not read here (docs/dicom.md).")
     name, decoder = COMPRESSIONS[ending]
-    module, package = decoder
+    module, extra = decoder
     if find_spec("pylibjpeg") is None or find_spec(module) is None:
-        raise IntakeError("decoder_missing", f"The service cannot decode {name}: pip install pylibjpeg {package}.")
+        raise IntakeError("decoder_missing", f"The service cannot decode {name}: pip install 'mergestream[{extra}]'.")
     return decoder

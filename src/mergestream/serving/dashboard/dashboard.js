@@ -1,0 +1,137 @@
+// The page: asks the service every second, and shows what it says about all streams and, in full, about one.
+
+import { createActions, tellError } from "./actions.js";
+import { showAlarms } from "./alarms.js";
+import * as api from "./api.js";
+import { Connection } from "./connection.js";
+import { byId, create, keyed, say } from "./dom.js";
+import { firstBatch } from "./firstbatch.js";
+import { History } from "./history.js";
+import { Panel } from "./panel.js";
+import { showPool } from "./pool.js";
+import { Tabs } from "./tabs.js";
+import { startTheme } from "./theme.js";
+import { startToken } from "./token.js";
+import { milliseconds, whole } from "./words.js";
+
+const history = new History();
+let overview = null;
+let mayAdminister = true; // until the service says no to this token
+let wanted = inAddress(); // the name of the stream that is shown in full
+
+const actions = createActions({
+  onDone: () => connection.now(),
+  onRefused: (error) => {
+    mayAdminister = false;
+    token.open(error.message);
+  },
+  onDeleted: (stream) => history.forget(stream),
+});
+const panel = new Panel(actions);
+const tabs = new Tabs((name) => choose(name));
+const connection = new Connection(ask, (problem) => {
+  if (problem.status === 401) token.open(problem.message);
+});
+const token = startToken(() => {
+  mayAdminister = true;
+  connection.now();
+});
+
+function inAddress() {
+  return new URLSearchParams(location.hash.slice(1)).get("stream");
+}
+
+// Whoever was not chosen stays until another one is: streams that come later may stand before it.
+function chosenStream() {
+  const found = overview.streams.find(({ name }) => name === wanted) ?? overview.streams[0] ?? null;
+  wanted = found?.name ?? wanted;
+  return found;
+}
+
+function choose(name) {
+  wanted = name;
+  window.history.replaceState(null, "", `#${new URLSearchParams({ stream: name })}`);
+  show();
+  connection.now();
+}
+
+async function ask() {
+  overview = await api.overview();
+  history.compare(overview.streams);
+  const stream = chosenStream()?.name;
+  if (stream !== undefined) await askSteps(stream);
+  show();
+}
+
+async function askSteps(stream) {
+  try {
+    const { steps } = await api.recent(stream, history.last(stream));
+    if (steps.length) history.add(stream, steps);
+  } catch (error) {
+    if (error.status !== 404) throw error; // deleted in between
+  }
+}
+
+function show() {
+  if (!overview) return;
+  const { streams, pool } = overview;
+  const experts = pool.experts.map(({ name }) => name);
+  const stream = chosenStream();
+  showNumbers();
+  const alarms = showAlarms(streams, choose);
+  document.title = alarms ? `(${alarms}) mergestream` : "mergestream";
+  tabs.show(streams, stream?.name ?? null, experts);
+  showPool(pool, actions);
+  const content = stream ? panel.element : firstBatch();
+  if (byId("panel").firstElementChild !== content) byId("panel").replaceChildren(content);
+  if (stream) showStream(stream, experts);
+  showAdministration();
+}
+
+function showStream(stream, experts) {
+  panel.element.setAttribute("aria-label", `Stream ${stream.name}`);
+  panel.show(stream, history.steps(stream.name), experts, overview.pool.classes);
+}
+
+function showNumbers() {
+  const { requests = {}, latency_ms: latency, streams, version } = overview;
+  const images = streams.reduce((sum, each) => sum + (each.images ?? 0), 0);
+  const tiles = [
+    ["Streams", whole(streams.length), ""],
+    ["Images", whole(images), ""],
+    ["Answered", whole(requests.answered), "requests"],
+    ["Refused", whole(requests.refused), "requests"],
+    ["Failed", whole(requests.failed), "requests"],
+    ["Latency p50", milliseconds(latency?.p50), "ms"],
+    ["p95", milliseconds(latency?.p95), "ms"],
+    ["p99", milliseconds(latency?.p99), "ms"],
+  ];
+  keyed(
+    byId("numbers"),
+    tiles,
+    ([name]) => name,
+    ([name, , unit]) =>
+      create("p", { class: "tile" }, create("span", {}, name), create("b"), create("small", {}, unit)),
+    (tile, [, value]) => say(tile.querySelector("b"), value),
+  );
+  say(byId("version"), version ? `mergestream ${version}.` : "");
+}
+
+function showAdministration() {
+  const may = overview.administrator ?? mayAdminister;
+  document.querySelectorAll("[data-administrator]").forEach((each) => {
+    each.hidden = !may;
+  });
+}
+
+startTheme(byId("theme"));
+byId("reload").addEventListener("click", actions.reload);
+byId("pause").addEventListener("click", () => {
+  connection.pause(!connection.isPaused);
+  byId("pause").setAttribute("aria-pressed", String(connection.isPaused));
+});
+addEventListener("hashchange", () => {
+  if (inAddress()) choose(inAddress());
+});
+addEventListener("unhandledrejection", (event) => tellError("This page failed.", event.reason));
+connection.now();

@@ -1,0 +1,36 @@
+// The steps of the streams that were looked at, as far as the service remembers them.
+
+export const MOST = 200;
+
+export class History {
+  #streams = new Map();
+
+  steps(stream) {
+    return this.#streams.get(stream) ?? [];
+  }
+
+  last(stream) {
+    return this.steps(stream).at(-1)?.step ?? null;
+  }
+
+  // A step is known by its number; what is told twice is kept once.
+  add(stream, steps) {
+    const byNumber = new Map(this.steps(stream).map((step) => [step.step, step]));
+    steps.forEach((step) => byNumber.set(step.step, step));
+    const sorted = [...byNumber.values()].sort((one, other) => one.step - other.step);
+    this.#streams.set(stream, sorted.slice(-MOST));
+  }
+
+  forget(stream) {
+    this.#streams.delete(stream);
+  }
+
+  // A stream that counts fewer steps than were seen was deleted and begun again.
+  compare(streams) {
+    const counts = new Map(streams.map((each) => [each.name, each.steps]));
+    for (const name of [...this.#streams.keys()]) {
+      const last = this.last(name);
+      if (!counts.has(name) || (last !== null && counts.get(name) <= last - 1)) this.forget(name);
+    }
+  }
+}

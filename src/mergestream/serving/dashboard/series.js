@@ -1,0 +1,109 @@
+// Which quantities are shown, and how a step's answer becomes series: names in a fixed order, one style each.
+
+import { milliseconds, nats, share, whole } from "./words.js";
+
+const COLOURS = 8;
+const SHOWN_CLASSES = 8;
+
+const styleOf = (kind, place) => `${kind}${place % COLOURS} round${Math.min(2, Math.floor(place / COLOURS))}`;
+// An expert's colour and line, the same wherever it appears.
+export const expertStyle = (experts, name) => styleOf("c", Math.max(0, experts.indexOf(name)));
+
+// Names that the pool has, then those that only earlier steps knew.
+const namesIn = (
+  steps,
+  field,
+  first,
+) => [...new Set([...first, ...steps.flatMap((step) => Object.keys(step[field] ?? {}))])];
+const valuesOf = (steps, field, name) =>
+  steps.map((step) => (Object.hasOwn(step[field] ?? {}, name) ? step[field][name] : null));
+
+const byExpert = (field) => ({ steps, experts }) => {
+  const names = namesIn(steps, field, experts);
+  return names.map((name) => ({ name, style: expertStyle(names, name), values: valuesOf(steps, field, name) }));
+};
+
+const total = (values) => values.reduce((sum, value) => sum + (value ?? 0), 0);
+
+const allClasses = ({ steps, classes }) =>
+  namesIn(steps, "predictions_per_class", classes)
+    .map((name, place) => ({
+      name,
+      style: styleOf("k", place),
+      values: valuesOf(steps, "predictions_per_class", name),
+    }));
+
+// The most frequent classes each, the others together: more colours cannot be told apart.
+const frequentClasses = (view) => {
+  const { steps } = view;
+  const all = allClasses(view);
+  if (all.length <= SHOWN_CLASSES) return all;
+  const frequent = new Set(
+    [...all].sort((one, other) => total(other.values) - total(one.values)).slice(0, SHOWN_CLASSES - 1),
+  );
+  const [kept, others] = [all.filter((each) => frequent.has(each)), all.filter((each) => !frequent.has(each))];
+  const sums = steps.map((_, place) => total(others.map((each) => each.values[place])));
+  return [...kept.map((each, place) => ({ ...each, style: styleOf("k", place) })), {
+    name: `${others.length} other classes`,
+    style: styleOf("k", SHOWN_CLASSES - 1),
+    values: sums,
+  }];
+};
+
+export const QUANTITIES = [
+  {
+    id: "encoder",
+    title: "Encoder coefficients",
+    unit: "share",
+    kind: "areas",
+    top: 1,
+    format: share,
+    about: "How much of each expert's encoder is in the merged model.",
+    series: byExpert("encoder_coefficients"),
+    one: "the encoder's shares are",
+  },
+  {
+    id: "head",
+    title: "Head coefficients",
+    unit: "share",
+    kind: "areas",
+    top: 1,
+    format: share,
+    about: "How much of each expert's head is in the merged model.",
+    series: byExpert("head_coefficients"),
+    one: "the head's shares are",
+  },
+  {
+    id: "entropy",
+    title: "Entropies",
+    unit: "nats",
+    kind: "lines",
+    format: nats,
+    limit: ({ classes }) => Math.log(classes.length),
+    limitWords: "log C: guessing",
+    about: "How unsure each expert is of the batch; lower is surer.",
+    series: byExpert("entropies"),
+    one: "the experts' entropies in nats are",
+  },
+  {
+    id: "predictions",
+    title: "Predictions per class",
+    unit: "images",
+    kind: "bars",
+    format: whole,
+    about: "What the merged model answered.",
+    series: frequentClasses,
+    columns: allClasses,
+    one: "the answers per class are",
+  },
+  {
+    id: "latency",
+    title: "Time per step",
+    unit: "milliseconds",
+    kind: "lines",
+    format: milliseconds,
+    about: "From decoded images to an answer in the audit log.",
+    series: ({ steps }) => [{ name: "time", style: "plain", values: steps.map((step) => step.milliseconds ?? null) }],
+    one: "the time in milliseconds is",
+  },
+];

@@ -1,0 +1,1 @@
+"""The service's addresses: one file for each thing they are about."""
