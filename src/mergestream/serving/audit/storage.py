@@ -66,7 +66,7 @@ class Storage:
         self._unsure = False
 
     def require_room(self) -> None:
-        """Fail unless the disk takes a good deal more, of which nothing stays: where a step fits not, a short line may."""
+        """Fail unless the disk takes a good deal more, of which nothing stays: short lines fit where no step does."""
         handle = self._opened()
         self._refuse_what_others_did(handle)
         self._unsure = True
