@@ -70,19 +70,22 @@ def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     images = drawn()
     np.save(folder / "pictures.npy", images)
     write_pool(folder / "pool", classes=ms.load_dataset("phantom").classes)
+    typical = max(1, given.clients // given.streams)
+    before = directly(folder / "pool", images, typical)
     with served(folder, given.serve) as (url, server):
         say(f"{url} is ready with {resident(server.pid):.0f} MiB")
         answers, memory, seconds = under_load(given, folder, url, server.pid)
-    batch = round(statistics.mean(answer["batch_size"] for answer in answers["answered"]))
-    rate = len(answers["answered"]) / seconds
-    rivals = {size: directly(folder / "pool", images, size) for size in sorted({1, batch, 32})}
+    mean_batch = statistics.mean(answer["batch_size"] for answer in answers["answered"])
+    rate, batch = len(answers["answered"]) / seconds, round(mean_batch)
+    rivals = {size: directly(folder / "pool", images, size) for size in sorted({1, batch, typical, 32})}
     return {
         "errors": given.requests - len(answers["answered"]),
         "error_kinds": answers["errors"],
         "latency_ms": percentiles([answer["ms"] for answer in answers["answered"]]),
         "requests_per_second": rate,
-        "mean_batch": statistics.mean(answer["batch_size"] for answer in answers["answered"]),
+        "mean_batch": mean_batch,
         "directly_images_per_second": rivals,
+        "directly_before_the_load": {typical: before},
         "ratio_to_directly_same_batch": rate / rivals[batch],
         "rss_mib": memory,
         "rss_ratio": memory["end"] / memory["settled"] if memory.get("settled") else None,
@@ -111,14 +114,16 @@ def write_pool(folder: Path, classes: tuple[str, ...]) -> None:
 def served(folder: Path, more: list[str]) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """`mergestream serve` in a process of its own, ended as an operator would."""
     line = [sys.executable, "-m", "mergestream", "serve", str(folder / "pool"), "--port", "0", "--rate", "0"]
-    line += ["--state", str(folder / "state"), *more]
+    line += ["--state", str(folder / "state"), "--guard", "fallback=none", *more]
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(line, stderr=log, text=True)
     try:
         yield ready(folder / "server.log", server), server
         server.send_signal(signal.SIGTERM)
         if server.wait(60) != 0:
-            raise SystemExit(f"The service ended with {server.returncode}: {(folder / 'server.log').read_text()[-2000:]}")
+            raise SystemExit(
+                f"The service ended with {server.returncode}: {(folder / 'server.log').read_text()[-2000:]}"
+            )
     finally:
         server.kill()
 
@@ -226,7 +231,10 @@ def looked_up(log: Path, answered: list[dict[str, Any]]) -> dict[str, Any]:
     for answer in answered:
         line = lines.get(answer["sequence"], {"hash": None})
         body = line.get("body", {})
-        as_told = line["hash"] == answer["hash"] and (body["stream"], body["step"]) == (answer["stream"], answer["step"])
+        as_told = line["hash"] == answer["hash"] and (body["stream"], body["step"]) == (
+            answer["stream"],
+            answer["step"],
+        )
         missing += not (as_told and body["predictions"][answer["position"]] == answer["class"])
     steps = [line["body"] for line in lines.values() if line["kind"] == "step"]
     report = verify(log)
@@ -256,7 +264,7 @@ def directly(pool: Path, images: np.ndarray, batch: int, seconds: float = 5.0) -
 
 def about(given: argparse.Namespace) -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    load = os.getloadavg()[0]
+    cores, load = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads", os.getloadavg()[0]
     return {
         "network": f"{NETWORK} {MICRO}",
         "experts": len(EXPERTS),
@@ -264,7 +272,7 @@ def about(given: argparse.Namespace) -> dict[str, Any]:
         "requests": given.requests,
         "streams": given.streams,
         "serve": given.serve,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, load {load:.1f} before",
+        "machine": f"{platform.machine()}, {cores}, load {load:.1f} before",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "commit": commit,

@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engines(folder: Path) -> Iterator[PinnedEngines]:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mergestream[ray]'")
-    pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'mergestream[ray]'")
+    pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'mergestream[scale-out]'")
     ray.init(num_cpus=3, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     request = EngineRequest(folder / "pool", folder / "state", options=MOVING, settings=PLAIN)
     try:
@@ -113,7 +113,8 @@ def test_what_changes_the_service_reaches_every_engine(engines: PinnedEngines, f
 @pytest.mark.slow
 def test_the_http_service_in_front_is_the_same(engines: PinnedEngines) -> None:
     from mergestream.serving.app import create_app
-    from mergestream.serving.service import Opened, Service
+    from mergestream.serving.opening import Opened
+    from mergestream.serving.service import Service
 
     async def ask() -> tuple[dict[str, Any], dict[str, Any]]:
         service = Service(lambda _: Opened(engines, engines))  # type: ignore[arg-type]

@@ -134,6 +134,8 @@ def test_nothing_is_told_without_a_token(ask: Callable[..., Any]) -> None:
 def test_clients_ask_and_administrators_change(ask: Callable[..., Any], service: RunningService) -> None:
     ask("POST", f"{STREAMS}/scanner/batches", "scanner", files=form(png(1)))
     ask("GET", f"{STREAMS}/scanner/recent", "scanner")
+    assert ask("GET", "/v1/overview", "scanner").json()["administrator"] is False
+    assert ask("GET", "/v1/overview", "boss").json()["administrator"] is True
     for method, path in (
         ("POST", f"{STREAMS}/scanner/reset"), ("DELETE", f"{STREAMS}/scanner"), ("POST", "/v1/pool/reload"),
         ("PUT", "/v1/pool/experts/lyon"),

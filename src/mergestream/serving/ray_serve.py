@@ -134,7 +134,7 @@ def start(request: EngineRequest, engines: int) -> PinnedEngines:
         import ray
         from ray import serve
     except ImportError as error:
-        raise InputError("Scale-out needs Ray Serve: pip install 'mergestream[ray]'.") from error
+        raise InputError("Scale-out needs Ray Serve: pip install 'mergestream[scale-out]'.") from error
     if not ray.is_initialized():
         ray.init(logging_level="ERROR", log_to_driver=False)
     # Serve's own HTTP door would ask nobody for a token.

@@ -128,6 +128,7 @@ class Overview(Model):
     streams: list[StreamStanding]
     latency_ms: Latency
     requests: Requests
+    administrator: bool
     version: str
 
 

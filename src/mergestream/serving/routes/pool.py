@@ -25,6 +25,7 @@ from mergestream.serving.schemas import (
     Switched,
 )
 from mergestream.serving.service import Service
+from mergestream.serving.tokens import ADMINISTRATOR
 
 router = APIRouter(tags=["pool"])
 ExpertName = Annotated[str, Path(max_length=200, description="A name in the pool.")]
@@ -70,6 +71,7 @@ async def overview(request: Request) -> Overview:
         streams=standings(service),
         latency_ms=Latency(**service.metrics.latency()),
         requests=Requests(**service.metrics.outcomes()),
+        administrator=request.state.holder.role == ADMINISTRATOR,
         version=request.app.version,
     )
 
