@@ -10,15 +10,13 @@ line is fitted from K = 4 on.
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from step import about
 from torch import Tensor
 
 import mergestream as ms
@@ -53,6 +51,7 @@ def main() -> None:
     views = tuple(view for view in given.views.split(",") if view)
     pool = random_pool(given)
     images = random_images(given, pool)
+    given.compile, given.overlap = False, 1  # steps of a pool that streams are eager, one expert at a time
     found: dict[str, Any] = about(given, views)
     found |= {
         "limit_gib": given.limit_gib if on_gpu else None,
@@ -150,24 +149,6 @@ def line_through(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
         "ms_per_expert": per_expert,
         "largest_deviation": float(off.max()),
         "over_experts": [row["experts"] for row in rows],
-    }
-
-
-def about(given: argparse.Namespace, views: tuple[str, ...]) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    on_gpu = torch.device(given.device).type == "cuda"
-    cpu = f"{platform.machine()}, {torch.get_num_threads()} threads"
-    return {
-        "network": given.network,
-        "experts": given.experts,
-        "batch": given.batch,
-        "views": list(views),
-        "dtype": given.dtype,
-        "device": given.device,
-        "machine": torch.cuda.get_device_name() if on_gpu else cpu,
-        "torch": torch.__version__,
-        "commit": commit,
-        "command": " ".join(["python3", *(Path(word).name if word.startswith("/") else word for word in sys.argv)]),
     }
 
 

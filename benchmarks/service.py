@@ -13,7 +13,6 @@ import asyncio
 import io
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from provenance import provenance
 
 import mergestream as ms
 from mergestream.checkpoints import BASE, ExpertCard, write_expert
@@ -263,8 +263,6 @@ def directly(pool: Path, images: np.ndarray, batch: int, seconds: float = 5.0) -
 
 
 def about(given: argparse.Namespace) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    cores, load = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads", os.getloadavg()[0]
     return {
         "network": f"{NETWORK} {MICRO}",
         "experts": len(EXPERTS),
@@ -272,11 +270,9 @@ def about(given: argparse.Namespace) -> dict[str, Any]:
         "requests": given.requests,
         "streams": given.streams,
         "serve": given.serve,
-        "machine": f"{platform.machine()}, {cores}, load {load:.1f} before",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": commit,
-        "command": " ".join(["python3", *(Path(word).name if word.startswith("/") else word for word in sys.argv)]),
+        "load_before": round(os.getloadavg()[0], 1),
+        "cores": os.cpu_count(),
+        **provenance(),
     }
 
 

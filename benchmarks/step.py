@@ -11,8 +11,6 @@ import copy
 import json
 import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from provenance import provenance
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -174,12 +173,6 @@ def floor(given: argparse.Namespace, network: Any, views: int) -> float | None:
 
 
 def about(given: argparse.Namespace, views: tuple[str, ...]) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    machine = (
-        torch.cuda.get_device_name()
-        if given.device == "cuda"
-        else f"{platform.machine()}, {torch.get_num_threads()} threads"
-    )
     return {
         "network": given.network,
         "experts": given.experts,
@@ -189,10 +182,7 @@ def about(given: argparse.Namespace, views: tuple[str, ...]) -> dict[str, Any]:
         "compile": given.compile,
         "overlap": given.overlap,
         "device": given.device,
-        "machine": machine,
-        "torch": torch.__version__,
-        "commit": commit,
-        "command": " ".join(["python3", *(Path(word).name if word.startswith("/") else word for word in sys.argv)]),
+        **provenance(given.device),
     }
 
 

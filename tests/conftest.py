@@ -1,7 +1,9 @@
 """Small pools that all suites share. Networks have random weights: the algebra does not care."""
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -139,3 +141,17 @@ def vit_pool() -> ms.ExpertPool:
 @pytest.fixture
 def images() -> Tensor:
     return make_images()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Debian's chromium, for tests that look at a page."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("no chromium here: scripts/install_browser.sh installs Debian's")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is in the dev extra")
+    with playwright.sync_playwright() as driver:
+        # Containers often run as root, where chromium's own sandbox does not start.
+        running = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield running
+        running.close()

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mergestream as ms
 from conftest import make_images, make_pool
-from mergestream import merging
+from mergestream import merging, telling
 from mergestream.errors import InputError
 from mergestream.execution import Execution, Recording, compiled_logits, patches_as_products
 from mergestream.methods import base, captured, leasing
@@ -49,7 +49,7 @@ def graphs_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(base, "way_of", lambda _: Way(rerun, Late))
     RECORDED.clear()
     leasing.free()
-    captured._said.clear()
+    telling._told.clear()
     yield
     leasing.free()
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -109,19 +108,6 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pool") / "pool"
     write_pool(folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        pytest.skip("no chromium here: scripts/install_browser.sh installs Debian's")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is in the dev extra")
-    with playwright.sync_playwright() as driver:
-        # Containers often run as root, where chromium's own sandbox does not start.
-        running = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The report in a real browser: Debian's chromium, headless, without a network."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,19 +31,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     write_json(folder / "drift.json", analyse_drift(folder / "pool").to_json())
     make_report(folder / "runs", folder / "report.html", quiet, command="again", drift=folder / "drift.json")
     return (folder / "report.html").as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        pytest.skip("no chromium here: scripts/install_browser.sh installs Debian's")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is in the dev extra")
-    with playwright.sync_playwright() as driver:
-        # Containers often run as root, where chromium's own sandbox does not start.
-        running = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from mergestream.networks import logits_of
 from mergestream.options import whole_number, yes_or_no
 
+WARM_UPS = 3
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -63,6 +65,16 @@ class Recording:
         for side in sides:
             here.wait_stream(side)
         return results
+
+
+def warm_up(function: Callable[[], object]) -> None:
+    """Before a graph is recorded: everything that is made or chosen on a first call is made outside the graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            function()
+    torch.cuda.current_stream().wait_stream(side)
 
 
 @lru_cache(maxsize=8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
@@ -15,13 +16,15 @@ import torch
 from torch import Tensor
 
 from mergestream.errors import InputError, MergestreamError
-from mergestream.methods.captured import Captured, say_once, way_of
+from mergestream.methods.captured import Captured, way_of
 from mergestream.methods.leasing import lease
 from mergestream.methods.step import Step
 from mergestream.pool import ExpertPool
 from mergestream.preprocessing import require_batch
+from mergestream.telling import tell_once
 from mergestream.views import ORIGINAL
 
+_log = logging.getLogger(__name__)
 ExpertLogits = Mapping[str, Tensor]  # by the name of the view, the unaltered batch as ORIGINAL
 
 
@@ -93,13 +96,15 @@ class Method(ABC):
         except Exception as error:
             # Whatever a network does that a graph cannot hold; the eager step is the reference, and always there.
             why = f"{type(error).__name__}: {error}".splitlines()[0]
-            say_once(f"Steps of '{self.name}' are taken eagerly: they cannot be captured ({why}).")
+            told = f"Steps of '{self.name}' are taken eagerly: they cannot be captured ({why})."
+            tell_once(_log, logging.WARNING, told)
             self._cannot_be_captured, self._captured = True, None
             step = None
         if step is None:
             self._answers_from(None)
         else:
-            say_once(f"Steps of '{self.name}' on {self.pool.device} are replayed from CUDA graphs.")
+            told = f"Steps of '{self.name}' on {self.pool.device} are replayed from CUDA graphs."
+            tell_once(_log, logging.INFO, told)
         return step
 
     def __call__(self, images: Tensor) -> Tensor:

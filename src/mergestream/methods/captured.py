@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,8 +23,6 @@ MOST_RECORDED = 8
 # How far the host may run ahead of what it has looked at.
 MOST_UNSEEN = 16
 Key = tuple[Hashable, int, bool]  # the kind of batch and of step, how many images, whether padded to it
-_log = logging.getLogger(__name__)
-_said: set[str] = set()
 
 
 class Message(Protocol):
@@ -66,7 +64,6 @@ def way_of(device: torch.device) -> Way | None:
 
 @dataclass(frozen=True)
 class _Unseen:
-    number: int
     images: int
     recorded: RecordedStep
     message: Message
@@ -81,12 +78,10 @@ class Captured:
         self._recorded: dict[Key, RecordedStep] = {}
         self._met: Counter[Key] = Counter()
         self._unseen: deque[_Unseen] = deque()
-        self._taken = 0
 
     def forget(self) -> None:
         """Nothing of the stream so far is waited for."""
         self._unseen.clear()
-        self._taken = 0
 
     def step(self, owner: Method, images: Tensor, known: Mapping[str, Tensor]) -> Step | None:
         """One step, or None where this batch is better taken eagerly: of its shape it is the first."""
@@ -101,9 +96,8 @@ class Captured:
         fields, carried = recorded.split(flat, len(images))
         owner._carry(carried)
         owner._advance(eager=False)
-        self._taken += 1
         message = self._way.send(flat[: recorded.looked_at])
-        self._unseen.append(_Unseen(self._taken, len(images), recorded, message, before))
+        self._unseen.append(_Unseen(len(images), recorded, message, before))
         return Step(**fields)  # type: ignore[arg-type]
 
     def look(self, owner: Method, *, wait: bool = False) -> None:
@@ -149,19 +143,16 @@ class Captured:
         return self._recorded[key]
 
 
-class _following:  # noqa: N801
+@contextmanager
+def _following(source: Method, owner: Method) -> Iterator[None]:
     """A block in which the lent method decides as its borrower does."""
-
-    def __init__(self, source: Method, owner: Method) -> None:
-        self._source, self._owner = source, owner
-
-    def __enter__(self) -> None:
-        if self._source is not self._owner:
-            self._source._restore(self._owner._state())
-        self._source._decided = self._owner._branch()
-
-    def __exit__(self, *_: object) -> None:
-        self._source._decided = None
+    if source is not owner:
+        source._restore(owner._state())
+    source._decided = owner._branch()
+    try:
+        yield
+    finally:
+        source._decided = None
 
 
 def _with_size(tensor: Tensor, size: int, dim: int) -> Tensor:
@@ -169,9 +160,3 @@ def _with_size(tensor: Tensor, size: int, dim: int) -> Tensor:
     if tensor.shape[dim] == size:
         return tensor
     return tensor.index_select(dim, torch.arange(size, device=tensor.device) % tensor.shape[dim])
-
-
-def say_once(sentence: str) -> None:
-    if sentence not in _said:
-        _said.add(sentence)
-        _log.info(sentence)

@@ -53,8 +53,7 @@ def _give_back(make: str, captured: Captured) -> None:
 
 
 def _copy(method: Method) -> Method:
-    pool = method.pool.to(method.pool.device)
-    pool = pool._with(bank=torch.empty_like(method.pool.bank))
+    pool = method.pool._with(bank=torch.empty_like(method.pool.bank))
     parameters = {name: getattr(method, name) for name in method._parameters()}
     return type(method)(pool, **parameters)
 

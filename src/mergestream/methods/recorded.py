@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from mergestream.execution import warm_up
 from mergestream.methods.step import Step
 from mergestream.scoring import finite_images
 
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
 
 IMAGES = "images"
 ANSWER = "The answer"
-# Warm-ups before a graph is recorded: everything that is made or chosen on a first call is made outside the graph.
-WARM_UPS = 2
 
 
 class Replay(Protocol):
@@ -32,26 +32,17 @@ Record = Callable[[Callable[[], None]], Replay]
 
 def cuda_graph(function: Callable[[], None]) -> Replay:
     """Record what the function launches."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UPS):
-            function()
-    torch.cuda.current_stream().wait_stream(side)
+    warm_up(function)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=_memory()):
         function()
     return graph.replay
 
 
+@lru_cache(maxsize=1)
 def _memory() -> Any:
     """One pool of memory for all graphs: they run one after the other, so that each may use what the others used."""
-    global _shared
-    _shared = _shared or torch.cuda.graph_pool_handle()
-    return _shared
-
-
-_shared: Any = None
+    return torch.cuda.graph_pool_handle()
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,17 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mergestream.errors import InputError
+from mergestream.execution import warm_up
 from mergestream.networks import Network, logits_of
 from mergestream.preprocessing import Preprocessing
+from mergestream.telling import tell_once
 from mergestream.training import augmentation
 from mergestream.training.compiling import compiled_changes, compiled_forward
 from mergestream.training.optimisers import add_dropout, create_optimiser, create_schedule, set_rate
@@ -18,10 +21,8 @@ from mergestream.training.recipe import Recipe
 EAGER, GRAPH, COMPILED = "eager", "graph", "compiled graph"
 # A fit of fewer steps is over before a compilation has paid for itself (benchmarks/train_speed.py).
 COMPILE_PAYS_FROM = 3000
-WARM_UP = 3
 Prepare = Callable[[Tensor, Tensor], Tensor]  # uint8 images and draws -> what the network takes
 _log = logging.getLogger(__name__)
-_told: set[str] = set()
 
 
 class Stepper:
@@ -126,12 +127,13 @@ class Stepper:
         for way in ways:
             try:
                 with _Untouched(self._plain, self._raw_optimiser):
-                    function = _Captured.warmed_up(self._unwrapped(compiled=way == COMPILED), picked)
+                    function = self._unwrapped(compiled=way == COMPILED)
+                    warm_up(partial(function, picked))
                 self._captured, self.how = _Captured(function, picked), way
                 return
             except Exception as error:
                 why = f"{type(error).__name__}: {error}".splitlines()[0]
-                _tell_once(f"The step cannot be taken as a {way} ({why}); going on without.")
+                tell_once(_log, logging.WARNING, f"The step cannot be taken as a {way} ({why}); going on without.")
         self.how = EAGER
 
 
@@ -147,17 +149,6 @@ class _Captured:
         self._given.copy_(given)
         self._graph.replay()
         return self._result  # type: ignore[no-any-return]
-
-    @staticmethod
-    def warmed_up(function: Any, example: Tensor) -> Any:
-        """Everything that is made or chosen on a first call is made outside the graph."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                function(example)
-        torch.cuda.current_stream().wait_stream(side)
-        return function
 
 
 class _Untouched:
@@ -198,9 +189,3 @@ def how_to_step(recipe: Recipe, device: torch.device) -> str:
     if not possible or recipe.compile == "never":
         return EAGER
     return COMPILED if recipe.compile == "always" or recipe.steps >= COMPILE_PAYS_FROM else GRAPH
-
-
-def _tell_once(sentence: str) -> None:
-    if sentence not in _told:
-        _told.add(sentence)
-        _log.warning(sentence)
