@@ -224,7 +224,7 @@ class ExpertPool:
 
     def base_fingerprint(self) -> str | None:
         """sha-256 of the base weights' bits; None where there is no base."""
-        return None if self.base is None else _sha256(self.base)
+        return None if self.base is None else sha256_of_tensor(self.base)
 
     def index(self, name: str) -> int:
         if name not in self.names:
@@ -428,8 +428,9 @@ class ExpertPool:
             raise InputError(f"The network cannot take a batch of shape {shape}{wanted}: {error}") from error
 
 
-def _sha256(row: Tensor) -> str:
-    return hashlib.sha256(row.cpu().view(torch.uint8).numpy().data).hexdigest()
+def sha256_of_tensor(values: Tensor) -> str:
+    """A hash of the bits, in row-major order."""
+    return hashlib.sha256(values.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 
 def _given(value: Any) -> Any:

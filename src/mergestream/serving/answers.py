@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from mergestream.pool import ExpertPool
+from mergestream.pool import ExpertPool, sha256_of_tensor
 from mergestream.serving.findings import RESTARTED, WARNING, Finding, GuardSettings
 from mergestream.serving.guards import abstained
 from mergestream.serving.intake.pictures import Picture
-from mergestream.serving.stepping import Outcome, sha256_of_tensor
+from mergestream.serving.stepping import Outcome
 from mergestream.serving.switching import Lineup
 
 PerExpert = list[float | None] | None  # one number per expert of the pool, switched off or not

@@ -1,6 +1,5 @@
 """One step of the service, from decoded pictures to an outcome. No lock, no disk: a replay runs the same code."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from mergestream.files import sha256_of_json
 from mergestream.methods import ORIGINAL, Method, Step
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.merged import MergedModel
-from mergestream.pool import ExpertPool
+from mergestream.pool import ExpertPool, sha256_of_tensor
 from mergestream.scoring import entropy
 from mergestream.serving import findings as codes
 from mergestream.serving.findings import Finding, GuardSettings
@@ -156,11 +155,6 @@ def _hash(hashed: str, lineup: Lineup, reply: _Reply) -> str | None:
         return sha256_of_tensor(reply.weights)
     shares = [reply.encoder.tolist(), reply.head.tolist()]
     return f"{RECIPE}:{sha256_of_json([lineup.identity, lineup.off, shares])}"
-
-
-def sha256_of_tensor(values: Tensor) -> str:
-    """A hash of the bits, in row-major order."""
-    return hashlib.sha256(values.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 
 def environment(pool: ExpertPool) -> dict[str, Any]:
