@@ -23,6 +23,7 @@ from mergestream.checkpoints import BASE, write_expert
 from mergestream.coefficients import on_simplex
 from mergestream.errors import InputError, MergestreamError, NetworkError, PoolError, unknown_name
 from mergestream.execution import Execution, Recording, patches_as_products
+from mergestream.fused_blocks import fused_blocks
 from mergestream.files import folder_written_whole
 from mergestream.layout import Integers
 from mergestream.measuring import Statistics, write_statistics
@@ -306,7 +307,8 @@ class ExpertPool:
         """A block in which nothing is read back to the host: what would be refused is noted on the device instead."""
         self._recording = Recording(self.execution)
         try:
-            with patches_as_products([self._working, *self._experts] if self.execution.capture else []):
+            modules = [self._working, *self._experts] if self.execution.capture else []
+            with patches_as_products(modules), fused_blocks([] if self.execution.compile else modules):
                 yield self._recording
         finally:
             self._recording = None
