@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from step import about
+from step import about, require_captured
 
 import mergestream as ms
 from mergestream.datasets import Dataset
@@ -127,6 +127,7 @@ def one_target(given: argparse.Namespace, pool: ms.ExpertPool, data: ms.DomainDa
         for images in fed:
             answers.append(method.step(images).logits.argmax(dim=-1))
     method.settle()
+    require_captured(method, given.device)
     torch.cat(answers).cpu()
     return time.perf_counter() - began
 

@@ -67,6 +67,7 @@ def main() -> None:
         method = ms.create_method("entropy_adaptive", fast, views=views)
         timings["fast"] = timed(lambda batch: method.step(batch).logits, images, given.device)
         method.settle()
+        require_captured(method, given.device)
         found["memory_gib"] = (torch.cuda.max_memory_allocated() - images.numel()) / 2**30
         found["pool_gib"] = resting / 2**30
         answers = method.step(images[0]).logits
@@ -184,6 +185,12 @@ def about(given: argparse.Namespace, views: tuple[str, ...]) -> dict[str, Any]:
         "device": given.device,
         **provenance(given.device),
     }
+
+
+def require_captured(method: ms.Method, device: str) -> None:
+    """A step that fell back to eager is not what the benchmark is asked for."""
+    if device.startswith("cuda") and method._captured is None:
+        raise SystemExit("The step was not captured: the log says why.")
 
 
 def _network(given: argparse.Namespace, seed: int) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from step import _network, about, timed
+from step import _network, about, require_captured, timed
 
 import mergestream as ms
 from mergestream.execution import Execution
@@ -75,6 +75,7 @@ def measure(given: argparse.Namespace, experts: int, size: int) -> dict[str, Any
         torch.cuda.reset_peak_memory_stats()
     method = ms.create_method("entropy_adaptive", pool)
     values = timed(lambda batch: method.step(batch).logits, images, given.device)
+    require_captured(method, given.device)
     memory = (torch.cuda.max_memory_allocated() - images.numel()) / 2**30 if given.device == "cuda" else None
     return {
         "experts": experts,

@@ -1,9 +1,11 @@
 """Captured steps on a CUDA device against eager ones. Run there with `pytest -m gpu`."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ import mergestream as ms
 from conftest import make_images, make_pool
 from mergestream.datasets.opening import DataRequest
 from mergestream.execution import Execution
+from mergestream.fused_blocks import FusedBlock, fused_blocks
 from mergestream.merging import fused
 from mergestream.methods import leasing
 from mergestream.parallel import quiet
@@ -123,6 +126,40 @@ def test_a_batch_that_is_not_finite_is_refused_late_and_leaves_no_trace() -> Non
     after = method.state_dict()["state"]
     assert all(torch.equal(after[key], before[key]) for key in ("encoder", "head"))
     assert after["batches"] == before["batches"]
+
+
+def test_pools_come_and_go_and_each_is_captured() -> None:
+    """When the last graph is gone, so is its memory: the next one must find some."""
+    for seed in range(3):
+        pool = make_pool("vit").to("cuda")
+        method = ms.create_method("entropy_adaptive", pool)
+        for _ in range(3):
+            method.step(make_images(4, seed=seed))
+        method.settle()
+        assert method._captured is not None and method._captured._recorded
+        del method, pool
+        leasing.free()
+        gc.collect()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("network", ["vit_tiny_patch16_224", "vit_base_patch32_224"])
+def test_fused_blocks_answer_as_float32_does(network: str, dtype: torch.dtype) -> None:
+    """No further from float32 than timm's own blocks in the same type, but for a little."""
+    torch.manual_seed(0)
+    module = timm.create_model(network, num_classes=5).cuda().eval()
+    images = torch.randn(8, 3, 224, 224, device="cuda")
+    with torch.inference_mode():
+        for parameter in module.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+        exact = module(images)
+        half = module.to(dtype)
+        plain = half(images.to(dtype)).float()
+        with fused_blocks([half]):
+            assert all(type(block) is FusedBlock for block in half.blocks)
+            found = half(images.to(dtype)).float()
+    scale = exact.std()
+    assert (found - exact).abs().max() / scale < 2 * (plain - exact).abs().max() / scale + 0.02
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -382,15 +382,18 @@ def test_steps_on_a_gpu_are_the_cpus(pool: ms.ExpertPool, name: str, options: di
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     pool = with_counts(pool)
-    host = HostPool.of(pool, "cuda")
-    here, there = ms.create_method(name, pool, **options), ms.create_method(name, host, **options)
+    host, whole = HostPool.of(pool, "cuda"), pool.to("cuda", execution=ms.Execution(capture=False))
+    cpu, gpu, streamed = (ms.create_method(name, each, **options) for each in (pool, whole, host))
+    # Statistics of a few pictures divide by variances that are nearly nothing: rounding grows.
+    close = 2e-2 if options.get("recalibrate_bn") else 1e-3
     for images in STREAM:
-        one, two = here.step(images), there.step(images)
-        assert two.logits.is_cuda
+        one, two, three = cpu.step(images), gpu.step(images), streamed.step(images)
+        assert three.logits.is_cuda
         for field in FIELDS:
-            mine, theirs = getattr(one, field), getattr(two, field)
+            mine, theirs, found = (getattr(step, field) for step in (one, two, three))
             if mine is not None:
-                torch.testing.assert_close(mine, theirs.cpu(), rtol=1e-3, atol=1e-3)
+                torch.testing.assert_close(found, theirs, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(found.cpu(), mine, rtol=close, atol=close)
 
 
 @pytest.mark.gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -34,15 +34,21 @@ def cuda_graph(function: Callable[[], None]) -> Replay:
     """Record what the function launches."""
     warm_up(function)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=_memory()):
+    with torch.cuda.graph(graph, pool=_memory().pool()):
         function()
     return graph.replay
 
 
 @lru_cache(maxsize=1)
-def _memory() -> Any:
-    """One pool of memory for all graphs: they run one after the other, so that each may use what the others used."""
-    return torch.cuda.graph_pool_handle()
+def _memory() -> torch.cuda.CUDAGraph:
+    """One pool of memory for all graphs: they run one after the other, so that each may use what the others used.
+
+    It is this graph's, which stays: a pool whose last graph is gone cannot be recorded into again.
+    """
+    anchor, place = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
+    with torch.cuda.graph(anchor):
+        place.add_(1)
+    return anchor
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,8 @@ class RecordedStep:
             into = carried if piece.name in self._carried else fields
             into[piece.name.removeprefix("step.")] = piece.of(part)
         fields["logits"] = fields["logits"][:batch]
+        if "expert_logits" in fields:
+            fields["expert_logits"] = fields["expert_logits"][:, :batch]
         return fields, carried
 
     # --- inside ---------------------------------------------------------------------------------------------
