@@ -64,7 +64,10 @@ def measure(
     for target in images:
         for seed in range(given.seeds):
             method = ms.create_method("entropy_adaptive", pool.without(target), **policy)
-            order = list(ms.streams.create_stream(stream, labels[target], batch_size=given.batch, seed=seed))
+            order = [
+                torch.as_tensor(batch)
+                for batch in ms.streams.create_stream(stream, labels[target], batch_size=given.batch, seed=seed)
+            ]
             batches = [images[target][batch.to(given.device)] for batch in order]
             wait(given)
             began = time.perf_counter()

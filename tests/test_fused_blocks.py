@@ -31,7 +31,8 @@ def norms(name, rows, width, seed):
     normed, kept = fused_kernels.norm_and_keep(x, weight, shift, 1e-6, bias)
     expected = torch.nn.functional.layer_norm(x.float(), (width,), weight.float(), shift.float(), 1e-6)
     if width > 1:  # one number alone is its own mean: what is left is rounding
-        torch.testing.assert_close(normed, expected.to(x.dtype), rtol=2e-2, atol=2e-2 if x.dtype != torch.float32 else 1e-4)
+        close = 2e-2 if x.dtype != torch.float32 else 1e-4
+        torch.testing.assert_close(normed, expected.to(x.dtype), rtol=2e-2, atol=close)
     torch.testing.assert_close(kept, x + bias)
 
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -67,9 +68,7 @@ def network(**changes: object) -> nn.Module:
 @pytest.fixture
 def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks on the CPU are taken for blocks on a GPU; kernels fall back to PyTorch's own operations."""
-    monkeypatch.setattr(
-        fused_blocks, "can_be_fused", lambda each: type(each) is Block and fused_blocks.is_plain(each)
-    )
+    monkeypatch.setattr(fused_blocks, "can_be_fused", lambda each: type(each) is Block and fused_blocks.is_plain(each))
 
 
 @pytest.mark.usefixtures("on_any_device")

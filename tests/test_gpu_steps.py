@@ -136,7 +136,8 @@ def test_pools_come_and_go_and_each_is_captured() -> None:
         for _ in range(3):
             method.step(make_images(4, seed=seed))
         method.settle()
-        assert method._captured is not None and method._captured._recorded
+        assert method._captured is not None
+        assert method._captured._recorded
         del method, pool
         leasing.free()
         gc.collect()

@@ -1,6 +1,7 @@
 """Transformer blocks on a GPU in half precision with fewer trips to memory: the same sums, rounded elsewhere.
 
-A block of timm's vision transformers adds twice to its input: x + proj(attention(norm1(x))), then x + fc2(gelu(fc1(norm2(x)))).
+A block of timm's vision transformers adds twice to its input: x + proj(attention(norm1(x))), then
+x + fc2(gelu(fc1(norm2(x)))).
 Here one kernel reads x and writes norm(x) and x + bias, and the product that follows is added onto the latter; GELU is
 the product's own epilogue (its tanh form, whose distance from the exact one is below a half type's rounding of a sum).
 """
@@ -37,8 +38,7 @@ def can_be_fused(module: nn.Module) -> bool:
     """Whether the block is timm's plain one, in half precision on a GPU, and not being trained."""
     if type(module) is not Block or module.training or not fused_kernels.available():
         return False
-    weight = module.mlp.fc1.weight if type(module.mlp) is Mlp else None
-    return weight is not None and weight.is_cuda and weight.dtype in HALF and is_plain(module)
+    return is_plain(module) and all(parameter.is_cuda and parameter.dtype in HALF for parameter in module.parameters())
 
 
 def is_plain(block: Block) -> bool:
