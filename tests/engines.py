@@ -11,10 +11,10 @@ import torch
 
 import mergestream as ms
 from conftest import make_pool
+from mergestream.intake.pictures import Picture, picture_of
 from mergestream.serving.audit.writing import AuditLog
 from mergestream.serving.engine import Engine
 from mergestream.serving.findings import GuardSettings
-from mergestream.serving.intake.pictures import Picture, picture_of
 from mergestream.serving.persistence import recent_lines
 from mergestream.serving.settings import EngineSettings
 

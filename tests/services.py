@@ -36,7 +36,7 @@ class RunningService:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         if wait:
-            assert self._ready.wait(60), self.words()
+            assert self._ready.wait(180), self.words()
             assert self.url, self.words()
 
     def _read(self) -> None:

@@ -22,6 +22,8 @@ from benching import SITES, command, write_pool
 from conftest import make_pool
 from mergestream.cli import app
 from mergestream.errors import InputError
+from mergestream.intake.limits import Limits
+from mergestream.intake.reading import read_uploads
 from mergestream.records import step_record
 from mergestream.serving.audit.comparing import compare
 from mergestream.serving.audit.keys import HmacKey
@@ -30,8 +32,6 @@ from mergestream.serving.audit.replaying import Recompute, files_by_hash, in_wor
 from mergestream.serving.audit.verifying import verify
 from mergestream.serving.audit.writing import AuditLog
 from mergestream.serving.engine import Engine
-from mergestream.serving.intake.limits import Limits
-from mergestream.serving.intake.reading import read_uploads
 from mergestream.serving.reproducing import Reproducer
 
 SECRET = HmacKey(b"s" * 32)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import mergestream as ms
 from engines import Service, picture, small_pool, tensor_of
 from mergestream.errors import InputError
+from mergestream.intake.pictures import Picture
 from mergestream.serving.answers import Answer
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.batching import BatchingSettings, ClosingError, MicroBatcher, OverloadedError
-from mergestream.serving.intake.pictures import Picture
 
 
 @pytest.fixture(scope="module")

@@ -32,14 +32,16 @@ def test_the_speed_of_a_step_is_that_of_its_record(network, bar):
     shown += [f"{found['floor_ms']:.2f} ms", f"{found['share_of_floor']:.0%}".replace("%", " %")]
     shown += [f"{found['memory_gib']:.2f} GiB", f"{found['images_per_second']:,.0f}"]
     assert f"| ViT-B/{network} | {' | '.join(shown)} |" in (ROOT / "docs" / "speed.md").read_text()
-    assert found["fast_ms"] <= bar and len(found["timings"]["fast"]) == 300
+    assert found["fast_ms"] <= bar
+    assert len(found["timings"]["fast"]) == 300
 
 
 def test_the_speed_of_large_pools_and_of_pacs_is_that_of_their_records():
     large = json.loads((RESULTS / "large_pool.json").read_text())
     told = (ROOT / "docs" / "large_pools.md").read_text()
     assert f"{large['fit']['fixed_ms']:.1f} ms + {large['fit']['ms_per_expert']:.1f} ms an expert" in told
-    assert large["limit_gib"] == 8.0 and large["fit"]["largest_deviation"] < 0.001
+    assert large["limit_gib"] == 8.0
+    assert large["fit"]["largest_deviation"] < 0.001
     stream = json.loads((RESULTS / "pacs_stream.json").read_text())
     assert f"{stream['memory']['seconds']:.2f} s, median of three passes" in (ROOT / "docs" / "speed.md").read_text()
 

@@ -76,6 +76,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("entropy_adaptive", {"refresh_every": 3, "momentum": 0.5}),
     ("entropy_adaptive", {"score": "max_softmax", "weighting": "softmax", "temperature": (0.5, 1.0, 2.0)}),
     ("entropy_adaptive", {"recalibrate_bn": True}),
+    ("prior_adaptive", {}),
+    ("prior_adaptive", {"refresh_every": 2, "memory": 20, "anchor": 0.5}),
     ("ensemble", {}),
     ("ensemble", {"average": "probabilities"}),
     ("mean", {}),
@@ -125,6 +127,22 @@ def test_known_logits_are_used_and_padded() -> None:
         known = pool.logits_of_views(images, ("hflip",))
         known["original"] = known["original"] * 1.5  # told apart from what the pool would compute
         assert_same(fast.step(images, expert_logits=known), slow.step(images, expert_logits=known))
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{n}-{i}" for i, (n, _) in enumerate(CASES)])
+def test_captured_steps_hand_out_the_experts_logits_when_asked(name: str, options: dict[str, Any]) -> None:
+    """By turns asked and not: each kind of step has graphs of its own."""
+    pool = make_pool("vit")
+    fast, slow = ms.create_method(name, pool, **options), ms.create_method(name, eager(pool), **options)
+    for seed, size in enumerate(SIZES):
+        images, asked = make_images(size, seed=seed), seed % 3 > 0
+        mine, theirs = fast.step(images, with_experts=asked), slow.step(images, with_experts=asked)
+        assert_same(mine, theirs)
+        assert (mine.expert_logits is None) == (theirs.expert_logits is None)
+        if mine.expert_logits is not None:
+            torch.testing.assert_close(mine.expert_logits, theirs.expert_logits, rtol=1e-3, atol=1e-4)
+    fast.settle()
+    assert RECORDED
 
 
 def broken(images: Tensor, place: int) -> Tensor:

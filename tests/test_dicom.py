@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pydicom
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -27,9 +28,12 @@ from pydicom.uid import (
     RLELossless,
 )
 
+import mergestream as ms
 from dicoms import SECRET, UIDS, compressed, dataset, dicom, item, written
-from mergestream.serving.intake import IntakeError, Limits, Picture, Source, read_upload
-from mergestream.serving.intake.dicom import frames, isolation
+from mergestream.datasets.pixels import read_pixels
+from mergestream.errors import DataError
+from mergestream.intake import IntakeError, Limits, Picture, Source, read_upload, stack
+from mergestream.intake.dicom import frames, isolation
 
 LIMITS = Limits()
 FILES = Path(pydicom.__file__).parent / "data" / "test_files"
@@ -206,6 +210,54 @@ def test_palettes(bits: int, syntax: str) -> None:
         made[f"{name}PaletteColorLookupTableDescriptor"].VR = "US"
     wanted = tables[:, np.clip(stored.astype(int) - 10, 0, 49)] >> (bits - 8)
     assert (read(written(made))[0].pixels == wanted).all()
+
+
+# --- data sets ----------------------------------------------------------------------------------------------
+
+
+def compressed_without_loss(syntax: str) -> bytes:
+    made = dataset(numbers(size=(40, 33)), WindowCenter=1200, WindowWidth=900)
+    made.compress(syntax, generate_instance_uid=False)
+    return written(made)
+
+
+SHOWN = {
+    "windowed": dicom(numbers(), WindowCenter=1000, WindowWidth=700),
+    "rescaled": dicom(numbers(), RescaleSlope=2, RescaleIntercept=-1024, WindowCenter=40, WindowWidth=400),
+    "inverted": dicom(numbers(), PhotometricInterpretation="MONOCHROME1", WindowCenter=900, WindowWidth=3000),
+    "stretched": dicom(numbers("i2", -500, 900)),
+    "colour": dicom(numbers("u1", high=256, size=(12, 9, 3))),
+    "runs": compressed_without_loss(RLELossless),
+    "wavelets": compressed_without_loss(JPEG2000Lossless),
+    "tomography": (FILES / "CT_small.dcm").read_bytes(),
+    "resonance": (FILES / "MR_small_jp2klossless.dcm").read_bytes(),
+    "jpeg": (FILES / "SC_rgb_jpeg_gdcm.dcm").read_bytes(),
+}
+
+
+def test_a_data_set_shows_dicom_as_the_service_does(tmp_path: Path) -> None:
+    """What an expert learns from and what it is asked about are the same pixels, resized by the same rule."""
+    for number, (kind, data) in enumerate(SHOWN.items()):
+        file = tmp_path / "lyon" / "ab"[number % 2] / f"{kind}.dcm"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    domain = ms.load_dataset("folder", root=tmp_path, size=24)["lyon"]
+    learnt = dict(zip((Path(name).stem for name in domain.ids), domain.images, strict=True))
+    assert learnt.keys() == SHOWN.keys()
+    for kind, data in SHOWN.items():
+        (picture,) = read(data)
+        assert (read_pixels(data, "a.dcm").numpy() == picture.pixels).all(), kind
+        (asked,) = stack([picture], ms.Preprocessing(size=(24, 24)))
+        assert torch.equal(learnt[kind], asked), kind
+
+
+def test_what_a_data_set_cannot_take_of_dicom_is_told() -> None:
+    several = dataset(numbers("u1", high=256), NumberOfFrames=3)
+    several.PixelData = 3 * several.PixelData
+    with pytest.raises(DataError, match="3 frames; a data set has one image a file"):
+        read_pixels(written(several), "a.dcm")
+    with pytest.raises(DataError, match="damaged or cut off"):
+        read_pixels(SHOWN["windowed"][:-9], "a.dcm")
 
 
 # --- frames and transfer syntaxes ---------------------------------------------------------------------------

@@ -181,6 +181,28 @@ def test_as_many_decoders_as_cores_and_one_where_torch_is_held_to_one(monkeypatc
     assert decoding_threads(5) == 5
 
 
+def test_decoders_keep_to_one_core_and_nobody_else_has_to(numbered: ms.DomainData, monkeypatch: Any) -> None:
+    """Else sixteen decoders have sixteen helpers each, for every copy of an image."""
+    monkeypatch.setattr(Watched, "decoders", 3)
+    together, seen = threading.Barrier(3), []
+
+    def decode(_: int) -> None:
+        together.wait(PATIENCE)
+        seen.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(5)
+    try:
+        list(feed(watched(numbered, decode), [torch.arange(6)], "cpu"))
+        elsewhere: list[int] = []
+        thread = threading.Thread(target=lambda: elsewhere.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert (seen, elsewhere, torch.get_num_threads()) == ([1] * 6, [5], 5)
+    finally:
+        torch.set_num_threads(before)
+
+
 # --- what goes wrong --------------------------------------------------------------------------------------------
 
 

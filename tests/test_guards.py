@@ -18,12 +18,12 @@ from conftest import CLASSES, PREPROCESSING, HandWritten, make_experts
 from engines import Service, batch, small_pool, tensor_of
 from mergestream.datasets import phantom
 from mergestream.errors import CheckpointError, InputError, UnknownNameError
+from mergestream.intake.pictures import picture_of
 from mergestream.scoring import entropy
 from mergestream.serving.answers import source_risk
 from mergestream.serving.drift_alarm import Cusum, chi_square
 from mergestream.serving.findings import BATCH_CODES, GuardSettings
 from mergestream.serving.guards import Seen, look_at_batch, neighbour_correlation
-from mergestream.serving.intake.pictures import picture_of
 from mergestream.serving.settings import EngineSettings
 from mergestream.serving.windows import Half, Memory, look_at_stream, remember
 

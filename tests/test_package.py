@@ -68,6 +68,7 @@ def test_the_command_line_is_frozen() -> None:
             "pool", "--host", "--port", "--method", "--option", "--guard", "--device", "--dtype", "--state", "--audit",
             "--audit-key", "--no-audit", "--weights-hash", "--tokens", "--watch", "--watch-reports", "--max-batch",
             "--max-wait-ms", "--max-streams", "--max-body-mib", "--rate", "--tls-cert", "--tls-key", "--json-log",
+            "--replicas",
         },
         "serve-token": {"--name", "--tokens", "--role"},
         "pool list": {"folder", "--json"},

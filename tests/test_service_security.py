@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -203,6 +204,7 @@ def test_a_service_that_others_could_reach_needs_tokens(folder: Path, tokens: di
         ({"guards": ["fallback=3"]}, "fallback"), ({"rate": -1.0}, "rate"), ({"max_batch": 0}, "count"),
         ({"tokens": tmp_path / "none"}, "cannot be read"), ({"audit_key": tmp_path / "none"}, "cannot be read"),
         ({"max_body_mib": 0}, "body_bytes"), ({"options": ["momentum"]}, "name=value"), ({"dtype": "int3"}, "dtype"),
+        ({"watch": Path(__file__)}, "Cannot write"),
     ):  # fmt: skip
         with pytest.raises(MergestreamError, match=said):
             serve(replace(request, **wrong))
@@ -379,6 +381,25 @@ def test_loading_closing_and_overloaded_services_say_when_to_come_back(engine: E
             require_problem(await client.get(path), "closing")
 
     inside(service, talk, start=False)
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals come to the main thread")
+def test_a_signal_while_it_loads_ends_it_in_order_and_it_was_never_ready(engine: Engine) -> None:
+    kept, ready = signal.signal(signal.SIGTERM, signal.SIG_IGN), list[str]()
+
+    def slowly(_: Metrics) -> Opened:
+        time.sleep(0.3)  # until it listens
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.5)
+        return Opened(engine, NoLog())
+
+    service = Service(slowly)
+    try:
+        server.run(service, server.Address(port=0), ready.append)
+    finally:
+        signal.signal(signal.SIGTERM, kept)
+    assert ready == []
+    assert service.closing
 
 
 def test_a_device_that_one_thread_may_touch_is_touched_by_one(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,16 @@ from benching import write_pool
 from conftest import make_pool
 from engines import PLAIN, Service, batch, picture, small_pool, tensor_of
 from mergestream.errors import InputError, MergestreamError, OutputError, PoolError, UnknownNameError
+from mergestream.intake.limits import Limits
+from mergestream.intake.reading import read_upload
+from mergestream.methods import base, leasing
+from mergestream.methods.captured import Way
 from mergestream.serving import encoding
+from mergestream.serving.audit.comparing import compare
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.audit.replaying import replay
 from mergestream.serving.encoding import state_from_json, state_to_json
 from mergestream.serving.findings import GuardSettings
-from mergestream.serving.intake.limits import Limits
-from mergestream.serving.intake.reading import read_upload
 from mergestream.serving.recomputing import recompute, recompute_step
 from mergestream.serving.registry import NAME, State, TooManyStreamsError, require_name
 from mergestream.serving.settings import EngineSettings
@@ -538,6 +542,40 @@ def png(seed: int, size: int = 16) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("name", "forwards"),
+    # Of the experts: on the batch and on its view; on the batch for the guard rails alone; on the batch for both.
+    [("entropy_adaptive", 6), ("mean", 3), ("ensemble", 3), ("select_expert", 3)],
+)
+def test_the_guard_rails_look_at_what_the_step_computed(
+    name: str, forwards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, runs = small_pool(), []
+    run = ms.ExpertPool._run_expert
+    monkeypatch.setattr(ms.ExpertPool, "_run_expert", lambda self, k, shown: (runs.append(k), run(self, k, shown))[1])
+    with Service(tmp_path, pool, name, settings=EngineSettings(guards=GuardSettings())) as service:
+        service.engine.answer("lyon", batch(0))
+        assert sorted(runs) == sorted([0, 1, 2] * (forwards // 3))
+
+
+def test_an_expert_that_the_guard_rails_alone_ask_may_refuse_and_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = small_pool()
+    with Service(tmp_path, pool, "adamerging", settings=EngineSettings(guards=GuardSettings())) as service:
+        service.engine.answer("lyon", batch(0))
+        logits = ms.ExpertPool.logits
+        refused = lambda self, images, view=None: (_ for _ in ()).throw(InputError("not finite"))  # noqa: E731
+        monkeypatch.setattr(ms.ExpertPool, "logits", refused)
+        with pytest.raises(InputError, match="not finite"):
+            service.engine.answer("lyon", batch(1))
+        monkeypatch.setattr(ms.ExpertPool, "logits", logits)
+        service.engine.answer("lyon", batch(2))
+        first, second = service.steps()
+    assert second["state_before"] == first["state_after"]
+    assert recompute_step(second, batch(2), pool)["logits_sha256"] == second["logits_sha256"]
+
+
 @pytest.mark.parametrize("fallback", ["none", "ensemble", "uniform", "expert:brest"])
 @pytest.mark.parametrize("name", ["entropy_adaptive", "mean", "adamerging"])
 def test_a_logged_step_is_computed_again_bit_for_bit(
@@ -595,6 +633,62 @@ def test_a_line_up_knows_its_pool(pool: ms.ExpertPool) -> None:
     assert lineup.spread(torch.tensor([0.25, 0.75]), 0.0) == [0.25, 0.0, 0.75]
     method = lineup.create_method()
     torch.testing.assert_close(torch.tensor(method.options()["coefficients"]), torch.tensor([5 / 7, 2 / 7]))
+
+
+def graphs_that_run_again(function: Callable[[], None]) -> Callable[[], None]:
+    """A CUDA graph's stand-in here: the recorded function, which computes otherwise than the eager step does."""
+    function()
+    return function
+
+
+class Arrived:
+    def __init__(self, values: torch.Tensor) -> None:
+        self._values = values.clone()
+
+    def arrived(self) -> bool:
+        return True
+
+    def wait(self) -> torch.Tensor:
+        return self._values
+
+
+def test_steps_that_came_from_graphs_are_replayed_from_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eager, recorded and padded ones: each has its own last bits."""
+    monkeypatch.setattr(base, "way_of", lambda _: Way(graphs_that_run_again, Arrived))
+    leasing.free()
+    pool = make_pool("vit", base=True)
+    sizes = (6, 6, 6, 4, 2, 6, 4)
+    with Service(tmp_path, pool, options=MOVING, settings=EngineSettings(guards=GuardSettings())) as service:
+        for number, size in enumerate(sizes):
+            service.engine.answer("lyon", batch(number, size))
+        bodies = service.steps()
+    assert [body["graph"] for body in bodies] == [None, 6, 6, 6, 6, 6, 4]
+    for number, body in enumerate(bodies):
+        again = recompute_step(body, batch(number, sizes[number]), pool)
+        assert not compare(body, json.loads(json.dumps(again))), number
+    eagerly = [recompute_step({**body, "graph": None}, batch(n, sizes[n]), pool) for n, body in enumerate(bodies)]
+    assert any(again["logits_sha256"] != body["logits_sha256"] for again, body in zip(eagerly, bodies, strict=True))
+    with pytest.raises(InputError, match="cannot hold this batch of 6"):
+        recompute_step({**bodies[1], "graph": 5}, batch(1, 6), pool)
+    leasing.free()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_on_a_gpu_steps_from_graphs_are_replayed_exactly(tmp_path: Path, dtype: torch.dtype) -> None:
+    leasing.free()
+    there, sizes = make_pool("vit", base=True).to("cuda", dtype), (6, 6, 6, 4, 2, 6, 4, 8, 8)
+    with Service(tmp_path, there, options=MOVING, settings=EngineSettings(guards=GuardSettings())) as service:
+        for number, size in enumerate(sizes):
+            service.engine.answer("lyon", batch(number, size))
+        bodies = service.steps()
+    assert {body["graph"] for body in bodies} >= {None, 6}
+    for number, body in enumerate(bodies):
+        again = recompute_step(body, batch(number, sizes[number]), there)
+        assert not compare(body, json.loads(json.dumps(again))), (number, body["graph"])
 
 
 @pytest.mark.gpu

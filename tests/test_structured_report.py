@@ -10,7 +10,7 @@ from pydicom.dataset import Dataset
 
 from dicoms import SECRET, UIDS, dicom
 from mergestream.errors import InputError
-from mergestream.serving.intake import Limits, Picture, read_upload
+from mergestream.intake import Limits, Picture, read_upload
 from mergestream.serving.structured_report import NOTICE, Finding, write
 
 FINDING = Finding(

@@ -20,7 +20,7 @@ from PIL import Image
 
 from dicoms import SECRET, dicom
 from mergestream.errors import InputError, OutputError
-from mergestream.serving.intake import Limits, Picture
+from mergestream.intake import Limits, Picture
 from mergestream.serving.structured_report import Finding, write
 from mergestream.serving.watching import Pace, watch
 

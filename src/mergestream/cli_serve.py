@@ -45,16 +45,20 @@ def serve(
     watch_reports: Annotated[
         bool, typer.Option("--watch-reports", help="Write a DICOM structured report beside each answer there.")
     ] = False,
-    max_batch: Annotated[int, typer.Option(help="Single pictures that are answered together at most.")] = 32,
-    max_wait_ms: Annotated[float, typer.Option(help="How long a single picture waits for others.")] = 50.0,
-    max_streams: Annotated[int, typer.Option(help="Streams that are kept at most.")] = 64,
-    max_body_mib: Annotated[int, typer.Option(help="The largest request.")] = 256,
+    max_batch: Annotated[int, typer.Option(help="Single pictures that are answered together at most.", min=1)] = 32,
+    max_wait_ms: Annotated[float, typer.Option(help="How long a single picture waits for others.", min=0)] = 50.0,
+    max_streams: Annotated[int, typer.Option(help="Streams that an engine keeps at most.", min=1)] = 64,
+    max_body_mib: Annotated[int, typer.Option(help="The largest request.", min=1)] = 256,
     rate: Annotated[
-        float, typer.Option(help="Requests a second of one token, or of one address without tokens; 0 is no limit.")
+        float,
+        typer.Option(help="Requests a second of one token, or of one address without tokens; 0 is no limit.", min=0),
     ] = 100.0,
     tls_cert: Annotated[Path | None, typer.Option(help="A certificate (PEM): speak HTTPS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
     json_log: Annotated[bool, typer.Option("--json-log", help="Log lines of JSON.")] = False,
+    replicas: Annotated[
+        int, typer.Option(help="Engines; more than one run behind Ray Serve, every stream pinned to one.", min=1)
+    ] = 1,
 ) -> None:
     """Answer pictures over HTTP with one merged model per batch: DICOM in, a dashboard, an audit trail.
 
@@ -91,6 +95,7 @@ def serve(
         tls_cert=tls_cert,
         tls_key=tls_key,
         json_log=json_log,
+        replicas=replicas,
     )
     run(request, lambda sentence: typer.echo(sentence, err=True))
 

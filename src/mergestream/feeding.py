@@ -6,7 +6,7 @@ being captured would be spoilt by another thread that allocates or asks for an e
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mergestream.datasets.base import DomainData
 from mergestream.datasets.lazy import FileDomain, FileImages, as_positions
+from mergestream.datasets.threads import decoder_threads
 from mergestream.options import whole_number
 from mergestream.pinned import Copies, CudaCopies, Event, PinnedRing, Slot, host_memory
 
@@ -61,6 +62,7 @@ class Batch:
 
     def results(self) -> list[Any]:
         """Waits; raises what went wrong first, in the order of the images, with the thread's own traceback."""
+        wait(self.work, return_when=FIRST_EXCEPTION)  # woken once, not by every image
         return [piece.result() for piece in self.work]
 
 
@@ -68,7 +70,8 @@ class Decoding:
     """Into host memory: every batch has memory of its own, which is the caller's to keep."""
 
     def __init__(self, data: DomainData) -> None:
-        self._data, self._threads = data, ThreadPoolExecutor(data.decoders, "mergestream-feeding")
+        # The one thread that gathers what lies in memory may use all cores for it.
+        self._data, self._threads = data, ThreadPoolExecutor(1) if data.in_memory else decoder_threads(data.decoders)
 
     def start(self, positions: list[int]) -> Batch:
         return self._fill(positions, host_memory((len(positions), *self._data.shape[1:])))

@@ -130,7 +130,7 @@ def _on_ray(
         raise InputError("The engine 'ray' needs Ray: pip install 'mergestream[ray]'.") from error
     started_here = not ray.is_initialized()
     if started_here:
-        _require_reachable(os.environ.get("RAY_ADDRESS", ""))
+        require_reachable(os.environ.get("RAY_ADDRESS", ""))
         ray.init(logging_level="ERROR", log_to_driver=False)
     try:
         # A lost worker or node is tried again elsewhere; an error of the job itself is not.
@@ -153,7 +153,7 @@ def _on_ray(
             ray.shutdown()
 
 
-def _require_reachable(address: str) -> None:
+def require_reachable(address: str) -> None:
     """Ray itself waits for minutes where nobody answers."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():

@@ -23,8 +23,8 @@ from mergestream.checkpoints import BASE, write_expert
 from mergestream.coefficients import on_simplex
 from mergestream.errors import InputError, MergestreamError, NetworkError, PoolError, unknown_name
 from mergestream.execution import Execution, Recording, patches_as_products
-from mergestream.fused_blocks import fused_blocks
 from mergestream.files import folder_written_whole
+from mergestream.fused_blocks import fused_blocks
 from mergestream.layout import Integers
 from mergestream.measuring import Statistics, write_statistics
 from mergestream.networks import logits_of

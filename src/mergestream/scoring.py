@@ -10,6 +10,8 @@ from torch import Tensor
 
 from mergestream.errors import InputError
 
+LEAST_AGREEMENT = 0.1  # an expert that nobody agrees with is doubted, not ruled out
+
 
 def probabilities(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """p = softmax(z / tau), fp32. logits [K,B,C]; temperature a number or one per expert [K]."""
@@ -30,6 +32,21 @@ def entropy(logits: Tensor, temperature: float | Tensor = 1.0, shares: Tensor | 
 def max_softmax(logits: Tensor, temperature: float | Tensor = 1.0, shares: Tensor | None = None) -> Tensor:
     """1 - mean over x of max_c p: the maximum softmax turned round, so that lower is better. [K,B,C] -> [K]."""
     return 1 - _mean(probabilities(logits, temperature).amax(dim=-1), shares)
+
+
+def entropy_agreement(logits: Tensor, temperature: float | Tensor = 1.0, shares: Tensor | None = None) -> Tensor:
+    """E_k / A_k^4, A_k the share of images on which another expert names the class that expert k names. -> [K].
+
+    An expert that is certain and alone is doubted. Of two experts both agree as often, so it is their entropy that
+    decides; A_k does not change with the scale of logits.
+    """
+    own = entropy(logits, temperature, shares)
+    if len(logits) == 1:
+        return own
+    said = logits.argmax(dim=-1)
+    alike = _mean((said[:, None] == said[None]).float(), shares)  # [K,K]
+    agreement = (alike.sum(dim=1) - alike.diagonal()) / (len(said) - 1)
+    return own / agreement.clamp_min(LEAST_AGREEMENT) ** 4
 
 
 def consistency(original: Tensor, views: Tensor, shares: Tensor | None = None) -> Tensor:
@@ -60,7 +77,7 @@ def not_finite(owner: str, images: list[int], batch: str = "this batch") -> Inpu
 
 
 Score = Callable[[Tensor, float | Tensor, Tensor | None], Tensor]
-SCORES: dict[str, Score] = {"entropy": entropy, "max_softmax": max_softmax}
+SCORES: dict[str, Score] = {"entropy": entropy, "max_softmax": max_softmax, "entropy_agreement": entropy_agreement}
 
 
 def _mean(values: Tensor, shares: Tensor | None) -> Tensor:

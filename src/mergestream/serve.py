@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +10,25 @@ import torch
 
 from mergestream.errors import InputError
 from mergestream.files import make_folder
-from mergestream.options import one_of
-from mergestream.pool import ExpertPool
-from mergestream.serving.audit.keys import read_signer
-from mergestream.serving.audit.writing import AuditLog
+from mergestream.intake.limits import MEBIBYTE
+from mergestream.options import one_of, whole_number
 from mergestream.serving.batching import BatchingSettings
-from mergestream.serving.engine import Engine
+from mergestream.serving.engine_request import EngineRequest, open_engine
 from mergestream.serving.findings import GuardSettings
 from mergestream.serving.folder import FolderThread
 from mergestream.serving.gate import is_loopback
-from mergestream.serving.intake.limits import MEBIBYTE
 from mergestream.serving.limiting import ServiceLimits
 from mergestream.serving.logs import log_to_stderr
 from mergestream.serving.metrics import Metrics
-from mergestream.serving.opening import CountedLog, NoLog, Opened
-from mergestream.serving.persistence import recent_lines
+from mergestream.serving.opening import CountedLog, Opened
+from mergestream.serving.ray_cluster import require_ray_serve, start
 from mergestream.serving.server import Address, run
-from mergestream.serving.service import Service
+from mergestream.serving.service import ENGINE_THREADS, Service
 from mergestream.serving.settings import EngineSettings
 from mergestream.serving.tokens import Tokens
 from mergestream.spelling import parse_options
 
 DEVICES = ("auto", "cpu", "cuda")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 log = logging.getLogger(__name__)
 
@@ -66,66 +61,66 @@ class ServeRequest:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     json_log: bool = False
-
-    @property
-    def log_file(self) -> Path | None:
-        return None if self.no_audit else self.audit or self.state / "audit.jsonl"
+    replicas: int = 1
 
 
 def serve(request: ServeRequest, say: Callable[[str], None] = lambda _: None) -> None:
     """Run the service until a signal ends it. Whatever can be found wrong is, before it listens or loads."""
     tokens = None if request.tokens is None else Tokens(request.tokens)
     _require_safe(request)
-    device = _device(request)
-    opener, limits, hosts = _opener(request, device), _limits(request), _hosts(request)
-    service = Service(opener, limits, tokens=tokens, hosts=hosts, one_thread=device != "cpu")
+    wanted, limits, hosts = _engine_request(request), _limits(request), _hosts(request)
+    alone = request.replicas == 1
+    service = Service(
+        _opener(wanted, request.replicas, limits.answer_seconds),
+        limits,
+        tokens=tokens,
+        hosts=hosts,
+        one_thread=alone and wanted.device != "cpu",
+        threads=ENGINE_THREADS * request.replicas,
+    )
     if request.watch is not None:
+        make_folder(request.watch)
         service.attend(FolderThread(service, request.watch, reports=request.watch_reports))
     log_to_stderr(as_json=request.json_log)
-    for sentence in _in_words(request):
+    for sentence in _in_words(request, wanted):
         say(sentence)
     address = Address(request.host, request.port, request.tls_cert, request.tls_key)
     run(service, address, lambda url: say(f"Ready: {url} (dashboard), {url}/docs. End it with Ctrl+C or SIGTERM."))
 
 
-def _opener(request: ServeRequest, device: str) -> Callable[[Metrics], Opened]:
-    """Opens log and engine; what needs no pool is checked now."""
-    if request.dtype is not None:
-        one_of("dtype", request.dtype, tuple(DTYPES))
-    if request.no_audit and (request.audit or request.audit_key):
-        raise InputError("--no-audit keeps no log: leave out --audit and --audit-key, or leave out --no-audit.")
+def _engine_request(request: ServeRequest) -> EngineRequest:
+    """What needs no pool is checked now."""
+    replicas = whole_number("replicas", request.replicas, low=1)
+    if replicas > 1 and request.audit is not None:
+        raise InputError("With --replicas each engine keeps a log of its own in the --state folder: leave out --audit.")
     guards = GuardSettings(**dict(_known_guards(request.guards)))
-    settings = EngineSettings(guards=guards, most_streams=request.max_streams, weights_hash=request.weights_hash)
-    signer = None if request.audit_key is None else read_signer(request.audit_key)
-    dtype = None if request.dtype is None else DTYPES[request.dtype]
-    load_pool = partial(ExpertPool.load, request.pool, device=device, dtype=dtype)
-    options = dict(parse_options(request.options))
+    wanted = EngineRequest(
+        pool=request.pool,
+        state=request.state,
+        method=request.method,
+        options=dict(parse_options(request.options)),
+        settings=EngineSettings(guards=guards, most_streams=request.max_streams, weights_hash=request.weights_hash),
+        audit=request.audit,
+        audit_key=request.audit_key,
+        no_audit=request.no_audit,
+        device=_device(request),
+        dtype=request.dtype,
+        threads=max(1, torch.get_num_threads() // replicas),
+    )
+    wanted.signer()
     make_folder(request.state)
+    return wanted
+
+
+def _opener(wanted: EngineRequest, replicas: int, seconds: float) -> Callable[[Metrics], Opened]:
+    """Opens an engine here, or several in processes of their own."""
+    if replicas == 1:
+        return lambda metrics: open_engine(wanted, lambda audit: CountedLog(audit, metrics))
+    require_ray_serve()
 
     def opened(metrics: Metrics) -> Opened:
-        pool = load_pool()
-        if pool.preprocessing is None:
-            raise InputError(
-                f"{request.pool} does not say how pixels are prepared for its network, so pictures cannot be served. "
-                "Save it with preprocessing=mergestream.Preprocessing(size=…)."
-            )
-        path = request.log_file
-        audit = CountedLog(NoLog() if path is None else AuditLog.open(path, signer), metrics)
-        try:
-            engine = Engine(
-                pool,
-                request.method,
-                options,
-                audit=audit,
-                state_folder=request.state / "streams",
-                settings=settings,
-                recent=() if path is None else recent_lines(path),
-                load_pool=load_pool,
-            )
-        except BaseException:
-            audit.close()
-            raise
-        return Opened(engine, audit)
+        engines = start(wanted, replicas, seconds, count=lambda written: metrics.audit(written=written))
+        return Opened(engines, engines)
 
     return opened
 
@@ -170,15 +165,24 @@ def _hosts(request: ServeRequest) -> Sequence[str] | None:
     return (*LOOPBACK_NAMES, request.host.lower()) if request.tokens is None else None
 
 
-def _in_words(request: ServeRequest) -> list[str]:
+def _in_words(request: ServeRequest, wanted: EngineRequest) -> list[str]:
     """What an operator should know before the first request."""
-    audited = request.log_file
-    said = ["For research. Not a medical device."]
-    said.append("No audit log is kept." if audited is None else f"Audit log: {audited}{_signed(request)}")
+    said = ["For research. Not a medical device.", f"{_logged(wanted, request.replicas)}{_signed(request)}"]
     if not is_loopback(request.host) and request.tls_cert is None:
         said.append("Warning: without --tls-cert and --tls-key, tokens and pictures cross the network unencrypted.")
     return [*said, f"Loading {request.pool} …"]
 
 
+def _logged(wanted: EngineRequest, replicas: int) -> str:
+    if wanted.no_audit:
+        return "No audit log is kept."
+    logs = [wanted.log_file] if replicas == 1 else [wanted.pinned(n).log_file for n in range(replicas)]
+    return f"Audit log: {logs[0]}" if replicas == 1 else f"Audit logs, one an engine: {', '.join(map(str, logs))}"
+
+
 def _signed(request: ServeRequest) -> str:
-    return "" if request.audit_key else " (not signed: give a key of 'mergestream audit key' as --audit-key)"
+    return (
+        ""
+        if request.audit_key or request.no_audit
+        else " (not signed: give a key of 'mergestream audit key' as --audit-key)"
+    )

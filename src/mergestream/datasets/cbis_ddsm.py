@@ -16,6 +16,7 @@ from mergestream.datasets.pixels import read_pixels
 from mergestream.datasets.roots import Root
 from mergestream.datasets.tables import read_csv
 from mergestream.errors import DataError
+from mergestream.intake.shades import stretched
 
 FINDINGS, PARTS = ("mass", "calc"), {"train": "Training", "test": "Test"}
 MALIGNANT = {"MALIGNANT": True, "BENIGN": False, "BENIGN_WITHOUT_CALLBACK": False}
@@ -145,7 +146,8 @@ def _dicom_area(head: io.BytesIO) -> int:
 def _is_mask(root: Root, file: str) -> bool:
     """Two grey values only, or nearly so: JPEG blurs the edge between them."""
     try:
-        grey = read_pixels(root.read(file), file)[0]
+        # Over its own range: a window may leave a dark crop few shades.
+        grey = stretched(read_pixels(root.read(file), file)[0].numpy())
     except Exception:  # a damaged file is told of when it is decoded
         return False
-    return float(((grey > 32) & (grey < 223)).float().mean()) < 0.01
+    return float(((grey > 32) & (grey < 223)).mean()) < 0.01

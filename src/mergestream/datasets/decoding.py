@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -16,11 +15,12 @@ from mergestream.datasets.arrays import read_array
 from mergestream.datasets.index import Sample
 from mergestream.datasets.pixels import array_pixels, crop_border, read_pixels
 from mergestream.datasets.roots import Root
+from mergestream.datasets.threads import decoder_threads
 from mergestream.files import array_written_whole, held_by_one_process, mapped_array, sha256_of_json, write_json
 from mergestream.preprocessing import resize
 
 # Raised whenever the same file would give other pixels: what is cached is then decoded again.
-REVISION = 1
+REVISION = 2
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _each(
         with lock:
             on_image()
 
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as threads:
+    with decoder_threads(workers or os.cpu_count() or 1) as threads:
         for _ in threads.map(one, range(len(samples))):
             pass
     return dict(sorted(bad.items()))

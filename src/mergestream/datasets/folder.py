@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 
 from mergestream.datasets.about import About
 from mergestream.datasets.index import Index, LeftOut, Sample, some
-from mergestream.datasets.roots import Root
+from mergestream.datasets.roots import IMAGES, Root
 from mergestream.errors import DataError
 
 ABOUT = About(
@@ -19,7 +19,7 @@ ABOUT = About(
 
 def read(root: Root) -> Index:
     inside = _only_folder(root)
-    split = {path: PurePosixPath(path).relative_to(inside).parts for path in root.images}
+    split = {path: PurePosixPath(path).relative_to(inside).parts for path in _images(root)}
     odd = [path for path, parts in split.items() if len(parts) != 3]
     if odd or not split:
         seen = f"{odd[0]} is not" if odd else f"it holds {root.glance()}, and no image"
@@ -30,6 +30,11 @@ def read(root: Root) -> Index:
     samples = [Sample("/".join(p), path, p[0], classes.index(p[1])) for path, p in split.items()]
     left_out = [LeftOut(path, "not an image file that is read") for path in root.files if path not in split]
     return Index(ABOUT, classes, domains, tuple(samples), tuple(left_out))
+
+
+def _images(root: Root) -> list[str]:
+    """DICOM too, which published sets bring along beside their images."""
+    return [path for path in root.files if PurePosixPath(path).suffix.lower() in {*IMAGES, ".dcm"}]
 
 
 def _require_no_empty_domain(root: Root, inside: str, domains: tuple[str, ...]) -> None:
@@ -43,6 +48,6 @@ def _require_no_empty_domain(root: Root, inside: str, domains: tuple[str, ...]) 
 
 def _only_folder(root: Root) -> str:
     """A zip often holds one folder with everything in it."""
-    depths = {len(PurePosixPath(path).parts) for path in root.images}
+    depths = {len(PurePosixPath(path).parts) for path in _images(root)}
     inside = root.children("")
     return next(iter(inside)) if depths == {4} and len(inside) == 1 else ""

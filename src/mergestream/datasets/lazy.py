@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from mergestream.datasets.decoding import Decoding, SamplePixels, what_failed
 from mergestream.datasets.index import Sample
 from mergestream.datasets.jpeg import can_decode_on_gpu, decode_on_gpu, is_plain_jpeg
 from mergestream.datasets.roots import Root
+from mergestream.datasets.threads import decoder_threads
 from mergestream.errors import DataError
 
 # Images decoded at once where all of them pass by, as for a fingerprint.
@@ -42,7 +43,8 @@ class FileImages:
 
     def read(self, position: int, out: Tensor) -> None:
         """Write one image to `out` [3,H,W]."""
-        out.copy_(self._usable(position, self._read))
+        # NumPy, as the operator's pixels lie channel by channel in turn: torch takes three times as long to sort them.
+        np.copyto(out.numpy(), self._usable(position, self._read).numpy())
 
     def for_gpu(self, position: int) -> bytes | Tensor:
         """What a GPU is given of one image: the bytes of a plain JPEG, or the pixels [3,H,W] of any other file."""
@@ -148,7 +150,7 @@ class FileDomain(DomainData):
 
     def _decoded(self, positions: Sequence[int]) -> Tensor:
         out = torch.empty((len(positions), *self.shape[1:]), dtype=torch.uint8)
-        with ThreadPoolExecutor(self.decoders) as threads:
+        with decoder_threads(self.decoders) as threads:
             for _ in threads.map(lambda piece: piece(), self.pieces(positions, out)):
                 pass
         return out

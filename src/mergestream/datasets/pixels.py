@@ -1,7 +1,6 @@
-"""One image file -> uint8 [3,H,W]: colour, grey, palette, 16-bit and DICOM."""
+"""One image file -> uint8 [3,H,W]: colour, grey, palette, 16-bit, and DICOM as the service shows it."""
 
 import io
-from collections.abc import Callable
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -9,28 +8,35 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from mergestream.datasets.webp import decode_webp
 from mergestream.errors import DataError
+from mergestream.intake.limits import Allowance, Limits
+from mergestream.intake.refusals import IntakeError
+from mergestream.intake.shades import image_pixels, three_channels
 
+# Files of one's own may be as large as they like.
+OWN = Limits(
+    file_bytes=2**33, header_bytes=2**28, header_elements=2**24, pixels=2**28, decoded_bytes=2**33, seconds=600
+)
 # A fundus photograph's frame is not quite black.
 BLACK = 16
 
 
 def read_pixels(content: bytes, name: str) -> Tensor:
-    """uint8 [3,H,W] of an image's bytes. Transparency is dropped; more than 8 bits are stretched over their range."""
+    """uint8 [3,H,W] of an image's bytes. Transparency is dropped; more than 8 bits are stretched over their range.
+
+    DICOM is rescaled and windowed as the service does it: an expert must be asked in the pixels that it learnt from.
+    """
     if PurePosixPath(name).suffix.lower() == ".dcm":
-        return three_channels(_dicom(content, name))
+        return _dicom(content, name)
+    if (decoded := decode_webp(content)) is not None:
+        return decoded
     try:
         opened = Image.open(io.BytesIO(content))
     except UnidentifiedImageError:
         raise DataError("not an image in a format that is known here") from None
     with opened as image:
         return image_pixels(image)
-
-
-def image_pixels(image: Image.Image) -> Tensor:
-    """uint8 [3,H,W] of an image that Pillow has opened."""
-    deep = image.mode in ("I", "F") or image.mode.startswith("I;")
-    return three_channels(stretched(np.asarray(image)) if deep else np.array(image.convert("RGB")))
 
 
 def array_pixels(image: np.ndarray) -> Tensor:
@@ -49,57 +55,15 @@ def crop_border(image: Tensor) -> Tensor:
     return image[:, int(rows[0]) : int(rows[-1]) + 1, int(columns[0]) : int(columns[-1]) + 1]
 
 
-def three_channels(pixels: np.ndarray) -> Tensor:
-    """[H,W], [H,W,1] or [H,W,3] -> [3,H,W]."""
-    if pixels.ndim == 3 and pixels.shape[-1] == 1:
-        pixels = pixels[..., 0]
-    if pixels.ndim == 2:
-        pixels = np.repeat(pixels[..., None], 3, axis=-1)
-    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
-
-
-def stretched(values: np.ndarray) -> np.ndarray:
-    """Any numbers -> uint8, the lowest to black and the highest to white."""
-    return by_levels(values, _stretched)
-
-
-# As many levels as 16 bits have: a table of them is small beside an image.
-MOST_LEVELS = 1 << 16
-
-
-def by_levels(values: np.ndarray, shade: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """`shade` of every value, worked out once for each level that occurs: floats of a whole image would be large."""
-    if not np.issubdtype(values.dtype, np.integer) or not values.size:
-        return shade(values)
-    low, span = int(values.min()), int(values.max()) - int(values.min()) + 1
-    if span > MOST_LEVELS:
-        return shade(values)
-    places = (values - np.asarray(low, dtype=values.dtype)).view(f"u{values.dtype.itemsize}").ravel()
-    parts = [slice(start, start + MOST_LEVELS) for start in range(0, len(places), MOST_LEVELS)]
-    found = np.zeros(span, dtype=bool)
-    for part in parts:  # in parts, as NumPy widens what it looks up by
-        found[places[part]] = True
-    levels = np.flatnonzero(found)
-    shades = shade(levels + low)
-    table, shaded = np.zeros(span, dtype=shades.dtype), np.empty(len(places), dtype=shades.dtype)
-    table[levels] = shades
-    for part in parts:
-        shaded[part] = table[places[part]]
-    return shaded.reshape(values.shape)
-
-
-def _stretched(values: np.ndarray) -> np.ndarray:
-    low, high = float(values.min()), float(values.max())
-    if not np.isfinite([low, high]).all():
-        raise DataError("the image holds numbers that are not finite")
-    return np.round((values.astype(np.float64) - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)
-
-
-def _dicom(content: bytes, name: str) -> np.ndarray:
+def _dicom(content: bytes, name: str) -> Tensor:
     try:
-        import pydicom
+        from mergestream.intake.dicom.reading import read_dicom
     except ImportError as error:
         raise DataError(f"{name} is DICOM: install pydicom (pip install 'mergestream[data]').") from error
-    file = pydicom.dcmread(io.BytesIO(content))
-    values = stretched(file.pixel_array)
-    return 255 - values if file.get("PhotometricInterpretation") == "MONOCHROME1" else values
+    try:
+        pictures = read_dicom(content, Allowance(OWN))
+    except IntakeError as error:
+        raise DataError(error.sentence) from error
+    if len(pictures) > 1:
+        raise DataError(f"the DICOM file holds {len(pictures)} frames; a data set has one image a file")
+    return torch.from_numpy(pictures[0].pixels)

@@ -9,6 +9,7 @@ from mergestream.methods.ensemble import Ensemble
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.fisher import Fisher
 from mergestream.methods.mean import Mean
+from mergestream.methods.prior_adaptive import PriorAdaptive
 from mergestream.methods.regmean import RegMean
 from mergestream.methods.regmean_pp import RegMeanPlusPlus
 from mergestream.methods.select_expert import SelectExpert
@@ -23,6 +24,7 @@ __all__ = ["METHODS", "ORIGINAL", "ExpertLogits", "Method", "Step", "create_meth
 
 METHODS: dict[str, type[Method]] = {
     "entropy_adaptive": EntropyAdaptive,
+    "prior_adaptive": PriorAdaptive,
     "mean": Mean,
     "ensemble": Ensemble,
     "task_arithmetic": TaskArithmetic,

@@ -19,6 +19,7 @@ from mergestream.errors import InputError, MergestreamError
 from mergestream.methods.captured import Captured, way_of
 from mergestream.methods.leasing import lease
 from mergestream.methods.step import Step
+from mergestream.options import whole_number
 from mergestream.pool import ExpertPool
 from mergestream.preprocessing import require_batch
 from mergestream.telling import tell_once
@@ -46,6 +47,8 @@ class Method(ABC):
     # Inside a recorded step: what each image counts [B] where the batch is padded, and the host's decisions.
     _shares: Tensor | None = None
     _decided: Hashable = None
+    _with_experts = False  # whether the step is asked for the experts' logits too
+    _as_then: tuple[int | None] | None = None  # the graph, or none, that steps are to come from; None: as is best now
     _captured: Captured | None = None
     _cannot_be_captured = False
 
@@ -58,9 +61,13 @@ class Method(ABC):
         """One step on a prepared batch [B,c,H,W]."""
 
     @torch.no_grad()
-    def step(self, images: Tensor, *, expert_logits: ExpertLogits | None = None) -> Step:
-        """Answer one batch. `expert_logits` may hold logits [K,B,C] computed before, by view name or 'original'."""
+    def step(self, images: Tensor, *, expert_logits: ExpertLogits | None = None, with_experts: bool = False) -> Step:
+        """Answer one batch. `expert_logits` may hold logits [K,B,C] computed before, by view name or 'original'.
+
+        `with_experts`: the Step also holds the experts' logits on the batch, if the method computes them on it.
+        """
         started, known = time.perf_counter(), expert_logits or {}
+        self._with_experts = with_experts
         step = self._captured_step(images, known)
         step = self._eager_step(images, known) if step is None else step
         return replace(step, names=self.pool.names, seconds=time.perf_counter() - started)
@@ -69,6 +76,10 @@ class Method(ABC):
         """Wait for the device; refuse now what a captured step could not refuse at once. Elsewhere nothing is open."""
         if self._captured is not None:
             self._captured.look(self, wait=True)
+
+    def repeat(self, graph: int | None) -> None:
+        """Take steps from now on as a Step with this `graph` was taken: for the same bits on the same device."""
+        self._as_then = (graph if graph is None else whole_number("graph", graph, low=1),)
 
     def _eager_step(self, images: Tensor, known: ExpertLogits) -> Step:
         before = self._state()
@@ -214,6 +225,10 @@ class Method(ABC):
         """Expert logits [K,B,C]: those computed before, or computed now."""
         logits = known.get(view or ORIGINAL)
         return self.pool.logits(images, view) if logits is None else logits.to(self.pool.device)
+
+    def _asked(self, logits: Tensor) -> Tensor | None:
+        """The experts' logits, for a Step that is to hold them: many Steps may be kept, and these are large."""
+        return logits if self._with_experts else None
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options().items())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from mergestream.errors import InputError
 from mergestream.methods.recorded import IMAGES, Record, RecordedStep, cuda_graph
 from mergestream.methods.step import Step
 from mergestream.scoring import not_finite
@@ -98,7 +99,7 @@ class Captured:
         owner._advance(eager=False)
         message = self._way.send(flat[: recorded.looked_at])
         self._unseen.append(_Unseen(len(images), recorded, message, before))
-        return Step(**fields)  # type: ignore[arg-type]
+        return Step(**fields, graph=recorded.batch)  # type: ignore[arg-type]
 
     def look(self, owner: Method, *, wait: bool = False) -> None:
         """Look at what has arrived; an answer that was not finite is refused now, late though it is."""
@@ -116,7 +117,9 @@ class Captured:
 
     def _choose(self, owner: Method, inputs: Mapping[str, Tensor]) -> RecordedStep | None:
         images = inputs[IMAGES]
-        kind = (owner._branch(), images.shape[1:], images.dtype, tuple(sorted(inputs)))
+        kind = (owner._branch(), owner._with_experts, images.shape[1:], images.dtype, tuple(sorted(inputs)))
+        if owner._as_then is not None:
+            return self._repeated(owner, inputs, kind, owner._as_then[0])
         exact = (kind, len(images), False)
         self._met[exact] += 1
         if exact in self._recorded:
@@ -131,6 +134,18 @@ class Captured:
         if padded in self._recorded:
             return self._recorded[padded]
         return self._record(padded, owner, inputs) if room else None
+
+    def _repeated(
+        self, owner: Method, inputs: Mapping[str, Tensor], kind: Hashable, size: int | None
+    ) -> RecordedStep | None:
+        """The graph that a step came from before, recorded again if need be; None where it came from none."""
+        batch = len(inputs[IMAGES])
+        if size is None:
+            return None
+        if size < batch:
+            raise InputError(f"A graph of {size} images cannot hold this batch of {batch}.")
+        key = (kind, size, size > batch)
+        return self._recorded.get(key) or self._record(key, owner, inputs)
 
     def _record(self, key: Key, owner: Method, inputs: Mapping[str, Tensor]) -> RecordedStep:
         _, size, padded = key
@@ -148,7 +163,7 @@ def _following(source: Method, owner: Method) -> Iterator[None]:
     """A block in which the lent method decides as its borrower does."""
     if source is not owner:
         source._restore(owner._state())
-    source._decided = owner._branch()
+    source._decided, source._with_experts = owner._branch(), owner._with_experts
     try:
         yield
     finally:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mergestream.checkpoints import ExpertCard
 from mergestream.errors import InputError
 from mergestream.options import number, one_of
 from mergestream.pool import ExpertPool
@@ -26,6 +27,31 @@ def resolve_temperature(temperature: float | Sequence[float] | str, pool: Expert
     if not bool(torch.isfinite(values).all()) or not bool((values > 0).all()):
         raise InputError(f"A temperature must be finite and above 0, got {temperature}.")
     return values.expand(len(pool))
+
+
+def resolve_home(home: str | Sequence[float], pool: ExpertPool) -> Tensor:
+    """The mix of classes [C] that experts answer with at home: given, uniform, or the mean over their cards.
+
+    A card tells it by the mean probabilities on the expert's own validation split; else its class counts stand for
+    them. Where no card tells anything it is uniform.
+    """
+    if isinstance(home, str):
+        one_of("home", home, ("card", "uniform"))
+        known = [_home_of(card) for card in pool.cards] if home == "card" else []
+        shares = [[mix.get(name, 0.0) for name in pool.classes] for mix in known if mix]
+        values = torch.tensor(shares or [[1.0] * len(pool.classes)], dtype=torch.float32)
+        return (values / values.sum(dim=1, keepdim=True)).mean(dim=0).to(pool.device)
+    listed = [number("home", value, low=0) for value in home]
+    if len(listed) != len(pool.classes) or not sum(listed) > 0:
+        raise InputError(f"The option 'home' is one share for each of the {len(pool.classes)} classes; got {home!r}.")
+    return torch.tensor(listed, dtype=torch.float32, device=pool.device)
+
+
+def _home_of(card: ExpertCard) -> dict[str, float]:
+    validation = card.metrics.get("validation", {})
+    told = validation.get("mean_probability") if isinstance(validation, dict) else None
+    mix = told if isinstance(told, dict) and sum(told.values()) > 0 else card.class_counts
+    return dict(mix) if sum(mix.values()) > 0 else {}
 
 
 def resolve_lambda(value: Any, experts: int, *, single: bool = False) -> list[float]:

@@ -26,8 +26,9 @@ class Ensemble(Method):
     def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
         logits = self._logits(images, expert_logits)
         if self.average == "logits":
-            return Step(logits.mean(dim=0))
-        return Step(torch.log_softmax(logits, dim=-1).logsumexp(dim=0) - math.log(len(logits)))
+            return Step(logits.mean(dim=0), expert_logits=self._asked(logits))
+        mean = torch.log_softmax(logits, dim=-1).logsumexp(dim=0) - math.log(len(logits))
+        return Step(mean, expert_logits=self._asked(logits))
 
     def _capturable(self) -> bool:
         return True

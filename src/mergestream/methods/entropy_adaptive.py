@@ -16,9 +16,9 @@ from mergestream.options import names, number, one_of, whole_number, yes_or_no
 from mergestream.pool import ExpertPool
 from mergestream.views import ORIGINAL, require_known
 
-# entropy, scores, consistency and head expert of a batch on which no expert was scored.
-Evidence = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-NOTHING: Evidence = (None, None, None, None)
+# entropy, scores, consistency, head expert and the experts' logits of a batch on which no expert was scored.
+Evidence = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+NOTHING: Evidence = (None, None, None, None, None)
 
 
 class EntropyAdaptive(Method):
@@ -91,11 +91,14 @@ class EntropyAdaptive(Method):
         due, merges = self._branch()
         evidence = self._refresh(images, expert_logits) if due else NOTHING
         if merges:
-            self.pool.merge(self._encoder, self._head, out=self._weights, rows=self._rows_of(self._head))
+            self._merge()
         logits = self.pool.forward(self._weights, images, recalibrate_bn=self.recalibrate_bn)
         if self.refresh_drift:
             self._watch(scoring.entropy(logits[None], shares=self._shares)[0], scored=due)
         return Step(logits, self._encoder.clone(), self._head.clone(), *evidence)
+
+    def _merge(self) -> None:
+        self.pool.merge(self._encoder, self._head, out=self._weights, rows=self._rows_of(self._head))
 
     def merged_weights(self) -> Tensor:
         """The merged weights [P] in use, not a copy."""
@@ -126,7 +129,7 @@ class EntropyAdaptive(Method):
         self._encoder = simplex.smooth(self._encoder, encoder, self.momentum)
         self._head = simplex.smooth(self._head, self._head_coefficients(scores, chosen, encoder), self.momentum)
         entropy = scores if self.score == "entropy" else scoring.entropy(original, self._temperature, self._shares)
-        return entropy, scores, consistency, chosen
+        return entropy, scores, consistency, chosen, self._asked(original)
 
     def _watch(self, entropy: Tensor, *, scored: bool) -> None:
         """Whether the merged model has become much more or less certain than when the experts were last scored."""

@@ -42,6 +42,7 @@ class SelectExpert(Method):
             entropy=scores if self.score == "entropy" else scoring.entropy(logits, self._temperature, self._shares),
             scores=scores,
             head_expert_index=chosen,
+            expert_logits=self._asked(logits),
         )
 
     def _capturable(self) -> bool:

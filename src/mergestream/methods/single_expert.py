@@ -22,11 +22,11 @@ class SingleExpert(Method):
         self._coefficients = simplex.one_hot(self._index, len(pool), pool.device)
 
     def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
-        if expert_logits:
-            logits = self._logits(images, expert_logits)[self._index]
-        else:
-            logits = self.pool.expert_logits(self._index, images)
-        return Step(logits, self._coefficients.clone(), self._coefficients.clone())
+        coefficients = self._coefficients.clone(), self._coefficients.clone()
+        if not (expert_logits or self._with_experts):
+            return Step(self.pool.expert_logits(self._index, images), *coefficients)
+        logits = self._logits(images, expert_logits)
+        return Step(logits[self._index], *coefficients, expert_logits=self._asked(logits))
 
     def _capturable(self) -> bool:
         return True

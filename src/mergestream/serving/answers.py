@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from mergestream.intake.pictures import Picture
 from mergestream.pool import ExpertPool, sha256_of_tensor
 from mergestream.serving.findings import RESTARTED, WARNING, Finding, GuardSettings
 from mergestream.serving.guards import abstained
-from mergestream.serving.intake.pictures import Picture
 from mergestream.serving.stepping import Outcome
 from mergestream.serving.switching import Lineup
 

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from mergestream.errors import InputError, MergestreamError
+from mergestream.intake.pictures import Picture
 from mergestream.options import number, whole_number
 from mergestream.serving.answers import Answer
-from mergestream.serving.intake.pictures import Picture
 from mergestream.serving.registry import require_name
 
 

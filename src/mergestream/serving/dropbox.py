@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.files import make_folder, write_atomically, write_json
-from mergestream.serving.intake import IntakeError, Picture
+from mergestream.intake import IntakeError, Picture
 
 SCHEMA_VERSION = 1
 PARTIAL = (".part", ".tmp", ".crdownload", ".filepart")

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 from mergestream.checkpoints import library_versions
 from mergestream.errors import InputError, OutputError, PoolError
+from mergestream.intake.pictures import Picture
 from mergestream.methods import create_method
 from mergestream.pool import ExpertPool
 from mergestream.serving.answers import Answer, answer_of, input_of, measured
 from mergestream.serving.encoding import state_in_line, state_to_json
-from mergestream.serving.intake.pictures import Picture
 from mergestream.serving.persistence import (
     DELETED,
     RELOADED,
@@ -171,6 +171,7 @@ class Engine:
             "images_so_far": stream.images + len(pictures),
             "inputs": [input_of(picture) for picture in pictures],
             **self._circumstances(lineup),
+            "graph": done.outcome.step.graph,
             "restarted": done.restarted,
             "state_before": state_in_line(state_to_json(done.before)),
             "state_after": state_in_line(state_to_json(done.after)),

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.errors import MergestreamError
+from mergestream.intake import Picture
 from mergestream.serving.answers import Answer
-from mergestream.serving.intake import Picture
 from mergestream.serving.routes.answering import report_of, shown
 from mergestream.serving.service import Service
 from mergestream.serving.watching import watch

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from starlette.types import Receive
 
+from mergestream.intake.limits import MEBIBYTE, Limits
 from mergestream.options import number, whole_number
 from mergestream.serving.batching import BatchingSettings, OverloadedError
-from mergestream.serving.intake.limits import MEBIBYTE, Limits
 from mergestream.serving.problems import ClientGone, Problem
 
 MOST_KEYS = 4096  # tokens or addresses whose rate is remembered

@@ -1,12 +1,67 @@
 """What a service opens when it starts: an engine and a log, and other ways in beside HTTP."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mergestream.checkpoints import ExpertCard
+from mergestream.intake.pictures import Picture
+from mergestream.serving.answers import Answer
 from mergestream.serving.audit.lines import AuditError
-from mergestream.serving.engine import Engine
 from mergestream.serving.metrics import Metrics
+
+
+class PoolView(Protocol):
+    """A pool as far as people are shown it."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def cards(self) -> tuple[ExpertCard, ...]: ...
+
+
+class LineupView(Protocol):
+    """Pool, method and who is switched off, as the next batch will find them."""
+
+    @property
+    def pool(self) -> PoolView: ...
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+
+    @property
+    def off(self) -> tuple[str, ...]: ...
+
+    @property
+    def identity(self) -> Mapping[str, Any]: ...
+
+
+class Answering(Protocol):
+    """The engine as the service sees it: the one in this process, or whatever stands before several."""
+
+    @property
+    def lineup(self) -> LineupView: ...
+
+    def answer(self, stream: str, pictures: Sequence[Picture]) -> Answer: ...
+
+    def streams(self) -> list[dict[str, Any]]: ...
+
+    def reset(self, stream: str) -> None: ...
+
+    def delete(self, stream: str) -> None: ...
+
+    def switch(self, expert: str, *, on: bool) -> tuple[str, ...]: ...
+
+    def reload(self) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
 
 
 class Log(Protocol):
@@ -24,7 +79,7 @@ class Log(Protocol):
 class Opened:
     """What takes long to open: a pool on its device and the log."""
 
-    engine: Engine
+    engine: Answering
     audit: Log
 
 

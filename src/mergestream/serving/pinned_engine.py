@@ -2,36 +2,18 @@
 
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mergestream.checkpoints import ExpertCard
 from mergestream.errors import MergestreamError
-from mergestream.pool import ExpertPool
-from mergestream.serving.audit.keys import read_signer
-from mergestream.serving.audit.writing import AuditLog
-from mergestream.serving.engine import Engine
-from mergestream.serving.persistence import recent_lines
-from mergestream.serving.settings import EngineSettings
+from mergestream.serving.engine_request import EngineRequest, open_engine
+from mergestream.serving.opening import Opened
 
-
-@dataclass(frozen=True)
-class EngineRequest:
-    """What every engine is made of. Paths are those of the machine it runs on, so the same on all of them."""
-
-    pool: Path
-    state: Path
-    method: str = "entropy_adaptive"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    settings: EngineSettings = field(default_factory=EngineSettings)
-    audit_key: Path | None = None
-    device: str = "cpu"
-
-    def folder(self, number: int) -> Path:
-        return self.state / f"engine-{number:03d}"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,9 +46,9 @@ class View:
 
 @dataclass(frozen=True)
 class Told:
-    """What an engine answers, or refuses, and how it stands after it."""
+    """What an engine answers, or refuses, and how it stands after it: nowhere, if it could not be opened."""
 
-    view: View
+    view: View | None
     value: Any = None
     refusal: MergestreamError | None = None
 
@@ -75,45 +57,52 @@ class PinnedEngine:
     """One engine with its log, in the process that Ray Serve gives it."""
 
     def __init__(self, request: EngineRequest, number: int) -> None:
-        folder = request.folder(number)
-        load_pool = partial(ExpertPool.load, request.pool, device=request.device)
-        signer = None if request.audit_key is None else read_signer(request.audit_key)
-        self._audit = AuditLog.open(folder / "audit.jsonl", signer)
+        # A GPU is for one thread alone, as in the service.
+        self._thread = None if request.device == "cpu" else ThreadPoolExecutor(1, "device")
+        self._opened: Opened | None = None
+        self._refusal: MergestreamError | None = None
+        self._refused = False  # somebody was told so
         try:
-            self._engine = Engine(
-                load_pool(),
-                request.method,
-                request.options,
-                audit=self._audit,
-                state_folder=folder / "streams",
-                settings=request.settings,
-                recent=recent_lines(self._audit.path),
-                load_pool=load_pool,
-            )
-        except BaseException:
-            self._audit.close()
-            raise
+            self._opened = self._run(partial(open_engine, request.pinned(number)))
+        except MergestreamError as refusal:  # told to whoever asks first: Serve would keep it to itself
+            self._refusal = refusal
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Told:
         """A method of the engine, or 'append' to its log."""
-        target = self._audit.append if method == "append" else getattr(self._engine, method)
+        if self._opened is None:
+            return self._refuse()
+        target = self._opened.audit.append if method == "append" else getattr(self._opened.engine, method)
         try:
-            value = target(*arguments, **options)
+            value = self._run(partial(target, *arguments, **options))
         except MergestreamError as refusal:
-            return Told(self._view(), refusal=refusal)
-        return Told(self._view(), value)
+            return Told(self._view(self._opened), refusal=refusal)
+        return Told(self._view(self._opened), value)
 
     def look(self) -> Told:
-        return Told(self._view(), os.getpid())
+        return self._refuse() if self._opened is None else Told(self._view(self._opened), os.getpid())
+
+    def check_health(self) -> None:
+        """Asked by Serve, which starts an engine that could not be opened again, once it has told why."""
+        if self._refused and self._refusal is not None:
+            raise self._refusal
 
     def __del__(self) -> None:
         """Serve's way to say that the process will end; the next one needs the folder's locks."""
-        if hasattr(self, "_engine"):
-            self._engine.close()
-            self._audit.close()
+        opened = getattr(self, "_opened", None)
+        if opened is not None:
+            opened.engine.close()
+            opened.audit.close()
 
-    def _view(self) -> View:
-        found = self._engine.lineup
-        pool = ShownPool(found.pool.names, found.pool.classes, tuple(found.pool.cards))
+    def _run(self, work: Callable[[], T]) -> T:
+        return work() if self._thread is None else self._thread.submit(work).result()
+
+    def _refuse(self) -> Told:
+        self._refused = True
+        return Told(None, refusal=self._refusal)
+
+    @staticmethod
+    def _view(opened: Opened) -> View:
+        found = opened.engine.lineup
+        pool = ShownPool(found.pool.names, found.pool.classes, found.pool.cards)
         lineup = ShownLineup(pool, found.method, found.options, found.off, found.identity)
-        return View(time.time_ns(), lineup, tuple(self._engine.streams()), self._audit.failing)
+        return View(time.time_ns(), lineup, tuple(opened.engine.streams()), opened.audit.failing)

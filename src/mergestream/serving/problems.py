@@ -8,9 +8,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from mergestream.errors import InputError, OutputError, UnknownNameError
+from mergestream.intake import REFUSALS, IntakeError
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.batching import ClosingError, OverloadedError
-from mergestream.serving.intake import REFUSALS, IntakeError
 from mergestream.serving.registry import TooManyStreamsError
 
 MEDIA_TYPE = "application/problem+json"

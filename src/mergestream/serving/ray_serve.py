@@ -1,30 +1,28 @@
-"""Scale-out: engines as Ray Serve deployments, every stream pinned to one of them by its name.
+"""Scale-out: engines behind Ray Serve as one engine, every stream pinned to one of them by its name.
 
-Each engine is a deployment of one replica with a number, a state folder and an audit log of its own: Serve starts it
-again wherever it dies, and it goes on from its folder. `PinnedEngines` stands where a local engine would stand, so the
-HTTP service in front, with its tokens, limits and micro-batches, stays as it is; any number of them may run.
+`PinnedEngines` stands where a local engine would stand, so the HTTP service in front, with its tokens, limits and
+micro-batches, stays as it is; any number of them may run.
 """
 
 import hashlib
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mergestream.errors import InputError
+from mergestream.intake.pictures import Picture
 from mergestream.serving.answers import Answer
+from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.batching import OverloadedError
-from mergestream.serving.intake.pictures import Picture
-from mergestream.serving.pinned_engine import EngineRequest, PinnedEngine, ShownLineup, Told, View
+from mergestream.serving.pinned_engine import ShownLineup, Told, View
 from mergestream.serving.registry import require_name
+from mergestream.serving.service import STOPPED
 
-APPLICATION = "mergestream-{number}"
-MOST_UNDER_WAY = 64  # batches that one engine takes at a time; its locks put them in order
-RENEWED_SECONDS = 2.0
+RENEWED_SECONDS, GONE_SECONDS = 2.0, 10.0
 GONE = "An engine does not answer; it is being started again, and what it was doing may be in its log."
+TRY_AGAIN = f"{GONE} Send this again in a moment."
 log = logging.getLogger(__name__)
 
 
@@ -33,12 +31,26 @@ class PinnedEngines:
     all. What an event loop asks for is answered from the last views, which are renewed by every call and now and then.
     """
 
-    def __init__(self, handles: Sequence[Any], seconds: float = 600.0) -> None:
-        self._handles, self._seconds = tuple(handles), seconds
+    def __init__(
+        self,
+        handles: Sequence[Any],
+        seconds: float = 600.0,
+        *,
+        count: Callable[[bool], None] = lambda _: None,
+        leave: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`seconds` an engine may take for an answer; `count` is told of every line that was written or was not;
+        `leave` is called in the end, once."""
+        self._handles, self._seconds, self._count, self._leave = tuple(handles), seconds, count, leave
         self._views: dict[int, View] = {}
+        self._heard: dict[int, float] = {}
         self._renewing, self._closed = threading.Lock(), threading.Event()
         self.processes()
-        threading.Thread(target=self._renew, name="engines' views", daemon=True).start()
+        numbers = range(len(self._handles))
+        # One an engine: who waits for one that is gone must not keep the others' views from being renewed.
+        self._renewers = [threading.Thread(target=self._renew, args=(n,), name="view", daemon=True) for n in numbers]
+        for renewer in self._renewers:
+            renewer.start()
 
     def place(self, stream: str) -> int:
         """The number of the engine that a stream is pinned to."""
@@ -55,7 +67,8 @@ class PinnedEngines:
     @property
     def failing(self) -> str | None:
         """Why one of the logs cannot be written."""
-        return next((view.failing for view in self._views.values() if view.failing is not None), None)
+        found = (GONE if self._is_gone(number) else self._views[number].failing for number in self._views)
+        return next((why for why in found if why is not None), None)
 
     def answer(self, stream: str, pictures: Sequence[Picture]) -> Answer:
         """Which DICOM object a picture came from stays here: engines know pictures by their hashes."""
@@ -79,20 +92,52 @@ class PinnedEngines:
         return {**told[-1], "restarted": sorted(name for each in told for name in each["restarted"])}
 
     def append(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """An event of the whole service: a line in every log."""
-        line: dict[str, Any] = self._call_all("append", kind, dict(body))[-1]
+        """An event of the whole service: a line in every log, or in none where an engine is gone. Its end is for all
+        that are left."""
+        gone = [number for number in self._views if self._is_gone(number)]
+        lines = [
+            self._call(number, "append", kind, dict(body))
+            for number in range(len(self._handles))
+            if number not in gone and (kind == STOPPED or not gone)
+        ]
+        if gone:
+            raise OverloadedError(TRY_AGAIN)
+        line: dict[str, Any] = lines[-1]
         return line
 
     def processes(self) -> list[int]:
         """The engines' process numbers, each on its own machine."""
-        return [self._told(number, self._handles[number].look.remote()) for number in range(len(self._handles))]
+        return [self._look(number) for number in range(len(self._handles))]
 
     def close(self) -> None:
-        """The engines go on: others may stand in front of them too."""
-        self._closed.set()
+        """On a cluster that somebody else began the engines go on: others may stand in front of them too."""
+        if not self._closed.is_set():
+            self._closed.set()
+            for renewer in self._renewers:
+                renewer.join(RENEWED_SECONDS)
+            self._leave()
 
     def _call(self, number: int, *arguments: Any, **options: Any) -> Any:
-        return self._told(number, self._handles[number].call.remote(*arguments, **options))
+        """Whatever is called writes one line to the engine's log, or is refused. Nobody waits for an engine that is
+        gone: who does would keep a thread from the others."""
+        if self._is_gone(number):
+            raise OverloadedError(TRY_AGAIN)
+        try:
+            value = self._told(number, self._handles[number].call.remote(*arguments, **options))
+        except AuditError:
+            self._count(False)
+            raise
+        self._count(True)
+        return value
+
+    def _look(self, number: int) -> int:
+        process: int = self._told(number, self._handles[number].look.remote())
+        return process
+
+    def _is_gone(self, number: int) -> bool:
+        """It died under a call, or has said nothing for a while: Serve holds calls back until it is there again."""
+        silent = time.monotonic() - self._heard[number] > GONE_SECONDS
+        return silent or self._views[number].failing == GONE
 
     def _call_all(self, *arguments: Any, **options: Any) -> list[Any]:
         return [self._call(number, *arguments, **options) for number in range(len(self._handles))]
@@ -101,59 +146,43 @@ class PinnedEngines:
         """An engine's refusal as itself; an engine that is gone as a reason to try again."""
         import ray
 
+        asked = time.monotonic()
         try:
             told: Told = response.result(timeout_s=self._seconds)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
         except (ray.exceptions.RayError, TimeoutError) as error:
-            if number in self._views:
-                self._keep(number, replace(self._views[number], at=time.time_ns(), failing=GONE))
-            log.error("engine %d does not answer: %s", number, type(error).__name__)
-            raise OverloadedError(f"{GONE} Send this again in a moment.") from error
-        self._keep(number, told.view)
+            raise self._gone(number, error, asked) from error
+        if told.refusal is not None and told.view is None:  # it could not be opened
+            raise self._gone(number, told.refusal, asked) if number in self._views else told.refusal
+        if told.view is not None:
+            self._keep(number, told.view)
         if told.refusal is not None:
             raise told.refusal
         return told.value
 
+    def _gone(self, number: int, error: Exception, asked: float) -> OverloadedError:
+        with self._renewing:
+            if self._heard.get(number, asked) < asked:  # else it is back already, and this call was of before
+                self._views[number] = replace(self._views[number], failing=GONE)
+        log.error("engine %d does not answer: %s", number, type(error).__name__)
+        return OverloadedError(TRY_AGAIN)
+
     def _keep(self, number: int, view: View) -> None:
         with self._renewing:
+            self._heard[number] = time.monotonic()
             if number not in self._views or self._views[number].at < view.at:
                 self._views[number] = view
 
-    def _renew(self) -> None:
+    def _renew(self, number: int) -> None:
         while not self._closed.wait(RENEWED_SECONDS):
-            with suppress(OverloadedError):
-                self.processes()
-
-
-def start(request: EngineRequest, engines: int) -> PinnedEngines:
-    """Start engines on the cluster that RAY_ADDRESS names, or on this machine, and wait until they are ready."""
-    if engines < 1:
-        raise InputError(f"At least one engine answers, got {engines}.")
-    try:
-        import ray
-        from ray import serve
-    except ImportError as error:
-        raise InputError("Scale-out needs Ray Serve: pip install 'mergestream[scale-out]'.") from error
-    if not ray.is_initialized():
-        ray.init(logging_level="ERROR", log_to_driver=False)
-    # Serve's own HTTP door would ask nobody for a token.
-    serve.start(proxy_location="Disabled")
-    deployment = serve.deployment(
-        PinnedEngine,
-        num_replicas=1,
-        max_ongoing_requests=MOST_UNDER_WAY,
-        max_constructor_retry_count=3,
-        ray_actor_options={"num_cpus": 1, "num_gpus": 0 if request.device == "cpu" else 1},
-    )
-    targets = [
-        serve.RunTarget(deployment.bind(request, number), APPLICATION.format(number=number), route_prefix=None)
-        for number in range(engines)
-    ]
-    try:
-        return PinnedEngines(serve.run_many(targets))
-    except RuntimeError as error:
-        raise InputError(f"The engines did not start: {error}") from error
+            try:
+                self._look(number)
+            except OverloadedError:
+                continue  # told by who was kept from an answer
+            except Exception as error:
+                if not self._closed.is_set():
+                    log.error("engine %d cannot be looked at: %s", number, type(error).__name__)
 
 
 def place_of(stream: str, engines: int) -> int:

@@ -5,13 +5,13 @@ from typing import Any
 
 from mergestream.determinism import cpu_threads
 from mergestream.errors import InputError
+from mergestream.intake.limits import Limits
+from mergestream.intake.pictures import Picture
+from mergestream.intake.reading import read_upload
 from mergestream.pool import ExpertPool
 from mergestream.serving.answers import input_of, measured
 from mergestream.serving.encoding import is_whole, state_from_json, state_in_line, state_to_json
 from mergestream.serving.findings import GuardSettings
-from mergestream.serving.intake.limits import Limits
-from mergestream.serving.intake.pictures import Picture
-from mergestream.serving.intake.reading import read_upload
 from mergestream.serving.registry import State
 from mergestream.serving.stepping import take_step
 from mergestream.serving.switching import Lineup
@@ -34,6 +34,8 @@ def recompute_step(body: Mapping[str, Any], pictures: Sequence[Picture], pool: E
     settings = GuardSettings.from_json(body["guards"])
     method = lineup.create_method()
     method.load_state_dict({**method.identity, "state": state.method})
+    if "graph" in body:
+        method.repeat(body["graph"])
     with cpu_threads(int(body["threads"])):
         outcome = take_step(lineup, method, state.memory, pictures, settings, body["weights_hash"])
     after = State(state.pool_sha256, state.experts, outcome.method_state, outcome.memory)

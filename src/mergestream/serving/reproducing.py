@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from mergestream.errors import InputError
+from mergestream.intake.limits import Limits
 from mergestream.pool import ExpertPool
-from mergestream.serving.intake.limits import Limits
 from mergestream.serving.recomputing import recompute
 
 # For files that a service has accepted once, whatever its limits were.

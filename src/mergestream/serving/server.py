@@ -24,6 +24,7 @@ from mergestream.serving.service import Service
 
 HEADER_SECONDS = 15.0
 KEEP_ALIVE_SECONDS = 15
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE_SECONDS = 30.0  # beyond what a body and an answer may take
 log = logging.getLogger(__name__)
 
@@ -81,17 +82,20 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        caught = []
-        with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._asked_to_end)
-                caught.append(number)
+        self.catch_signals()
         try:
             yield
         finally:
-            for number in caught:
-                loop.remove_signal_handler(number)
+            with suppress(NotImplementedError):
+                for number in SIGNALS:
+                    asyncio.get_running_loop().remove_signal_handler(number)
+
+    def catch_signals(self) -> None:
+        """Also again while the service loads: Ray's core takes them for itself, and would end the process with them."""
+        loop = asyncio.get_running_loop()
+        with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
+            for number in SIGNALS:
+                loop.add_signal_handler(number, self._asked_to_end)
 
     def _asked_to_end(self) -> None:
         """A second signal does not wait for clients that are slow to send."""
@@ -106,13 +110,15 @@ def run(service: Service, address: Address, on_ready: Callable[[str], None] = la
 
 
 async def _serve(service: Service, address: Address, sock: socket.socket, on_ready: Callable[[str], None]) -> None:
-    server = Server(_config(service, address))
+    server, url = Server(_config(service, address)), url_of(address, sock)
     failure: list[BaseException] = []
 
     async def load() -> None:
         try:
             await service.start()
-            on_ready(url_of(address, sock))
+            server.catch_signals()
+            if not server.should_exit:  # a signal may have come meanwhile
+                on_ready(url)
         except BaseException as error:
             failure.append(error)
             server.should_exit = True
@@ -121,6 +127,8 @@ async def _serve(service: Service, address: Address, sock: socket.socket, on_rea
         """From now on it is not ready, and what still comes in over open connections is refused."""
         while not server.should_exit:
             await asyncio.sleep(0.05)
+            if not loading.done():
+                server.catch_signals()
         service.closing = True
 
     loading, noting = asyncio.create_task(load()), asyncio.create_task(note_end())

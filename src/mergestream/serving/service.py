@@ -9,14 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from mergestream.intake import Picture, read_uploads
 from mergestream.serving.answers import Answer
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.batching import MicroBatcher
-from mergestream.serving.engine import Engine
-from mergestream.serving.intake import Picture, read_uploads
 from mergestream.serving.limiting import HeldBytes, RateLimiter, ServiceLimits
 from mergestream.serving.metrics import Metrics
-from mergestream.serving.opening import Companion, Opened
+from mergestream.serving.opening import Answering, Companion, Opened
 from mergestream.serving.problems import Problem
 from mergestream.serving.recent import RecentSteps
 from mergestream.serving.tokens import Tokens
@@ -40,9 +39,10 @@ class Service:
         tokens: Tokens | None = None,
         hosts: Sequence[str] | None = None,
         one_thread: bool = False,
+        threads: int = ENGINE_THREADS,
     ) -> None:
         """`one_thread`: all work on the device in one thread. A GPU needs it: no other may touch it while a step is
-        recorded there."""
+        recorded there. `threads`: batches under way at a time otherwise."""
         self.limits = limits or ServiceLimits()
         self.tokens = tokens
         self.hosts = hosts  # names that requests may be addressed to; None: any
@@ -54,7 +54,7 @@ class Service:
         self._open_engine = open_engine
         self._opened: Opened | None = None
         self._batcher: MicroBatcher | None = None
-        self._engine_threads = ThreadPoolExecutor(1 if one_thread else ENGINE_THREADS, "engine")
+        self._engine_threads = ThreadPoolExecutor(1 if one_thread else threads, "engine")
         self._decoders = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "decoder")
         self._administration = self._engine_threads if one_thread else ThreadPoolExecutor(1, "administration")
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -63,7 +63,7 @@ class Service:
         self._watch_metrics()
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Answering:
         if self._opened is None:
             raise self._loading()
         return self._opened.engine

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from mergestream import coefficients as simplex
 from mergestream.files import sha256_of_json
-from mergestream.methods import ORIGINAL, Method, Step
+from mergestream.intake.pictures import Picture, stack
+from mergestream.methods import Method, Step
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.merged import MergedModel
 from mergestream.pool import ExpertPool, sha256_of_tensor
@@ -17,7 +18,6 @@ from mergestream.scoring import entropy
 from mergestream.serving import findings as codes
 from mergestream.serving.findings import Finding, GuardSettings
 from mergestream.serving.guards import Seen, abstention, look_at_batch
-from mergestream.serving.intake.pictures import Picture, stack
 from mergestream.serving.switching import Lineup, MethodState
 from mergestream.serving.windows import Memory, look_at_stream, remember
 
@@ -61,9 +61,14 @@ def take_step(
     """Answer one batch with a method that stands where the stream stands; a refused batch leaves it there."""
     pool, before = lineup.active, method.state_dict()
     images = prepare(pool, pictures)
-    experts = pool.logits(images) if settings.watch_experts else None
-    step = method.step(images, expert_logits=None if experts is None else {ORIGINAL: experts})
-    method.settle()  # an answer leaves only after all that could refuse it
+    try:
+        step = method.step(images, with_experts=settings.watch_experts)
+        method.settle()  # an answer leaves only after all that could refuse it
+        alone = settings.watch_experts and step.expert_logits is None
+        experts = pool.logits(images) if alone else step.expert_logits
+    except BaseException:
+        method.load_state_dict(before)
+        raise
     evidence = step.entropy if step.entropy is not None or experts is None else entropy(experts)
     seen = Seen(images, step.logits, experts, evidence, pool.names, pool.classes)
     findings = look_at_batch(seen, settings)

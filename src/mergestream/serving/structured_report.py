@@ -14,7 +14,7 @@ from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import UID, ComprehensiveSRStorage, ExplicitVRLittleEndian, generate_uid
 
 from mergestream.errors import InputError
-from mergestream.serving.intake import Picture, Source
+from mergestream.intake import Picture, Source
 
 NOTICE = "For research, not a medical device."
 SCHEME = "99MERGESTREAM"

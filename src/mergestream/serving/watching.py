@@ -16,8 +16,8 @@ from typing import Any
 
 from mergestream.errors import InputError, MergestreamError, OutputError
 from mergestream.files import make_folder
+from mergestream.intake import IntakeError, Limits, Picture, read_upload
 from mergestream.serving.dropbox import Dropbox, Incoming
-from mergestream.serving.intake import IntakeError, Limits, Picture, read_upload
 
 LOGGER = logging.getLogger(__name__)
 Answer = Callable[[list[Picture]], list[dict[str, Any]]]

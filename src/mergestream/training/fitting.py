@@ -170,6 +170,8 @@ class _Fitting:
         probabilities = torch.softmax(logits, dim=-1)
         metrics = summarise(probabilities, labels, self._data.classes)
         metrics["risk_by_confidence"] = risk_by_confidence(probabilities, labels)
+        said = probabilities.mean(dim=0).tolist()
+        metrics["mean_probability"] = dict(zip(self._data.classes, said, strict=True))
         temperature = fit_temperature(logits, labels)
         if self._keeping is not None and self._fabric.global_rank == 0:
             self._keeping.path.unlink(missing_ok=True)

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Request
 
 from mergestream.errors import InputError
+from mergestream.intake import Picture
 from mergestream.serving.answers import Answer
-from mergestream.serving.intake import Picture
 from mergestream.serving.limiting import Share, body_of
 from mergestream.serving.problems import Problem
 from mergestream.serving.recent import by_expert

@@ -3,8 +3,8 @@
 import struct
 from itertools import pairwise
 
-from mergestream.serving.intake.dicom.form import Form
-from mergestream.serving.intake.refusals import IntakeError
+from mergestream.intake.dicom.form import Form
+from mergestream.intake.refusals import IntakeError
 
 HEAD_BYTES, MOST_SEGMENTS = 64, 15
 

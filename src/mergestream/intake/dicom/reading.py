@@ -4,17 +4,17 @@ import hashlib
 
 import numpy as np
 
-from mergestream.datasets.pixels import three_channels
 from mergestream.errors import WorkerError
-from mergestream.serving.intake.dicom.colour import show_palette, show_rgb
-from mergestream.serving.intake.dicom.elements import damaged
-from mergestream.serving.intake.dicom.form import GREY, Form, form_of
-from mergestream.serving.intake.dicom.frames import Frame, frames
-from mergestream.serving.intake.dicom.grey import show_grey
-from mergestream.serving.intake.dicom.header import Header, read_header
-from mergestream.serving.intake.limits import Allowance
-from mergestream.serving.intake.pictures import Picture, picture_of
-from mergestream.serving.intake.refusals import IntakeError
+from mergestream.intake.dicom.colour import show_palette, show_rgb
+from mergestream.intake.dicom.elements import damaged
+from mergestream.intake.dicom.form import GREY, Form, form_of
+from mergestream.intake.dicom.frames import Frame, frames
+from mergestream.intake.dicom.grey import show_grey
+from mergestream.intake.dicom.header import Header, read_header
+from mergestream.intake.limits import Allowance
+from mergestream.intake.pictures import Picture, picture_of
+from mergestream.intake.refusals import IntakeError
+from mergestream.intake.shades import three_channels
 
 
 def read_dicom(data: bytes, allowance: Allowance) -> list[Picture]:

@@ -5,9 +5,9 @@ from typing import Any
 
 from pydicom.dataset import Dataset
 
-from mergestream.serving.intake.dicom.elements import damaged
-from mergestream.serving.intake.limits import Allowance
-from mergestream.serving.intake.refusals import IntakeError
+from mergestream.intake.dicom.elements import damaged
+from mergestream.intake.limits import Allowance
+from mergestream.intake.refusals import IntakeError
 
 GREY = ("MONOCHROME1", "MONOCHROME2")
 SAMPLES = {

@@ -8,14 +8,14 @@ import numpy as np
 from pydicom.encaps import generate_frames
 from pydicom.pixels import get_decoder
 
-from mergestream.serving.intake.dicom.codestreams import require_size
-from mergestream.serving.intake.dicom.elements import damaged
-from mergestream.serving.intake.dicom.form import Form
-from mergestream.serving.intake.dicom.header import BIG_ENDIAN, EXPLICIT, IMPLICIT, Header
-from mergestream.serving.intake.dicom.isolation import decoders
-from mergestream.serving.intake.dicom.runs import decode_runs
-from mergestream.serving.intake.limits import Allowance
-from mergestream.serving.intake.refusals import IntakeError
+from mergestream.intake.dicom.codestreams import require_size
+from mergestream.intake.dicom.elements import damaged
+from mergestream.intake.dicom.form import Form
+from mergestream.intake.dicom.header import BIG_ENDIAN, EXPLICIT, IMPLICIT, Header
+from mergestream.intake.dicom.isolation import decoders
+from mergestream.intake.dicom.runs import decode_runs
+from mergestream.intake.limits import Allowance
+from mergestream.intake.refusals import IntakeError
 
 PLAIN = (EXPLICIT, IMPLICIT, BIG_ENDIAN)
 RUN_LENGTH = "1.2.840.10008.1.2.5"
@@ -107,5 +107,7 @@ def _require_decoder(transfer_syntax: str) -> tuple[str, str]:
     name, decoder = COMPRESSIONS[ending]
     module, extra = decoder
     if find_spec("pylibjpeg") is None or find_spec(module) is None:
-        raise IntakeError("decoder_missing", f"The service cannot decode {name}: pip install 'mergestream[{extra}]'.")
+        raise IntakeError(
+            "decoder_missing", f"{name} needs a decoder that is not here: pip install 'mergestream[{extra}]'."
+        )
     return decoder

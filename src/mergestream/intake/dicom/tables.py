@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydicom.dataset import Dataset
 
-from mergestream.serving.intake.dicom.elements import damaged
+from mergestream.intake.dicom.elements import damaged
 
 
 class Table(NamedTuple):

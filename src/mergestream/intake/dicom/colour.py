@@ -3,11 +3,11 @@
 import numpy as np
 from pydicom.dataset import Dataset
 
-from mergestream.datasets.pixels import by_levels
-from mergestream.serving.intake.dicom.elements import damaged
-from mergestream.serving.intake.dicom.form import Form
-from mergestream.serving.intake.dicom.tables import read_table
-from mergestream.serving.intake.refusals import IntakeError
+from mergestream.intake.dicom.elements import damaged
+from mergestream.intake.dicom.form import Form
+from mergestream.intake.dicom.tables import read_table
+from mergestream.intake.refusals import IntakeError
+from mergestream.intake.shades import by_levels
 
 PALETTE = "{}PaletteColorLookupTable{}"
 

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from mergestream.serving.intake.dicom.form import Form
-from mergestream.serving.intake.refusals import IntakeError
+from mergestream.intake.dicom.form import Form
+from mergestream.intake.refusals import IntakeError
 
 START_OF_FRAME = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
 START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9

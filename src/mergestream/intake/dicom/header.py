@@ -12,10 +12,10 @@ from pydicom.datadict import tag_for_keyword
 from pydicom.dataset import Dataset
 from pydicom.filereader import read_dataset
 
-from mergestream.serving.intake.dicom.elements import Element, Syntax, Walk, damaged
-from mergestream.serving.intake.limits import MEBIBYTE, Limits
-from mergestream.serving.intake.pictures import Source
-from mergestream.serving.intake.refusals import IntakeError
+from mergestream.intake.dicom.elements import Element, Syntax, Walk, damaged
+from mergestream.intake.limits import MEBIBYTE, Limits
+from mergestream.intake.pictures import Source
+from mergestream.intake.refusals import IntakeError
 
 START = 132  # after the preamble and 'DICM'
 FILE_META = Syntax(explicit=True, little=True)

@@ -3,12 +3,12 @@
 import hashlib
 from collections.abc import Iterable
 
-from mergestream.serving.intake.limits import MEBIBYTE, Allowance, Limits
-from mergestream.serving.intake.numpy_files import MAGIC as NUMPY
-from mergestream.serving.intake.numpy_files import read_array
-from mergestream.serving.intake.photographs import read_photograph
-from mergestream.serving.intake.pictures import Picture, picture_of
-from mergestream.serving.intake.refusals import IntakeError
+from mergestream.intake.limits import MEBIBYTE, Allowance, Limits
+from mergestream.intake.numpy_files import MAGIC as NUMPY
+from mergestream.intake.numpy_files import read_array
+from mergestream.intake.photographs import read_photograph
+from mergestream.intake.pictures import Picture, picture_of
+from mergestream.intake.refusals import IntakeError
 
 PHOTOGRAPHS = {
     b"\x89PNG\r\n\x1a\n": "PNG",
@@ -67,7 +67,7 @@ def read_uploads(files: Iterable[bytes], limits: Limits) -> list[Picture]:
 
 def _dicom(data: bytes, allowance: Allowance) -> list[Picture]:
     try:
-        from mergestream.serving.intake.dicom.reading import read_dicom
+        from mergestream.intake.dicom.reading import read_dicom
     except ImportError:
         raise IntakeError(
             "decoder_missing", "The service cannot read DICOM: pip install 'mergestream[serve]'."

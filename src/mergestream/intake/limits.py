@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, fields
 
 from mergestream.errors import InputError
-from mergestream.serving.intake.refusals import IntakeError
+from mergestream.intake.refusals import IntakeError
 
 MEBIBYTE = 1 << 20
 

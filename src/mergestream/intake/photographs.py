@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mergestream.datasets.pixels import image_pixels
 from mergestream.errors import DataError
-from mergestream.serving.intake.limits import Allowance
-from mergestream.serving.intake.refusals import IntakeError
+from mergestream.intake.limits import Allowance
+from mergestream.intake.refusals import IntakeError
+from mergestream.intake.shades import image_pixels
 
 # Deflate's best: a PNG that claims more pixels than this allows has not got them.
 MOST_DEFLATED = 1032

@@ -13,10 +13,10 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from mergestream.errors import WorkerError
-from mergestream.serving.intake.dicom import decoder_process
-from mergestream.serving.intake.dicom.decoder_process import read_message, write_message
-from mergestream.serving.intake.limits import Allowance, too_slow
-from mergestream.serving.intake.refusals import IntakeError
+from mergestream.intake.dicom import decoder_process
+from mergestream.intake.dicom.decoder_process import read_message, write_message
+from mergestream.intake.limits import Allowance, too_slow
+from mergestream.intake.refusals import IntakeError
 
 PROGRAM = Path(decoder_process.__file__)
 # Python, NumPy and the decoders themselves; most of it is mapped and never touched.

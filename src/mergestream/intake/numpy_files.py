@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from mergestream.datasets.pixels import three_channels
-from mergestream.serving.intake.limits import Allowance
-from mergestream.serving.intake.refusals import IntakeError
+from mergestream.intake.limits import Allowance
+from mergestream.intake.refusals import IntakeError
+from mergestream.intake.shades import three_channels
 
 MAGIC = b"\x93NUMPY"
 # NumPy itself writes 118 bytes, or a few more for a long shape.

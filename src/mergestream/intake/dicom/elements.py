@@ -7,7 +7,7 @@ follows sequences by recursion. Here nothing is made but positions, and patients
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from mergestream.serving.intake.refusals import IntakeError
+from mergestream.intake.refusals import IntakeError
 
 UNDEFINED = 0xFFFFFFFF
 ITEM, ITEM_END, SEQUENCE_END = 0xFFFEE000, 0xFFFEE00D, 0xFFFEE0DD

@@ -1,0 +1,95 @@
+"""Stages run unit by unit: what is done is skipped, what is finished is written at once, time is told."""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from benches import BENCHES
+from pools import Place, known_note, open_pool, train
+from records import Asked, Group, group_of, read_unit, training_group, unit_path, write_unit
+from units import TRAIN, Stage, Unit
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Runner:
+    """One call of the benchmark. `elsewhere`: (stage, pool) that other runs' records hold already."""
+
+    place: Place
+    asked: Asked
+    say: Say
+    minutes: float | None = None
+    elsewhere: frozenset[tuple[str, str]] = frozenset()
+    _began: float = field(default_factory=time.monotonic)
+
+    def run(self, stage: Stage) -> bool:
+        """Whether all of it is done. Starts no unit that is not expected to end in time."""
+        left = [unit for unit in stage.units if not self.is_done(unit)]
+        longest = 0.0
+        for number, unit in enumerate(left, start=1):
+            if self.minutes is not None and time.monotonic() - self._began + longest > 60 * self.minutes:
+                self.say(f"{stage.name}: the time is over, {len(left) - number + 1} units are left. Run it again.")
+                return False
+            seconds = self._work(unit)
+            longest = max(longest, seconds)
+            self.say(f"[{stage.name} {number}/{len(left)}] {unit.name}: {seconds:.1f} s")
+        self.say(f"{stage.name}: done, {self.seconds(stage):.0f} s in all")
+        return True
+
+    def is_done(self, unit: Unit) -> bool:
+        return (unit.stage, unit.pool.name) in self.elsewhere or self._found(unit) is not None
+
+    def seconds(self, stage: Stage) -> float:
+        return sum(found["seconds"] for unit in stage.units if (found := self._found(unit)) is not None)
+
+    def _found(self, unit: Unit) -> dict[str, Any] | None:
+        """What is written down of a unit, if it is of the pool that lies there now."""
+        note = known_note(self.place, unit.pool)
+        if unit.kind == TRAIN:
+            return note
+        found = read_unit(unit_path(self.place.out, unit, self.asked))
+        return found if found and note and found["fingerprint"] == note["fingerprint"] else None
+
+    def _work(self, unit: Unit) -> float:
+        began = time.perf_counter()
+        if unit.kind == TRAIN:
+            train(self.place, unit.pool)
+            return time.perf_counter() - began
+        open_pool(self.place, unit.pool)  # trained here where it is missing: that is not this unit's time
+        opened = time.perf_counter()
+        found = BENCHES[unit.kind](self.place, unit, self.asked.ours)
+        seconds = round(time.perf_counter() - opened, 3)
+        write_unit(unit_path(self.place.out, unit, self.asked), {**found, "seconds": seconds})
+        return time.perf_counter() - began
+
+    def groups(self, stages: Iterable[Stage]) -> list[Group]:
+        """What goes into the record: every pool of a stage whose targets are all done."""
+        gathered = []
+        for stage in stages:
+            for pool in dict.fromkeys(unit.pool for unit in stage.units):
+                units = [(unit, self._found(unit)) for unit in stage.units if unit.pool == pool]
+                if any(found is None for _, found in units):
+                    continue
+                known = [(unit, found) for unit, found in units if found is not None]
+                training = stage.units[0].kind == TRAIN
+                gathered.append(training_group(*known[0]) if training else group_of(stage, known, self.asked))
+        return gathered
+
+
+def listed(runner: Runner, stages: Sequence[Stage]) -> list[str]:
+    """A line a stage: what is done of it, and the seconds that took."""
+    lines = []
+    for stage in stages:
+        done = sum(runner.is_done(unit) for unit in stage.units)
+        state = "done" if done == len(stage.units) else "not begun" if done == 0 else "begun"
+        lines.append(f"{stage.name:24} {state:10} {done:3}/{len(stage.units):<3} {runner.seconds(stage):7.1f} s")
+    return lines
+
+
+def held_elsewhere(groups: Iterable[Group], asked: Asked, *, later: bool) -> frozenset[tuple[str, str]]:
+    """Stages of pools in other runs' records that this run would only repeat."""
+    same = json.loads(json.dumps(asdict(asked)))
+    return frozenset((g["stage"], g["pool"]) for g in groups if g["asked"] == same and g["later"] == later)

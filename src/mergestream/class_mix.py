@@ -1,0 +1,63 @@
+"""How the classes of a stream are mixed, from a model's own probabilities. Pure functions of fp32 tensors.
+
+Shapes: B images, C classes. `shares` [B] say what each image counts in a mean, as in `scoring`; padding counts 0.
+"""
+
+import torch
+from torch import Tensor
+
+ROUNDS = 10
+LEAST = 1e-4  # no class is ever thought rarer
+# 1 / (1 + A) of a batch: 0 where classes are drawn anew for every image, 1 where a batch holds one class.
+LEAST_CLUMPED, MOST_CLUMPED = 1e-4, 2 / 3
+
+
+def on_simplex(values: Tensor) -> Tensor:
+    """Class shares [C] that sum to 1 and are never quite 0."""
+    values = (values / values.sum()).clamp_min(LEAST)
+    return values / values.sum()
+
+
+def counted(shares: Tensor | None, images: Tensor) -> Tensor:
+    """What each of the images [B,...] counts in a mean [B]."""
+    return torch.full((len(images),), 1 / len(images), device=images.device) if shares is None else shares
+
+
+def between(seen: Tensor, home: Tensor, anchor: float) -> Tensor:
+    """The geometric mean of two mixes [C]: the first at anchor 0, the second at 1."""
+    return on_simplex(seen.log().lerp(home.log(), anchor).exp())
+
+
+def reweighted(probabilities: Tensor, mix: Tensor, assumed: Tensor) -> Tensor:
+    """Posteriors [B,C] of a classifier that answers for the mix `assumed`, where the mix is another (Bayes)."""
+    joint = probabilities * (mix / assumed)
+    return joint / joint.sum(dim=-1, keepdim=True)
+
+
+def clumped(probabilities: Tensor, usual: Tensor, shares: Tensor) -> Tensor:
+    """How much more a batch's answers depart from the usual ones [C] than images drawn one by one would: [] up to 1.
+
+    If the batch's own mix is Dirichlet with concentration A around `usual`, the mean of this over batches is
+    1 / (1 + A), whatever B > 1 is. Of one image nothing can be told: 0. A bias is no clumping: it is in all batches.
+    """
+    found = (probabilities * shares[:, None]).sum(dim=0)
+    one = (shares**2).sum()  # 1/B
+    departure = (found - usual).square().sum() / (usual * (1 - usual)).sum()
+    return torch.where(one < 1, (departure - one) / (1 - one).clamp_min(LEAST), 0.0)
+
+
+def concentration(clumping: Tensor) -> Tensor:
+    """A [] of the Dirichlet that batches' mixes come from."""
+    return 1 / clumping.clamp(LEAST_CLUMPED, MOST_CLUMPED) - 1
+
+
+def mix_of_batch(
+    probabilities: Tensor, assumed: Tensor, expected: Tensor, concentration: Tensor, shares: Tensor
+) -> Tensor:
+    """The mix [C] of the classes in one batch: expectation-maximisation with a Dirichlet prior around `expected`."""
+    images = 1 / (shares**2).sum()
+    mix = expected
+    for _ in range(ROUNDS):
+        found = (reweighted(probabilities, mix, assumed) * shares[:, None]).sum(dim=0)
+        mix = (images * found + concentration * expected) / (images + concentration)
+    return mix

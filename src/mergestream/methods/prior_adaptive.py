@@ -1,0 +1,163 @@
+"""Entropy-adaptive merging whose head also follows the stream's mix of classes. Its page: docs/prior_adaptive.md."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mergestream import class_mix, merging
+from mergestream.methods.base import ExpertLogits
+from mergestream.methods.choices import resolve_home
+from mergestream.methods.entropy_adaptive import EntropyAdaptive
+from mergestream.methods.restoring import even_heads, head_bias, restored
+from mergestream.methods.step import Step
+from mergestream.options import number, yes_or_no
+from mergestream.pool import ExpertPool
+
+# What a stream is thought to be before its first batch: so many batches, whose mixes have this concentration.
+BATCHES_BEFORE, CONCENTRATION_BEFORE = 4.0, 100.0
+MORE_THAN_ONE = 1.5
+
+
+class PriorAdaptive(EntropyAdaptive):
+    """Coefficients by entropy, as the paper's; on top of it the merged head's bias is moved by the classes' mix.
+
+    A merged model on a foreign site prefers some classes. What it says in the long run is compared with what experts
+    say at home, and each batch with the long run; how far a batch may depart is learnt from the batches themselves.
+
+    anchor        how far the long-run mix is taken back to the experts' home: 0 not at all, 1 wholly
+    home          that mix: 'card' (from the experts' cards), 'uniform', or a share per class
+    memory        how many images the long run is; older ones fade
+    before        how many images of the home mix the long run starts with
+    even_heads    a head three times as large as the pool's median, or a third, is brought to it
+    restore       encoders' changes are scaled up by what merging heads of different directions loses (needs a base)
+    score         'entropy_agreement' doubts an expert that is certain and alone; others as of entropy_adaptive
+    """
+
+    name: ClassVar[str] = "prior_adaptive"
+    portable: ClassVar[bool] = False
+    _counts: Tensor  # the merged model's mean probabilities, summed over faded images [C]
+    _images: Tensor  # and how many those are []
+    _clumped: Tensor  # how clumped batches were, summed over faded batches []
+    _clumps: Tensor  # and how many those are []
+
+    def __init__(
+        self,
+        pool: ExpertPool,
+        *,
+        temperature: float | Sequence[float] | str = "card",
+        encoder: str = "adaptive",
+        head: str = "entropy_gap",
+        head_sharpness: float = 1.0,
+        momentum: float = 0.0,
+        score: str = "entropy_agreement",
+        views: Sequence[str] = ("hflip",),
+        recalibrate_bn: bool = False,
+        refresh_every: int = 1,
+        anchor: float = 1.0,
+        home: str | Sequence[float] = "card",
+        memory: float = 4096,
+        before: float = 32,
+        even_heads: bool = True,
+        restore: bool = False,
+    ) -> None:
+        self.anchor = number("anchor", anchor, low=0, high=1)
+        self.memory = number("memory", memory, low=1)
+        self.before = number("before", before, above=0)
+        self.home, self._home = home, class_mix.on_simplex(resolve_home(home, pool))
+        self.even_heads = yes_or_no("even_heads", even_heads)
+        self.restore = yes_or_no("restore", restore)
+        super().__init__(
+            pool,
+            temperature=temperature,
+            encoder=encoder,
+            head=head,
+            head_sharpness=head_sharpness,
+            momentum=momentum,
+            score=score,
+            views=views,
+            recalibrate_bn=recalibrate_bn,
+            refresh_every=refresh_every,
+        )
+        self._use(pool)
+
+    def _use(self, pool: ExpertPool) -> None:
+        """Rows that are merged in place of the experts' own, and what their scores are divided by."""
+        rows = pool.rows
+        if self.even_heads:
+            rows, factors = even_heads(pool)
+            self._temperature = self._temperature / factors
+        self._own_rows, self._restored = restored(pool, rows) if self.restore else (rows, 1.0)
+
+    def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
+        step = super()._step(images, expert_logits)
+        shift = self._follow(step.logits)
+        return replace(step, logits=step.logits + shift, class_shift=shift)
+
+    def merged_weights(self) -> Tensor:
+        """The merged weights [P] that answered the last batch, its shift in the head's bias: a copy."""
+        weights = super().merged_weights().clone()
+        place = head_bias(self.pool)
+        if place is not None:
+            weights[place] += self._shift.to(weights.dtype)
+        return weights
+
+    def _merge(self) -> None:
+        own = self._own_rows
+        scale = self._restored
+        encoder = (
+            self._encoder if scale == 1 else torch.cat([scale * self._encoder, self._encoder.new_tensor([1 - scale])])
+        )
+        merging.merge(own, encoder, self._head, self._weights)
+
+    def _follow(self, logits: Tensor) -> Tensor:
+        """Learn from the batch, then the shift [C] of its log-odds."""
+        probabilities = torch.softmax(logits, dim=-1)
+        shares = class_mix.counted(self._shares, logits)
+        images = 1 / (shares**2).sum()
+        faded = torch.exp(-images / self.memory)
+        tells = (self._images > 0) & (images > MORE_THAN_ONE)  # the first batch has nothing to depart from
+        usual = class_mix.on_simplex(torch.where(self._images > 0, self._counts, self._home))
+        told = torch.where(tells, class_mix.clumped(probabilities, usual, shares), 0.0)
+        self._clumped, self._clumps = faded * self._clumped + told, faded * self._clumps + tells
+        self._counts = faded * self._counts + images * (probabilities * shares[:, None]).sum(dim=0)
+        self._images = faded * self._images + images
+        assumed = class_mix.on_simplex(self._counts + self.before * self._home)
+        expected = class_mix.between(assumed, self._home, self.anchor)
+        before = BATCHES_BEFORE / (1 + CONCENTRATION_BEFORE)
+        clumping = (self._clumped + before) / (self._clumps + BATCHES_BEFORE)
+        mix = class_mix.mix_of_batch(probabilities, assumed, expected, class_mix.concentration(clumping), shares)
+        self._shift = mix.log() - assumed.log()
+        return self._shift
+
+    def _sources(self) -> dict[str, str | None]:
+        return {**super()._sources(), "home": json.dumps([round(value, 6) for value in self._home.tolist()])}
+
+    def _carried(self) -> dict[str, Tensor]:
+        return {**super()._carried(), **self._learnt()}
+
+    def _learnt(self) -> dict[str, Tensor]:
+        counts = {"counts": self._counts, "images": self._images}
+        return {**counts, "clumped": self._clumped, "clumps": self._clumps, "shift": self._shift}
+
+    def _carry(self, tensors: Mapping[str, Tensor]) -> None:
+        super()._carry(tensors)
+        self._counts, self._images = tensors["counts"], tensors["images"]
+        self._clumped, self._clumps = tensors["clumped"], tensors["clumps"]
+        self._shift = tensors["shift"]
+
+    def _state(self) -> dict[str, Any]:
+        return {**super()._state(), **{name: tensor.clone() for name, tensor in self._learnt().items()}}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        super()._restore(state)
+        device, nothing = self.pool.device, torch.zeros(())
+        classes = torch.zeros(len(self.pool.classes))
+        self._counts = state.get("counts", classes).to(device)
+        self._images = state.get("images", nothing).to(device)
+        self._clumped = state.get("clumped", nothing).to(device)
+        self._clumps = state.get("clumps", nothing).to(device)
+        self._shift = state.get("shift", classes).to(device)

@@ -1,0 +1,234 @@
+"""The head's bias follows the stream's mix of classes; heads of odd size; what merging loses, given back."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mergestream as ms
+from conftest import CLASSES, NAMES, make_images, make_pool
+from mergestream.errors import MergestreamError, PoolError
+from mergestream.methods.restoring import even_heads, restored
+
+STREAM = [make_images(8, seed=seed) for seed in range(5)] + [make_images(3, seed=9), make_images(1, seed=10)]
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    raised = np.exp(values - values.max(axis=-1, keepdims=True))
+    return raised / raised.sum(axis=-1, keepdims=True)
+
+
+class Reference:
+    """The page's equations in float64, one line each."""
+
+    def __init__(self, home: np.ndarray, anchor: float, memory: float, before: float) -> None:
+        self.home, self.anchor, self.memory, self.before = home, anchor, memory, before
+        self.counts, self.clumped, self.clumps = np.zeros(len(home)), 0.0, 0.0
+
+    def shift(self, logits: np.ndarray) -> np.ndarray:
+        p, images = softmax(logits), len(logits)
+        faded = np.exp(-images / self.memory)
+        if self.counts.sum() > 0 and images > 1:
+            usual = self.counts / self.counts.sum()
+            departure = ((p.mean(axis=0) - usual) ** 2).sum() / (usual * (1 - usual)).sum()
+            self.clumped = faded * self.clumped + (departure - 1 / images) / (1 - 1 / images)
+            self.clumps = faded * self.clumps + 1
+        else:
+            self.clumped, self.clumps = faded * self.clumped, faded * self.clumps
+        self.counts = faded * self.counts + p.sum(axis=0)
+        assumed = self.counts + self.before * self.home
+        assumed = assumed / assumed.sum()
+        expected = assumed ** (1 - self.anchor) * self.home**self.anchor
+        expected = expected / expected.sum()
+        clumping = np.clip((self.clumped + 4 / 101) / (self.clumps + 4), 1e-4, 2 / 3)
+        concentration, mix = 1 / clumping - 1, expected
+        for _ in range(10):
+            q = p * mix / assumed
+            q = (q / q.sum(axis=1, keepdims=True)).sum(axis=0)
+            mix = (q + concentration * expected) / (images + concentration)
+        return np.log(mix) - np.log(assumed)
+
+
+@pytest.mark.parametrize("options", [{}, {"anchor": 0.3, "memory": 20, "before": 5}], ids=str)
+def test_a_stream_is_followed_as_the_page_says(vit_pool: ms.ExpertPool, options: dict) -> None:
+    home = [0.4, 0.3, 0.1, 0.1, 0.1]
+    settings = {"anchor": 1.0, "memory": 4096, "before": 32, **options}
+    reference = Reference(np.array(home), **settings)
+    method = ms.create_method("prior_adaptive", vit_pool, home=home, temperature=1.0, score="entropy", **options)
+    plain = ms.create_method("entropy_adaptive", vit_pool)
+    for images in STREAM:
+        step, own = method.step(images), plain.step(images).logits
+        wanted = reference.shift(own.double().numpy())
+        torch.testing.assert_close(step.class_shift.double(), torch.tensor(wanted), rtol=5e-3, atol=1e-3)
+        torch.testing.assert_close(step.logits, own + step.class_shift)
+
+
+def test_the_merged_weights_hold_the_shift(vit_pool: ms.ExpertPool) -> None:
+    method = ms.create_method("prior_adaptive", vit_pool, anchor=0.5)
+    for images in STREAM:
+        step = method.step(images)
+        assert step.class_shift.abs().max() > 0
+        answers = vit_pool.forward(method.merged_weights(), images)
+        torch.testing.assert_close(answers, step.logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_says_one_class_to_everything_is_brought_back() -> None:
+    """A bias that drowns the pictures: what it says in the long run becomes what experts say at home."""
+
+    def drowned(number: int, network: nn.Module) -> None:
+        network.fc.bias[2] += 4.5
+
+    torch.manual_seed(0)
+    pool = one_layer(4, drowned)
+    labels = torch.randint(4, (40, 16))
+    stream = [pictures(batch) for batch in labels]
+    said = torch.cat([ms.create_method("mean", pool).step(images).logits for images in stream]).argmax(dim=1)
+    ours = ms.create_method("prior_adaptive", pool, views=(), home="uniform")
+    answered = torch.cat([ours.step(images).logits for images in stream]).argmax(dim=1)
+    assert (said == 2).float().mean() > 0.85
+    late = slice(320, None)
+    assert (answered == labels.flatten())[late].float().mean() > 0.85
+    shares = torch.bincount(answered[late], minlength=4) / 320
+    torch.testing.assert_close(shares, torch.bincount(labels.flatten()[late]) / 320, rtol=0, atol=0.1)
+
+
+def test_a_batch_of_one_class_is_believed_only_where_batches_are_like_that() -> None:
+    """The same batch, after batches of one class each, and after mixed ones."""
+    torch.manual_seed(0)
+    pool = one_layer(4)
+    mixed = [pictures(torch.arange(16) % 4) for _ in range(12)]
+    sorted_ones = [pictures(torch.full((16,), number % 4)) for number in range(12)]
+    unsure = pictures(torch.zeros(16, dtype=torch.long), strength=0.4)
+    moved = {}
+    for name, stream in (("mixed", mixed), ("sorted", sorted_ones)):
+        method = ms.create_method("prior_adaptive", pool, views=(), home="uniform")
+        for images in stream:
+            method.step(images)
+        shift = method.step(unsure).class_shift
+        moved[name] = float(shift[0] - shift[1:].mean())
+    assert moved["sorted"] > 1.5
+    assert moved["mixed"] < 0.5 * moved["sorted"]
+
+
+def pictures(labels: Tensor, strength: float = 3.0) -> Tensor:
+    """Four numbers a picture, the label's the largest, with noise."""
+    signal = strength * torch.nn.functional.one_hot(labels, 4) + 0.5 * torch.randn(len(labels), 4)
+    return signal.reshape(-1, 1, 2, 2)
+
+
+class OneLayer(nn.Module):
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(4, 4, bias=False)
+        self.fc = nn.Linear(4, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(self.encoder(images.flatten(1)))
+
+
+def one_layer(
+    classes: int, change: Callable[[int, OneLayer], None] | None = None, base: nn.Module | None = None
+) -> ms.ExpertPool:
+    experts = {}
+    for number, name in enumerate(NAMES[:2]):
+        network = OneLayer(classes)
+        with torch.no_grad():
+            network.encoder.weight.copy_(torch.eye(4))
+            network.fc.weight.copy_(torch.eye(classes, 4))
+            network.fc.bias.zero_()
+            if change is not None:
+                change(number, network)
+        experts[name] = network
+    preprocessing = ms.Preprocessing(size=(2, 2), mean=(0.0,), std=(1.0,))
+    return ms.ExpertPool.from_modules(
+        experts, classes=CLASSES[:classes], preprocessing=preprocessing, base=base, head="fc"
+    )
+
+
+def test_where_heads_read_their_own_encoders_restoring_gives_the_ensemble() -> None:
+    """Heads at right angles, each expert's change seen by its own head alone: the mean loses half, exactly."""
+    start = OneLayer(2)
+    with torch.no_grad():
+        start.encoder.weight.copy_(torch.randn(4, 4))
+        start.fc.bias.zero_()
+
+    def apart(number: int, network: OneLayer) -> None:
+        own = slice(2 * number, 2 * number + 2)
+        network.encoder.weight.copy_(start.encoder.weight)
+        network.encoder.weight[own] += torch.randn(2, 4)
+        network.fc.weight.zero_()
+        network.fc.weight[:, own] = torch.tensor([[1.0, 0.5], [-1.0, 0.5]])
+
+    pool = one_layer(2, apart, base=start)
+    images = torch.randn(6, 1, 2, 2)
+    rows, scale = restored(pool, pool.rows)
+    assert scale == pytest.approx(2.0)
+    assert len(rows.encoder) == 3
+    options = {"views": (), "encoder": "uniform", "head": "shared", "even_heads": False}
+    step = ms.create_method("prior_adaptive", pool, restore=True, **options).step(images)
+    ensemble = ms.create_method("ensemble", pool).step(images).logits
+    torch.testing.assert_close(step.logits - step.class_shift, ensemble, rtol=1e-4, atol=1e-5)
+    lossy = ms.create_method("prior_adaptive", pool, restore=False, **options).step(images)
+    assert not torch.allclose(lossy.logits - lossy.class_shift, ensemble, atol=1e-2)
+
+
+def test_restoring_needs_the_base() -> None:
+    with pytest.raises(PoolError, match="base"):
+        ms.create_method("prior_adaptive", one_layer(2), restore=True)
+
+
+@pytest.mark.parametrize("factor", [100.0, 0.01])
+def test_a_head_of_odd_size_does_not_capture_the_pool(factor: float) -> None:
+    """It counts as one of the median's size would, whatever it was multiplied by."""
+    border = make_pool("vit").layout.encoder_size
+    sizes = make_pool("vit").rows.head.norm(dim=1)
+    honest, tampered = make_pool("vit"), make_pool("vit")
+    tampered.bank[0, border:] *= factor
+    _, factors = even_heads(tampered)
+    honest.bank[0, border:] *= factors[0] * factor
+    assert factors[1:].tolist() == [1.0, 1.0]
+    assert float(honest.rows.head[0].norm()) == pytest.approx(float(sizes[1:].max() if factor > 1 else sizes[1:].min()))
+    one, other = ms.create_method("prior_adaptive", honest), ms.create_method("prior_adaptive", tampered)
+    for images in STREAM:
+        wanted, found = one.step(images), other.step(images)
+        torch.testing.assert_close(found.encoder_coefficients, wanted.encoder_coefficients, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-2, atol=1e-2)
+
+
+def test_heads_of_natural_sizes_are_left_alone(vit_pool: ms.ExpertPool) -> None:
+    rows, factors = even_heads(vit_pool)
+    assert factors.tolist() == [1.0] * len(vit_pool)
+    assert rows.head.data_ptr() == vit_pool.rows.head.data_ptr()
+
+
+def test_home_comes_from_the_cards(vit_pool: ms.ExpertPool) -> None:
+    counts = dict(zip(CLASSES, (50, 30, 10, 5, 5), strict=True))
+    pool = vit_pool
+    for name in NAMES[:2]:
+        pool = pool.annotate(name, class_counts=counts)
+    method = ms.create_method("prior_adaptive", pool)
+    torch.testing.assert_close(method._home, torch.tensor([0.5, 0.3, 0.1, 0.05, 0.05]))
+    said = dict(zip(CLASSES, (0.2, 0.2, 0.2, 0.2, 0.2), strict=True))
+    told = pool.annotate(NAMES[0], metrics={"validation": {"mean_probability": said}})
+    method = ms.create_method("prior_adaptive", told)
+    torch.testing.assert_close(method._home, torch.tensor([0.35, 0.25, 0.15, 0.125, 0.125]))
+    assert method.identity["home"] != ms.create_method("prior_adaptive", pool).identity["home"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"anchor": 1.5}, "anchor"),
+        ({"memory": 0}, "memory"),
+        ({"before": 0}, "before"),
+        ({"home": [0.5, 0.5]}, "5 classes"),
+        ({"home": [0, 0, 0, 0, 0]}, "5 classes"),
+        ({"home": "here"}, "home"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused(vit_pool: ms.ExpertPool, options: dict, told: str) -> None:
+    with pytest.raises(MergestreamError, match=told):
+        ms.create_method("prior_adaptive", vit_pool, **options)
