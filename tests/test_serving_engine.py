@@ -577,7 +577,7 @@ def test_an_expert_that_the_guard_rails_alone_ask_may_refuse_and_leaves_no_trace
 
 
 @pytest.mark.parametrize("fallback", ["none", "ensemble", "uniform", "expert:brest"])
-@pytest.mark.parametrize("name", ["entropy_adaptive", "mean", "adamerging"])
+@pytest.mark.parametrize("name", ["entropy_adaptive", "prior_adaptive", "mean", "adamerging"])
 def test_a_logged_step_is_computed_again_bit_for_bit(
     name: str, fallback: str, pool: ms.ExpertPool, tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ def step_record(number: int, step: Step, indices: np.ndarray) -> dict[str, Any]:
         "scores": _numbers(step.scores),
         "consistency": _numbers(step.consistency),
         "head_expert": step.head_expert,
+        "class_shift": _numbers(step.class_shift),
         "lambdas": None if step.lambdas is None else _numbers(step.lambdas.reshape(len(step.lambdas), -1).mean(dim=1)),
         "predictions": step.logits.argmax(dim=-1).tolist(),
         "seconds": round(step.seconds, 6),

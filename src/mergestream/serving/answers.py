@@ -118,6 +118,7 @@ def measured(outcome: Outcome, lineup: Lineup, settings: GuardSettings) -> dict[
         "lambdas": None
         if step.lambdas is None
         else lineup.spread(step.lambdas.reshape(len(step.lambdas), -1).mean(dim=1), None),
+        "class_shift": None if step.class_shift is None else step.class_shift.tolist(),
         "head_expert": outcome.head_expert,
         "weights_sha256": outcome.weights_sha256,
         "logits_sha256": sha256_of_tensor(outcome.logits),

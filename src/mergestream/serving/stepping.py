@@ -47,6 +47,7 @@ class _Reply:
     head: Tensor | None
     weights: Tensor | None
     head_expert: str | None = None
+    class_shift: Tensor | None = None
 
 
 @torch.no_grad()
@@ -82,6 +83,7 @@ def take_step(
             step.head_coefficients,
             _weights_in_use(method, step),
             step.head_expert,
+            step.class_shift,
         )
     else:
         reply = _answer_safely(pool, choice, images, experts)
@@ -159,6 +161,7 @@ def _hash(hashed: str, lineup: Lineup, reply: _Reply) -> str | None:
     if hashed == WEIGHTS or reply.encoder is None or reply.head is None or lineup.options.get("recalibrate_bn"):
         return sha256_of_tensor(reply.weights)
     shares = [reply.encoder.tolist(), reply.head.tolist()]
+    shares += [] if reply.class_shift is None else [reply.class_shift.tolist()]
     return f"{RECIPE}:{sha256_of_json([lineup.identity, lineup.off, shares])}"
 
 

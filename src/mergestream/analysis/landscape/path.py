@@ -10,6 +10,7 @@ from mergestream.datasets.base import DomainData
 from mergestream.errors import InputError
 from mergestream.methods import Method, Step
 from mergestream.methods.merged import MergedModel
+from mergestream.methods.prior_adaptive import PriorAdaptive
 from mergestream.methods.seen import HeadRows
 
 
@@ -26,7 +27,7 @@ def merged_models(method: Method, data: DomainData, batches: Sequence[np.ndarray
 
 def weights_of(method: Method, step: Step) -> Tensor:
     """The one model [P] that a method answered a step with; refused where it has none."""
-    if isinstance(method, MergedModel):
+    if isinstance(method, MergedModel | PriorAdaptive):
         return method.merged_weights()
     if step.encoder_coefficients is None:
         raise InputError(

@@ -16,6 +16,7 @@ COMPARED = (
     "entropy",
     "scores",
     "consistency",
+    "class_shift",
     "head_expert",
     "weights_sha256",
     "logits_sha256",
