@@ -28,6 +28,7 @@ sys.path.insert(0, str(FOLDER))
 
 import bars  # noqa: E402
 import benches  # noqa: E402
+import choose  # noqa: E402
 import pairing  # noqa: E402
 import recipes  # noqa: E402
 import records  # noqa: E402
@@ -97,6 +98,19 @@ def place(folder: Path, finished: Path) -> Place:
 @pytest.fixture(scope="module")
 def opened(place: Place) -> OpenPool:
     return open_pool(place, recipes.pools_of(recipes.MICRO, "pacs")[0])
+
+
+def test_choosing_leaves_the_target_out(opened: OpenPool, place: Place) -> None:
+    rows = list(choose.compare(opened, {"mean": "mean", "ours": "prior_adaptive"}, place))
+    assert len(rows) == 4 * 3 * 2 * 2
+    for row in rows:
+        assert len(row["experts"]) == 2
+        assert not {row["target"], row["shown"]} & set(row["experts"])
+        assert row["target"] != row["shown"]
+    lines = choose.table(rows).splitlines()
+    assert [line.split(" | ")[0] for line in lines] == ["candidate", "mean", "ours"]
+    iid = [row["accuracy"] for row in rows if row["candidate"] == "ours" and row["stream"] == "iid"]
+    assert f"{np.mean(iid):.2f}" in lines[2]
 
 
 # --- stages ---------------------------------------------------------------------------------------------------------

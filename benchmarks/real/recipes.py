@@ -31,7 +31,24 @@ ABLATION = {
     "no views": "entropy_adaptive(views=())",
     "softmax weighting": "entropy_adaptive(weighting=softmax)",
 }
-# The same of ours: name -> method with options, as above.
+# Settings that choose.py compares on sources.
+CANDIDATES = {
+    "mean": "mean",
+    "ensemble": "ensemble",
+    "the paper's": "entropy_adaptive",
+    "ours": "prior_adaptive",
+    "anchor 0": "prior_adaptive(anchor=0)",
+    "anchor 0.5": "prior_adaptive(anchor=0.5)",
+    "anchor 0.75": "prior_adaptive(anchor=0.75)",
+    "before 16": "prior_adaptive(before=16)",
+    "before 64": "prior_adaptive(before=64)",
+    "shared head": "prior_adaptive(head=shared)",
+    "momentum 0.9": "prior_adaptive(momentum=0.9)",
+    "restored": "prior_adaptive(restore=True)",
+    "uniform": "prior_adaptive(encoder=uniform, head=shared)",
+    "uniform, restored": "prior_adaptive(encoder=uniform, head=shared, restore=True)",
+}
+# The ablation of ours: name -> method with options, as above.
 OURS_ABLATION: dict[str, str] = {
     "full": "prior_adaptive",
     "scored by entropy alone": "prior_adaptive(score=entropy)",

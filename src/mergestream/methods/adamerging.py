@@ -73,12 +73,13 @@ class AdaMerging(MergedModel):
     def _gradient(self, images: Tensor) -> Tensor:
         """dL/dlambda_kl = <dL/dtheta_l, theta_kl - theta_0l>: one backward pass, one model's gradient in memory."""
         gradients = entropy_gradients(self.pool, self.merged_weights(), images)
-        products = torch.zeros(len(self.pool), len(gradients))
+        products = torch.zeros(len(self.pool), len(gradients), device=self.pool.device)  # read back once, at the end
         for column, (entry, gradient) in enumerate(zip(self.pool.layout.parameters, gradients, strict=True)):
             start = self._base[entry.start : entry.stop].float()
             flat = gradient.flatten().float()
             for k, row in enumerate(self._rows.span(entry.start, entry.stop)):
                 products[k, column] = torch.dot(row.float() - start, flat)
+        products = products.cpu()
         return products.sum(dim=1) if self.granularity == "task" else products
 
     def _effective(self) -> Tensor:

@@ -91,6 +91,7 @@ class PriorAdaptive(EntropyAdaptive):
             rows, factors = even_heads(pool)
             self._temperature = self._temperature / factors
         self._own_rows, self._restored = restored(pool, rows) if self.restore else (rows, 1.0)
+        self._of_base = torch.tensor([1 - self._restored], device=pool.device)  # not sent there at every step
 
     def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
         step = super()._step(images, expert_logits)
@@ -106,12 +107,10 @@ class PriorAdaptive(EntropyAdaptive):
         return weights
 
     def _merge(self) -> None:
-        own = self._own_rows
-        scale = self._restored
-        encoder = (
-            self._encoder if scale == 1 else torch.cat([scale * self._encoder, self._encoder.new_tensor([1 - scale])])
-        )
-        merging.merge(own, encoder, self._head, self._weights)
+        encoder = self._encoder
+        if self._restored != 1:
+            encoder = torch.cat([self._restored * encoder, self._of_base])
+        merging.merge(self._own_rows, encoder, self._head, self._weights)
 
     def _follow(self, logits: Tensor) -> Tensor:
         """Learn from the batch, then the shift [C] of its log-odds."""
@@ -134,7 +133,8 @@ class PriorAdaptive(EntropyAdaptive):
         return self._shift
 
     def _sources(self) -> dict[str, str | None]:
-        return {**super()._sources(), "home": json.dumps([round(value, 6) for value in self._home.tolist()])}
+        home = json.dumps([round(value, 6) for value in self._home.tolist()])
+        return {**super()._sources(), "home": home, "base": self.pool.base_fingerprint() if self.restore else None}
 
     def _carried(self) -> dict[str, Tensor]:
         return {**super()._carried(), **self._learnt()}
