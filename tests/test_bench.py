@@ -459,6 +459,7 @@ def test_tables_that_are_replaced_are_told(consortium: Path, tmp_path: Path) -> 
     assert any("were replaced (its runs are kept): the first" in warning for warning in other.warnings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["interrupt", "kill the parent"])
 def test_workers_end_with_their_parent(consortium: Path, tmp_path: Path, how: str) -> None:
     """Ctrl-C stops at once and says what becomes of the work; a killed parent leaves no process behind."""

@@ -412,6 +412,7 @@ print(status("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is the kernel's VmHWM")
 def test_a_large_pool_needs_two_layers_of_memory(tmp_path: Path) -> None:
     make_pool("vit", base=True).save(tmp_path / "small")

@@ -465,7 +465,8 @@ import resource, sys, mergestream as ms, timm
 def rss(): return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 before = rss()
 pool = ms.ExpertPool.load(sys.argv[1])
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+# Not getrusage's: that one begins with the peak of the process which started this one.
+peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
 print((peak - before) / pool.bank.nbytes)
 """
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)

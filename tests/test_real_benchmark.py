@@ -172,7 +172,7 @@ def test_time_that_is_over_starts_nothing_and_what_others_hold_is_skipped(place:
 def test_units_of_another_pool_or_asking_are_not_done(place: Place, tmp_path: Path) -> None:
     unit = Unit("main-pacs-shared", "main", recipes.pools_of(recipes.MICRO, "pacs")[0], ("photo",))
     asked = records.Asked(**{**json.loads(json.dumps(record_of(place)["asked"])), "limit": None})
-    same = replace(asked, ablation=(), revisions=tuple(map(tuple, asked.revisions)))
+    same = replace(asked, ablation=tuple(map(tuple, asked.ablation)), revisions=tuple(map(tuple, asked.revisions)))
     assert Runner(place, same, print).is_done(unit)
     assert not Runner(place, replace(same, ours="mean"), print).is_done(unit)
     other = replace(place, out=tmp_path)
@@ -283,11 +283,12 @@ def test_every_kind_of_unit_measures_what_it_promises(place: Place, kind: str) -
     wanted = {
         "streams": {(m, s, "") for m in compared for s in recipes.MIXTURES},
         "batches": {(m, "iid", f"batch {size}") for m in compared for size in (1, 4)},
-        "ablation": {(m, s, "") for m in recipes.ABLATION for s in recipes.MAIN_STREAMS},
+        "ablation": {(m, s, "") for m in {**recipes.ABLATION, **recipes.OURS_ABLATION} for s in recipes.MAIN_STREAMS},
         "costs": set(),
         "hostile": {(m, "iid", f"head x{by}") for m in compared for by in (1, 100)},
     }
     assert rows == wanted[kind]
+    assert not recipes.ABLATION.keys() & recipes.OURS_ABLATION.keys()
     assert all(sum(row["said"]) == row["images"] for row in found["rows"])
     assert len(found["experts"]) == (2 if kind == "streams" else 3)
     if kind == "costs":

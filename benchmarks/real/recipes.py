@@ -50,13 +50,13 @@ CANDIDATES = {
 }
 # The ablation of ours: name -> method with options, as above.
 OURS_ABLATION: dict[str, str] = {
-    "full": "prior_adaptive",
-    "scored by entropy alone": "prior_adaptive(score=entropy)",
-    "uniform coefficients": "prior_adaptive(encoder=uniform, head=shared)",
-    "shared head": "prior_adaptive(head=shared)",
-    "anchor 0": "prior_adaptive(anchor=0)",
-    "anchor 0.5": "prior_adaptive(anchor=0.5)",
-    "restored": "prior_adaptive(restore=True)",
+    "ours": "prior_adaptive",
+    "ours, scored by entropy alone": "prior_adaptive(score=entropy)",
+    "ours, uniform coefficients": "prior_adaptive(encoder=uniform, head=shared)",
+    "ours, shared head": "prior_adaptive(head=shared)",
+    "ours, anchor 0": "prior_adaptive(anchor=0)",
+    "ours, anchor 0.5": "prior_adaptive(anchor=0.5)",
+    "ours, restored": "prior_adaptive(restore=True)",
 }
 
 

@@ -65,6 +65,7 @@ VARIANTS: tuple[Variant, ...] = (
     ("entropy_adaptive", {"temperature": "card"}),
     ("entropy_adaptive", {"score": "max_softmax"}),
     ("entropy_adaptive", {"weighting": "softmax"}),
+    ("prior_adaptive", {}),
     ("mean", {}),
     ("ensemble", {}),
     ("ensemble", {"average": "probabilities"}),

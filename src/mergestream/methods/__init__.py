@@ -24,7 +24,6 @@ __all__ = ["METHODS", "ORIGINAL", "ExpertLogits", "Method", "Step", "create_meth
 
 METHODS: dict[str, type[Method]] = {
     "entropy_adaptive": EntropyAdaptive,
-    "prior_adaptive": PriorAdaptive,
     "mean": Mean,
     "ensemble": Ensemble,
     "task_arithmetic": TaskArithmetic,
@@ -35,6 +34,7 @@ METHODS: dict[str, type[Method]] = {
     "regmean_pp": RegMeanPlusPlus,
     "single_expert": SingleExpert,
     "select_expert": SelectExpert,
+    "prior_adaptive": PriorAdaptive,
 }
 
 
