@@ -474,7 +474,7 @@ def test_workers_end_with_their_parent(consortium: Path, tmp_path: Path, how: st
         time.sleep(0.05)
     if how == "interrupt":
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=60)
         assert process.returncode == 130
         assert "interrupted. What is finished is kept" in said
     else:

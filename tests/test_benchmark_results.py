@@ -46,6 +46,14 @@ def test_the_speed_of_large_pools_and_of_pacs_is_that_of_their_records():
     assert f"{stream['memory']['seconds']:.2f} s, median of three passes" in (ROOT / "docs" / "speed.md").read_text()
 
 
+@pytest.mark.parametrize("method", ["mean", "ensemble", "entropy_adaptive", "prior_adaptive"])
+def test_our_rules_page_shows_the_demos_numbers(method):
+    results = json.loads((ROOT / "docs" / "results" / "demo.json").read_text())["results"]
+    shown = {row["stream"]: f"{100 * row['accuracy']['mean']:.1f}" for row in results if row["label"] == method}
+    cells = " | ".join(shown[stream] for stream in ("iid", "dirichlet:0.05", "note:0.1", "sorted"))
+    assert f"| {method} | {cells} |" in (ROOT / "docs" / "prior_adaptive.md").read_text()
+
+
 @pytest.mark.parametrize(("start", "angle", "lost"), [("shared", "0.9", "nothing"), ("independent", "90.3", "50.4 %")])
 def test_the_drift_of_pacs_is_that_of_its_record(start, angle, lost):
     layers = json.loads((ROOT / "docs" / "results" / f"drift-pacs-{start}.json").read_text())["layers"]
