@@ -49,7 +49,7 @@ def test_demo_leaves_results_records_pool_and_report(out: tuple[Path, str]) -> N
     assert results["schema_version"] == 1
     assert "synthetic" in results["data"]
     rows = {(row["label"], row["stream"]): row for row in results["results"]}
-    assert len(rows) == (12 + 2) * 2
+    assert len(rows) == (13 + 2) * 2
     for row in rows.values():
         assert row["accuracy"]["low"] <= row["accuracy"]["mean"] <= row["accuracy"]["high"]
         assert set(row["per_target"]) == {"lyon", "brest", "turin", "graz"}
