@@ -58,7 +58,7 @@ def test_demo_leaves_results_records_pool_and_report(out: tuple[Path, str]) -> N
     pool = ms.ExpertPool.load(folder / "pool")
     assert pool.names == ("brest", "graz", "lyon", "turin")
     runs = [ms.Run.load(path) for path in (folder / "runs").iterdir()]
-    assert len(runs) == (12 + 3) * 2 * 4
+    assert len(runs) == (13 + 3) * 2 * 4
 
 
 def test_the_table_is_what_the_records_say(out: tuple[Path, str]) -> None:
