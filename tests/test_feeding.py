@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -23,7 +24,7 @@ import mergestream as ms
 from conftest import CLASSES, make_images
 from mergestream.datasets import file_source_of, lazy
 from mergestream.datasets.jpeg import can_decode_on_gpu, is_plain_jpeg
-from mergestream.datasets.lazy import FileDomain, decoding_threads
+from mergestream.datasets.lazy import FileDomain, decoding_threads, piece_size
 from mergestream.errors import DataError, InputError
 from mergestream.feeding import Copying, _ahead, feed
 from mergestream.pinned import PinnedRing
@@ -411,6 +412,29 @@ def test_a_lazy_domain_is_the_decoded_one(files: FileDomain, decoded: ms.DomainD
     renamed = replace(files, name="elsewhere")
     assert torch.equal(renamed.images, decoded.images)
     assert torch.equal(ms.concatenate([files, part])[0].images[-2:], decoded.batch(picked[:2]))
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "nearest"])
+@pytest.mark.parametrize("workers", [1, 5])
+def test_pictures_of_all_sizes_and_kinds_have_the_bits_of_their_own(
+    tmp_path: Path, interpolation: str, workers: int
+) -> None:
+    """A thread resizes neighbours of one size together; WebP's pixels lie otherwise than PNG's."""
+    random = np.random.RandomState(0)
+    for number in range(24):
+        size = ((20, 31, 3), (20, 31, 3), (40, 16, 3))[random.randint(3)]
+        folder = tmp_path / "photo" / ("dog", "cat")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        kind = ("webp", "png")[random.randint(2)]
+        Image.fromarray(random.randint(0, 256, size, dtype=np.uint8)).save(folder / f"{number:02}.{kind}", quality=90)
+    options: dict[str, Any] = {"size": 23, "interpolation": interpolation, "workers": workers}
+    here, there = (ms.load_dataset("folder", tmp_path, lazy=lazy, **options)["photo"] for lazy in (False, True))
+    assert torch.equal(torch.cat(list(feed(there, split(24, 11), "cpu"))), here.images)
+
+
+@pytest.mark.parametrize(("images", "threads", "size"), [(32, 16, 4), (32, 2, 8), (3, 16, 1), (0, 1, 1), (32, 64, 1)])
+def test_a_piece_of_a_batch_leaves_work_for_every_thread(images: int, threads: int, size: int) -> None:
+    assert piece_size(images, threads) == size
 
 
 def test_rows_of_an_array_stay_there_too(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ sys.path.insert(0, str(FOLDER))
 import bars  # noqa: E402
 import benches  # noqa: E402
 import choose  # noqa: E402
+import crew  # noqa: E402
 import pairing  # noqa: E402
 import recipes  # noqa: E402
 import records  # noqa: E402
@@ -101,7 +102,8 @@ def opened(place: Place) -> OpenPool:
 
 
 def test_choosing_leaves_the_target_out(opened: OpenPool, place: Place) -> None:
-    rows = list(choose.compare(opened, {"mean": "mean", "ours": "prior_adaptive"}, place))
+    candidates = {"mean": "mean", "ours": "prior_adaptive"}
+    rows = [row for shown in opened.dataset.domains for row in choose.compare(opened, shown, candidates, place)]
     assert len(rows) == 4 * 3 * 2 * 2
     for row in rows:
         assert len(row["experts"]) == 2
@@ -158,6 +160,49 @@ def test_a_killed_stage_goes_on_from_its_last_unit(
     whole = contents(out)
     assert {name: whole[name] for name in cut} == cut
     assert {name: unit for name, (_, unit) in whole.items()} == {n: u for n, (_, u) in contents(finished).items()}
+
+
+@pytest.mark.slow
+def test_processes_side_by_side_find_what_one_finds(folder: Path, finished: Path, tmp_path: Path) -> None:
+    """Pools that are missing are trained by them, too, each by one."""
+    out = tmp_path / "out"
+    said = run(folder, out, "--stages", "main-pacs-shared,hostile,costs", "--jobs", "2")
+    assert said.returncode == 0, said.stderr
+    groups = json.loads((out / "record.json").read_text())["groups"]
+    assert {"train-pacs-shared", "main-pacs-shared", "hostile", "costs"} <= {group["stage"] for group in groups}
+    found = {name: unit for name, (_, unit) in contents(out).items()}
+    assert {name: found[name] for name in contents(finished)} == {n: u for n, (_, u) in contents(finished).items()}
+    assert "costs: done" in said.stdout
+    assert "hostile: done" in said.stdout
+
+
+def test_workers_get_what_they_have_open() -> None:
+    tasks = [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("c", 0)]
+    held = {0: "a", 1: "b"}
+    assert crew._next_for(0, tasks, held, first) == 0
+    assert crew._next_for(1, tasks, held, first) == 2
+    assert crew._next_for(2, tasks, held, first) == 4  # nobody else's
+    assert crew._next_for(2, tasks[:4], {0: "a"}, first) == 2
+    assert crew._next_for(1, tasks[:2], held, first) == 0  # its own is done: it helps the other
+
+
+@pytest.mark.slow
+def test_an_error_in_a_process_is_told_and_ends_the_others() -> None:
+    began = time.monotonic()
+    with pytest.raises(ZeroDivisionError):
+        list(crew.side_by_side(divided, [1, 0, *[1] * 20], 2, 0.5, key=int))
+    assert [found for _, found in crew.side_by_side(divided, [2, 2, 2], 2, 1.0, key=int)] == [0.5] * 3
+    assert list(crew.side_by_side(divided, [1], 2, 1.0, key=int, may_start=lambda: False)) == []
+    assert list(crew.side_by_side(divided, [], 2, 1.0, key=int)) == []
+    assert time.monotonic() - began < 120
+
+
+def first(task: tuple[str, int]) -> str:
+    return task[0]
+
+
+def divided(given: float, by: int) -> float:
+    return given / by
 
 
 def test_time_that_is_over_starts_nothing_and_what_others_hold_is_skipped(place: Place) -> None:

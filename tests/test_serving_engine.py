@@ -52,7 +52,7 @@ def pool() -> ms.ExpertPool:
 
 def same_as_step(answer: Any, step: ms.Step) -> None:
     """Bit for bit: an answer carries 32-bit numbers whole."""
-    assert answer.probabilities == tuple(map(tuple, torch.softmax(step.logits, dim=-1).tolist()))
+    assert answer.probabilities == tuple(map(tuple, torch.softmax(step.logits.cpu(), dim=-1).tolist()))
     for name in ("encoder_coefficients", "head_coefficients", "entropy", "consistency"):
         expected = getattr(step, name)
         assert getattr(answer, name) == (None if expected is None else expected.tolist()), name

@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 from answering import KnownLogits, TargetData, answer
-from pools import OpenPool, Place, open_pool
-from recipes import CANDIDATES, MAIN_STREAMS, PROFILES, pools_of
+from crew import side_by_side
+from pools import OpenPool, Place, known_note, open_pool, train
+from recipes import CANDIDATES, MAIN_STREAMS, PROFILES, PoolSpec, domains_of, pools_of
 
 from mergestream.benchmarking.jobs import method_of
 from mergestream.benchmarking.variants import parse_variants
@@ -31,35 +32,48 @@ def main() -> None:
     given = arguments()
     place = Place(given.out, ((DATASET, given.pacs.resolve()),), given.init, given.device, PROFILES[given.profile])
     rows: list[Row] = []
-    for spec in pools_of(place.profile, DATASET):
-        if spec.seed in given.seeds:
-            rows += list(compare(open_pool(place, spec), CANDIDATES, place))
-            print(table(rows), flush=True)
+    asked = [spec for spec in pools_of(place.profile, DATASET) if spec.seed in given.seeds]
+    missing = [spec for spec in asked if known_note(place, spec) is None]
+    for _ in side_by_side(train, missing, given.jobs, place, key=lambda spec: spec):
+        pass
+    tasks = [(spec, shown) for spec in asked for shown in domains_of(DATASET)]
+    for number, (_, found) in enumerate(side_by_side(shown_to_pairs, tasks, given.jobs, place, key=first), start=1):
+        rows += found
+        print(f"[{number}/{len(tasks)}]", flush=True)
+    print(table(rows), flush=True)
     about = runpy.run_path(str(Path(__file__).parents[1] / "provenance.py"))["provenance"](given.device)
     if given.json:
         given.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 
-def compare(opened: OpenPool, candidates: dict[str, str], place: Place) -> Iterator[Row]:
-    """Accuracy in percent of every candidate, for every target by each pair of its sources on the third."""
-    for shown in opened.dataset.domains:
-        data = TargetData.of([opened.dataset[shown]], place.device)
-        labels = torch.from_numpy(data.labels).to(data.images.device)
-        for target in opened.dataset.domains:
-            if target == shown:
-                continue
-            pool = opened.sources((shown, target))
-            known = KnownLogits(pool, data.images)
-            for name, spelt in candidates.items():
-                method = method_of(parse_variants(spelt)[0], pool, opened.dataset)
-                for stream in MAIN_STREAMS:
-                    batches = data.stream(stream, batch_size=place.profile.batch_size, seed=opened.spec.seed)
-                    found = answer(method, data.images, known.for_method(method), batches).logits.argmax(dim=-1)
-                    yield {
-                        "head_init": opened.spec.head_init, "seed": opened.spec.seed, "target": target, "shown": shown,
-                        "experts": list(pool.names), "candidate": name, "method": spelt, "stream": stream,
-                        "accuracy": round(100 * float((found == labels).float().mean()), 3),
-                    }  # fmt: skip
+def shown_to_pairs(place: Place, task: tuple[PoolSpec, str]) -> list[Row]:
+    spec, shown = task
+    return list(compare(open_pool(place, spec), shown, CANDIDATES, place))
+
+
+def first(task: tuple[PoolSpec, str]) -> PoolSpec:
+    return task[0]
+
+
+def compare(opened: OpenPool, shown: str, candidates: dict[str, str], place: Place) -> Iterator[Row]:
+    """Percent right of every candidate on a domain, for every other target by the pair of experts that is left."""
+    data = TargetData.of([opened.dataset[shown]], place.device)
+    labels = torch.from_numpy(data.labels).to(data.images.device)
+    for target in opened.dataset.domains:
+        if target == shown:
+            continue
+        pool = opened.sources((shown, target))
+        known = KnownLogits(pool, data.images)
+        for name, spelt in candidates.items():
+            method = method_of(parse_variants(spelt)[0], pool, opened.dataset)
+            for stream in MAIN_STREAMS:
+                batches = data.stream(stream, batch_size=place.profile.batch_size, seed=opened.spec.seed)
+                found = answer(method, data.images, known.for_method(method), batches).logits.argmax(dim=-1)
+                yield {
+                    "head_init": opened.spec.head_init, "seed": opened.spec.seed, "target": target, "shown": shown,
+                    "experts": list(pool.names), "candidate": name, "method": spelt, "stream": stream,
+                    "accuracy": round(100 * float((found == labels).float().mean()), 3),
+                }  # fmt: skip
 
 
 def table(rows: list[Row]) -> str:
@@ -88,6 +102,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--init", required=True, help="the encoder's first weights: safetensors, or random")
     parser.add_argument("--out", type=Path, required=True, help="where run.py keeps its pools")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
+    parser.add_argument("--jobs", type=int, default=1, help="processes on the GPU; more than one wants NVIDIA's MPS")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--profile", default="real", choices=tuple(PROFILES))
     parser.add_argument("--json", type=Path)

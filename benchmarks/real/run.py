@@ -1,7 +1,7 @@
 """The evidence of docs/results.md on one GPU, stage by stage: trains the pools, benches them, writes one small record.
 
     PYTHONPATH=src python3 benchmarks/real/run.py --pacs pacs-128.zip --midog midog25-64.zip --init vit.safetensors \\
-        --out work [--stages train,main-pacs] [--minutes 9] [--ours 'METHOD(option=value)']
+        --out work [--stages train,main-pacs] [--minutes 9] [--jobs 8] [--ours 'METHOD(option=value)']
 
 It may be killed and called again: what is done is skipped. Exit code 3 says that --minutes ran out and units are left.
 What comes home is OUT/record.json (a few MB); put it into benchmarks/results/real/ and run report.py. On another
@@ -20,7 +20,7 @@ from pools import Place
 from recipes import OURS, OURS_ABLATION, PROFILES
 from records import Asked, read_records, write_record
 from stages import Runner, held_elsewhere, listed
-from units import chosen, stages_of
+from units import TIMING, TRAIN, Stage, chosen, stages_of
 
 from mergestream.benchmarking.variants import parse_variants
 from mergestream.errors import MergestreamError
@@ -58,15 +58,26 @@ def benchmark(given: argparse.Namespace) -> int:
         return 0
     make_folder(given.out)
     about = runpy.run_path(str(Path(__file__).parents[1] / "provenance.py"))["provenance"](given.device)
-    for stage in chosen(every, given.stages):
-        done = runner.run(stage)
-        # After every stage: a command that is killed leaves a record of those before.
+    for stages in turns(chosen(every, given.stages), given.jobs):
+        done = runner.run_together(stages, 1 if stages[0].units[0].kind == TIMING else given.jobs)
+        # After every turn: a command that is killed leaves a record of those before.
         write_record(given.out / RECORD, runner.groups(every), asked, {"about": about}, later=given.later)
         if not done:
             break
     print("\n".join(listed(runner, every)))
     print(f"{given.out / RECORD}: {(given.out / RECORD).stat().st_size / 2**20:.2f} MiB")
     return 0 if done else UNFINISHED
+
+
+def turns(stages: list[Stage], jobs: int) -> list[list[Stage]]:
+    """Stages that are run at once: by several processes all but those that take the time of a step."""
+    kinds = [stage.units[0].kind for stage in stages]
+    if jobs <= 1:
+        return [[stage] for stage in stages]
+    training = [stage for stage, kind in zip(stages, kinds, strict=True) if kind == TRAIN]
+    benching = [stage for stage, kind in zip(stages, kinds, strict=True) if kind not in (TRAIN, TIMING)]
+    timing = [[stage] for stage, kind in zip(stages, kinds, strict=True) if kind == TIMING]
+    return [turn for turn in (training, benching, *timing) if turn]
 
 
 def arguments() -> argparse.Namespace:
@@ -77,6 +88,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="pools, units and record.json go there")
     parser.add_argument("--stages", help="names separated by commas, 'main' for main-pacs and main-midog; all")
     parser.add_argument("--minutes", type=float, help="start nothing that would end later than so long after the start")
+    parser.add_argument("--jobs", type=int, default=1, help="processes on the GPU; more than one wants NVIDIA's MPS")
     parser.add_argument("--ours", default=OURS, help="the method to compare: name, or name(option=value)")
     parser.add_argument("--have", type=Path, nargs="*", default=[], help="records, or folders of them, of other runs")
     parser.add_argument("--later", action="store_true", help="mark the record: not the first run on MIDOG")

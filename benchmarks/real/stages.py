@@ -2,11 +2,12 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benches import BENCHES
+from crew import side_by_side
 from pools import Place, known_note, open_pool, train
 from records import Asked, Group, group_of, read_unit, training_group, unit_path, write_unit
 from units import TRAIN, Stage, Unit
@@ -27,17 +28,41 @@ class Runner:
 
     def run(self, stage: Stage) -> bool:
         """Whether all of it is done. Starts no unit that is not expected to end in time."""
-        left = [unit for unit in stage.units if not self.is_done(unit)]
-        longest = 0.0
-        for number, unit in enumerate(left, start=1):
-            if self.minutes is not None and time.monotonic() - self._began + longest > 60 * self.minutes:
-                self.say(f"{stage.name}: the time is over, {len(left) - number + 1} units are left. Run it again.")
-                return False
-            seconds = self._work(unit)
-            longest = max(longest, seconds)
-            self.say(f"[{stage.name} {number}/{len(left)}] {unit.name}: {seconds:.1f} s")
-        self.say(f"{stage.name}: done, {self.seconds(stage):.0f} s in all")
-        return True
+        return self.run_together([stage], 1)
+
+    def run_together(self, stages: Sequence[Stage], jobs: int) -> bool:
+        """The same of several stages, by so many processes on one GPU; pools that are missing are trained first."""
+        left = [unit for stage in stages for unit in stage.units if not self.is_done(unit)]
+        missing = [pool for pool in dict.fromkeys(u.pool for u in left) if known_note(self.place, pool) is None]
+        first = [Unit(TRAIN, TRAIN, pool) for pool in missing]
+        then = [unit for unit in left if unit.kind != TRAIN]
+        done = all(self._run_units(units, jobs) for units in (first, then))
+        for stage in stages:
+            remain = sum(not self.is_done(unit) for unit in stage.units)
+            over = f"the time is over, {remain} units are left. Run it again."
+            self.say(f"{stage.name}: {over if remain else f'done, {self.seconds(stage):.0f} s in all'}")
+        return done
+
+    def _run_units(self, units: Sequence[Unit], jobs: int) -> bool:
+        began, longest, done = time.monotonic(), 0.0, 0
+
+        def may_start() -> bool:
+            return self.minutes is None or time.monotonic() - self._began + longest <= 60 * self.minutes
+
+        for unit, seconds in self._worked(units, jobs, may_start):
+            longest, done = max(longest, seconds), done + 1
+            passed = time.monotonic() - began
+            self.say(f"[{unit.stage} {done}/{len(units)}] {unit.name}: {seconds:.1f} s ({passed:.0f} s since it began)")
+        return done == len(units)
+
+    def _worked(self, units: Sequence[Unit], jobs: int, may_start: Callable[[], bool]) -> Iterator[tuple[Unit, float]]:
+        if jobs > 1 and len(units) > 1:
+            yield from side_by_side(work, units, jobs, (self.place, self.asked), key=_pool, may_start=may_start)
+            return
+        for unit in units:
+            if not may_start():
+                return
+            yield unit, work((self.place, self.asked), unit)
 
     def is_done(self, unit: Unit) -> bool:
         return (unit.stage, unit.pool.name) in self.elsewhere or self._found(unit) is not None
@@ -53,18 +78,6 @@ class Runner:
         found = read_unit(unit_path(self.place.out, unit, self.asked))
         return found if found and note and found["fingerprint"] == note["fingerprint"] else None
 
-    def _work(self, unit: Unit) -> float:
-        began = time.perf_counter()
-        if unit.kind == TRAIN:
-            train(self.place, unit.pool)
-            return time.perf_counter() - began
-        open_pool(self.place, unit.pool)  # trained here where it is missing: that is not this unit's time
-        opened = time.perf_counter()
-        found = BENCHES[unit.kind](self.place, unit, self.asked.ours)
-        seconds = round(time.perf_counter() - opened, 3)
-        write_unit(unit_path(self.place.out, unit, self.asked), {**found, "seconds": seconds})
-        return time.perf_counter() - began
-
     def groups(self, stages: Iterable[Stage]) -> list[Group]:
         """What goes into the record: every pool of a stage whose targets are all done."""
         gathered = []
@@ -77,6 +90,25 @@ class Runner:
                 training = stage.units[0].kind == TRAIN
                 gathered.append(training_group(*known[0]) if training else group_of(stage, known, self.asked))
         return gathered
+
+
+def work(given: tuple[Place, Asked], unit: Unit) -> float:
+    """Train or bench, and write down what was found; the seconds that it took, with the opening of the pool."""
+    place, asked = given
+    began = time.perf_counter()
+    if unit.kind == TRAIN:
+        train(place, unit.pool)
+        return time.perf_counter() - began
+    open_pool(place, unit.pool)
+    opened = time.perf_counter()
+    found = BENCHES[unit.kind](place, unit, asked.ours)
+    seconds = round(time.perf_counter() - opened, 3)
+    write_unit(unit_path(place.out, unit, asked), {**found, "seconds": seconds})
+    return time.perf_counter() - began
+
+
+def _pool(unit: Unit) -> str:
+    return unit.pool.name
 
 
 def listed(runner: Runner, stages: Sequence[Stage]) -> list[str]:

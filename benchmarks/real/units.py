@@ -7,6 +7,7 @@ from recipes import HEAD_INITS, PoolSpec, Profile, domains_of, pairs_of, pools_o
 from mergestream.errors import unknown_name
 
 TRAIN = "train"
+TIMING = "costs"  # by one process that has the device for itself
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,11 @@ def stages_of(profile: Profile) -> list[Stage]:
             starts = [(start,) for start in HEAD_INITS] if kind == "main" else [HEAD_INITS]
             found += [_bench(profile, kind, dataset, of) for of in starts]
     first = [pools_of(profile, dataset)[0] for dataset in profile.sets]
-    costs = tuple(Unit("costs", "costs", pool, (domains_of(pool.dataset)[0],)) for pool in first)
+    costs = tuple(Unit(TIMING, TIMING, pool, (domains_of(pool.dataset)[0],)) for pool in first)
     hostile = tuple(
         Unit("hostile", "hostile", pool, (target,)) for pool in first for target in domains_of(pool.dataset)
     )
-    return [*found, Stage("costs", costs), Stage("hostile", hostile)]
+    return [*found, Stage(TIMING, costs), Stage("hostile", hostile)]
 
 
 def _bench(profile: Profile, kind: str, dataset: str, starts: tuple[str, ...]) -> Stage:

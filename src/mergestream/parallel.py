@@ -79,7 +79,7 @@ def run_jobs(
     try:
         results = [future.result() for future in futures]
     except BaseException as error:
-        _stop(executor, futures)
+        stop_now(executor, futures)
         if isinstance(error, BrokenProcessPool):
             raise WorkerError(
                 "A worker process was killed, most likely because memory ran out. What is finished is kept: try again "
@@ -98,9 +98,14 @@ def visible_gpus() -> list[str]:
 
 
 def _start_worker(turns: Any, gpus: Sequence[str]) -> None:
-    """One thread a process, one GPU if there are several; it dies with its parent, and leaves Ctrl-C to it."""
+    """One GPU if there are several."""
     if len(gpus) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[turns.get() % len(gpus)]
+    obey_parent()
+
+
+def obey_parent() -> None:
+    """A worker has one thread, dies with its parent, and leaves Ctrl-C to it."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_death_signal = getattr(ctypes.CDLL(None), "prctl", None)
@@ -108,7 +113,7 @@ def _start_worker(turns: Any, gpus: Sequence[str]) -> None:
         set_death_signal(1, signal.SIGKILL)
 
 
-def _stop(executor: ProcessPoolExecutor, futures: Sequence[Future]) -> None:
+def stop_now(executor: ProcessPoolExecutor, futures: Sequence[Future] = ()) -> None:
     """Now, not after the jobs under way: what they have finished is on disk."""
     for future in futures:
         future.cancel()

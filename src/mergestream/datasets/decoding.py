@@ -35,8 +35,14 @@ class Decoding:
 
     def fitted(self, pixels: Tensor) -> Tensor:
         """uint8 [3,h,w] -> [3,H,W]."""
-        pixels = crop_border(pixels) if self.crop_border else pixels
-        return resize(pixels[None], self.size, self.interpolation)[0]
+        return self.resized(self.cropped(pixels)[None])[0]
+
+    def cropped(self, pixels: Tensor) -> Tensor:
+        return crop_border(pixels) if self.crop_border else pixels
+
+    def resized(self, images: Tensor) -> Tensor:
+        """uint8 [n,3,h,w] -> [n,3,H,W]."""
+        return resize(images, self.size, self.interpolation)
 
 
 @dataclass(frozen=True)
