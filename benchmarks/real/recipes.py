@@ -53,7 +53,7 @@ OURS_ABLATION: dict[str, str] = {
     "ours": "prior_adaptive",
     "ours, scored by entropy alone": "prior_adaptive(score=entropy)",
     "ours, uniform coefficients": "prior_adaptive(encoder=uniform, head=shared)",
-    "ours, shared head": "prior_adaptive(head=shared)",
+    "ours, gap head": "prior_adaptive(head=entropy_gap)",
     "ours, anchor 0": "prior_adaptive(anchor=0)",
     "ours, anchor 0.5": "prior_adaptive(anchor=0.5)",
     "ours, restored": "prior_adaptive(restore=True)",

@@ -50,7 +50,7 @@ class PriorAdaptive(EntropyAdaptive):
         *,
         temperature: float | Sequence[float] | str = "card",
         encoder: str = "adaptive",
-        head: str = "entropy_gap",
+        head: str = "shared",
         head_sharpness: float = 1.0,
         momentum: float = 0.0,
         score: str = "entropy_agreement",
