@@ -181,10 +181,13 @@ def test_the_fused_merge_is_the_sum(dtype: torch.dtype, count: int) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["ensemble", "mean", "single_expert", "select_expert"])
+@pytest.mark.parametrize(
+    "name", ["ensemble", "mean", "single_expert", "select_expert", "task_arithmetic", "prior_adaptive"]
+)
 def test_other_methods_are_captured_too(name: str) -> None:
     options = {"expert": "brest"} if name == "single_expert" else {}
-    pool = make_pool("vit").to("cuda")
+    options |= {"home": "uniform"} if name == "prior_adaptive" else {}
+    pool = make_pool("vit", base=True).to("cuda")
     fast = ms.create_method(name, pool, **options)
     slow = ms.create_method(name, pool.to(execution=Execution(capture=False)), **options)
     for seed, size in enumerate((6, 6, 6, 2, 5, 6)):

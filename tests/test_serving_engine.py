@@ -701,4 +701,4 @@ def test_on_a_gpu_answers_restart_and_replay_are_exact(pool: ms.ExpertPool, tmp_
             same_as_step(service.engine.answer("lyon", batch(number)), method.step(tensor_of(batch(number)).cuda()))
             body = service.steps()[-1]
         again = recompute_step(body, batch(number), there)
-        assert {name: body[name] for name in again} == again
+        assert not compare(body, again)

@@ -32,13 +32,14 @@ class TaskArithmetic(MergedModel):
         self._base = base_of(pool, self.name, base_head)
         self.lambda_, self.base_head = lambda_, base_head
         self._lambdas = resolve_lambda(lambda_, len(pool))
+        self._lambdas_there = torch.tensor(self._lambdas, device=pool.device)  # sent once: a step may be captured
         super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
 
     def _merge(self, out: Tensor) -> None:
         add_task_vectors(self._base, self._rows, self._lambdas, out)
 
     def _told(self) -> dict[str, Any]:
-        return {"lambdas": torch.tensor(self._lambdas)}
+        return {"lambdas": self._lambdas_there}
 
 
 def add_task_vectors(base: Tensor, rows: Rows, lambdas: Sequence[float], out: Tensor) -> Tensor:
