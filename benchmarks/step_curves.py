@@ -1,6 +1,7 @@
 """The captured step against the number of experts and the size of the batch: curves, and whether they are straight.
 
     python3 benchmarks/step_curves.py --network vit_base_patch32_224 --json curves.json --png curves.png
+    python3 benchmarks/step_curves.py --from-json curves.json --png curves.png  # drawn anew, nothing measured
 
 Every expert is a copy of one random network with noise of its own; timings are medians by the device's clock.
 """
@@ -35,7 +36,16 @@ def main() -> None:
     parser.add_argument("--overlap", type=int, default=Execution().overlap)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
+    parser.add_argument("--from-json", type=Path, help="a record to draw, instead of measuring")
     given = parser.parse_args()
+    found = json.loads(given.from_json.read_text()) if given.from_json else measured(given)
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    if given.png:
+        draw(found, given.png)
+
+
+def measured(given: argparse.Namespace) -> dict[str, Any]:
     given.experts, given.batch = "1 to 64", "1 to 256"
     found: dict[str, Any] = about(given, ("hflip",))
     found["by_experts"] = [measure(given, k, 32) for k in EXPERTS if k <= given.experts_up_to]
@@ -44,10 +54,7 @@ def main() -> None:
     print(
         json.dumps({key: found[key] for key in ("by_experts", "by_batch", "per_expert")}, indent=1, default=str)[-3000:]
     )
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
-    if given.png:
-        draw(found, given.png)
+    return found
 
 
 def measure(given: argparse.Namespace, experts: int, size: int) -> dict[str, Any]:
@@ -109,6 +116,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
 
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
     for ax, rows, key, label in zip(
@@ -118,9 +128,17 @@ def draw(found: dict[str, Any], path: Path) -> None:
         ("experts K (batch 32)", "images B a batch (K = 3)"),
         strict=True,
     ):
-        ax.plot([row[key] for row in rows], [row["ms"] for row in rows], "o-", color="#0072B2")
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
+        sizes, times = [row[key] for row in rows], [row["ms"] for row in rows]
+        ax.plot(sizes, times, "o-", color="#0072B2")
+        for axis, scale, ticks in (
+            (ax.xaxis, ax.set_xscale, FixedLocator(sizes)),
+            (ax.yaxis, ax.set_yscale, LogLocator(subs=(1, 2, 5))),
+        ):
+            scale("log")
+            axis.set_major_locator(ticks)
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(plain)
+        ax.set_ylim(min(1, 0.9 * min(times)))
         ax.set_xlabel(label)
         ax.set_ylabel("ms a step")
         ax.grid(alpha=0.3)

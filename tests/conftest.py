@@ -12,7 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import mergestream as ms
+from graphs import RECORDED, Late, rerun
 from mergestream.calibration import KINDS
+from mergestream.methods import base, leasing
+from mergestream.methods.captured import Way
 
 # Two workers share two cores: more threads than cores make OpenMP's barriers spin against each other.
 torch.set_num_threads(1)
@@ -141,6 +144,17 @@ def vit_pool() -> ms.ExpertPool:
 @pytest.fixture
 def images() -> Tensor:
     return make_images()
+
+
+@pytest.fixture
+def graphs_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Methods step as on a GPU, by graphs that are the recorded functions; nothing is left of them afterwards."""
+    monkeypatch.setattr(base, "way_of", lambda _: Way(rerun, Late))
+    RECORDED.clear()
+    leasing.free()
+    yield
+    leasing.free()
+    RECORDED.clear()
 
 
 @pytest.fixture(scope="module")

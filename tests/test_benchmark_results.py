@@ -1,7 +1,10 @@
 """Figures in the docs are those of the records they cite."""
 
+import importlib
+import itertools
 import json
 import runpy
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -42,8 +45,49 @@ def test_the_speed_of_large_pools_and_of_pacs_is_that_of_their_records():
     assert f"{large['fit']['fixed_ms']:.1f} ms + {large['fit']['ms_per_expert']:.1f} ms an expert" in told
     assert large["limit_gib"] == 8.0
     assert large["fit"]["largest_deviation"] < 0.001
-    stream = json.loads((RESULTS / "pacs_stream.json").read_text())
-    assert f"{stream['memory']['seconds']:.2f} s, median of three passes" in (ROOT / "docs" / "speed.md").read_text()
+    stream, told = json.loads((RESULTS / "pacs_stream.json").read_text()), (ROOT / "docs" / "speed.md").read_text()
+    memory, files = (stream[way]["seconds"] for way in ("memory", "files"))
+    assert f"{memory:.2f} s, median of three passes" in told
+    assert f"{files:.2f} s from files (bar: 6 s)" in told
+    passes = sorted(sum(each.values()) for each in stream["memory"]["timings"])
+    assert f"took {passes[0]:.2f} to {passes[-1]:.2f} s" in told
+    assert f"| pieces as well (now) | {memory:.2f} s | {files:.2f} s |" in (ROOT / "docs" / "feeding.md").read_text()
+    assert f"{files:.2f} s** on an H200" in (ROOT / "docs" / "log.md").read_text()
+    assert memory <= 2.0
+    assert files <= 6.0
+
+
+@pytest.mark.parametrize(("rows", "key"), [("by_experts", "experts"), ("by_batch", "batch")])
+def test_the_curves_of_a_step_are_those_of_their_record(rows, key):
+    found = json.loads((RESULTS / "step_curves.json").read_text())
+    line, told = found["per_expert"], (ROOT / "docs" / "speed.md").read_text()
+    sizes, times = ([row[kind] for row in found[rows]] for kind in (key, "ms"))
+    assert sizes == [2**power for power in range(len(sizes))]
+    assert f" | {' | '.join(map(str, sizes))} |\n" in told
+    assert f"| ms a step | {' | '.join(f'{ms:.2f}' for ms in times)} |\n" in told
+    fitted = f"{line['fixed_ms']:.2f} ms + {line['per_expert_ms']:.2f} ms an expert"
+    assert f"{fitted}, within {100 * line['largest_departure']:.1f} % of a line, no cliff" in told
+    assert fitted in (ROOT / "docs" / "log.md").read_text()
+    assert max(two / one for one, two in pairwise(times)) < 2.1  # no cliff
+
+
+def test_what_refreshing_less_often_costs_is_that_of_its_record():
+    rows = json.loads((RESULTS / "refresh.json").read_text())["rows"]
+    found = {(row["stream"], row["refresh_every"], row.get("refresh_drift")): row["accuracy"] for row in rows}
+    told = (ROOT / "docs" / "speed.md").read_text()
+    for every, drift in {(every, drift) for _, every, drift in found}:
+        policy = {1: "every batch", 2: "every 2nd batch"}.get(every, f"every {every}th batch")
+        policy += f", and on a drift of {drift} nats" if drift else ""
+        iid, skewed = (found[stream, every, drift] for stream in ("iid", "dirichlet:0.05"))
+        assert f"| {policy} | {iid:.2f} | {skewed:.2f} |" in told
+    always, second, rarely, on_drift = (
+        found["dirichlet:0.05", *policy] for policy in ((1, None), (2, None), (64, None), (64, 0.05))
+    )
+    assert f"costs nothing ({found['iid', 1, None]:.2f} to {found['iid', 64, None]:.2f})" in told
+    assert f"costs {always - rarely:.1f} points ({always:.2f} to {rarely:.2f})" in told
+    assert f"even every 2nd batch costs {always - second:.1f}." in told
+    assert f"gets back {on_drift - rarely:.1f} of the {always - rarely:.1f}" in told
+    assert f"up to {always - rarely:.1f} points on a skewed stream" in (ROOT / "docs" / "method.md").read_text()
 
 
 @pytest.mark.parametrize("method", ["mean", "ensemble", "entropy_adaptive", "prior_adaptive"])
@@ -62,3 +106,62 @@ def test_the_drift_of_pacs_is_that_of_its_record(start, angle, lost):
     assert f"{head['mean_angle']:.1f}" == angle
     assert f"{angle} degrees" in told
     assert lost == "nothing" or (f"{head['measured_loss']:.1f} %" == lost and lost in told)
+
+
+@pytest.fixture
+def real(monkeypatch):
+    """The benchmark's own report."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "real"))
+    return importlib.import_module("report")
+
+
+@pytest.mark.parametrize("page", ["docs/results.md", "README.md"])
+def test_real_results_are_those_of_their_records(real, page):
+    groups = real.read_records(sorted(real.RESULTS.glob("*.json")))
+    ours = real.the_rule(groups, None)
+    path = ROOT / page
+    shown = path.read_text()
+    assert shown.count("<!-- real:begin ") == (15 if page.startswith("docs") else 1)
+    assert real.with_blocks(shown, real.blocks(real.reported(groups), ours), path) == shown
+
+
+def test_what_is_said_of_real_results_holds(real):
+    """Sentences of docs/results.md and the README that no block writes."""
+    groups = real.read_records(sorted(real.RESULTS.glob("*.json")))
+    bars = {bar.sentence.partition(" = ")[0]: bar.holds for bar in real.all_bars(groups, "prior_adaptive")}
+    paper = [holds for told, holds in bars.items() if told.endswith("entropy_adaptive - mean")]
+    assert paper == [True] * 4
+    assert all(holds for told, holds in bars.items() if told.endswith("prior_adaptive - entropy_adaptive"))
+    below = {told for told, holds in bars.items() if not holds and told.endswith("- ensemble")}
+    assert {told for told in below if "shared" in told and "auroc" not in told} == set()
+    assert "MIDOG, shared heads, iid, auroc: prior_adaptive - ensemble" in below
+    assert sum("MIDOG, independent heads" in told for told in below) == 14
+
+
+def test_the_choice_of_settings_is_that_of_its_record(real):
+    choose = importlib.import_module("choose")
+    told = (ROOT / "docs" / "prior_adaptive.md").read_text()
+    rows = json.loads((RESULTS / "choice_pacs.json").read_text())["rows"]
+    for line in choose.table(rows).splitlines():
+        assert f"| {line} |" in told
+    cells = {(r["candidate"], r["head_init"], r["stream"]): [] for r in rows}
+    for row in rows:
+        cells[row["candidate"], row["head_init"], row["stream"]].append(row["accuracy"])
+    gains = [
+        sum(cells["shared head", *place]) / 12 - sum(cells["ours", *place]) / 12
+        for place in itertools.product(("independent", "shared"), ("iid", "dirichlet:0.05"))
+    ]
+    assert [f"{gain:.1f}" for gain in gains] == ["3.4", "7.0", "0.0", "0.0"]
+
+
+def test_the_readme_says_of_our_rule_what_the_demo_found():
+    duels = json.loads((ROOT / "docs" / "results" / "demo.json").read_text())["duels"]
+    told = (ROOT / "README.md").read_text()
+    for stream, words in (
+        ("iid", " points on `iid`"),
+        ("dirichlet:0.05", " under `dirichlet"),
+        ("sorted", " under `sor"),
+    ):
+        gap = next(d["difference"] for d in duels if d["theirs"] == "prior_adaptive" and d["stream"] == stream)
+        mean, low, high = (-100 * gap[key] for key in ("mean", "high", "low"))
+        assert f"{mean:.1f} [{low:.1f}, {high:.1f}]{words}" in told

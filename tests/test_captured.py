@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,46 +12,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mergestream as ms
 from conftest import make_images, make_pool
+from graphs import RECORDED, Late
 from mergestream import merging, telling
 from mergestream.errors import InputError
 from mergestream.execution import Execution, Recording, compiled_logits, patches_as_products
-from mergestream.methods import base, captured, leasing
+from mergestream.methods import base, captured
 from mergestream.methods.captured import MOST_RECORDED, Way
 from test_training_graph import HostTraffic
 
-RECORDED: list[Callable[[], None]] = []
-
-
-def rerun(function: Callable[[], None]) -> Callable[[], None]:
-    RECORDED.append(function)
-    function()
-    return function
-
-
-class Late:
-    """A message that has not arrived until somebody waits for it, or so many have asked."""
-
-    patience = 0
-
-    def __init__(self, values: Tensor) -> None:
-        self._values, self._asked = values.clone(), 0
-
-    def arrived(self) -> bool:
-        self._asked += 1
-        return self._asked > self.patience
-
-    def wait(self) -> Tensor:
-        return self._values
-
 
 @pytest.fixture(autouse=True)
-def graphs_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(base, "way_of", lambda _: Way(rerun, Late))
-    RECORDED.clear()
-    leasing.free()
+def nothing_told(graphs_here: None) -> None:
     telling._told.clear()
-    yield
-    leasing.free()
 
 
 def eager(pool: ms.ExpertPool) -> ms.ExpertPool:

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,7 @@ from engines import PLAIN, Service, batch, picture, small_pool, tensor_of
 from mergestream.errors import InputError, MergestreamError, OutputError, PoolError, UnknownNameError
 from mergestream.intake.limits import Limits
 from mergestream.intake.reading import read_upload
-from mergestream.methods import base, leasing
-from mergestream.methods.captured import Way
+from mergestream.methods import leasing
 from mergestream.serving import encoding
 from mergestream.serving.audit.comparing import compare
 from mergestream.serving.audit.lines import AuditError
@@ -635,29 +633,9 @@ def test_a_line_up_knows_its_pool(pool: ms.ExpertPool) -> None:
     torch.testing.assert_close(torch.tensor(method.options()["coefficients"]), torch.tensor([5 / 7, 2 / 7]))
 
 
-def graphs_that_run_again(function: Callable[[], None]) -> Callable[[], None]:
-    """A CUDA graph's stand-in here: the recorded function, which computes otherwise than the eager step does."""
-    function()
-    return function
-
-
-class Arrived:
-    def __init__(self, values: torch.Tensor) -> None:
-        self._values = values.clone()
-
-    def arrived(self) -> bool:
-        return True
-
-    def wait(self) -> torch.Tensor:
-        return self._values
-
-
-def test_steps_that_came_from_graphs_are_replayed_from_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("graphs_here")
+def test_steps_that_came_from_graphs_are_replayed_from_the_same(tmp_path: Path) -> None:
     """Eager, recorded and padded ones: each has its own last bits."""
-    monkeypatch.setattr(base, "way_of", lambda _: Way(graphs_that_run_again, Arrived))
-    leasing.free()
     pool = make_pool("vit", base=True)
     sizes = (6, 6, 6, 4, 2, 6, 4)
     with Service(tmp_path, pool, options=MOVING, settings=EngineSettings(guards=GuardSettings())) as service:
@@ -672,7 +650,6 @@ def test_steps_that_came_from_graphs_are_replayed_from_the_same(
     assert any(again["logits_sha256"] != body["logits_sha256"] for again, body in zip(eagerly, bodies, strict=True))
     with pytest.raises(InputError, match="cannot hold this batch of 6"):
         recompute_step({**bodies[1], "graph": 5}, batch(1, 6), pool)
-    leasing.free()
 
 
 @pytest.mark.gpu
