@@ -165,3 +165,17 @@ def test_the_readme_says_of_our_rule_what_the_demo_found():
         gap = next(d["difference"] for d in duels if d["theirs"] == "prior_adaptive" and d["stream"] == stream)
         mean, low, high = (-100 * gap[key] for key in ("mean", "high", "low"))
         assert f"{mean:.1f} [{low:.1f}, {high:.1f}]{words}" in told
+
+
+def test_the_zoo_on_a_cpu_is_that_of_its_records():
+    first, second, third = json.loads((RESULTS / "step_zoo.json").read_text())["runs"]
+    told = (ROOT / "docs" / "speed.md").read_text()
+    for one, two in zip(first["rows"], second["rows"], strict=True):
+        assert one["network"] == two["network"]
+        milliseconds = f"{two['naive_ms']:.0f} | {two['eager_ms']:.0f}"
+        ratios = [row["times_the_rival"] for row in (one, two)]
+        assert f"| {one['network']} | {milliseconds} | {ratios[0]:.2f} x | {ratios[1]:.2f} x |" in told
+        assert max(ratios) >= 1
+        assert one["same_predictions"] == two["same_predictions"] == 1
+    (again,) = third["rows"]
+    assert f"{again['network']} alone, 20 turns: {again['times_the_rival']:.2f} x" in told
