@@ -111,7 +111,7 @@ def test_a_second_call_does_nothing_again(consortium: Path, done: tuple[Path, st
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-@pytest.mark.parametrize("after", [1, 25])
+@pytest.mark.parametrize("after", [1, pytest.param(25, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_it_goes_on_to_the_same_bits(
     consortium: Path, done: tuple[Path, str], tmp_path: Path, after: int
 ) -> None:

@@ -50,6 +50,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("entropy_adaptive", {"recalibrate_bn": True}),
     ("prior_adaptive", {}),
     ("prior_adaptive", {"refresh_every": 2, "memory": 20, "anchor": 0.5}),
+    ("prior_adaptive", {"refresh_every": 2, "match_scale": True}),
     ("ensemble", {}),
     ("ensemble", {"average": "probabilities"}),
     ("mean", {}),

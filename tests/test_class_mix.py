@@ -11,7 +11,7 @@ from mergestream import class_mix
 
 
 def simplex(count: int, seed: int) -> Tensor:
-    return class_mix.on_simplex(torch.rand(count, generator=torch.Generator().manual_seed(seed)) + 0.05)
+    return class_mix.as_mix(torch.rand(count, generator=torch.Generator().manual_seed(seed)) + 0.05)
 
 
 def likelihoods(images: int, classes: int, seed: int) -> Tensor:
@@ -100,6 +100,27 @@ def test_between_two_mixes() -> None:
 
 
 def test_no_class_is_ever_impossible() -> None:
-    found = class_mix.on_simplex(torch.tensor([1.0, 0.0, 0.0]))
+    found = class_mix.as_mix(torch.tensor([1.0, 0.0, 0.0]))
     assert found.sum() == pytest.approx(1.0)
     assert (found > 5e-5).all()
+
+
+@given(st.integers(0, 10**6), st.floats(0.1, 10), st.integers(2, 6), st.integers(1, 5))
+def test_a_scale_is_found_whatever_is_added_to_all_images(seed: int, factor: float, classes: int, experts: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    own = torch.randn(1, 40, classes, generator=generator)
+    others = factor * own + torch.randn(experts, 1, classes, generator=generator) + 5
+    even = torch.full((40,), 1 / 40)
+    sums = [1e6 * class_mix.moments(logits, even) for logits in (own, others)]  # so many that all is believed
+    assert float(class_mix.scale_between(*sums)) == pytest.approx(factor, rel=2e-3)
+
+
+def test_a_scale_starts_at_one_and_padding_counts_for_nothing() -> None:
+    nothing = torch.zeros(1, 5), torch.zeros(3, 5)
+    assert float(class_mix.scale_between(*nothing)) == 1
+    one_image = class_mix.moments(torch.randn(1, 1, 3), torch.ones(1))
+    assert float(class_mix.scale_between(one_image, 9 * one_image)) == 1
+    logits = torch.randn(2, 6, 3)
+    padded = torch.cat([logits, 100 * torch.randn(2, 4, 3)], dim=1)
+    shares = torch.tensor([1 / 6] * 6 + [0.0] * 4)
+    torch.testing.assert_close(class_mix.moments(padded, shares), class_mix.moments(logits, torch.full((6,), 1 / 6)))

@@ -53,9 +53,10 @@ VARIANTS: dict[str, list[dict]] = {
     "select_expert": [{}, {"score": "max_softmax"}],
     "prior_adaptive": [
         {},
-        {"anchor": 0.5, "home": "uniform", "memory": 16, "before": 4, "head": "shared"},
+        {"anchor": 0.5, "home": "uniform", "memory": 16, "before": 4, "head": "entropy_gap"},
         {"even_heads": False, "restore": True, "momentum": 0.5},
         {"refresh_every": 2, "recalibrate_bn": True, "temperature": 1.0, "views": ()},
+        {"match_scale": True, "momentum": 0.5},
     ],
     "entropy_adaptive": [
         {},

@@ -57,7 +57,7 @@ def test_a_stream_is_followed_as_the_page_says(vit_pool: ms.ExpertPool, options:
     settings = {"anchor": 1.0, "memory": 4096, "before": 32, **options}
     reference = Reference(np.array(home), **settings)
     method = ms.create_method("prior_adaptive", vit_pool, home=home, temperature=1.0, score="entropy", **options)
-    plain = ms.create_method("entropy_adaptive", vit_pool)
+    plain = ms.create_method("entropy_adaptive", vit_pool, head="shared")
     for images in STREAM:
         step, own = method.step(images), plain.step(images).logits
         wanted = reference.shift(own.double().numpy())
@@ -65,8 +65,9 @@ def test_a_stream_is_followed_as_the_page_says(vit_pool: ms.ExpertPool, options:
         torch.testing.assert_close(step.logits, own + step.class_shift)
 
 
-def test_the_merged_weights_hold_the_shift(vit_pool: ms.ExpertPool) -> None:
-    method = ms.create_method("prior_adaptive", vit_pool, anchor=0.5)
+@pytest.mark.parametrize("match_scale", [False, True])
+def test_the_merged_weights_hold_the_shift(vit_pool: ms.ExpertPool, match_scale: bool) -> None:
+    method = ms.create_method("prior_adaptive", vit_pool, anchor=0.5, match_scale=match_scale)
     for images in STREAM:
         step = method.step(images)
         assert step.class_shift.abs().max() > 0
@@ -92,6 +93,44 @@ def test_a_model_that_says_one_class_to_everything_is_brought_back() -> None:
     assert (answered == labels.flatten())[late].float().mean() > 0.85
     shares = torch.bincount(answered[late], minlength=4) / 320
     torch.testing.assert_close(shares, torch.bincount(labels.flatten()[late]) / 320, rtol=0, atol=0.1)
+
+
+def test_a_rare_class_survives_the_mean_of_unrelated_heads_at_the_experts_scale() -> None:
+    """Every expert is right, each in a basis of its own; their mean is flat, and home says that one class is rare."""
+    torch.manual_seed(0)
+    experts = {f"site{number}": Rotated(torch.linalg.qr(torch.randn(16, 16)).Q) for number in range(5)}
+    pool = ms.ExpertPool.from_modules(experts, head="fc", classes=("normal", "atypical"))
+    labels = (torch.rand(60, 16) < 0.15).long()
+    signal = 1.2 * (2 * labels - 1)[..., None] * Rotated.DIRECTION + 0.3 * torch.randn(60, 16, 16)
+    stream = list(signal.reshape(60, 16, 1, 4, 4))
+    options: dict = {"views": (), "home": (0.85, 0.15), "temperature": 1.0}
+    rates = {}
+    for match_scale in (False, True):
+        method = ms.create_method("prior_adaptive", pool, match_scale=match_scale, **options)
+        said = torch.stack([method.step(images).logits.argmax(dim=1) for images in stream])[10:]
+        rates[match_scale] = float((said == 1)[labels[10:] == 1].float().mean())
+        right = float((said == 0)[labels[10:] == 0].float().mean())
+        assert right > 0.8
+    assert rates[False] < 0.3
+    assert rates[True] > 0.8
+
+
+class Rotated(nn.Module):
+    """A right answer through a basis of its own: the encoder turns into it, the head reads it there."""
+
+    DIRECTION = torch.ones(16) / 4
+
+    def __init__(self, basis: Tensor) -> None:
+        super().__init__()
+        self.encoder, self.fc = nn.Linear(16, 16, bias=False), nn.Linear(16, 2)
+        with torch.no_grad():
+            self.encoder.weight.copy_(basis)
+            along = basis @ self.DIRECTION
+            self.fc.weight.copy_(torch.stack([-along, along]))
+            self.fc.bias.zero_()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(self.encoder(images.flatten(1)))
 
 
 def test_a_batch_of_one_class_is_believed_only_where_batches_are_like_that() -> None:

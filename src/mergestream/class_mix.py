@@ -1,4 +1,4 @@
-"""How the classes of a stream are mixed, from a model's own probabilities. Pure functions of fp32 tensors.
+"""How a stream's classes are mixed, from a model's own answers, and their scale. Pure functions of fp32 tensors.
 
 Shapes: B images, C classes. `shares` [B] say what each image counts in a mean, as in `scoring`; padding counts 0.
 """
@@ -10,9 +10,11 @@ ROUNDS = 10
 LEAST = 1e-4  # no class is ever thought rarer
 # 1 / (1 + A) of a batch: 0 where classes are drawn anew for every image, 1 where a batch holds one class.
 LEAST_CLUMPED, MOST_CLUMPED = 1e-4, 2 / 3
+HALF_TRUSTED = 4.0  # images after which a ratio of spreads is believed half
+LARGEST_RATIO, LEAST_SPREAD = 3.5, 1e-12  # exp(3.5) = 33
 
 
-def on_simplex(values: Tensor) -> Tensor:
+def as_mix(values: Tensor) -> Tensor:
     """Class shares [C] that sum to 1 and are never quite 0."""
     values = (values / values.sum()).clamp_min(LEAST)
     return values / values.sum()
@@ -25,7 +27,7 @@ def counted(shares: Tensor | None, images: Tensor) -> Tensor:
 
 def between(seen: Tensor, home: Tensor, anchor: float) -> Tensor:
     """The geometric mean of two mixes [C]: the first at anchor 0, the second at 1."""
-    return on_simplex(seen.log().lerp(home.log(), anchor).exp())
+    return as_mix(seen.log().lerp(home.log(), anchor).exp())
 
 
 def reweighted(probabilities: Tensor, mix: Tensor, assumed: Tensor) -> Tensor:
@@ -61,3 +63,28 @@ def mix_of_batch(
         found = (reweighted(probabilities, mix, assumed) * shares[:, None]).sum(dim=0)
         mix = (images * found + concentration * expected) / (images + concentration)
     return mix
+
+
+def moments(logits: Tensor, shares: Tensor) -> Tensor:
+    """What tells the spread over images of logits [n,B,C], as means over the batch [n,C+2]: 1, squares, every class."""
+    centred = logits.float() - logits.float().mean(dim=-1, keepdim=True)  # what all classes share says nothing
+    means = (centred * shares[:, None]).sum(dim=1)
+    squares = ((centred**2).sum(dim=-1) * shares).sum(dim=1)
+    return torch.cat([torch.ones_like(squares)[:, None], squares[:, None], means], dim=1)
+
+
+def scale_between(own: Tensor, others: Tensor) -> Tensor:
+    """What own logits are multiplied by to spread over images as the others do on (geometric) average: [].
+
+    From sums of moments [1,C+2] and [K,C+2]. It starts at 1, and is 1 where there is no spread to compare.
+    """
+    images = own[0, 0]
+    ratio = (_spread(others).log().mean() - _spread(own)[0].log()) / 2
+    trusted = torch.where(images > 1, images / (images + HALF_TRUSTED), 0.0)
+    return (trusted * ratio.clamp(-LARGEST_RATIO, LARGEST_RATIO)).exp()
+
+
+def _spread(sums: Tensor) -> Tensor:
+    """The variance over images, all classes together [n]."""
+    mean = sums[:, 1:] / sums[:, :1].clamp_min(1.0)
+    return (mean[:, 0] - (mean[:, 1:] ** 2).sum(dim=1)).clamp_min(LEAST_SPREAD)

@@ -122,6 +122,7 @@ class EntropyAdaptive(Method):
         """Lines 1 to 6 of Algorithm 1: score the experts, then move the coefficients."""
         logits = self._all_logits(images, expert_logits)
         original = logits[ORIGINAL]
+        self._hear_experts(original)
         scores = scoring.SCORES[self.score](original, self._temperature, self._shares)
         consistency = self._consistency(logits)
         chosen = simplex.head_expert(scores, consistency, self.epsilon)
@@ -130,6 +131,9 @@ class EntropyAdaptive(Method):
         self._head = simplex.smooth(self._head, self._head_coefficients(scores, chosen, encoder), self.momentum)
         entropy = scores if self.score == "entropy" else scoring.entropy(original, self._temperature, self._shares)
         return entropy, scores, consistency, chosen, self._asked(original)
+
+    def _hear_experts(self, logits: Tensor) -> None:
+        """What else a rule learns from the experts' logits [K,B,C] of a batch."""
 
     def _watch(self, entropy: Tensor, *, scored: bool) -> None:
         """Whether the merged model has become much more or less certain than when the experts were last scored."""

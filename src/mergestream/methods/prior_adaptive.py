@@ -12,7 +12,7 @@ from mergestream import class_mix, merging
 from mergestream.methods.base import ExpertLogits
 from mergestream.methods.choices import resolve_home
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
-from mergestream.methods.restoring import even_heads, head_bias, restored
+from mergestream.methods.restoring import even_heads, head_bias, last_layers, restored
 from mergestream.methods.step import Step
 from mergestream.options import number, yes_or_no
 from mergestream.pool import ExpertPool
@@ -33,6 +33,7 @@ class PriorAdaptive(EntropyAdaptive):
     memory        how many images the long run is; older ones fade
     before        how many images of the home mix the long run starts with
     even_heads    a head three times as large as the pool's median, or a third, is brought to it
+    match_scale   merged logits are brought to the experts' spread over images, both over the long run
     restore       encoders' changes are scaled up by what merging heads of different directions loses (needs a base)
     score         'entropy_agreement' doubts an expert that is certain and alone; others as of entropy_adaptive
     """
@@ -43,6 +44,9 @@ class PriorAdaptive(EntropyAdaptive):
     _images: Tensor  # and how many those are []
     _clumped: Tensor  # how clumped batches were, summed over faded batches []
     _clumps: Tensor  # and how many those are []
+    _heard: bool  # whether experts were asked about the batch under way
+    _own_moments: Tensor  # of the merged model's logits, summed over faded images [1,C+2]
+    _expert_moments: Tensor  # of each expert's, over the same images [K,C+2]
 
     def __init__(
         self,
@@ -62,13 +66,15 @@ class PriorAdaptive(EntropyAdaptive):
         memory: float = 4096,
         before: float = 32,
         even_heads: bool = True,
+        match_scale: bool = False,
         restore: bool = False,
     ) -> None:
         self.anchor = number("anchor", anchor, low=0, high=1)
         self.memory = number("memory", memory, low=1)
         self.before = number("before", before, above=0)
-        self.home, self._home = home, class_mix.on_simplex(resolve_home(home, pool))
+        self.home, self._home = home, class_mix.as_mix(resolve_home(home, pool))
         self.even_heads = yes_or_no("even_heads", even_heads)
+        self.match_scale = yes_or_no("match_scale", match_scale)
         self.restore = yes_or_no("restore", restore)
         super().__init__(
             pool,
@@ -82,9 +88,9 @@ class PriorAdaptive(EntropyAdaptive):
             recalibrate_bn=recalibrate_bn,
             refresh_every=refresh_every,
         )
-        self._use(pool)
+        self._prepare_rows(pool)
 
-    def _use(self, pool: ExpertPool) -> None:
+    def _prepare_rows(self, pool: ExpertPool) -> None:
         """Rows that are merged in place of the experts' own, and what their scores are divided by."""
         rows = pool.rows
         if self.even_heads:
@@ -95,12 +101,15 @@ class PriorAdaptive(EntropyAdaptive):
 
     def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
         step = super()._step(images, expert_logits)
-        shift = self._follow(step.logits)
-        return replace(step, logits=step.logits + shift, class_shift=shift)
+        logits = self._scaled(step.logits) if self.match_scale else step.logits
+        shift = self._follow(logits)
+        return replace(step, logits=logits + shift, class_shift=shift)
 
     def merged_weights(self) -> Tensor:
-        """The merged weights [P] that answered the last batch, its shift in the head's bias: a copy."""
+        """The merged weights [P] that answered the last batch, its scale and shift in the last layer: a copy."""
         weights = super().merged_weights().clone()
+        for layer in last_layers(self.pool) if self.match_scale else ():
+            weights[layer] *= self._scale.to(weights.dtype)
         place = head_bias(self.pool)
         if place is not None:
             weights[place] += self._shift.to(weights.dtype)
@@ -112,6 +121,26 @@ class PriorAdaptive(EntropyAdaptive):
             encoder = torch.cat([self._restored * encoder, self._of_base])
         merging.merge(self._own_rows, encoder, self._head, self._weights)
 
+    def _hear_experts(self, logits: Tensor) -> None:
+        if self.match_scale:
+            spread = logits.float() / self._temperature[:, None, None]
+            self._expert_moments = self._moved_on(self._expert_moments, spread)
+            self._heard = True
+
+    def _scaled(self, logits: Tensor) -> Tensor:
+        """The merged model's logits at the experts' scale; what that is, batches tell that experts were asked of."""
+        if self._heard:
+            self._own_moments = self._moved_on(self._own_moments, logits[None])
+        self._heard = False
+        self._scale = class_mix.scale_between(self._own_moments, self._expert_moments)
+        return logits * self._scale
+
+    def _moved_on(self, moments: Tensor, logits: Tensor) -> Tensor:
+        """Moments [n,C+2] that have faded a little, with those of a batch [n,B,C]."""
+        shares = class_mix.counted(self._shares, logits[0])
+        images = 1 / (shares**2).sum()
+        return torch.exp(-images / self.memory) * moments + images * class_mix.moments(logits, shares)
+
     def _follow(self, logits: Tensor) -> Tensor:
         """Learn from the batch, then the shift [C] of its log-odds."""
         probabilities = torch.softmax(logits, dim=-1)
@@ -119,12 +148,12 @@ class PriorAdaptive(EntropyAdaptive):
         images = 1 / (shares**2).sum()
         faded = torch.exp(-images / self.memory)
         tells = (self._images > 0) & (images > MORE_THAN_ONE)  # the first batch has nothing to depart from
-        usual = class_mix.on_simplex(torch.where(self._images > 0, self._counts, self._home))
+        usual = class_mix.as_mix(torch.where(self._images > 0, self._counts, self._home))
         told = torch.where(tells, class_mix.clumped(probabilities, usual, shares), 0.0)
         self._clumped, self._clumps = faded * self._clumped + told, faded * self._clumps + tells
         self._counts = faded * self._counts + images * (probabilities * shares[:, None]).sum(dim=0)
         self._images = faded * self._images + images
-        assumed = class_mix.on_simplex(self._counts + self.before * self._home)
+        assumed = class_mix.as_mix(self._counts + self.before * self._home)
         expected = class_mix.between(assumed, self._home, self.anchor)
         before = BATCHES_BEFORE / (1 + CONCENTRATION_BEFORE)
         clumping = (self._clumped + before) / (self._clumps + BATCHES_BEFORE)
@@ -141,13 +170,18 @@ class PriorAdaptive(EntropyAdaptive):
 
     def _learnt(self) -> dict[str, Tensor]:
         counts = {"counts": self._counts, "images": self._images}
-        return {**counts, "clumped": self._clumped, "clumps": self._clumps, "shift": self._shift}
+        learnt = {**counts, "clumped": self._clumped, "clumps": self._clumps, "shift": self._shift}
+        scale = {"own_moments": self._own_moments, "expert_moments": self._expert_moments, "scale": self._scale}
+        return {**learnt, **scale} if self.match_scale else learnt
 
     def _carry(self, tensors: Mapping[str, Tensor]) -> None:
         super()._carry(tensors)
         self._counts, self._images = tensors["counts"], tensors["images"]
         self._clumped, self._clumps = tensors["clumped"], tensors["clumps"]
         self._shift = tensors["shift"]
+        if self.match_scale:
+            self._own_moments, self._expert_moments = tensors["own_moments"], tensors["expert_moments"]
+            self._scale = tensors["scale"]
 
     def _state(self) -> dict[str, Any]:
         return {**super()._state(), **{name: tensor.clone() for name, tensor in self._learnt().items()}}
@@ -161,3 +195,8 @@ class PriorAdaptive(EntropyAdaptive):
         self._clumped = state.get("clumped", nothing).to(device)
         self._clumps = state.get("clumps", nothing).to(device)
         self._shift = state.get("shift", classes).to(device)
+        experts, width = len(self.pool), len(self.pool.classes) + 2
+        self._own_moments = state.get("own_moments", torch.zeros(1, width)).to(device)
+        self._expert_moments = state.get("expert_moments", torch.zeros(experts, width)).to(device)
+        self._scale = state.get("scale", torch.ones(())).to(device)
+        self._heard = False

@@ -41,6 +41,12 @@ def restored(pool: ExpertPool, rows: Rows) -> tuple[Rows, float]:
     return Rows(torch.cat([rows.encoder, base[None]]), rows.head), scale
 
 
+def last_layers(pool: ExpertPool) -> list[slice]:
+    """Where in the flat weights [P] lies what writes the logits: weights and biases of the head with a row a class."""
+    head = [entry for entry in pool.layout.entries if entry.start >= pool.layout.encoder_size]
+    return [slice(entry.start, entry.stop) for entry in head if entry.shape[:1] == (len(pool.classes),)]
+
+
 def head_bias(pool: ExpertPool) -> slice | None:
     """Where in the flat weights [P] the last layer's bias lies; None where the head has none."""
     size = (len(pool.classes),)
