@@ -155,6 +155,7 @@ def test_nothing_is_printed_or_drawn_by_importing() -> None:
     assert python("import mergestream, sys; assert 'matplotlib.pyplot' not in sys.modules") == ""
 
 
+@pytest.mark.slow
 def test_the_wheel_installs_in_an_empty_environment(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
