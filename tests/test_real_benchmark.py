@@ -205,10 +205,10 @@ def divided(given: float, by: int) -> float:
 def test_time_that_is_over_starts_nothing_and_what_others_hold_is_skipped(place: Place) -> None:
     (stage,) = chosen(stages_of(recipes.MICRO), "batches-midog")
     told: list[str] = []
-    assert not Runner(place, ASKED, told.append, minutes=0).run(stage)
+    assert not Runner(place, ASKED, told.append, minutes=0).run([stage], 1)
     assert "14 units are left" in told[0]
     held = frozenset((unit.stage, unit.pool.name) for unit in stage.units)
-    assert Runner(place, ASKED, told.append, minutes=0, elsewhere=held).run(stage)
+    assert Runner(place, ASKED, told.append, minutes=0, elsewhere=held).run([stage], 1)
 
 
 def test_units_of_another_pool_or_asking_are_not_done(place: Place, tmp_path: Path) -> None:

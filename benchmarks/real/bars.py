@@ -17,7 +17,7 @@ from mergestream.metrics import collapsed_classes
 LOSS = {"pacs": "plain", "midog": "weighted"}
 TITLES = {"pacs": "PACS", "midog": "MIDOG"}
 WORSE = 0.5  # points that ours may lose to the paper's rule anywhere
-TOLD = 4  # losses in one sentence; the table of differences has them all
+TOLD = 4  # losses in one sentence; the tables have them all
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def benchmark(given: argparse.Namespace) -> int:
     make_folder(given.out)
     about = runpy.run_path(str(Path(__file__).parents[1] / "provenance.py"))["provenance"](given.device)
     for stages in turns(chosen(every, given.stages), given.jobs):
-        done = runner.run_together(stages, 1 if stages[0].units[0].kind == TIMING else given.jobs)
+        done = runner.run(stages, 1 if stages[0].kind == TIMING else given.jobs)
         # After every turn: a command that is killed leaves a record of those before.
         write_record(given.out / RECORD, runner.groups(every), asked, {"about": about}, later=given.later)
         if not done:
@@ -71,13 +71,12 @@ def benchmark(given: argparse.Namespace) -> int:
 
 def turns(stages: list[Stage], jobs: int) -> list[list[Stage]]:
     """Stages that are run at once: by several processes all but those that take the time of a step."""
-    kinds = [stage.units[0].kind for stage in stages]
     if jobs <= 1:
         return [[stage] for stage in stages]
-    training = [stage for stage, kind in zip(stages, kinds, strict=True) if kind == TRAIN]
-    benching = [stage for stage, kind in zip(stages, kinds, strict=True) if kind not in (TRAIN, TIMING)]
-    timing = [[stage] for stage, kind in zip(stages, kinds, strict=True) if kind == TIMING]
-    return [turn for turn in (training, benching, *timing) if turn]
+    training = [stage for stage in stages if stage.kind == TRAIN]
+    benching = [stage for stage in stages if stage.kind not in (TRAIN, TIMING)]
+    timing = [stage for stage in stages if stage.kind == TIMING]
+    return [turn for turn in (training, benching, timing) if turn]
 
 
 def arguments() -> argparse.Namespace:

@@ -26,12 +26,11 @@ class Runner:
     elsewhere: frozenset[tuple[str, str]] = frozenset()
     _began: float = field(default_factory=time.monotonic)
 
-    def run(self, stage: Stage) -> bool:
-        """Whether all of it is done. Starts no unit that is not expected to end in time."""
-        return self.run_together([stage], 1)
+    def run(self, stages: Sequence[Stage], jobs: int) -> bool:
+        """Whether all of it is done, by so many processes on one GPU; pools that are missing are trained first.
 
-    def run_together(self, stages: Sequence[Stage], jobs: int) -> bool:
-        """The same of several stages, by so many processes on one GPU; pools that are missing are trained first."""
+        Starts no unit that is not expected to end in time.
+        """
         left = [unit for stage in stages for unit in stage.units if not self.is_done(unit)]
         missing = [pool for pool in dict.fromkeys(u.pool for u in left) if known_note(self.place, pool) is None]
         first = [Unit(TRAIN, TRAIN, pool) for pool in missing]
@@ -87,7 +86,7 @@ class Runner:
                 if any(found is None for _, found in units):
                     continue
                 known = [(unit, found) for unit, found in units if found is not None]
-                training = stage.units[0].kind == TRAIN
+                training = stage.kind == TRAIN
                 gathered.append(training_group(*known[0]) if training else group_of(stage, known, self.asked))
         return gathered
 

@@ -32,6 +32,10 @@ class Stage:
     name: str
     units: tuple[Unit, ...]
 
+    @property
+    def kind(self) -> str:
+        return self.units[0].kind
+
 
 def stages_of(profile: Profile) -> list[Stage]:
     """All stages in the order in which they are run."""

@@ -123,8 +123,8 @@ class PriorAdaptive(EntropyAdaptive):
 
     def _hear_experts(self, logits: Tensor) -> None:
         if self.match_scale:
-            spread = logits.float() / self._temperature[:, None, None]
-            self._expert_moments = self._moved_on(self._expert_moments, spread)
+            calibrated = logits.float() / self._temperature[:, None, None]
+            self._expert_moments = self._moved_on(self._expert_moments, calibrated)
             self._heard = True
 
     def _scaled(self, logits: Tensor) -> Tensor:
@@ -137,16 +137,19 @@ class PriorAdaptive(EntropyAdaptive):
 
     def _moved_on(self, moments: Tensor, logits: Tensor) -> Tensor:
         """Moments [n,C+2] that have faded a little, with those of a batch [n,B,C]."""
-        shares = class_mix.counted(self._shares, logits[0])
+        shares, images, faded = self._window(logits[0])
+        return faded * moments + images * class_mix.moments(logits, shares)
+
+    def _window(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What each image of a batch counts [B], how many images that are [], and what is kept of older ones []."""
+        shares = class_mix.counted(self._shares, logits)
         images = 1 / (shares**2).sum()
-        return torch.exp(-images / self.memory) * moments + images * class_mix.moments(logits, shares)
+        return shares, images, torch.exp(-images / self.memory)
 
     def _follow(self, logits: Tensor) -> Tensor:
         """Learn from the batch, then the shift [C] of its log-odds."""
         probabilities = torch.softmax(logits, dim=-1)
-        shares = class_mix.counted(self._shares, logits)
-        images = 1 / (shares**2).sum()
-        faded = torch.exp(-images / self.memory)
+        shares, images, faded = self._window(logits)
         tells = (self._images > 0) & (images > MORE_THAN_ONE)  # the first batch has nothing to depart from
         usual = class_mix.as_mix(torch.where(self._images > 0, self._counts, self._home))
         told = torch.where(tells, class_mix.clumped(probabilities, usual, shares), 0.0)
