@@ -25,6 +25,7 @@ from mergestream.errors import InputError, MergestreamError, NetworkError, PoolE
 from mergestream.execution import Execution, Recording, patches_as_products
 from mergestream.files import folder_written_whole
 from mergestream.fused_blocks import fused_blocks
+from mergestream.last_layer import LastLayer
 from mergestream.layout import Integers
 from mergestream.measuring import Statistics, write_statistics
 from mergestream.networks import logits_of
@@ -359,6 +360,21 @@ class ExpertPool:
             with self.input_errors(batch):
                 reestimate(module, batch)
         return self._run(module, batch, "The merged model")
+
+    def forward_with_inputs(
+        self, weights: Tensor, images: Tensor, *, recalibrate_bn: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [B,C] as of `forward`, and what the last layer read [B,D], in fp32."""
+        if self.last_layer is None:
+            raise NetworkError(f"{self.template.architecture} does not end in one linear layer with a bias.")
+        with self.last_layer.remembering(self.module_with(weights)) as layer:
+            logits = self.forward(weights, images, recalibrate_bn=recalibrate_bn)
+            return logits, layer.inputs(len(logits))
+
+    @cached_property
+    def last_layer(self) -> LastLayer | None:
+        """The linear layer that writes the logits; None where the network does not end in one."""
+        return LastLayer.of(self.template.module, self.template.head, self.layout, len(self.classes))
 
     def network(self, encoder: Coefficients, head: Coefficients | None = None) -> nn.Module:
         """An ordinary frozen module with merged weights of its own, in eval mode."""

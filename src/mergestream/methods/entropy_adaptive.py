@@ -92,10 +92,14 @@ class EntropyAdaptive(Method):
         evidence = self._refresh(images, expert_logits) if due else NOTHING
         if merges:
             self._merge()
-        logits = self.pool.forward(self._weights, images, recalibrate_bn=self.recalibrate_bn)
+        logits = self._answer(images)
         if self.refresh_drift:
             self._watch(scoring.entropy(logits[None], shares=self._shares)[0], scored=due)
         return Step(logits, self._encoder.clone(), self._head.clone(), *evidence)
+
+    def _answer(self, images: Tensor) -> Tensor:
+        """The merged model's logits [B,C]."""
+        return self.pool.forward(self._weights, images, recalibrate_bn=self.recalibrate_bn)
 
     def _merge(self) -> None:
         self.pool.merge(self._encoder, self._head, out=self._weights, rows=self._rows_of(self._head))
@@ -122,18 +126,18 @@ class EntropyAdaptive(Method):
         """Lines 1 to 6 of Algorithm 1: score the experts, then move the coefficients."""
         logits = self._all_logits(images, expert_logits)
         original = logits[ORIGINAL]
-        self._hear_experts(original)
         scores = scoring.SCORES[self.score](original, self._temperature, self._shares)
         consistency = self._consistency(logits)
         chosen = simplex.head_expert(scores, consistency, self.epsilon)
         encoder = self._encoder_coefficients(scores)
         self._encoder = simplex.smooth(self._encoder, encoder, self.momentum)
         self._head = simplex.smooth(self._head, self._head_coefficients(scores, chosen, encoder), self.momentum)
+        self._hear_experts(logits)
         entropy = scores if self.score == "entropy" else scoring.entropy(original, self._temperature, self._shares)
         return entropy, scores, consistency, chosen, self._asked(original)
 
-    def _hear_experts(self, logits: Tensor) -> None:
-        """What else a rule learns from the experts' logits [K,B,C] of a batch."""
+    def _hear_experts(self, logits: Mapping[str, Tensor]) -> None:
+        """What else a rule learns from the experts' logits [K,B,C] of a batch and its views; coefficients are set."""
 
     def _watch(self, entropy: Tensor, *, scored: bool) -> None:
         """Whether the merged model has become much more or less certain than when the experts were last scored."""

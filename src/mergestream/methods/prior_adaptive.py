@@ -1,6 +1,7 @@
 """Entropy-adaptive merging whose head also follows the stream's mix of classes. Its page: docs/prior_adaptive.md."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -12,11 +13,15 @@ from mergestream import class_mix, merging
 from mergestream.methods.base import ExpertLogits
 from mergestream.methods.choices import resolve_home
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
+from mergestream.methods.fitted_head import FittedHead, said_together
 from mergestream.methods.restoring import even_heads, head_bias, last_layers, restored
 from mergestream.methods.step import Step
 from mergestream.options import number, yes_or_no
 from mergestream.pool import ExpertPool
+from mergestream.telling import tell_once
+from mergestream.views import ORIGINAL
 
+_log = logging.getLogger(__name__)
 # What a stream is thought to be before its first batch: so many batches, whose mixes have this concentration.
 BATCHES_BEFORE, CONCENTRATION_BEFORE = 4.0, 100.0
 MORE_THAN_ONE = 1.5
@@ -33,6 +38,9 @@ class PriorAdaptive(EntropyAdaptive):
     memory        how many images the long run is; older ones fade
     before        how many images of the home mix the long run starts with
     even_heads    a head three times as large as the pool's median, or a third, is brought to it
+    refit         the last layer is fitted to what the experts said of the stream's images and their views; where a
+                  network does not end in a linear layer, it is not
+    refit_before  for how many images the merged layer itself counts in that
     match_scale   merged logits are brought to the experts' spread over images, both over the long run
     restore       encoders' changes are scaled up by what merging heads of different directions loses (needs a base)
     score         'entropy_agreement' doubts an expert that is certain and alone; others as of entropy_adaptive
@@ -45,6 +53,7 @@ class PriorAdaptive(EntropyAdaptive):
     _clumped: Tensor  # how clumped batches were, summed over faded batches []
     _clumps: Tensor  # and how many those are []
     _heard: bool  # whether experts were asked about the batch under way
+    _said: Tensor  # what they said of it together [B,C]
     _own_moments: Tensor  # of the merged model's logits, summed over faded images [1,C+2]
     _expert_moments: Tensor  # of each expert's, over the same images [K,C+2]
 
@@ -66,6 +75,8 @@ class PriorAdaptive(EntropyAdaptive):
         memory: float = 4096,
         before: float = 32,
         even_heads: bool = True,
+        refit: bool = False,
+        refit_before: float = 128,
         match_scale: bool = False,
         restore: bool = False,
     ) -> None:
@@ -74,7 +85,10 @@ class PriorAdaptive(EntropyAdaptive):
         self.before = number("before", before, above=0)
         self.home, self._home = home, class_mix.as_mix(resolve_home(home, pool))
         self.even_heads = yes_or_no("even_heads", even_heads)
+        self.refit = yes_or_no("refit", refit)
+        self.refit_before = number("refit_before", refit_before, above=0)
         self.match_scale = yes_or_no("match_scale", match_scale)
+        self._fitted = self._fitted_head(pool) if self.refit else None
         self.restore = yes_or_no("restore", restore)
         super().__init__(
             pool,
@@ -90,24 +104,35 @@ class PriorAdaptive(EntropyAdaptive):
         )
         self._prepare_rows(pool)
 
+    def _fitted_head(self, pool: ExpertPool) -> FittedHead | None:
+        if pool.last_layer is not None:
+            return FittedHead(pool.last_layer, self.refit_before, pool.device)
+        told = f"'{self.name}' fits no head: {pool.template.architecture} does not end in one linear layer with a bias."
+        tell_once(_log, logging.WARNING, told)
+        return None
+
     def _prepare_rows(self, pool: ExpertPool) -> None:
         """Rows that are merged in place of the experts' own, and what their scores are divided by."""
         rows = pool.rows
+        self._evened = torch.ones(len(pool), device=pool.device)  # what each expert's head was multiplied by
         if self.even_heads:
-            rows, factors = even_heads(pool)
-            self._temperature = self._temperature / factors
+            rows, self._evened = even_heads(pool)
+            self._temperature = self._temperature / self._evened
         self._own_rows, self._restored = restored(pool, rows) if self.restore else (rows, 1.0)
         self._of_base = torch.tensor([1 - self._restored], device=pool.device)  # not sent there at every step
 
     def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
         step = super()._step(images, expert_logits)
         logits = self._scaled(step.logits) if self.match_scale else step.logits
+        self._heard = False
         shift = self._follow(logits)
         return replace(step, logits=logits + shift, class_shift=shift)
 
     def merged_weights(self) -> Tensor:
         """The merged weights [P] that answered the last batch, its scale and shift in the last layer: a copy."""
         weights = super().merged_weights().clone()
+        if self._fitted is not None:
+            self._fitted.write(weights)
         for layer in last_layers(self.pool) if self.match_scale else ():
             weights[layer] *= self._scale.to(weights.dtype)
         place = head_bias(self.pool)
@@ -121,17 +146,27 @@ class PriorAdaptive(EntropyAdaptive):
             encoder = torch.cat([self._restored * encoder, self._of_base])
         merging.merge(self._own_rows, encoder, self._head, self._weights)
 
-    def _hear_experts(self, logits: Tensor) -> None:
+    def _hear_experts(self, logits: Mapping[str, Tensor]) -> None:
+        self._heard = True
         if self.match_scale:
-            calibrated = logits.float() / self._temperature[:, None, None]
+            calibrated = logits[ORIGINAL].float() / self._temperature[:, None, None]
             self._expert_moments = self._moved_on(self._expert_moments, calibrated)
-            self._heard = True
+        if self._fitted is not None:
+            views = torch.stack([logits[view].float() for view in (ORIGINAL, *self.views)])
+            self._said = said_together(views, self._encoder * self._evened)
+
+    def _answer(self, images: Tensor) -> Tensor:
+        if self._fitted is None:
+            return super()._answer(images)
+        _, inputs = self.pool.forward_with_inputs(self._weights, images, recalibrate_bn=self.recalibrate_bn)
+        if self._heard:
+            self._fitted.learn(inputs, self._said, *self._window(inputs))
+        return self._fitted.answer(self._weights, inputs)
 
     def _scaled(self, logits: Tensor) -> Tensor:
         """The merged model's logits at the experts' scale; what that is, batches tell that experts were asked of."""
         if self._heard:
             self._own_moments = self._moved_on(self._own_moments, logits[None])
-        self._heard = False
         self._scale = class_mix.scale_between(self._own_moments, self._expert_moments)
         return logits * self._scale
 
@@ -174,6 +209,7 @@ class PriorAdaptive(EntropyAdaptive):
     def _learnt(self) -> dict[str, Tensor]:
         counts = {"counts": self._counts, "images": self._images}
         learnt = {**counts, "clumped": self._clumped, "clumps": self._clumps, "shift": self._shift}
+        learnt |= {} if self._fitted is None else self._fitted.tensors()
         scale = {"own_moments": self._own_moments, "expert_moments": self._expert_moments, "scale": self._scale}
         return {**learnt, **scale} if self.match_scale else learnt
 
@@ -182,6 +218,8 @@ class PriorAdaptive(EntropyAdaptive):
         self._counts, self._images = tensors["counts"], tensors["images"]
         self._clumped, self._clumps = tensors["clumped"], tensors["clumps"]
         self._shift = tensors["shift"]
+        if self._fitted is not None:
+            self._fitted.take(tensors)
         if self.match_scale:
             self._own_moments, self._expert_moments = tensors["own_moments"], tensors["expert_moments"]
             self._scale = tensors["scale"]
@@ -202,4 +240,6 @@ class PriorAdaptive(EntropyAdaptive):
         self._own_moments = state.get("own_moments", torch.zeros(1, width)).to(device)
         self._expert_moments = state.get("expert_moments", torch.zeros(experts, width)).to(device)
         self._scale = state.get("scale", torch.ones(())).to(device)
+        if self._fitted is not None:
+            self._fitted.take(state)
         self._heard = False

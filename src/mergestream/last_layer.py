@@ -1,0 +1,69 @@
+"""The linear layer that writes a network's logits: where its numbers lie, and what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mergestream.errors import NetworkError
+from mergestream.layout import Layout
+
+
+@dataclass(frozen=True)
+class LastLayer:
+    """Its name, and the places of weight [C,D] and bias [C] in the flat vector [P]."""
+
+    name: str
+    weight: slice
+    bias: slice
+    shape: torch.Size
+
+    @classmethod
+    def of(cls, module: nn.Module, head: tuple[str, ...], layout: Layout, classes: int) -> LastLayer | None:
+        """None where the head is of several parts, or does not end in a linear layer of its own with a bias."""
+        inside = [(name, layer) for name, layer in module.named_modules() if _lies_in(name, head)]
+        linear = [name for name, layer in inside if type(layer) is nn.Linear]
+        entries = {entry.name: entry for entry in layout.entries if not entry.tied}
+        last = next(reversed(linear), None) if len(head) == 1 else None
+        weight, bias = entries.get(f"{last}.weight"), entries.get(f"{last}.bias")
+        if last is None or weight is None or bias is None or weight.shape[0] != classes:
+            return None
+        return cls(last, slice(weight.start, weight.stop), slice(bias.start, bias.stop), weight.shape)
+
+    @contextmanager
+    def remembering(self, module: nn.Module) -> Iterator[Remembering]:
+        """Inside the block the module's last layer keeps what it read last."""
+        layer = module.get_submodule(self.name)
+        layer.__class__ = Remembering  # a type, not a hook: compiled code tells them apart
+        try:
+            yield layer  # type: ignore[misc]
+        finally:
+            layer.__class__ = nn.Linear
+            vars(layer).pop("read", None)
+
+
+class Remembering(nn.Linear):
+    """A linear layer that keeps its input."""
+
+    read: Tensor
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.read = input
+        return super().forward(input)
+
+    def inputs(self, images: int) -> Tensor:
+        """What it read of a batch, [B,D] in fp32."""
+        if self.read.ndim != 2 or len(self.read) != images:
+            raise NetworkError(
+                f"The last layer read {tuple(self.read.shape)} for {images} images, not one row an image; "
+                f"it cannot be fitted: refit=False."
+            )
+        return self.read.float()
+
+
+def _lies_in(name: str, head: tuple[str, ...]) -> bool:
+    return any(name == part or name.startswith(f"{part}.") for part in head)

@@ -1,0 +1,64 @@
+"""A merged model's last layer, fitted to what the experts said of a stream. The equations: docs/prior_adaptive.md."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from mergestream import head_fit
+from mergestream.last_layer import LastLayer
+
+
+class FittedHead:
+    """Sums over a stream's images, and the layer that was fitted to them last."""
+
+    _sums: Tensor  # over images that fade [1+D,1+D+C]
+    _change: Tensor  # of the merged layer's weight [C,D]
+    _bias: Tensor  # [C]
+
+    def __init__(self, layer: LastLayer, before: float, device: torch.device) -> None:
+        self._layer, self._before, self._device = layer, before, device
+
+    def learn(self, inputs: Tensor, said: Tensor, shares: Tensor, images: Tensor, faded: Tensor) -> None:
+        """A batch of so many images: what the layer read [B,D], and what the experts said of it [B,C]."""
+        self._sums = faded * self._sums + images * head_fit.sums(inputs, said, shares)
+
+    def answer(self, weights: Tensor, inputs: Tensor) -> Tensor:
+        """Logits [B,C] of a merged model with flat weights [P], its last layer fitted anew."""
+        start = self._merged(weights)
+        self._change, self._bias = head_fit.fitted(self._sums, start, self._before, self._change)
+        return inputs @ (start + self._change).T + self._bias
+
+    def write(self, weights: Tensor) -> None:
+        """Put the layer that answered last into flat weights [P] of the same merged model."""
+        weights[self._layer.weight] = (self._merged(weights) + self._change).flatten().to(weights.dtype)
+        weights[self._layer.bias] = self._bias.to(weights.dtype)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"fit_sums": self._sums, "fit_change": self._change, "fit_bias": self._bias}
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """What `tensors` gave; where nothing is given, the beginning of a stream."""
+        classes, inputs = self._layer.shape
+        self._sums = self._taken(tensors, "fit_sums", 1 + inputs, 1 + inputs + classes)
+        self._change = self._taken(tensors, "fit_change", classes, inputs)
+        self._bias = self._taken(tensors, "fit_bias", classes)
+
+    def _taken(self, tensors: Mapping[str, Tensor], name: str, *shape: int) -> Tensor:
+        if name not in tensors:
+            return torch.zeros(shape, device=self._device)
+        if tensors[name].shape != shape:
+            raise ValueError(f"'{name}' has the shape {tuple(tensors[name].shape)}, not {shape}")
+        return tensors[name].to(self._device)
+
+    def _merged(self, weights: Tensor) -> Tensor:
+        """The merged layer's weight [C,D], less what all classes share: it says nothing."""
+        weight = weights[self._layer.weight].view(self._layer.shape).float()
+        return weight - weight.mean(dim=0)
+
+
+def said_together(views: Tensor, counted: Tensor) -> Tensor:
+    """What experts say of a batch [B,C]: the mean over views of logits [V,K,B,C] less what all classes share, then the
+    sum over experts, of which each counts so much [K]."""
+    centred = views - views.mean(dim=-1, keepdim=True)
+    return (counted[:, None, None] * centred.mean(dim=0)).sum(dim=0)
