@@ -50,7 +50,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("entropy_adaptive", {"recalibrate_bn": True}),
     ("prior_adaptive", {}),
     ("prior_adaptive", {"refresh_every": 2, "memory": 20, "anchor": 0.5}),
-    ("prior_adaptive", {"refresh_every": 2, "match_scale": True}),
+    ("prior_adaptive", {"refresh_every": 2, "refit": False}),
     ("ensemble", {}),
     ("ensemble", {"average": "probabilities"}),
     ("mean", {}),
@@ -72,7 +72,8 @@ def test_captured_steps_equal_eager_ones(network: str, name: str, options: dict[
     for key, value in slow.state_dict()["state"].items():
         mine = fast.state_dict()["state"][key]
         if isinstance(value, Tensor):
-            torch.testing.assert_close(mine, value, rtol=1e-4, atol=1e-5)
+            size = max(1.0, float(value.abs().max()))  # sums of many products are rounded as their largest is
+            torch.testing.assert_close(mine, value, rtol=1e-4, atol=3e-5 * size)
         else:
             assert mine == value
 

@@ -43,7 +43,8 @@ def test_the_public_surface_is_frozen() -> None:
     public = {name for name in dir(ms.ExpertPool) if not name.startswith("_")}
     assert public == {
         "annotate", "base", "base_fingerprint", "candidates", "device", "expert", "expert_logits", "fingerprint",
-        "forward", "from_modules", "from_state_dicts", "index", "input_errors", "load", "logits", "logits_of_views",
+        "forward", "forward_with_inputs", "from_modules", "from_state_dicts", "index", "input_errors", "last_layer",
+        "load", "logits", "logits_of_views",
         "matrices", "merge", "module_with", "network", "network_with", "new_weights", "prepare", "preprocessing",
         "recording", "rows", "save", "statistics", "statistics_of", "temperatures", "to", "with_candidates",
         "with_statistics", "without", "admit",

@@ -423,18 +423,24 @@ shares = st.lists(st.floats(0, 1, width=32), min_size=4, max_size=4).filter(lamb
 @given(shares, st.permutations("abcd"), st.integers(1, 4))
 def test_carried_over_averages_stay_on_the_simplex(values: list[float], order: list[str], count: int) -> None:
     average = torch.tensor(values) / sum(values)
-    state = {"batches": 3, "encoder": average, "head": average.flip(0)}
+    rows = torch.arange(8.0).view(4, 2)
+    state = {"batches": 3, "encoder": average, "head": average.flip(0), "expert_moments": rows}
     after = tuple(order[:count])
     found = carried_over(state, tuple("abcd"), after)
     assert found is not None
     assert found["batches"] == 3
     assert float(found["encoder"].sum()) == pytest.approx(1, abs=1e-5)
     kept = average[["abcd".index(name) for name in after]]
+    own = rows[["abcd".index(name) for name in after]]
+    assert torch.equal(found["expert_moments"], own)
     if float(kept.sum()) > 0:
         torch.testing.assert_close(found["encoder"] * kept.sum(), kept)
     back = carried_over(found, after, tuple("abcd"))
     assert back is not None
     assert all(float(back["encoder"]["abcd".index(name)]) == 0 for name in set("abcd") - set(after))
+    for name in "abcd":
+        wanted = rows["abcd".index(name)] if name in after else own.mean(dim=0)
+        torch.testing.assert_close(back["expert_moments"]["abcd".index(name)], wanted)
 
 
 # --- the pool loaded again --------------------------------------------------------------------------------------------

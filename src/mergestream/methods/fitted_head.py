@@ -52,13 +52,10 @@ class FittedHead:
         return tensors[name].to(self._device)
 
     def _merged(self, weights: Tensor) -> Tensor:
-        """The merged layer's weight [C,D], less what all classes share: it says nothing."""
-        weight = weights[self._layer.weight].view(self._layer.shape).float()
-        return weight - weight.mean(dim=0)
+        """The merged layer's weight [C,D]."""
+        return weights[self._layer.weight].view(self._layer.shape).float()
 
 
 def said_together(views: Tensor, counted: Tensor) -> Tensor:
-    """What experts say of a batch [B,C]: the mean over views of logits [V,K,B,C] less what all classes share, then the
-    sum over experts, of which each counts so much [K]."""
-    centred = views - views.mean(dim=-1, keepdim=True)
-    return (counted[:, None, None] * centred.mean(dim=0)).sum(dim=0)
+    """What experts say of a batch [B,C]: logits [V,K,B,C], the mean over views, each expert counting so much [K]."""
+    return (counted[:, None, None] * views.mean(dim=0)).sum(dim=0)

@@ -47,6 +47,7 @@ class PriorAdaptive(EntropyAdaptive):
     """
 
     name: ClassVar[str] = "prior_adaptive"
+    revision: ClassVar[int] = 2
     portable: ClassVar[bool] = False
     _counts: Tensor  # the merged model's mean probabilities, summed over faded images [C]
     _images: Tensor  # and how many those are []
@@ -75,9 +76,9 @@ class PriorAdaptive(EntropyAdaptive):
         memory: float = 4096,
         before: float = 32,
         even_heads: bool = True,
-        refit: bool = False,
-        refit_before: float = 128,
-        match_scale: bool = False,
+        refit: bool = True,
+        refit_before: float = 32,
+        match_scale: bool = True,
         restore: bool = False,
     ) -> None:
         self.anchor = number("anchor", anchor, low=0, high=1)

@@ -15,6 +15,7 @@ from mergestream.pool import ExpertPool
 # Options that may hold one number per expert; the first are shares and stay on the simplex.
 SHARES, PER_EXPERT = ("coefficients",), ("coefficients", "temperature", "lambda")
 AVERAGES = ("encoder", "head")  # the moving averages in a method's state
+ROWS = ("expert_moments",)  # what it holds of every expert by itself
 MethodState = Mapping[str, Any]
 
 
@@ -75,21 +76,31 @@ class Lineup:
 
 
 def carried_over(state: MethodState, before: Sequence[str], after: Sequence[str]) -> MethodState | None:
-    """A method's state on other experts: averages lose who left and are renormalised; who comes back begins at 0.
+    """A method's state on other experts: averages lose who left and are renormalised; who comes back begins at 0, and
+    where there is a row for each expert with the mean of the others'.
 
     None where the state holds more about the experts than averages, so that the stream has to begin again.
     """
     if tuple(before) == tuple(after) or not state:
         return state
     averages = {name: state[name] for name in AVERAGES if _is_average(state.get(name), len(before))}
-    others = {name: value for name, value in state.items() if name not in averages}
+    rows = {name: state[name] for name in ROWS if name in state}
+    others = {name: value for name, value in state.items() if name not in (*averages, *rows)}
     if len(averages) != len(AVERAGES) or any(isinstance(value, dict | list) for value in others.values()):
         return None
-    return {**others, **{name: _renormalised(value, before, after) for name, value in averages.items()}}
+    renormalised = {name: _renormalised(value, before, after) for name, value in averages.items()}
+    return {**others, **renormalised, **{name: _rows_of(value, before, after) for name, value in rows.items()}}
 
 
 def _is_average(value: Any, experts: int) -> bool:
     return isinstance(value, Tensor) and value.shape == (experts,)
+
+
+def _rows_of(rows: Tensor, before: Sequence[str], after: Sequence[str]) -> Tensor:
+    known = dict(zip(before, rows, strict=True))
+    staying = [known[name] for name in after if name in known]
+    usual = torch.stack(staying or list(rows)).mean(dim=0)
+    return torch.stack([known.get(name, usual) for name in after])
 
 
 def _renormalised(average: Tensor, before: Sequence[str], after: Sequence[str]) -> Tensor:

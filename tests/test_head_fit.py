@@ -1,0 +1,156 @@
+"""A last layer fitted to what experts said: against a solver, in its limits, and inside a merged model."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import mergestream as ms
+from conftest import make_images, make_pool
+from mergestream import head_fit
+from mergestream.errors import NetworkError
+
+IMAGES, INPUTS, CLASSES = 400, 12, 3
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def even(count: int) -> Tensor:
+    return torch.full((count,), 1 / count)
+
+
+def exact(inputs: np.ndarray, answers: np.ndarray, counts: np.ndarray, start: np.ndarray, before: float) -> np.ndarray:
+    """Answers of the ridge regression of `answers` on `inputs`, each row counting so much, towards `start`."""
+    share = counts / counts.sum()
+    middle, wanted = share @ inputs, share @ answers
+    apart = inputs - middle
+    covariance = (apart * share[:, None]).T @ apart
+    ridge = before / counts.sum() * np.trace(covariance) / len(covariance)
+    right = (apart * share[:, None]).T @ (answers - wanted) + ridge * start.T
+    weight = np.linalg.solve(covariance + ridge * np.eye(len(covariance)), right)
+    return apart @ weight + wanted
+
+
+@pytest.mark.parametrize("before", [1.0, 32.0, 1000.0])
+def test_a_stream_of_batches_gives_the_ridge_regression(before: float) -> None:
+    mixing = drawn(1, INPUTS, INPUTS) * torch.logspace(0, -2, INPUTS)  # directions of very different spread
+    inputs = drawn(2, IMAGES, INPUTS) @ mixing + 5 * drawn(3, INPUTS)
+    answers = torch.tanh(inputs @ drawn(4, INPUTS, CLASSES)) + 0.3 * drawn(5, IMAGES, CLASSES)
+    start, faded = drawn(6, CLASSES, INPUTS), 0.9
+    sums, change = torch.zeros(1 + INPUTS, 1 + INPUTS + CLASSES), torch.zeros(CLASSES, INPUTS)
+    for batch in range(0, IMAGES, 20):
+        own = slice(batch, batch + 20)
+        sums = faded * sums + 20 * head_fit.sums(inputs[own], answers[own], even(20))
+        change, bias = head_fit.fitted(sums, start, before, change)
+    counts = faded ** (19 - np.arange(IMAGES) // 20)
+    wanted = exact(inputs.double().numpy(), answers.double().numpy(), counts, start.double().numpy(), before)
+    found = inputs @ (start + change).T + bias
+    torch.testing.assert_close(found.double(), torch.tensor(wanted), rtol=0, atol=0.02)
+
+
+@given(seed=st.integers(0, 10_000), count=st.integers(40, 80))
+def test_a_linear_teacher_is_found(seed: int, count: int) -> None:
+    """Whatever layer it starts from: with more images than inputs nothing is left of that."""
+    inputs, teacher, offset = drawn(seed, count, 4), drawn(seed + 1, 2, 4), drawn(seed + 2, 2)
+    answers = inputs @ teacher.T + offset
+    start = drawn(seed + 3, 2, 4)
+    change, bias = head_fit.fitted(count * head_fit.sums(inputs, answers, even(count)), start, 1e-3, torch.zeros(2, 4))
+    torch.testing.assert_close(inputs @ (start + change).T + bias, answers, rtol=0, atol=1e-2)
+
+
+@given(seed=st.integers(0, 10_000), count=st.integers(1, 5))
+def test_where_little_was_said_the_start_stays(seed: int, count: int) -> None:
+    """A few images move the layer along their own differences alone, and always to what was said on average."""
+    inputs, answers, start = drawn(seed, count, 8), drawn(seed + 1, count, 2), drawn(seed + 2, 2, 8)
+    change, bias = head_fit.fitted(count * head_fit.sums(inputs, answers, even(count)), start, 1e6, torch.zeros(2, 8))
+    torch.testing.assert_close(change, torch.zeros(2, 8), rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        (inputs @ (start + change).T + bias).mean(dim=0), answers.mean(dim=0), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_padding_counts_nothing() -> None:
+    inputs, answers = drawn(0, 6, 4), drawn(1, 6, 2)
+    shares = torch.tensor([0.25, 0.25, 0.25, 0.25, 0.0, 0.0])
+    torch.testing.assert_close(
+        head_fit.sums(inputs, answers, shares), head_fit.sums(inputs[:4], answers[:4], even(4)), rtol=1e-6, atol=1e-6
+    )
+
+
+def test_a_layer_that_reads_always_the_same_is_left_alone() -> None:
+    inputs, start = torch.ones(8, 4), drawn(0, 2, 4)
+    sums = 8 * head_fit.sums(inputs, drawn(1, 8, 2), even(8))
+    change, bias = head_fit.fitted(sums, start, 32, torch.zeros(2, 4))
+    assert bool(torch.isfinite(change).all())
+    assert bool(torch.isfinite(bias).all())
+    torch.testing.assert_close(change, torch.zeros(2, 4), rtol=0, atol=1e-3)
+
+
+# --- the last layer of a network ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["vit", "resnet"])
+def test_what_the_last_layer_read_gives_the_logits(kind: str) -> None:
+    pool, images = make_pool(kind), make_images(5)
+    weights = pool.merge([0.5, 0.3, 0.2])
+    logits, inputs = pool.forward_with_inputs(weights, images)
+    layer = pool.last_layer
+    assert layer is not None
+    again = inputs @ weights[layer.weight].view(layer.shape).T + weights[layer.bias]
+    torch.testing.assert_close(again, logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(pool.forward(weights, images), logits)
+    assert all("read" not in vars(part) for part in pool.module_with(weights).modules())
+    assert type(pool.module_with(weights).get_submodule(layer.name)) is nn.Linear
+
+
+class Ending(nn.Module):
+    """A network that ends in another way than one linear layer."""
+
+    def __init__(self, head: nn.Module, *, tokens: bool = False) -> None:
+        super().__init__()
+        self.encoder, self.fc, self._tokens = nn.Linear(4, 4), head, tokens
+
+    def forward(self, images: Tensor) -> Tensor:
+        read = self.encoder(images.flatten(1))
+        if isinstance(self.fc, nn.Conv2d):
+            return self.fc(read[:, :, None, None]).flatten(1)
+        return self.fc(read[:, None].expand(-1, 3, -1)).mean(dim=1) if self._tokens else self.fc(read)
+
+
+def ending(make: type[nn.Module] | None = None, **options: bool) -> ms.ExpertPool:
+    torch.manual_seed(0)
+    heads = [nn.Conv2d(4, 2, 1) if make is nn.Conv2d else nn.Linear(4, 2, **options) for _ in range(2)]
+    return ms.ExpertPool.from_modules({f"site{k}": Ending(head) for k, head in enumerate(heads)}, head="fc")
+
+
+@pytest.mark.parametrize("pool", [ending(nn.Conv2d), ending(bias=False)], ids=["convolution", "no bias"])
+def test_a_network_that_ends_otherwise_is_merged_as_it_is(
+    pool: ms.ExpertPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert pool.last_layer is None
+    with caplog.at_level(logging.WARNING):
+        method = ms.create_method("prior_adaptive", pool, refit=True, views=())
+    plain = ms.create_method("prior_adaptive", pool, refit=False, views=())
+    for seed in range(3):
+        images = drawn(seed, 6, 1, 2, 2)
+        torch.testing.assert_close(method.step(images).logits, plain.step(images).logits)
+    with pytest.raises(NetworkError, match="linear layer"):
+        pool.forward_with_inputs(pool.merge([0.5, 0.5]), drawn(0, 2, 1, 2, 2))
+
+
+def test_a_head_that_reads_every_token_is_refused_with_what_to_do() -> None:
+    torch.manual_seed(0)
+    modules = {f"site{k}": Ending(nn.Linear(4, 2), tokens=True) for k in range(2)}
+    pool = ms.ExpertPool.from_modules(modules, head="fc")
+    method = ms.create_method("prior_adaptive", pool, refit=True, views=())
+    with pytest.raises(NetworkError, match="refit=False"):
+        method.step(drawn(0, 4, 1, 2, 2))
+    assert type(pool.module_with(method._weights).get_submodule("fc")) is nn.Linear
+    plain = ms.create_method("prior_adaptive", pool, refit=False, views=())
+    assert plain.step(drawn(0, 4, 1, 2, 2)).logits.shape == (4, 2)
