@@ -344,3 +344,12 @@ def test_a_recorded_step_touches_nothing_of_the_host(options: dict[str, Any], mo
             step()
     preprocessing._columns.cache_clear()
     assert traffic.seen == []
+
+
+def test_a_step_that_is_kept_keeps_no_large_state_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mergestream.methods.recorded.LARGE", 100)
+    method = ms.create_method("prior_adaptive", make_pool("vit"))
+    steps = [method.step(make_images(8, seed=seed)) for seed in range(3)]
+    assert RECORDED
+    assert method._carried()["fit_sums"].numel() > 1000
+    assert steps[-1].logits.untyped_storage().nbytes() < 1000

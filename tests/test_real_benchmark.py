@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
+import timm
 import torch
 
 import mergestream as ms
@@ -28,9 +30,11 @@ import benches  # noqa: E402
 import choose  # noqa: E402
 import crew  # noqa: E402
 import pairing  # noqa: E402
+import rare  # noqa: E402
 import recipes  # noqa: E402
 import records  # noqa: E402
 import report  # noqa: E402
+import tails  # noqa: E402
 from answering import KnownLogits, TargetData, answer  # noqa: E402
 from limiting import limited  # noqa: E402
 from pools import OpenPool, Place, open_pool, with_loud_head  # noqa: E402
@@ -110,6 +114,33 @@ def test_choosing_leaves_the_target_out(opened: OpenPool, place: Place) -> None:
     assert [line.split(" | ")[0] for line in lines] == ["candidate", "mean", "ours"]
     iid = [row["accuracy"] for row in rows if row["candidate"] == "ours" and row["stream"] == "iid"]
     assert f"{np.mean(iid):.2f}" in lines[2]
+
+
+@pytest.mark.parametrize("dataset", ["pacs", "midog"])
+def test_settings_are_compared_where_classes_are_rare(
+    dataset: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole script with a small network and two steps of training, then again from what it kept."""
+    for name, value in {"NETWORK": "vit_tiny_patch16_224", "SIZE": 32, "STEPS": 2, "BATCH": 4}.items():
+        monkeypatch.setattr(tails, name, value)
+    few = {"ensemble": "ensemble", "refitted": "prior_adaptive(refit=True)"}
+    monkeypatch.setattr(rare, "CANDIDATES", few)
+    monkeypatch.setattr(rare, "HEAD_INITS", ("independent",))
+    weights = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=0).state_dict()
+    safetensors.torch.save_file(weights, tmp_path / "vit.safetensors")
+    command = f"rare.py --{dataset} {folder / f'{dataset}.zip'} --init {tmp_path / 'vit.safetensors'} --tasks rare2"
+    monkeypatch.setattr("sys.argv", [*command.split(), "--out", str(tmp_path), "--json", str(tmp_path / "rare.json")])
+    found = []
+    for _ in range(2):
+        rare.main()
+        found.append(json.loads((tmp_path / "rare.json").read_text())["rows"])
+    assert found[0] == found[1]
+    assert capsys.readouterr().out.count("fitted\n") == len({row["shown"] for row in found[0]})
+    for row in found[0]:
+        assert row["shown"] not in row["experts"]
+        assert len(row["experts"]) == (2 if dataset == "pacs" else len({r["shown"] for r in found[0]}) - 1)
+    teams = len({(row["shown"], *row["experts"]) for row in found[0]})
+    assert len(found[0]) == teams * len(few) * 2
 
 
 # --- stages ---------------------------------------------------------------------------------------------------------

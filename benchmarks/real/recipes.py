@@ -40,26 +40,26 @@ CANDIDATES = {
     "anchor 0": "prior_adaptive(anchor=0)",
     "anchor 0.5": "prior_adaptive(anchor=0.5)",
     "anchor 0.75": "prior_adaptive(anchor=0.75)",
-    "before 16": "prior_adaptive(before=16)",
-    "before 64": "prior_adaptive(before=64)",
-    "gap head": "prior_adaptive(head=entropy_gap)",
     "temperature 1": "prior_adaptive(temperature=1)",
-    "scaled": "prior_adaptive(match_scale=True)",
-    "scaled, temperature 1": "prior_adaptive(match_scale=True, temperature=1)",
+    "head not fitted": "prior_adaptive(refit=False)",
+    "not scaled": "prior_adaptive(match_scale=False)",
+    "neither": "prior_adaptive(refit=False, match_scale=False)",
+    "fitted from 128": "prior_adaptive(refit_before=128)",
+    "one view": "prior_adaptive(views=())",
     "momentum 0.9": "prior_adaptive(momentum=0.9)",
-    "restored": "prior_adaptive(restore=True)",
     "uniform": "prior_adaptive(encoder=uniform, head=shared)",
-    "uniform, restored": "prior_adaptive(encoder=uniform, head=shared, restore=True)",
 }
 # The ablation of ours: name -> method with options, as above.
 OURS_ABLATION: dict[str, str] = {
     "ours": "prior_adaptive",
     "ours, scored by entropy alone": "prior_adaptive(score=entropy)",
     "ours, uniform coefficients": "prior_adaptive(encoder=uniform, head=shared)",
-    "ours, gap head": "prior_adaptive(head=entropy_gap)",
+    "ours, head not fitted": "prior_adaptive(refit=False)",
+    "ours, not scaled": "prior_adaptive(match_scale=False)",
+    "ours, neither": "prior_adaptive(refit=False, match_scale=False)",
+    "ours, one view": "prior_adaptive(views=())",
     "ours, anchor 0": "prior_adaptive(anchor=0)",
     "ours, anchor 0.5": "prior_adaptive(anchor=0.5)",
-    "ours, restored": "prior_adaptive(restore=True)",
 }
 
 

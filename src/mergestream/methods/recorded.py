@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 IMAGES = "images"
 ANSWER = "The answer"
+LARGE = 1 << 14  # numbers: what is carried on is no longer small beside a Step
 
 
 class Replay(Protocol):
@@ -116,12 +117,15 @@ class RecordedStep:
 
     def split(self, flat: Tensor, batch: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The Step's fields and what is carried on, as views of a flat answer."""
+        sizes = {piece.name: piece.shape.numel() for piece in self._pieces}
+        large = sum(sizes[name] for name in self._carried) > LARGE
         fields: dict[str, Tensor] = {}
         carried: dict[str, Tensor] = {}
-        sizes = [piece.shape.numel() for piece in self._pieces]
-        for piece, part in zip(self._pieces, flat[self.looked_at :].split(sizes), strict=True):
-            into = carried if piece.name in self._carried else fields
-            into[piece.name.removeprefix("step.")] = piece.of(part)
+        for piece, part in zip(self._pieces, flat[self.looked_at :].split(list(sizes.values())), strict=True):
+            if piece.name in self._carried:
+                carried[piece.name] = piece.of(part)
+            else:  # Steps may be kept for long, and a view would keep all that was carried on with them
+                fields[piece.name.removeprefix("step.")] = piece.of(part.clone() if large else part)
         fields["logits"] = fields["logits"][:batch]
         if "expert_logits" in fields:
             fields["expert_logits"] = fields["expert_logits"][:, :batch]
