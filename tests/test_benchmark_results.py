@@ -122,7 +122,7 @@ def test_real_results_are_those_of_their_records(real, page):
     path = ROOT / page
     shown = path.read_text()
     assert shown.count("<!-- real:begin ") == (15 if page.startswith("docs") else 1)
-    assert real.with_blocks(shown, real.blocks(real.reported(groups), ours), path) == shown
+    assert real.with_blocks(shown, real.all_blocks(groups, ours), path) == shown
 
 
 def test_what_is_said_of_real_results_holds(real):

@@ -13,6 +13,8 @@ import mergestream as ms
 from conftest import make_images, make_pool
 from mergestream import head_fit
 from mergestream.errors import NetworkError
+from mergestream.last_layer import LastLayer
+from mergestream.methods.fitted_head import FittedHead
 
 IMAGES, INPUTS, CLASSES = 400, 12, 3
 
@@ -92,6 +94,25 @@ def test_a_layer_that_reads_always_the_same_is_left_alone() -> None:
     torch.testing.assert_close(change, torch.zeros(2, 4), rtol=0, atol=1e-3)
 
 
+def test_inputs_far_from_zero_lose_no_digits() -> None:
+    """Features of 1,000 that vary by 0.1: squares of them would say nothing of it in 32 bits."""
+    inputs, teacher, faded = 1000 + 0.1 * drawn(0, IMAGES, 4), drawn(1, 2, 4), torch.tensor(0.99)
+    answers = (inputs - 1000) @ teacher.T
+    head = FittedHead(LastLayer("fc", slice(0, 8), slice(8, 10), torch.Size((2, 4))), 0.01, torch.device("cpu"))
+    head.take({})
+    merged = torch.zeros(10)
+    for batch in range(0, IMAGES, 20):
+        own = slice(batch, batch + 20)
+        head.learn(inputs[own], answers[own], even(20), torch.tensor(20.0), faded)
+        found = head.answer(merged, inputs[own])
+    torch.testing.assert_close(found, answers[own], rtol=0, atol=1e-3)
+    head.write(merged)
+    again = inputs[own].double() @ merged[:8].view(2, 4).T.double() + merged[8:]
+    torch.testing.assert_close(again, answers[own].double(), rtol=0, atol=1e-2)
+    with pytest.raises(ValueError, match="fit_sums"):
+        head.take({"fit_sums": torch.zeros(3, 3)})
+
+
 # --- the last layer of a network ----------------------------------------------------------------------------
 
 
@@ -107,6 +128,23 @@ def test_what_the_last_layer_read_gives_the_logits(kind: str) -> None:
     torch.testing.assert_close(pool.forward(weights, images), logits)
     assert all("read" not in vars(part) for part in pool.module_with(weights).modules())
     assert type(pool.module_with(weights).get_submodule(layer.name)) is nn.Linear
+
+
+def test_compiled_code_tells_a_layer_that_remembers_from_one_that_does_not() -> None:
+    """A hook would be missed: code compiled for an expert, whose layer remembers nothing, would be used again."""
+    pool = make_pool("vit")
+    layer, weights = pool.last_layer, pool.merge([0.5, 0.3, 0.2])
+    assert layer is not None
+    module = pool.module_with(weights)
+    compiled = torch.compile(lambda network, batch: network(batch), dynamic=False, backend="eager")
+    with torch.no_grad():
+        compiled(module, pool.prepare(make_images(4)))
+        for seed in (1, 2):
+            images = make_images(4, seed=seed)
+            with layer.remembering(module) as kept:
+                compiled(module, pool.prepare(images))
+                inputs = kept.inputs(4)
+            torch.testing.assert_close(inputs, pool.forward_with_inputs(weights, images)[1], rtol=1e-5, atol=1e-5)
 
 
 class Ending(nn.Module):

@@ -565,6 +565,10 @@ def test_later_runs_are_marked(made) -> None:
     assert f"| {OURS} (later run) |" in text
     assert "later run" not in report.blocks(report.reported([first]), OURS)["pacs"]
     assert "**later run**" in report.blocks(report.reported([later]), OURS)["bars"]
+    every = report.all_blocks([first, later], OURS)
+    assert every["bars"] == report.blocks([first], OURS)["bars"]
+    assert every["later-bars"] == report.blocks(report.reported([later]), OURS)["bars"]
+    assert not any(name.startswith("later-") for name in report.all_blocks([first], OURS))
     several = [{**group, "ours": name} for group, name in zip(groups, ("b", "c"), strict=True)]
     with pytest.raises(ms.MergestreamError, match="several rules"):
         report.the_rule(several, None)

@@ -47,8 +47,8 @@ def report(given: argparse.Namespace) -> int:
         raise InputError(f"There are no records in {RESULTS}. Run benchmarks/real/run.py first.")
     every = read_records(paths, allow_tries=given.allow_tries)
     ours = the_rule(every, given.ours)
-    groups = reported([group for group in every if group.get("ours", ours) == ours])
-    found = blocks(groups, ours)
+    own = [group for group in every if group.get("ours", ours) == ours]
+    groups, found = reported(own), all_blocks(own, ours)
     for path in given.into:
         write_text(path, with_blocks(path.read_text(encoding="utf-8"), found, path))
     if given.figures is not None:
@@ -78,8 +78,15 @@ def reported(groups: Sequence[Group]) -> list[Group]:
     return [{**group, "later": False, "only_later": True} for group in groups]
 
 
+def all_blocks(groups: Sequence[Group], ours: str) -> dict[str, str]:
+    """Every block by name, of first runs; those of later ones as later-NAME."""
+    late = reported([group for group in groups if group["later"]])
+    later = {f"later-{name}": text for name, text in blocks(late, ours).items()} if late else {}
+    return blocks(reported(groups), ours) | later
+
+
 def blocks(groups: Sequence[Group], ours: str) -> dict[str, str]:
-    """Every block by name."""
+    """Every block by name, of one set of runs."""
     found = {
         "summary": tables.summary_table(groups, ours),
         "bars": sentences(groups, ours),

@@ -12,6 +12,7 @@ from mergestream.last_layer import LastLayer
 class FittedHead:
     """Sums over a stream's images, and the layer that was fitted to them last."""
 
+    _centre: Tensor  # what the layer read of the first batch on average [D]; sums about it lose no digits
     _sums: Tensor  # over images that fade [1+D,1+D+C]
     _change: Tensor  # of the merged layer's weight [C,D]
     _bias: Tensor  # [C]
@@ -21,13 +22,17 @@ class FittedHead:
 
     def learn(self, inputs: Tensor, said: Tensor, shares: Tensor, images: Tensor, faded: Tensor) -> None:
         """A batch of so many images: what the layer read [B,D], and what the experts said of it [B,C]."""
-        self._sums = faded * self._sums + images * head_fit.sums(inputs, said, shares)
+        first = self._sums[0, 0] == 0
+        self._centre = torch.where(first, (inputs * shares[:, None]).sum(dim=0), self._centre)
+        self._sums = faded * self._sums + images * head_fit.sums(inputs - self._centre, said, shares)
 
     def answer(self, weights: Tensor, inputs: Tensor) -> Tensor:
         """Logits [B,C] of a merged model with flat weights [P], its last layer fitted anew."""
         start = self._merged(weights)
-        self._change, self._bias = head_fit.fitted(self._sums, start, self._before, self._change)
-        return inputs @ (start + self._change).T + self._bias
+        self._change, bias = head_fit.fitted(self._sums, start, self._before, self._change)
+        weight = start + self._change
+        self._bias = bias - weight @ self._centre
+        return (inputs - self._centre) @ weight.T + bias
 
     def write(self, weights: Tensor) -> None:
         """Put the layer that answered last into flat weights [P] of the same merged model."""
@@ -35,11 +40,13 @@ class FittedHead:
         weights[self._layer.bias] = self._bias.to(weights.dtype)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"fit_sums": self._sums, "fit_change": self._change, "fit_bias": self._bias}
+        fitted = {"fit_change": self._change, "fit_bias": self._bias}
+        return {"fit_centre": self._centre, "fit_sums": self._sums, **fitted}
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """What `tensors` gave; where nothing is given, the beginning of a stream."""
         classes, inputs = self._layer.shape
+        self._centre = self._taken(tensors, "fit_centre", inputs)
         self._sums = self._taken(tensors, "fit_sums", 1 + inputs, 1 + inputs + classes)
         self._change = self._taken(tensors, "fit_change", classes, inputs)
         self._bias = self._taken(tensors, "fit_bias", classes)
