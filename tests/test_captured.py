@@ -318,20 +318,36 @@ def test_experts_and_merged_models_share_one_compilation(monkeypatch: pytest.Mon
     assert asked.frame_count == 2  # the batch with its view, for experts, and the batch alone, for the merged model
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.5, "refresh_drift": 0.1}, {"views": ("brightness",)}], ids=str)
-def test_a_recorded_step_touches_nothing_of_the_host(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("entropy_adaptive", {}),
+        ("entropy_adaptive", {"momentum": 0.5, "refresh_drift": 0.1}),
+        ("entropy_adaptive", {"views": ("brightness",)}),
+        ("prior_adaptive", {}),
+        ("prior_adaptive", {"refit": False, "even_heads": False}),
+    ],
+    ids=str,
+)
+def test_a_recorded_step_touches_nothing_of_the_host(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On tensors that only claim to lie on a GPU, where there is no kernel to launch nor a stream to launch it on."""
     monkeypatch.setattr(merging.fused, "fits", lambda *_: False)
     monkeypatch.setattr(Recording, "side_by_side", lambda _, tasks, device: [task() for task in tasks])
     from mergestream import preprocessing
 
     pool = make_pool("vit")
-    method = ms.create_method("entropy_adaptive", pool, **options)
+    method: Any = ms.create_method(name, pool, **options)
     preprocessing._columns.cache_clear()
     with FakeTensorMode(allow_non_fake_inputs=True):
         there = pool._with(bank=torch.empty(pool.bank.shape, device="cuda"))
         method.pool, method._temperature = there, torch.empty(len(pool), device="cuda")
         method._weights, method._rows_of._rows = there.new_weights(), there.rows
+        if name == "prior_adaptive":
+            method._home = torch.empty(len(pool.classes), device="cuda")
+            method._proven, method._fitted = True, method._fitted_head(there) if method.refit else None
+            method._own_rows, method._evened = there.rows, torch.empty(len(pool), device="cuda")
         method.reset()
         images = torch.empty(4, 3, 20, 20, dtype=torch.uint8, device="cuda")
 

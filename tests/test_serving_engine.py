@@ -34,7 +34,7 @@ from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.audit.replaying import replay
 from mergestream.serving.encoding import state_from_json, state_to_json
 from mergestream.serving.findings import GuardSettings
-from mergestream.serving.recomputing import recompute, recompute_step
+from mergestream.serving.recomputing import Remembered, recompute, recompute_step
 from mergestream.serving.registry import NAME, State, TooManyStreamsError, require_name
 from mergestream.serving.settings import EngineSettings
 from mergestream.serving.switching import Lineup, carried_over
@@ -425,10 +425,14 @@ def test_carried_over_averages_stay_on_the_simplex(values: list[float], order: l
     average = torch.tensor(values) / sum(values)
     rows = torch.arange(8.0).view(4, 2)
     state = {"batches": 3, "encoder": average, "head": average.flip(0), "expert_moments": rows}
+    state |= {"fit_sums": torch.ones(3, 4), "counts": torch.ones(2)}
     after = tuple(order[:count])
     found = carried_over(state, tuple("abcd"), after)
     assert found is not None
     assert found["batches"] == 3
+    assert "counts" in found
+    if set(after) != set("abcd"):
+        assert "fit_sums" not in found  # or who left would go on answering
     assert float(found["encoder"].sum()) == pytest.approx(1, abs=1e-5)
     kept = average[["abcd".index(name) for name in after]]
     own = rows[["abcd".index(name) for name in after]]
@@ -582,9 +586,11 @@ def test_an_expert_that_the_guard_rails_alone_ask_may_refuse_and_leaves_no_trace
 
 @pytest.mark.parametrize("fallback", ["none", "ensemble", "uniform", "expert:brest"])
 @pytest.mark.parametrize("name", ["entropy_adaptive", "prior_adaptive", "mean", "adamerging"])
+@pytest.mark.parametrize("most_numbers", [4096, 100], ids=["whole states", "large states as hashes"])
 def test_a_logged_step_is_computed_again_bit_for_bit(
-    name: str, fallback: str, pool: ms.ExpertPool, tmp_path: Path
+    name: str, fallback: str, most_numbers: int, pool: ms.ExpertPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("mergestream.serving.encoding.MOST_NUMBERS", most_numbers)
     options = MOVING if name == "entropy_adaptive" else {}
     always = GuardSettings(
         fallback=fallback, fallback_on=("structureless_pictures",), window=8, fewest=2, drift_after=2
@@ -599,7 +605,8 @@ def test_a_logged_step_is_computed_again_bit_for_bit(
                 (tmp_path / "images" / f"{number}-{i}").write_bytes(data)
             if number == 3:
                 service.engine.switch("turin", on=False)
-    again = lambda body, found: recompute(body, found, pool=pool)  # noqa: E731
+    remembered = Remembered()
+    again = lambda body, found: recompute(body, found, pool=pool, remembered=remembered)  # noqa: E731
     report = replay(tmp_path / "audit.jsonl", tmp_path / "images", again)
     assert report.outcomes == {"exact": 6}, report.steps
     assert report.reproduced
@@ -629,6 +636,14 @@ def test_a_recipe_names_the_same_model_by_the_same_hash(pool: ms.ExpertPool, tmp
     assert first is not None
     assert first.startswith("recipe:")
     assert first == second != other
+
+
+def test_a_model_that_follows_from_more_than_coefficients_is_hashed_itself(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    settings = EngineSettings(guards=PLAIN.guards, weights_hash="recipe")
+    with Service(tmp_path, pool, "prior_adaptive", settings=settings) as service:
+        named = service.engine.answer("a", batch(0)).weights_sha256
+    assert named is not None
+    assert not named.startswith("recipe:")
 
 
 def test_a_line_up_knows_its_pool(pool: ms.ExpertPool) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 ROUNDS = 16
 TINY = 1e-12
+LEAST_RIDGE = 1e-5  # of the largest variance: below it rounding decides
 
 
 def sums(inputs: Tensor, answers: Tensor, shares: Tensor) -> Tensor:
@@ -18,20 +19,24 @@ def sums(inputs: Tensor, answers: Tensor, shares: Tensor) -> Tensor:
     return (left * shares[:, None]).T @ torch.cat([left, answers], dim=1)
 
 
-def fitted(sums: Tensor, start: Tensor, before: float, guess: Tensor) -> tuple[Tensor, Tensor]:
-    """The change of a weight `start` [C,D] that brings its answers nearest to the others', and the bias [C].
+def fitted(sums: Tensor, start: Tensor, bias: Tensor, before: float, guess: Tensor) -> tuple[Tensor, Tensor]:
+    """The change of a weight `start` [C,D] that brings its answers nearest to the others', and the bias [C] with it.
 
     From sums [1+D,1+D+C] over images; the start counts as much as `before` images whose inputs vary in all directions
-    alike. `guess` [C,D] is where the search begins: the change that was found last.
+    alike. `guess` [C,D] is where the search begins: the change that was found last. The layer's own `bias` [C] is kept
+    where nothing was summed up yet.
     """
     inputs = start.shape[1]
     mean = sums / sums[:1, :1].clamp_min(TINY)
     middle, wanted = mean[0, 1 : 1 + inputs], mean[0, 1 + inputs :]
     together = mean[1:, 1 : 1 + inputs] - middle[:, None] * middle
     across = mean[1:, 1 + inputs :].T - wanted[:, None] * middle  # [C,D]
-    ridge = (before / sums[0, 0].clamp_min(1.0) * together.diagonal().mean()).clamp_min(TINY)
+    spread = together.diagonal()
+    ridge = before / sums[0, 0].clamp_min(1.0) * spread.mean()
+    ridge = torch.maximum(ridge, LEAST_RIDGE * spread.amax()).clamp_min(TINY)
     change = conjugate_gradients(together, ridge, across - start @ together, guess)
-    return change, wanted - (start + change) @ middle
+    told = sums[0, 0] > 0
+    return torch.where(told, change, 0.0), torch.where(told, wanted - (start + change) @ middle, bias)
 
 
 def conjugate_gradients(matrix: Tensor, ridge: Tensor, right: Tensor, guess: Tensor) -> Tensor:
@@ -43,7 +48,9 @@ def conjugate_gradients(matrix: Tensor, ridge: Tensor, right: Tensor, guess: Ten
     size = (rest * step).sum(dim=1, keepdim=True)
     for _ in range(ROUNDS):
         image = step @ matrix + ridge * step
-        length = size / (step * image).sum(dim=1, keepdim=True).clamp_min(TINY**2)
+        bent = (step * image).sum(dim=1, keepdim=True)
+        # Rounding can leave a direction without curvature: no step along it.
+        length = torch.where(bent > TINY * (step * step).sum(dim=1, keepdim=True), size / bent.clamp_min(TINY**2), 0.0)
         x = x + length * step
         rest = rest - length * image
         prepared = rest * scale

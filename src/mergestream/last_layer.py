@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from mergestream.errors import NetworkError
 from mergestream.layout import Layout
 
+IDLE = nn.Identity | nn.Dropout  # what changes nothing outside training
+
 
 @dataclass(frozen=True)
 class LastLayer:
@@ -26,13 +28,22 @@ class LastLayer:
     def of(cls, module: nn.Module, head: tuple[str, ...], layout: Layout, classes: int) -> LastLayer | None:
         """None where the head is of several parts, or does not end in a linear layer of its own with a bias."""
         inside = [(name, layer) for name, layer in module.named_modules() if _lies_in(name, head)]
-        linear = [name for name, layer in inside if type(layer) is nn.Linear]
+        working = [(name, layer) for name, layer in inside if not isinstance(layer, IDLE | nn.Sequential)]
         entries = {entry.name: entry for entry in layout.entries if not entry.tied}
-        last = next(reversed(linear), None) if len(head) == 1 else None
+        last = working[-1][0] if len(head) == 1 and working and type(working[-1][1]) is nn.Linear else None
         weight, bias = entries.get(f"{last}.weight"), entries.get(f"{last}.bias")
         if last is None or weight is None or bias is None or weight.shape[0] != classes:
             return None
         return cls(last, slice(weight.start, weight.stop), slice(bias.start, bias.stop), weight.shape)
+
+    def of_weights(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Weight [C,D] and bias [C] in flat weights [P], in fp32."""
+        return weights[self.weight].view(self.shape).float(), weights[self.bias].float()
+
+    def write(self, weights: Tensor, weight: Tensor, bias: Tensor) -> None:
+        """Put weight [C,D] and bias [C] into flat weights [P]."""
+        weights[self.weight] = weight.flatten().to(weights.dtype)
+        weights[self.bias] = bias.to(weights.dtype)
 
     @contextmanager
     def remembering(self, module: nn.Module) -> Iterator[Remembering]:
@@ -60,7 +71,7 @@ class Remembering(nn.Linear):
         if self.read.ndim != 2 or len(self.read) != images:
             raise NetworkError(
                 f"The last layer read {tuple(self.read.shape)} for {images} images, not one row an image; "
-                f"it cannot be fitted: refit=False."
+                f"it cannot be fitted."
             )
         return self.read.float()
 

@@ -18,10 +18,12 @@ from torch import Tensor
 from mergestream.errors import InputError, MergestreamError
 from mergestream.methods.captured import Captured, way_of
 from mergestream.methods.leasing import lease
+from mergestream.methods.recorded import ANSWER
 from mergestream.methods.step import Step
 from mergestream.options import whole_number
 from mergestream.pool import ExpertPool
 from mergestream.preprocessing import require_batch
+from mergestream.scoring import require_finite
 from mergestream.telling import tell_once
 from mergestream.views import ORIGINAL
 
@@ -85,6 +87,7 @@ class Method(ABC):
         before = self._state()
         try:
             step = self._step(self.pool.prepare(images), known)
+            require_finite(step.logits, ANSWER)
             self._advance(eager=True)
         except BaseException:
             # A refused batch must leave no trace in the stream.

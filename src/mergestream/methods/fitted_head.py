@@ -28,16 +28,16 @@ class FittedHead:
 
     def answer(self, weights: Tensor, inputs: Tensor) -> Tensor:
         """Logits [B,C] of a merged model with flat weights [P], its last layer fitted anew."""
-        start = self._merged(weights)
-        self._change, bias = head_fit.fitted(self._sums, start, self._before, self._change)
+        start, own = self._layer.of_weights(weights)
+        about_centre = own + start @ self._centre
+        self._change, bias = head_fit.fitted(self._sums, start, about_centre, self._before, self._change)
         weight = start + self._change
         self._bias = bias - weight @ self._centre
         return (inputs - self._centre) @ weight.T + bias
 
-    def write(self, weights: Tensor) -> None:
-        """Put the layer that answered last into flat weights [P] of the same merged model."""
-        weights[self._layer.weight] = (self._merged(weights) + self._change).flatten().to(weights.dtype)
-        weights[self._layer.bias] = self._bias.to(weights.dtype)
+    def layer(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Weight [C,D] and bias [C] that answered last, of a merged model with flat weights [P]."""
+        return self._layer.of_weights(weights)[0] + self._change, self._bias
 
     def tensors(self) -> dict[str, Tensor]:
         fitted = {"fit_change": self._change, "fit_bias": self._bias}
@@ -57,10 +57,6 @@ class FittedHead:
         if tensors[name].shape != shape:
             raise ValueError(f"'{name}' has the shape {tuple(tensors[name].shape)}, not {shape}")
         return tensors[name].to(self._device)
-
-    def _merged(self, weights: Tensor) -> Tensor:
-        """The merged layer's weight [C,D]."""
-        return weights[self._layer.weight].view(self._layer.shape).float()
 
 
 def said_together(views: Tensor, counted: Tensor) -> Tensor:

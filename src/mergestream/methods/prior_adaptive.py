@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mergestream import class_mix, merging
+from mergestream.errors import NetworkError
 from mergestream.methods.base import ExpertLogits
 from mergestream.methods.choices import resolve_home
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
@@ -25,6 +26,7 @@ _log = logging.getLogger(__name__)
 # What a stream is thought to be before its first batch: so many batches, whose mixes have this concentration.
 BATCHES_BEFORE, CONCENTRATION_BEFORE = 4.0, 100.0
 MORE_THAN_ONE = 1.5
+NEAR = 0.05  # of the largest logit: what a half type may round in a last layer
 
 
 class PriorAdaptive(EntropyAdaptive):
@@ -89,7 +91,7 @@ class PriorAdaptive(EntropyAdaptive):
         self.refit = yes_or_no("refit", refit)
         self.refit_before = number("refit_before", refit_before, above=0)
         self.match_scale = yes_or_no("match_scale", match_scale)
-        self._fitted = self._fitted_head(pool) if self.refit else None
+        self._fitted, self._proven = self._fitted_head(pool) if self.refit else None, False
         self.restore = yes_or_no("restore", restore)
         super().__init__(
             pool,
@@ -108,9 +110,12 @@ class PriorAdaptive(EntropyAdaptive):
     def _fitted_head(self, pool: ExpertPool) -> FittedHead | None:
         if pool.last_layer is not None:
             return FittedHead(pool.last_layer, self.refit_before, pool.device)
+        self._tell_that_none_is_fitted(pool)
+        return None
+
+    def _tell_that_none_is_fitted(self, pool: ExpertPool) -> None:
         told = f"'{self.name}' fits no head: {pool.template.architecture} does not end in one linear layer with a bias."
         tell_once(_log, logging.WARNING, told)
-        return None
 
     def _prepare_rows(self, pool: ExpertPool) -> None:
         """Rows that are merged in place of the experts' own, and what their scores are divided by."""
@@ -132,10 +137,13 @@ class PriorAdaptive(EntropyAdaptive):
     def merged_weights(self) -> Tensor:
         """The merged weights [P] that answered the last batch, its scale and shift in the last layer: a copy."""
         weights = super().merged_weights().clone()
-        if self._fitted is not None:
-            self._fitted.write(weights)
-        for layer in last_layers(self.pool) if self.match_scale else ():
-            weights[layer] *= self._scale.to(weights.dtype)
+        scale, last = self._scale if self.match_scale else 1.0, self.pool.last_layer
+        if last is not None:
+            weight, bias = last.of_weights(weights) if self._fitted is None else self._fitted.layer(weights)
+            last.write(weights, scale * weight, scale * bias + self._shift)
+            return weights
+        for layer in last_layers(self.pool):
+            weights[layer] = (scale * weights[layer].float()).to(weights.dtype)
         place = head_bias(self.pool)
         if place is not None:
             weights[place] += self._shift.to(weights.dtype)
@@ -159,6 +167,9 @@ class PriorAdaptive(EntropyAdaptive):
     def _answer(self, images: Tensor) -> Tensor:
         if self._fitted is None:
             return super()._answer(images)
+        if not self._proven:
+            self._prove(images)
+            return self._answer(images)
         _, inputs = self.pool.forward_with_inputs(self._weights, images, recalibrate_bn=self.recalibrate_bn)
         if self._heard:
             self._fitted.learn(inputs, self._said, *self._window(inputs))
@@ -170,6 +181,19 @@ class PriorAdaptive(EntropyAdaptive):
             self._own_moments = self._moved_on(self._own_moments, logits[None])
         self._scale = class_mix.scale_between(self._own_moments, self._expert_moments)
         return logits * self._scale
+
+    def _prove(self, images: Tensor) -> None:
+        """Once, on the first batch: that the logits are what the last layer writes. Else none is fitted."""
+        self._proven = True
+        try:
+            logits, inputs = self.pool.forward_with_inputs(self._weights, images)
+            weight, bias = self.pool.last_layer.of_weights(self._weights)  # type: ignore[union-attr]
+            far = (inputs @ weight.T + bias - logits).abs().amax() > NEAR * logits.abs().amax()
+        except NetworkError:
+            far = torch.tensor(True)
+        if bool(far):
+            self._tell_that_none_is_fitted(self.pool)
+            self._fitted = None
 
     def _moved_on(self, moments: Tensor, logits: Tensor) -> Tensor:
         """Moments [n,C+2] that have faded a little, with those of a batch [n,B,C]."""

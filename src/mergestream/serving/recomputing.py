@@ -17,20 +17,47 @@ from mergestream.serving.stepping import take_step
 from mergestream.serving.switching import Lineup
 
 
+class Remembered:
+    """States too large for a line, as they were computed: the last of every stream, found by its hash."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, tuple[str, dict[str, Any]]] = {}
+
+    def keep(self, stream: str, state: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The state as a line holds it."""
+        told = state_in_line(state)
+        if state is not None and not is_whole(told):
+            self._states[stream] = (told["sha256"], state)  # type: ignore[index]
+        return told
+
+    def find(self, stream: str, told: Mapping[str, Any]) -> dict[str, Any] | None:
+        sha256, state = self._states.get(stream, (None, None))
+        return state if sha256 == told["sha256"] else None
+
+
 def recompute(
-    body: Mapping[str, Any], files: Mapping[str, bytes], /, *, pool: ExpertPool, limits: Limits | None = None
+    body: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    /,
+    *,
+    pool: ExpertPool,
+    limits: Limits | None = None,
+    remembered: Remembered | None = None,
 ) -> dict[str, Any]:
     """Every field of a step's line that follows from its files (bytes by sha-256), its state and the experts."""
     try:
         pictures = _pictures(body["inputs"], files, limits or Limits())
-        return recompute_step(body, pictures, pool)
+        return recompute_step(body, pictures, pool, remembered)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"This is not the line of a step of this version of mergestream: {error!r}.") from error
 
 
-def recompute_step(body: Mapping[str, Any], pictures: Sequence[Picture], pool: ExpertPool) -> dict[str, Any]:
+def recompute_step(
+    body: Mapping[str, Any], pictures: Sequence[Picture], pool: ExpertPool, remembered: Remembered | None = None
+) -> dict[str, Any]:
     """The same from pictures that are decoded already, in the line's order."""
-    lineup, state = _lineup(body, pool), _state_before(body)
+    remembered = remembered or Remembered()
+    lineup, state = _lineup(body, pool), _state_before(body, remembered)
     settings = GuardSettings.from_json(body["guards"])
     method = lineup.create_method()
     method.load_state_dict({**method.identity, "state": state.method})
@@ -42,7 +69,7 @@ def recompute_step(body: Mapping[str, Any], pictures: Sequence[Picture], pool: E
     return {
         "inputs": [input_of(picture) for picture in pictures],
         **measured(outcome, lineup, settings),
-        "state_after": state_in_line(state_to_json(after)),
+        "state_after": remembered.keep(body["stream"], state_to_json(after)),
     }
 
 
@@ -68,12 +95,12 @@ def _lineup(body: Mapping[str, Any], pool: ExpertPool) -> Lineup:
     return Lineup(pool, body["method"], body["options"], body["switched_off"])
 
 
-def _state_before(body: Mapping[str, Any]) -> State:
+def _state_before(body: Mapping[str, Any], remembered: Remembered) -> State:
     before = body["state_before"]
-    state = state_from_json(before) if is_whole(before) else None
+    state = state_from_json(before if is_whole(before) else remembered.find(body["stream"], before))
     if state is None:
         raise InputError(
             "The state before this step was too large for its line, which holds its hash only: such a step can be "
-            "computed again only after all steps of its stream before it."
+            "computed again only after all steps of its stream before it, by a replay of the whole log."
         )
     return state

@@ -9,7 +9,7 @@ import torch
 from mergestream.errors import InputError
 from mergestream.intake.limits import Limits
 from mergestream.pool import ExpertPool
-from mergestream.serving.recomputing import recompute
+from mergestream.serving.recomputing import Remembered, recompute
 
 # For files that a service has accepted once, whatever its limits were.
 WIDE = Limits(file_bytes=2**33, frames=2**20, images=2**20, decoded_bytes=2**36, seconds=600)
@@ -20,10 +20,11 @@ class Reproducer:
 
     def __init__(self, folder: Path) -> None:
         self._pool = ExpertPool.load(folder)
+        self._remembered = Remembered()
         self._moved: dict[tuple[str, torch.dtype], ExpertPool] = {}
 
     def __call__(self, body: Mapping[str, Any], files: Mapping[str, bytes], /) -> dict[str, Any]:
-        return recompute(body, files, pool=self._pool_for(body), limits=WIDE)
+        return recompute(body, files, pool=self._pool_for(body), limits=WIDE, remembered=self._remembered)
 
     def _pool_for(self, body: Mapping[str, Any]) -> ExpertPool:
         dtype = getattr(torch, str(body.get("dtype")), None)

@@ -158,10 +158,10 @@ def _hash(hashed: str, lineup: Lineup, reply: _Reply) -> str | None:
     if reply.weights is None:
         return None
     # A recipe names the weights only where they follow from the coefficients alone.
-    if hashed == WEIGHTS or reply.encoder is None or reply.head is None or lineup.options.get("recalibrate_bn"):
+    follows = reply.class_shift is None and not lineup.options.get("recalibrate_bn")
+    if hashed == WEIGHTS or reply.encoder is None or reply.head is None or not follows:
         return sha256_of_tensor(reply.weights)
     shares = [reply.encoder.tolist(), reply.head.tolist()]
-    shares += [] if reply.class_shift is None else [reply.class_shift.tolist()]
     return f"{RECIPE}:{sha256_of_json([lineup.identity, lineup.off, shares])}"
 
 

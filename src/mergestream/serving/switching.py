@@ -16,6 +16,7 @@ from mergestream.pool import ExpertPool
 SHARES, PER_EXPERT = ("coefficients",), ("coefficients", "temperature", "lambda")
 AVERAGES = ("encoder", "head")  # the moving averages in a method's state
 ROWS = ("expert_moments",)  # what it holds of every expert by itself
+OF_ALL = "fit_"  # what these experts said together, by the names' beginning: begun again, or one who left would go on
 MethodState = Mapping[str, Any]
 
 
@@ -77,7 +78,7 @@ class Lineup:
 
 def carried_over(state: MethodState, before: Sequence[str], after: Sequence[str]) -> MethodState | None:
     """A method's state on other experts: averages lose who left and are renormalised; who comes back begins at 0, and
-    where there is a row for each expert with the mean of the others'.
+    where there is a row for each expert with the mean of the others'. What experts said together is forgotten.
 
     None where the state holds more about the experts than averages, so that the stream has to begin again.
     """
@@ -85,7 +86,7 @@ def carried_over(state: MethodState, before: Sequence[str], after: Sequence[str]
         return state
     averages = {name: state[name] for name in AVERAGES if _is_average(state.get(name), len(before))}
     rows = {name: state[name] for name in ROWS if name in state}
-    others = {name: value for name, value in state.items() if name not in (*averages, *rows)}
+    others = {n: v for n, v in state.items() if n not in (*averages, *rows) and not n.startswith(OF_ALL)}
     if len(averages) != len(AVERAGES) or any(isinstance(value, dict | list) for value in others.values()):
         return None
     renormalised = {name: _renormalised(value, before, after) for name, value in averages.items()}

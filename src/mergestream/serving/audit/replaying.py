@@ -31,8 +31,9 @@ class Recompute(Protocol):
     It returns the fields of the body that it computed anew, under the same names and rounded as the service rounds
     them, as JSON knows them (lists, numbers, text, None); `inputs`, where it returns them, with the hashes of what it
     decoded. Every returned field is compared with the logged one; one of `comparing.COMPARED` that was logged and is
-    not returned is told of. It carries nothing from call to call: steps come in the log's order, but any may be left
-    out. A MergestreamError says that this step cannot be recomputed, and why; the replay goes on with the next.
+    not returned is told of. Steps come in the log's order, but any may be left out: it may use what it computed for an
+    earlier one where the line holds the hash of just that. A MergestreamError says that this step cannot be
+    recomputed, and why; the replay goes on with the next.
     """
 
     def __call__(self, body: Mapping[str, Any], files: Mapping[str, bytes], /) -> Mapping[str, Any]: ...
