@@ -22,7 +22,7 @@ import scoring
 import torch
 from answering import answer
 from recipes import HEAD_INITS, MAIN_STREAMS
-from tails import VIEW, Site, answers, fit, pool_of, sites
+from tails import VIEW, Site, answers, fit, kept_in, pool_of, sites
 
 from mergestream.benchmarking.variants import parse_variants
 from mergestream.methods import ORIGINAL, create_method
@@ -33,12 +33,11 @@ from mergestream.streams import create_stream
 THINNED = {"guitar": 0.2, "house": 0.2, "giraffe": 0.2, "elephant": 0.4}
 RARE = ("guitar", "house")
 TASKS = ("rare2", "thin7", "pacs7")
-PLAIN = "prior_adaptive(refit=False, match_scale=False)"
 CANDIDATES = {
     "mean": "mean",
     "ensemble": "ensemble",
     "the paper's": "entropy_adaptive",
-    "neither": PLAIN,
+    "neither": "prior_adaptive(refit=False, match_scale=False)",
     "neither, anchor 0": "prior_adaptive(refit=False, match_scale=False, anchor=0)",
     "scaled": "prior_adaptive(refit=False, match_scale=True)",
     "refitted": "prior_adaptive(refit=True, match_scale=False)",
@@ -54,6 +53,7 @@ def main() -> None:
     dataset, root = ("midog", given.midog) if given.midog else ("pacs", given.pacs)
     if root is None:
         raise SystemExit("--pacs or --midog: the file with the images.")
+    given.out = kept_in(given.out, root, given.init)
     domains = sites(dataset, root, given.init, given.out)
     for task in (dataset,) if given.midog else given.tasks:
         shown = {name: of_task(task, site) for name, site in domains.items()}

@@ -1,5 +1,6 @@
 """Real experts that a CPU can train: the first blocks of a ViT are computed once, the last three and a head fitted."""
 
+import hashlib
 import math
 import zlib
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from mergestream.datasets.opening import DataRequest, open_data
 from mergestream.determinism import seeded
+from mergestream.files import sha256_of_file
 from mergestream.methods import ORIGINAL
 from mergestream.pool import ExpertPool
 from mergestream.preprocessing import Preprocessing
@@ -22,6 +24,13 @@ NETWORK, SIZE, FIRST_BLOCKS = "vit_small_patch14_dinov2", 70, 9
 STEPS, WARM_UP, BATCH, LEARNING_RATE, DECAY = 200, 20, 64, 5e-5, 1e-4
 SEED_OF_HEADS = 100
 VIEW = "hflip"
+
+
+def kept_in(out: Path, root: Path, init: Path) -> Path:
+    """Where tokens and experts of these images, weights and settings lie: others never meet them."""
+    settings = (NETWORK, SIZE, FIRST_BLOCKS, STEPS, WARM_UP, BATCH, LEARNING_RATE, DECAY)
+    made = hashlib.sha256(repr((settings, sha256_of_file(root), sha256_of_file(init))).encode()).hexdigest()
+    return out / made[:12]
 
 
 @dataclass(frozen=True)
