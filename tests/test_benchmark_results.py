@@ -154,6 +154,14 @@ def test_the_choice_of_settings_is_that_of_its_record(real):
     assert [f"{gain:.1f}" for gain in gains] == ["3.4", "7.0", "0.0", "0.0"]
 
 
+@pytest.mark.parametrize(("record", "page"), [("rare_pacs", "prior_adaptive"), ("rare_midog", "results")])
+@pytest.mark.usefixtures("real")
+def test_the_study_of_rare_classes_is_that_of_its_records(record, page):
+    rare = importlib.import_module("rare")
+    rows = json.loads((RESULTS / f"{record}.json").read_text())["rows"]
+    assert rare.table(rows) in (ROOT / "docs" / f"{page}.md").read_text()
+
+
 def test_the_readme_says_of_our_rule_what_the_demo_found():
     duels = json.loads((ROOT / "docs" / "results" / "demo.json").read_text())["duels"]
     told = (ROOT / "README.md").read_text()

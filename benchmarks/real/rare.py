@@ -133,16 +133,22 @@ def scored(pool: ExpertPool, site: Site, known: dict[str, torch.Tensor], shown: 
 
 
 def table(rows: list[Row]) -> str:
-    """Mean scores of each candidate, one table for each task, start of heads and stream."""
-    lines = []
-    groups: dict[tuple[str, ...], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    """Mean scores of each candidate by start of heads and stream, a table a task, as Markdown."""
+    tasks = dict.fromkeys(row["task"] for row in rows)
+    return "\n\n".join(_table_of(task, [row for row in rows if row["task"] == task]) for task in tasks)
+
+
+def _table_of(task: str, rows: list[Row]) -> str:
+    shown = ("balanced_accuracy", "auroc") if task in ("rare2", "midog") else ("accuracy", "balanced_accuracy")
+    cells: dict[tuple[str, str], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        groups[row["task"], row["head_init"], row["stream"]][row["candidate"]].append(row)
-    for group, candidates in groups.items():
-        lines.append(" | ".join([", ".join(group), *scoring.SCORES]))
-        for name, found in candidates.items():
-            means = [sum(row[score] for row in found) / len(found) for score in scoring.SCORES]
-            lines.append(" | ".join([name, *(f"{mean:.2f}" for mean in means)]))
+        cells[row["head_init"], row["stream"]][row["candidate"]].append(row)
+    told = " / ".join(score.replace("_", " ") for score in shown)
+    lines = [f"| {task}: {told} | " + " | ".join(", ".join(column) for column in cells) + " |"]
+    lines.append("|---|" + "---:|" * len(cells))
+    for name in dict.fromkeys(row["candidate"] for row in rows):
+        means = [[np.mean([row[score] for row in found[name]]) for score in shown] for found in cells.values()]
+        lines.append(f"| {name} | " + " | ".join(" / ".join(f"{mean:.1f}" for mean in cell) for cell in means) + " |")
     return "\n".join(lines)
 
 
