@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import mergestream as ms
 from conftest import make_images, make_pool
 from mergestream import head_fit
-from mergestream.errors import NetworkError
+from mergestream.errors import InputError, NetworkError
 from mergestream.last_layer import LastLayer
 from mergestream.methods.fitted_head import FittedHead
 
@@ -248,3 +248,12 @@ def test_merged_weights_in_a_half_type_are_rounded_once() -> None:
         step = method.step(images)
     again = pool.forward(method.merged_weights(), images)
     assert float((again - step.logits).abs().max()) < 0.01 * float(step.logits.abs().max())
+
+
+def test_a_refused_first_batch_does_not_spare_the_network_its_proof() -> None:
+    pool = ending(ENDINGS["times ten"])
+    method = ms.create_method("prior_adaptive", pool, views=())
+    with pytest.raises(InputError, match="NaN or Inf"):
+        method.step(torch.full((2, 1, 2, 2), torch.nan), expert_logits={"original": drawn(1, 2, 2, 2)})
+    method.step(drawn(0, 4, 1, 2, 2))
+    assert method._fitted is None

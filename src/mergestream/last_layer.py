@@ -27,14 +27,15 @@ class LastLayer:
     @classmethod
     def of(cls, module: nn.Module, head: tuple[str, ...], layout: Layout, classes: int) -> LastLayer | None:
         """None where the head is of several parts, or does not end in a linear layer of its own with a bias."""
-        inside = [(name, layer) for name, layer in module.named_modules() if _lies_in(name, head)]
-        working = [(name, layer) for name, layer in inside if not isinstance(layer, IDLE | nn.Sequential)]
-        entries = {entry.name: entry for entry in layout.entries if not entry.tied}
-        last = working[-1][0] if len(head) == 1 and working and type(working[-1][1]) is nn.Linear else None
-        weight, bias = entries.get(f"{last}.weight"), entries.get(f"{last}.bias")
-        if last is None or weight is None or bias is None or weight.shape[0] != classes:
+        if len(head) != 1:
             return None
-        return cls(last, slice(weight.start, weight.stop), slice(bias.start, bias.stop), weight.shape)
+        inside = module.get_submodule(head[0]).named_modules(prefix=head[0])
+        name, last = [found for found in inside if not isinstance(found[1], IDLE)][-1]
+        entries = {entry.name: entry for entry in layout.entries if not entry.tied}
+        weight, bias = entries.get(f"{name}.weight"), entries.get(f"{name}.bias")
+        if type(last) is not nn.Linear or weight is None or bias is None or weight.shape[0] != classes:
+            return None
+        return cls(name, slice(weight.start, weight.stop), slice(bias.start, bias.stop), weight.shape)
 
     def of_weights(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Weight [C,D] and bias [C] in flat weights [P], in fp32."""
@@ -74,7 +75,3 @@ class Remembering(nn.Linear):
                 f"it cannot be fitted."
             )
         return self.read.float()
-
-
-def _lies_in(name: str, head: tuple[str, ...]) -> bool:
-    return any(name == part or name.startswith(f"{part}.") for part in head)

@@ -1,4 +1,4 @@
-"""Entropy-adaptive merging whose head also follows the stream's mix of classes. Its page: docs/prior_adaptive.md."""
+"""Entropy-adaptive merging with a head that is fitted to the stream and its mix of classes: docs/prior_adaptive.md."""
 
 import json
 import logging
@@ -30,10 +30,11 @@ NEAR = 0.05  # of the largest logit: what a half type may round in a last layer
 
 
 class PriorAdaptive(EntropyAdaptive):
-    """Coefficients by entropy, as the paper's; on top of it the merged head's bias is moved by the classes' mix.
+    """Coefficients by entropy, as the paper's; the head says what the experts say, its bias follows the classes' mix.
 
-    A merged model on a foreign site prefers some classes. What it says in the long run is compared with what experts
-    say at home, and each batch with the long run; how far a batch may depart is learnt from the batches themselves.
+    Heads that started apart have no useful mean, so the last layer is fitted to the experts' answers. A merged model on
+    a foreign site prefers some classes: what it says in the long run is compared with what experts say at home, and
+    each batch with the long run; how far a batch may depart is learnt from the batches themselves.
 
     anchor        how far the long-run mix is taken back to the experts' home: 0 not at all, 1 wholly
     home          that mix: 'card' (from the experts' cards), 'uniform', or a share per class
@@ -167,9 +168,11 @@ class PriorAdaptive(EntropyAdaptive):
     def _answer(self, images: Tensor) -> Tensor:
         if self._fitted is None:
             return super()._answer(images)
-        if not self._proven:
-            self._prove(images)
-            return self._answer(images)
+        if not self._proven and not self._writes_the_logits(images):
+            self._tell_that_none_is_fitted(self.pool)
+            self._fitted = None
+            return super()._answer(images)
+        self._proven = True
         _, inputs = self.pool.forward_with_inputs(self._weights, images, recalibrate_bn=self.recalibrate_bn)
         if self._heard:
             self._fitted.learn(inputs, self._said, *self._window(inputs))
@@ -182,18 +185,15 @@ class PriorAdaptive(EntropyAdaptive):
         self._scale = class_mix.scale_between(self._own_moments, self._expert_moments)
         return logits * self._scale
 
-    def _prove(self, images: Tensor) -> None:
-        """Once, on the first batch: that the logits are what the last layer writes. Else none is fitted."""
-        self._proven = True
+    def _writes_the_logits(self, images: Tensor) -> bool:
+        """Whether the network's answers are what its last layer writes: asked once, of the first batch."""
+        assert self.pool.last_layer is not None
         try:
             logits, inputs = self.pool.forward_with_inputs(self._weights, images)
-            weight, bias = self.pool.last_layer.of_weights(self._weights)  # type: ignore[union-attr]
-            far = (inputs @ weight.T + bias - logits).abs().amax() > NEAR * logits.abs().amax()
         except NetworkError:
-            far = torch.tensor(True)
-        if bool(far):
-            self._tell_that_none_is_fitted(self.pool)
-            self._fitted = None
+            return False
+        weight, bias = self.pool.last_layer.of_weights(self._weights)
+        return bool((inputs @ weight.T + bias - logits).abs().amax() <= NEAR * logits.abs().amax())
 
     def _moved_on(self, moments: Tensor, logits: Tensor) -> Tensor:
         """Moments [n,C+2] that have faded a little, with those of a batch [n,B,C]."""
