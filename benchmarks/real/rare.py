@@ -41,7 +41,8 @@ CANDIDATES = {
     "neither, anchor 0": "prior_adaptive(refit=False, match_scale=False, anchor=0)",
     "scaled": "prior_adaptive(refit=False, match_scale=True)",
     "refitted": "prior_adaptive(refit=True, match_scale=False)",
-    "refitted, scaled": "prior_adaptive(refit=True, match_scale=True)",
+    "refitted, scaled": "prior_adaptive(refit=True, match_scale=True, untilt=False)",
+    "and weights taken off": "prior_adaptive",
 }
 BATCH = 32
 Row = dict[str, Any]
@@ -83,14 +84,18 @@ def of_task(task: str, site: Site) -> Site:
     return site
 
 
+def is_weighted(site: Site) -> bool:
+    """Whether experts are trained with a class-weighted loss: where a rare class is told from the rest."""
+    return len(site.classes) == 2
+
+
 def trained(task: str, start: str, shown: dict[str, Site], given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Every domain's expert, fitted where it is missing."""
     experts = {}
     for name, site in shown.items():
         kept = given.out / f"{task}-{start}-{name.replace(' ', '_')}-{given.seed}.pt"
         if not kept.exists():
-            weighted = len(site.classes) == 2
-            torch.save(fit(site, name, start, given.init, weighted=weighted, seed=given.seed), kept)
+            torch.save(fit(site, name, start, given.init, weighted=is_weighted(site), seed=given.seed), kept)
             print(f"{kept.stem}: fitted", flush=True)
         experts[name] = torch.load(kept)
     return experts
@@ -98,7 +103,8 @@ def trained(task: str, start: str, shown: dict[str, Site], given: argparse.Names
 
 def compare(experts: dict[str, dict[str, Any]], shown: dict[str, Site], given: argparse.Namespace) -> Iterator[Row]:
     """Scores of every candidate on every domain, by every pair of the others' experts, or by all of them."""
-    whole = pool_of(experts, next(iter(shown.values())).classes, given.init)
+    first = next(iter(shown.values()))
+    whole = pool_of(experts, first.classes, given.init, weighted=is_weighted(first))
     for name, site in shown.items():
         chosen = np.sort(np.random.RandomState(0).permutation(len(site.labels))[: given.images])
         few = site.some(torch.from_numpy(chosen))

@@ -57,6 +57,7 @@ OURS_ABLATION: dict[str, str] = {
     "ours, head not fitted": "prior_adaptive(refit=False)",
     "ours, not scaled": "prior_adaptive(match_scale=False)",
     "ours, neither": "prior_adaptive(refit=False, match_scale=False)",
+    "ours, weights left on": "prior_adaptive(untilt=False)",
     "ours, one view": "prior_adaptive(views=())",
     "ours, anchor 0": "prior_adaptive(anchor=0)",
     "ours, anchor 0.5": "prior_adaptive(anchor=0.5)",

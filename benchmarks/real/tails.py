@@ -160,7 +160,9 @@ def _temperature(logits: Tensor, labels: Tensor) -> float:
     return float(value.detach().clamp_min(0.05))
 
 
-def pool_of(experts: dict[str, dict[str, Any]], classes: tuple[str, ...], init: Path) -> ExpertPool:
+def pool_of(
+    experts: dict[str, dict[str, Any]], classes: tuple[str, ...], init: Path, *, weighted: bool
+) -> ExpertPool:
     """The experts as a pool whose images are tokens."""
     modules = {}
     for name, expert in experts.items():
@@ -169,7 +171,6 @@ def pool_of(experts: dict[str, dict[str, Any]], classes: tuple[str, ...], init: 
     pool = ExpertPool.from_modules(modules, classes=classes, head="head")
     for name, expert in experts.items():
         told = {"validation": {"mean_probability": expert["mean_probability"]}}
-        pool = pool.annotate(
-            name, domain=name, temperature=expert["temperature"], class_counts=expert["counts"], metrics=told
-        )
+        about = {"temperature": expert["temperature"], "class_counts": expert["counts"], "metrics": told}
+        pool = pool.annotate(name, domain=name, recipe={"loss": "weighted" if weighted else "plain"}, **about)
     return pool

@@ -1,6 +1,6 @@
 """Options that several methods share and that need the pool to be understood."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,13 +38,47 @@ def resolve_home(home: str | Sequence[float], pool: ExpertPool) -> Tensor:
     if isinstance(home, str):
         one_of("home", home, ("card", "uniform"))
         known = [_home_of(card) for card in pool.cards] if home == "card" else []
-        shares = [[mix.get(name, 0.0) for name in pool.classes] for mix in known if mix]
-        values = torch.tensor(shares or [[1.0] * len(pool.classes)], dtype=torch.float32)
-        return (values / values.sum(dim=1, keepdim=True)).mean(dim=0).to(pool.device)
+        return _mean_mix(known, pool)
     listed = [number("home", value, low=0) for value in home]
     if len(listed) != len(pool.classes) or not sum(listed) > 0:
         raise InputError(f"The option 'home' is one share for each of the {len(pool.classes)} classes; got {home!r}.")
     return torch.tensor(listed, dtype=torch.float32, device=pool.device)
+
+
+def resolve_tilt(pool: ExpertPool) -> Tensor | None:
+    """Log-odds [C] that class-weighted losses took from the classes: added to logits, answers count as shares again.
+
+    The mean over the experts, centred; None where no card tells of such a loss. A class that an expert lacks is left.
+    """
+    tilts = [_tilt_of(card, pool.classes) for card in pool.cards]
+    return torch.stack(tilts).mean(dim=0).to(pool.device) if any(bool(tilt.any()) for tilt in tilts) else None
+
+
+def resolve_untilted_home(home: str | Sequence[float], pool: ExpertPool) -> Tensor:
+    """The mix [C] that answers at home have once weights of losses are taken off: the classes' own, by their counts."""
+    if home != "card":
+        return resolve_home(home, pool)
+    known = [card.class_counts if _is_weighted(card) else _home_of(card) for card in pool.cards]
+    return _mean_mix(known, pool)
+
+
+def _is_weighted(card: ExpertCard) -> bool:
+    return card.recipe.get("loss") == "weighted" and sum(card.class_counts.values()) > 0
+
+
+def _tilt_of(card: ExpertCard, classes: Sequence[str]) -> Tensor:
+    counts = torch.tensor([float(card.class_counts.get(name, 0)) for name in classes])
+    there = counts > 0
+    if not _is_weighted(card):
+        return torch.zeros_like(counts)
+    logs = counts.clamp_min(1).log()
+    return torch.where(there, logs - logs[there].mean(), 0.0)
+
+
+def _mean_mix(mixes: Iterable[Mapping[str, float]], pool: ExpertPool) -> Tensor:
+    shares = [[mix.get(name, 0.0) for name in pool.classes] for mix in mixes if mix]
+    values = torch.tensor(shares or [[1.0] * len(pool.classes)], dtype=torch.float32)
+    return (values / values.sum(dim=1, keepdim=True)).mean(dim=0).to(pool.device)
 
 
 def _home_of(card: ExpertCard) -> dict[str, float]:

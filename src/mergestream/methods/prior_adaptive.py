@@ -12,7 +12,7 @@ from torch import Tensor
 from mergestream import class_mix, merging
 from mergestream.errors import NetworkError
 from mergestream.methods.base import ExpertLogits
-from mergestream.methods.choices import resolve_home
+from mergestream.methods.choices import resolve_home, resolve_tilt, resolve_untilted_home
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.fitted_head import FittedHead, said_together
 from mergestream.methods.restoring import even_heads, head_bias, last_layers, restored
@@ -40,6 +40,7 @@ class PriorAdaptive(EntropyAdaptive):
     home          that mix: 'card' (from the experts' cards), 'uniform', or a share per class
     memory        how many images the long run is; older ones fade
     before        how many images of the home mix the long run starts with
+    untilt        experts of a class-weighted loss: weights are taken off before answers are compared with the home mix
     even_heads    a head three times as large as the pool's median, or a third, is brought to it
     refit         the last layer is fitted to what the experts said of the stream's images and their views; where a
                   network does not end in a linear layer, it is not
@@ -50,9 +51,10 @@ class PriorAdaptive(EntropyAdaptive):
     """
 
     name: ClassVar[str] = "prior_adaptive"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     portable: ClassVar[bool] = False
     _counts: Tensor  # the merged model's mean probabilities, summed over faded images [C]
+    _untilted: Tensor  # the same with the weights of losses taken off, where there are any [C]
     _images: Tensor  # and how many those are []
     _clumped: Tensor  # how clumped batches were, summed over faded batches []
     _clumps: Tensor  # and how many those are []
@@ -78,6 +80,7 @@ class PriorAdaptive(EntropyAdaptive):
         home: str | Sequence[float] = "card",
         memory: float = 4096,
         before: float = 32,
+        untilt: bool = True,
         even_heads: bool = True,
         refit: bool = True,
         refit_before: float = 32,
@@ -88,6 +91,9 @@ class PriorAdaptive(EntropyAdaptive):
         self.memory = number("memory", memory, low=1)
         self.before = number("before", before, above=0)
         self.home, self._home = home, class_mix.as_mix(resolve_home(home, pool))
+        self.untilt = yes_or_no("untilt", untilt)
+        self._tilt = resolve_tilt(pool) if self.untilt else None
+        self._untilted_home = class_mix.as_mix(resolve_untilted_home(home, pool))
         self.even_heads = yes_or_no("even_heads", even_heads)
         self.refit = yes_or_no("refit", refit)
         self.refit_before = number("refit_before", refit_before, above=0)
@@ -217,22 +223,38 @@ class PriorAdaptive(EntropyAdaptive):
         self._counts = faded * self._counts + images * (probabilities * shares[:, None]).sum(dim=0)
         self._images = faded * self._images + images
         assumed = class_mix.as_mix(self._counts + self.before * self._home)
-        expected = class_mix.between(assumed, self._home, self.anchor)
+        expected = class_mix.between(assumed, self._at_home(logits, assumed), self.anchor)
         before = BATCHES_BEFORE / (1 + CONCENTRATION_BEFORE)
         clumping = (self._clumped + before) / (self._clumps + BATCHES_BEFORE)
         mix = class_mix.mix_of_batch(probabilities, assumed, expected, class_mix.concentration(clumping), shares)
         self._shift = mix.log() - assumed.log()
         return self._shift
 
+    def _at_home(self, logits: Tensor, assumed: Tensor) -> Tensor:
+        """The mix [C] that the model would answer with in the long run if the classes were mixed as at home.
+
+        A weighted loss makes the answers' mean move towards even shares the less a model knows, so it can be compared
+        with home only once the weights are taken off; the ratio that is found there holds for the answers as they are.
+        """
+        if self._tilt is None:
+            return self._home
+        shares, images, faded = self._window(logits)
+        untilted = torch.softmax(logits + self._tilt, dim=-1)
+        self._untilted = faded * self._untilted + images * (untilted * shares[:, None]).sum(dim=0)
+        usual = class_mix.as_mix(self._untilted + self.before * self._untilted_home)
+        return class_mix.as_mix(assumed * self._untilted_home / usual)
+
     def _sources(self) -> dict[str, str | None]:
-        home = json.dumps([round(value, 6) for value in self._home.tolist()])
-        return {**super()._sources(), "home": home, "base": self.pool.base_fingerprint() if self.restore else None}
+        tilt = None if self._tilt is None else _as_json(self._tilt)
+        told = {"home": _as_json(self._home), "tilt": tilt}
+        return {**super()._sources(), **told, "base": self.pool.base_fingerprint() if self.restore else None}
 
     def _carried(self) -> dict[str, Tensor]:
         return {**super()._carried(), **self._learnt()}
 
     def _learnt(self) -> dict[str, Tensor]:
         counts = {"counts": self._counts, "images": self._images}
+        counts |= {} if self._tilt is None else {"untilted": self._untilted}
         learnt = {**counts, "clumped": self._clumped, "clumps": self._clumps, "shift": self._shift}
         learnt |= {} if self._fitted is None else self._fitted.tensors()
         scale = {"own_moments": self._own_moments, "expert_moments": self._expert_moments, "scale": self._scale}
@@ -243,6 +265,8 @@ class PriorAdaptive(EntropyAdaptive):
         self._counts, self._images = tensors["counts"], tensors["images"]
         self._clumped, self._clumps = tensors["clumped"], tensors["clumps"]
         self._shift = tensors["shift"]
+        if self._tilt is not None:
+            self._untilted = tensors["untilted"]
         if self._fitted is not None:
             self._fitted.take(tensors)
         if self.match_scale:
@@ -257,6 +281,7 @@ class PriorAdaptive(EntropyAdaptive):
         device, nothing = self.pool.device, torch.zeros(())
         classes = torch.zeros(len(self.pool.classes))
         self._counts = state.get("counts", classes).to(device)
+        self._untilted = state.get("untilted", classes).to(device)
         self._images = state.get("images", nothing).to(device)
         self._clumped = state.get("clumped", nothing).to(device)
         self._clumps = state.get("clumps", nothing).to(device)
@@ -268,3 +293,7 @@ class PriorAdaptive(EntropyAdaptive):
         if self._fitted is not None:
             self._fitted.take(state)
         self._heard = False
+
+
+def _as_json(values: Tensor) -> str:
+    return json.dumps([round(value, 6) for value in values.tolist()])
