@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mergestream as ms
-from conftest import make_images, make_pool
+from conftest import make_images, make_pool, trained_with_weights
 from graphs import RECORDED, Late
 from mergestream import merging, telling
 from mergestream.errors import InputError
@@ -76,6 +76,17 @@ def test_captured_steps_equal_eager_ones(network: str, name: str, options: dict[
             torch.testing.assert_close(mine, value, rtol=1e-4, atol=3e-5 * size)
         else:
             assert mine == value
+
+
+def test_captured_steps_take_weights_of_losses_off() -> None:
+    pool = trained_with_weights(make_pool("vit"))
+    fast, slow = ms.create_method("prior_adaptive", pool), ms.create_method("prior_adaptive", eager(pool))
+    for seed, size in enumerate(SIZES):
+        assert_same(fast.step(make_images(size, seed=seed)), slow.step(make_images(size, seed=seed)))
+    assert RECORDED
+    found, wanted = (method.state_dict()["state"]["untilted"] for method in (fast, slow))
+    assert float(wanted.sum()) == pytest.approx(sum(SIZES), rel=0.02)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_smaller_batches_are_padded_not_recorded() -> None:
@@ -345,7 +356,7 @@ def test_a_recorded_step_touches_nothing_of_the_host(
         method.pool, method._temperature = there, torch.empty(len(pool), device="cuda")
         method._weights, method._rows_of._rows = there.new_weights(), there.rows
         if name == "prior_adaptive":
-            method._home = torch.empty(len(pool.classes), device="cuda")
+            method._home, method._untilted_home, method._tilt = torch.empty(3, len(pool.classes), device="cuda")
             method._proven, method._fitted = True, method._fitted_head(there) if method.refit else None
             method._own_rows, method._evened = there.rows, torch.empty(len(pool), device="cuda")
         method.reset()

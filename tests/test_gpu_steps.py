@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import mergestream as ms
-from conftest import make_images, make_pool
+from conftest import make_images, make_pool, trained_with_weights
 from mergestream.datasets.opening import DataRequest
 from mergestream.execution import Execution
 from mergestream.fused_blocks import FusedBlock, fused_blocks
@@ -186,8 +186,7 @@ def test_the_fused_merge_is_the_sum(dtype: torch.dtype, count: int) -> None:
 )
 def test_other_methods_are_captured_too(name: str) -> None:
     options = {"expert": "brest"} if name == "single_expert" else {}
-    options |= {"home": "uniform"} if name == "prior_adaptive" else {}
-    pool = make_pool("vit", base=True).to("cuda")
+    pool = trained_with_weights(make_pool("vit", base=True)).to("cuda")
     fast = ms.create_method(name, pool, **options)
     slow = ms.create_method(name, pool.to(execution=Execution(capture=False)), **options)
     for seed, size in enumerate((6, 6, 6, 2, 5, 6)):

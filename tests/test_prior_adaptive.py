@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import mergestream as ms
-from conftest import CLASSES, NAMES, make_images, make_pool
+from conftest import CLASSES, NAMES, make_images, make_pool, trained_with_weights
 from mergestream.errors import MergestreamError, PoolError
 from mergestream.methods.restoring import even_heads, restored
 
@@ -23,8 +23,11 @@ def softmax(values: np.ndarray) -> np.ndarray:
 class Reference:
     """The page's equations in float64, one line each."""
 
-    def __init__(self, home: np.ndarray, anchor: float, memory: float, before: float) -> None:
-        self.home, self.anchor, self.memory, self.before = home, anchor, memory, before
+    def __init__(
+        self, home: np.ndarray, anchor: float, memory: float, before: float, tilt: np.ndarray | float = 0.0
+    ) -> None:
+        self.home, self.anchor, self.memory, self.before, self.tilt = home, anchor, memory, before, tilt
+        self.untilted = np.zeros(len(home))
         self.counts, self.clumped, self.clumps = np.zeros(len(home)), 0.0, 0.0
 
     def shift(self, logits: np.ndarray) -> np.ndarray:
@@ -40,7 +43,9 @@ class Reference:
         self.counts = faded * self.counts + p.sum(axis=0)
         assumed = self.counts + self.before * self.home
         assumed = assumed / assumed.sum()
-        expected = assumed ** (1 - self.anchor) * self.home**self.anchor
+        self.untilted = faded * self.untilted + softmax(logits + self.tilt).sum(axis=0)
+        usual = self.untilted + self.before * self.home
+        expected = assumed * (self.home / (usual / usual.sum())) ** self.anchor
         expected = expected / expected.sum()
         clumping = np.clip((self.clumped + 4 / 101) / (self.clumps + 4), 1e-4, 2 / 3)
         concentration, mix = 1 / clumping - 1, expected
@@ -51,13 +56,21 @@ class Reference:
         return np.log(mix) - np.log(assumed)
 
 
+def uneven_log_odds() -> np.ndarray:
+    """Of the classes in the cards of trained_with_weights, by hand."""
+    counts = np.array([[4 + 10 * (number + place) for number in range(5)] for place in range(3)], dtype=float)
+    return (np.log(counts) - np.log(counts).mean(axis=1, keepdims=True)).mean(axis=0)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("options", [{}, {"anchor": 0.3, "memory": 20, "before": 5}], ids=str)
-def test_a_stream_is_followed_as_the_page_says(vit_pool: ms.ExpertPool, options: dict) -> None:
+def test_a_stream_is_followed_as_the_page_says(vit_pool: ms.ExpertPool, options: dict, weighted: bool) -> None:
     home = [0.4, 0.3, 0.1, 0.1, 0.1]
     settings = {"anchor": 1.0, "memory": 4096, "before": 32, **options}
-    reference = Reference(np.array(home), **settings)
+    pool, tilt = (trained_with_weights(vit_pool), uneven_log_odds()) if weighted else (vit_pool, 0.0)
+    reference = Reference(np.array(home), tilt=tilt, **settings)
     plain_head = {"refit": False, "match_scale": False, "temperature": 1.0, "score": "entropy"}
-    method = ms.create_method("prior_adaptive", vit_pool, home=home, **plain_head, **options)
+    method = ms.create_method("prior_adaptive", pool, home=home, **plain_head, **options)
     plain = ms.create_method("entropy_adaptive", vit_pool, head="shared")
     for images in STREAM:
         step, own = method.step(images), plain.step(images).logits
@@ -296,6 +309,45 @@ def test_home_comes_from_the_cards(vit_pool: ms.ExpertPool) -> None:
     assert method.identity["home"] != ms.create_method("prior_adaptive", pool).identity["home"]
 
 
+def test_a_loss_without_weights_tilts_nothing(vit_pool: ms.ExpertPool) -> None:
+    counts = dict(zip(CLASSES, (50, 30, 10, 5, 5), strict=True))
+    pool = vit_pool
+    for name in NAMES:
+        pool = pool.annotate(name, class_counts=counts, recipe={"loss": "plain"})
+    ours, left = (ms.create_method("prior_adaptive", pool, untilt=untilt) for untilt in (True, False))
+    for images in STREAM:
+        assert torch.equal(ours.step(images).logits, left.step(images).logits)
+    assert "tilt" not in ours.identity
+
+
+def test_a_weighted_model_that_knows_nothing_is_not_taken_for_a_biased_one() -> None:
+    """It says every class equally often, as its loss asked for. Compared with home as it is, rare classes would go."""
+    counts = dict(zip(CLASSES, (900, 40, 30, 20, 10), strict=True))
+    said = dict(zip(CLASSES, (0.9, 0.04, 0.03, 0.02, 0.01), strict=True))  # at home it knew its classes
+    pool = make_pool("vit")
+    for name in NAMES:
+        told = {"class_counts": counts, "metrics": {"validation": {"mean_probability": said}}}
+        pool = pool.annotate(name, recipe={"loss": "weighted"}, **told)
+    pool.bank[:, pool.layout.encoder_size :] *= 0.01
+    shifts = {}
+    for untilt in (True, False):
+        method = ms.create_method("prior_adaptive", pool, untilt=untilt, refit=False, match_scale=False)
+        for seed in range(40):
+            step = method.step(make_images(8, seed=seed))
+        shifts[untilt] = float(step.class_shift.max() - step.class_shift.min())
+    assert shifts[True] < 0.2 < 3 < shifts[False]
+
+
+def test_a_class_that_an_expert_lacks_is_not_tilted_by_it(vit_pool: ms.ExpertPool) -> None:
+    lacking = dict(zip(CLASSES, (40, 10, 0, 10, 40), strict=True))
+    pool = vit_pool.annotate(NAMES[0], class_counts=lacking, recipe={"loss": "weighted"})
+    tilt = ms.create_method("prior_adaptive", pool)._tilt
+    assert tilt is not None
+    assert tilt[2] == 0
+    torch.testing.assert_close(tilt, torch.tensor([2.0, -2.0, 0.0, -2.0, 2.0]).mul(np.log(2) / 2 / len(NAMES)))
+    assert ms.create_method("prior_adaptive", vit_pool.annotate(NAMES[0], recipe={"loss": "weighted"}))._tilt is None
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -303,6 +355,7 @@ def test_home_comes_from_the_cards(vit_pool: ms.ExpertPool) -> None:
         ({"memory": 0}, "memory"),
         ({"before": 0}, "before"),
         ({"refit": "yes"}, "refit"),
+        ({"untilt": 2}, "untilt"),
         ({"refit_before": 0}, "refit_before"),
         ({"home": [0.5, 0.5]}, "5 classes"),
         ({"home": [0, 0, 0, 0, 0]}, "5 classes"),

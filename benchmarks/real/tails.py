@@ -160,9 +160,7 @@ def _temperature(logits: Tensor, labels: Tensor) -> float:
     return float(value.detach().clamp_min(0.05))
 
 
-def pool_of(
-    experts: dict[str, dict[str, Any]], classes: tuple[str, ...], init: Path, *, weighted: bool
-) -> ExpertPool:
+def pool_of(experts: dict[str, dict[str, Any]], classes: tuple[str, ...], init: Path, *, weighted: bool) -> ExpertPool:
     """The experts as a pool whose images are tokens."""
     modules = {}
     for name, expert in experts.items():
