@@ -547,7 +547,10 @@ def test_the_report_replaces_marked_blocks_and_refuses_tries(
     assert "old" not in text
     assert text.endswith("<!-- real:end pacs -->\nkept\n")
     assert "| regmean_pp |" in text.replace("**", "")
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"real-batch-sizes.png", "real-differences.png"}
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        "first-batch-sizes.png",
+        "first-differences.png",
+    }
     groups = records.read_records([finished / "record.json"], allow_tries=True)
     found = report.blocks(groups, OURS)
     assert report.with_blocks(text, found, page) == text

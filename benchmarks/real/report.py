@@ -48,13 +48,14 @@ def report(given: argparse.Namespace) -> int:
     every = read_records(paths, allow_tries=given.allow_tries)
     ours = the_rule(every, given.ours)
     own = [group for group in every if group.get("ours", ours) == ours]
-    groups, found = reported(own), all_blocks(own, ours)
+    found = all_blocks(own, ours)
     for path in given.into:
         write_text(path, with_blocks(path.read_text(encoding="utf-8"), found, path))
     if given.figures is not None:
         given.figures.mkdir(parents=True, exist_ok=True)
-        draw_batch_sizes(groups, given.figures / "real-batch-sizes.png")
-        draw_differences(groups, ours, given.figures / "real-differences.png")
+        for run, groups in runs(own).items():
+            draw_batch_sizes(groups, given.figures / f"{run}-batch-sizes.png")
+            draw_differences(groups, ours, given.figures / f"{run}-differences.png")
     if not given.into:
         print("\n".join(f"## {name}\n\n{text}" for name, text in found.items()))
     return 0
@@ -78,11 +79,16 @@ def reported(groups: Sequence[Group]) -> list[Group]:
     return [{**group, "later": False, "only_later": True} for group in groups]
 
 
+def runs(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """Groups of 'first' runs (of later ones where there are no others) and, where there are any, of 'later' ones."""
+    late = reported([group for group in groups if group["later"]])
+    return {"first": reported(groups)} | ({"later": late} if late else {})
+
+
 def all_blocks(groups: Sequence[Group], ours: str) -> dict[str, str]:
     """Every block by name, of first runs; those of later ones as later-NAME."""
-    late = reported([group for group in groups if group["later"]])
-    later = {f"later-{name}": text for name, text in blocks(late, ours).items()} if late else {}
-    return blocks(reported(groups), ours) | later
+    found = {run: blocks(own, ours) for run, own in runs(groups).items()}
+    return found["first"] | {f"later-{name}": text for name, text in found.get("later", {}).items()}
 
 
 def blocks(groups: Sequence[Group], ours: str) -> dict[str, str]:
