@@ -859,6 +859,18 @@ def test_merge_by_coefficients_is_the_weighted_sum(
     assert torch.equal(merged.logits(images)[0], expected.forward(weights, images))
 
 
+@pytest.mark.parametrize(("losses", "told"), [(("weighted",) * 3, "weighted"), (("weighted", "plain", "plain"), None)])
+def test_a_merged_card_tells_the_loss_that_all_share(
+    pool: Path, tmp_path: Path, pool_command: Callable[..., tuple], losses: tuple[str, ...], told: str | None
+) -> None:
+    """Or rules that take a loss's weights off would leave them on, or take off what was never there."""
+    for name, loss in zip(("turin", "lyon", "brest"), losses, strict=True):
+        card = json.loads((pool / name / "expert.json").read_text())
+        (pool / name / "expert.json").write_text(json.dumps({**card, "recipe": {"loss": loss}}))
+    assert pool_command("merge", pool, tmp_path / "merged", "--method", "mean")[0] == 0
+    assert read_card(tmp_path / "merged").recipe.get("loss") == told
+
+
 def test_merge_by_method_and_what_cannot_be_merged(
     pool: Path, tmp_path: Path, pool_command: Callable[..., tuple]
 ) -> None:

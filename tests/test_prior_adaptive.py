@@ -56,18 +56,13 @@ class Reference:
         return np.log(mix) - np.log(assumed)
 
 
-def uneven_log_odds() -> np.ndarray:
-    """Of the classes in the cards of trained_with_weights, by hand."""
-    counts = np.array([[4 + 10 * (number + place) for number in range(5)] for place in range(3)], dtype=float)
-    return (np.log(counts) - np.log(counts).mean(axis=1, keepdims=True)).mean(axis=0)
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("options", [{}, {"anchor": 0.3, "memory": 20, "before": 5}], ids=str)
 def test_a_stream_is_followed_as_the_page_says(vit_pool: ms.ExpertPool, options: dict, weighted: bool) -> None:
     home = [0.4, 0.3, 0.1, 0.1, 0.1]
     settings = {"anchor": 1.0, "memory": 4096, "before": 32, **options}
-    pool, tilt = (trained_with_weights(vit_pool), uneven_log_odds()) if weighted else (vit_pool, 0.0)
+    logs = np.log(home)
+    pool, tilt = (trained_with_weights(vit_pool), logs - logs.mean()) if weighted else (vit_pool, 0.0)
     reference = Reference(np.array(home), tilt=tilt, **settings)
     plain_head = {"refit": False, "match_scale": False, "temperature": 1.0, "score": "entropy"}
     method = ms.create_method("prior_adaptive", pool, home=home, **plain_head, **options)
@@ -336,6 +331,28 @@ def test_a_weighted_model_that_knows_nothing_is_not_taken_for_a_biased_one() -> 
             step = method.step(make_images(8, seed=seed))
         shifts[untilt] = float(step.class_shift.max() - step.class_shift.min())
     assert shifts[True] < 0.2 < 3 < shifts[False]
+
+
+def test_the_tilt_of_cards_is_that_of_their_counts(vit_pool: ms.ExpertPool) -> None:
+    counts = np.array([[4 + 10 * (number + place) for number in range(5)] for place in range(3)], dtype=float)
+    odds = (np.log(counts) - np.log(counts).mean(axis=1, keepdims=True)).mean(axis=0)
+    method = ms.create_method("prior_adaptive", trained_with_weights(vit_pool))
+    assert method._tilt is not None
+    torch.testing.assert_close(method._tilt, torch.from_numpy(odds).float())
+    shares = (counts / counts.sum(axis=1, keepdims=True)).mean(axis=0)
+    torch.testing.assert_close(method._untilted_home, torch.from_numpy(shares).float())
+
+
+@pytest.mark.parametrize("given", ["uniform", [0.2] * 5, np.full(5, 0.2)], ids=["name", "list", "array"])
+def test_where_home_is_even_a_weighted_model_is_right_as_it_is(vit_pool: ms.ExpertPool, given: object) -> None:
+    assert ms.create_method("prior_adaptive", trained_with_weights(vit_pool), home=given)._tilt is None
+
+
+def test_even_classes_tilt_nothing_whatever_their_number(vit_pool: ms.ExpertPool) -> None:
+    pool = vit_pool
+    for place, name in enumerate(NAMES):
+        pool = pool.annotate(name, class_counts=dict.fromkeys(CLASSES, 37 + place), recipe={"loss": "weighted"})
+    assert ms.create_method("prior_adaptive", pool)._tilt is None
 
 
 def test_a_class_that_an_expert_lacks_is_not_tilted_by_it(vit_pool: ms.ExpertPool) -> None:

@@ -425,13 +425,14 @@ def test_carried_over_averages_stay_on_the_simplex(values: list[float], order: l
     average = torch.tensor(values) / sum(values)
     rows = torch.arange(8.0).view(4, 2)
     state = {"batches": 3, "encoder": average, "head": average.flip(0), "expert_moments": rows}
-    state |= {"fit_sums": torch.ones(3, 4), "counts": torch.ones(2)}
+    state |= {"fit_sums": torch.ones(3, 4), "untilted": torch.ones(2), "counts": torch.ones(2)}
     after = tuple(order[:count])
     found = carried_over(state, tuple("abcd"), after)
     assert found is not None
     assert found["batches"] == 3
     assert "counts" in found
     if set(after) != set("abcd"):
+        assert "untilted" not in found
         assert "fit_sums" not in found  # or who left would go on answering
     assert float(found["encoder"].sum()) == pytest.approx(1, abs=1e-5)
     kept = average[["abcd".index(name) for name in after]]

@@ -79,9 +79,15 @@ def _card(out: Path, pool: ExpertPool, base: ExpertCard | None, described: dict[
         # All sites whose data went in, so that a benchmark at one of them sees the leakage.
         domain="+".join(dict.fromkeys(card.domain or card.name for card in used)),
         class_counts=_summed(used),
-        recipe={"merged_from": parts, "method": described.get("method", "coefficients")},
+        recipe={"merged_from": parts, "method": described.get("method", "coefficients"), **_common_loss(used)},
         base_sha256=base.weights_sha256 if base and all(card.base_sha256 for card in used) else None,
     )
+
+
+def _common_loss(cards: Sequence[ExpertCard]) -> dict[str, Any]:
+    """The loss that all were trained with: rules that compare answers with class shares must know of weights in it."""
+    losses = {card.recipe.get("loss") for card in cards}
+    return {"loss": losses.pop()} if len(losses) == 1 and None not in losses else {}
 
 
 def _summed(cards: Sequence[ExpertCard]) -> dict[str, int]:

@@ -7,10 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mergestream import class_mix
 from mergestream.checkpoints import ExpertCard
 from mergestream.errors import InputError
 from mergestream.options import number, one_of
 from mergestream.pool import ExpertPool
+
+NO_TILT = 1e-4  # log-odds: what rounding leaves of even classes
 
 
 def resolve_temperature(temperature: float | Sequence[float] | str, pool: ExpertPool) -> Tensor:
@@ -45,31 +48,41 @@ def resolve_home(home: str | Sequence[float], pool: ExpertPool) -> Tensor:
     return torch.tensor(listed, dtype=torch.float32, device=pool.device)
 
 
-def resolve_tilt(pool: ExpertPool) -> Tensor | None:
+def resolve_tilt(home: str | Sequence[float], pool: ExpertPool) -> Tensor | None:
     """Log-odds [C] that class-weighted losses took from the classes: added to logits, answers count as shares again.
 
-    The mean over the experts, centred; None where no card tells of such a loss. A class that an expert lacks is left.
+    Of the cards' class counts, the mean over the experts, centred; a class that an expert lacks is left. Where another
+    home is given, answers are to count as shares there. None where no card tells of such a loss, or it took nothing.
     """
-    tilts = [_tilt_of(card, pool.classes) for card in pool.cards]
-    return torch.stack(tilts).mean(dim=0).to(pool.device) if any(bool(tilt.any()) for tilt in tilts) else None
+    if _is_card(home):
+        tilt = torch.stack([_tilt_of(card, pool.classes) for card in pool.cards]).mean(dim=0).to(pool.device)
+    else:
+        logs = class_mix.as_mix(resolve_home(home, pool)).log()
+        tilt = (logs - logs.mean()) * sum(_is_weighted(card) for card in pool.cards) / len(pool)
+    return tilt if bool(tilt.abs().max() > NO_TILT) else None
 
 
 def resolve_untilted_home(home: str | Sequence[float], pool: ExpertPool) -> Tensor:
     """The mix [C] that answers at home have once weights of losses are taken off: the classes' own, by their counts."""
-    if home != "card":
+    if not _is_card(home):
         return resolve_home(home, pool)
-    known = [card.class_counts if _is_weighted(card) else _home_of(card) for card in pool.cards]
+    told = [_is_weighted(card) and sum(card.class_counts.values()) > 0 for card in pool.cards]
+    known = [card.class_counts if counts else _home_of(card) for card, counts in zip(pool.cards, told, strict=True)]
     return _mean_mix(known, pool)
 
 
+def _is_card(home: str | Sequence[float]) -> bool:
+    return isinstance(home, str) and home == "card"
+
+
 def _is_weighted(card: ExpertCard) -> bool:
-    return card.recipe.get("loss") == "weighted" and sum(card.class_counts.values()) > 0
+    return card.recipe.get("loss") == "weighted"
 
 
 def _tilt_of(card: ExpertCard, classes: Sequence[str]) -> Tensor:
     counts = torch.tensor([float(card.class_counts.get(name, 0)) for name in classes])
     there = counts > 0
-    if not _is_weighted(card):
+    if not _is_weighted(card) or not bool(there.any()):
         return torch.zeros_like(counts)
     logs = counts.clamp_min(1).log()
     return torch.where(there, logs - logs[there].mean(), 0.0)

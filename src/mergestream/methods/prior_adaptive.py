@@ -92,7 +92,7 @@ class PriorAdaptive(EntropyAdaptive):
         self.before = number("before", before, above=0)
         self.home, self._home = home, class_mix.as_mix(resolve_home(home, pool))
         self.untilt = yes_or_no("untilt", untilt)
-        self._tilt = resolve_tilt(pool) if self.untilt else None
+        self._tilt = resolve_tilt(home, pool) if self.untilt else None
         self._untilted_home = class_mix.as_mix(resolve_untilted_home(home, pool))
         self.even_heads = yes_or_no("even_heads", even_heads)
         self.refit = yes_or_no("refit", refit)
@@ -245,8 +245,9 @@ class PriorAdaptive(EntropyAdaptive):
         return class_mix.as_mix(assumed * self._untilted_home / usual)
 
     def _sources(self) -> dict[str, str | None]:
-        tilt = None if self._tilt is None else _as_json(self._tilt)
-        told = {"home": _as_json(self._home), "tilt": tilt}
+        told = {"home": _as_json(self._home)}
+        if self._tilt is not None:
+            told |= {"tilt": _as_json(self._tilt), "untilted_home": _as_json(self._untilted_home)}
         return {**super()._sources(), **told, "base": self.pool.base_fingerprint() if self.restore else None}
 
     def _carried(self) -> dict[str, Tensor]:

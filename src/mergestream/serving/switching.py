@@ -16,7 +16,8 @@ from mergestream.pool import ExpertPool
 SHARES, PER_EXPERT = ("coefficients",), ("coefficients", "temperature", "lambda")
 AVERAGES = ("encoder", "head")  # the moving averages in a method's state
 ROWS = ("expert_moments",)  # what it holds of every expert by itself
-OF_ALL = "fit_"  # what these experts said together, by the names' beginning: begun again, or one who left would go on
+# What is of these experts together, by the names' beginning: begun again, or one who left would go on.
+OF_ALL = ("fit_", "untilted")
 MethodState = Mapping[str, Any]
 
 
