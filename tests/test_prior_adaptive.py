@@ -304,6 +304,18 @@ def test_home_comes_from_the_cards(vit_pool: ms.ExpertPool) -> None:
     assert method.identity["home"] != ms.create_method("prior_adaptive", pool).identity["home"]
 
 
+@pytest.mark.parametrize(("accuracy", "wanted"), [(1.0, 1.0), (0.99, 0.07), (None, 0.07)])
+def test_a_temperature_of_a_split_without_errors_is_not_believed(
+    vit_pool: ms.ExpertPool, accuracy: float | None, wanted: float
+) -> None:
+    """It is near 0 however sure the expert was, and would take all coefficients."""
+    told = {} if accuracy is None else {"validation": {"accuracy": accuracy}}
+    pool = vit_pool.annotate(NAMES[0], temperature=0.07, metrics=told).annotate(NAMES[1], temperature=1.5)
+    for name in ("prior_adaptive", "entropy_adaptive"):
+        found = ms.create_method(name, pool, temperature="card")._temperature
+        torch.testing.assert_close(found, torch.tensor([wanted, 1.5, 1.0]))
+
+
 def test_a_loss_without_weights_tilts_nothing(vit_pool: ms.ExpertPool) -> None:
     counts = dict(zip(CLASSES, (50, 30, 10, 5, 5), strict=True))
     pool = vit_pool

@@ -20,7 +20,9 @@ def resolve_temperature(temperature: float | Sequence[float] | str, pool: Expert
     """tau_e as a tensor [K]: one number for all, one per expert, or 'card' for those in the experts' cards."""
     if isinstance(temperature, str):
         one_of("temperature", temperature, ("card",))
-        return pool.temperatures
+        # Without an error at home the best temperature is 0, whatever the scale: it says nothing, and would say "sure".
+        unsaid = torch.tensor([_never_erred(card) for card in pool.cards], device=pool.device)
+        return torch.where(unsaid, pool.temperatures.clamp_min(1.0), pool.temperatures)
     try:
         values = torch.as_tensor(temperature, dtype=torch.float32, device=pool.device)
     except (TypeError, ValueError, RuntimeError):
@@ -30,6 +32,11 @@ def resolve_temperature(temperature: float | Sequence[float] | str, pool: Expert
     if not bool(torch.isfinite(values).all()) or not bool((values > 0).all()):
         raise InputError(f"A temperature must be finite and above 0, got {temperature}.")
     return values.expand(len(pool))
+
+
+def _never_erred(card: ExpertCard) -> bool:
+    validation = card.metrics.get("validation", {})
+    return isinstance(validation, dict) and validation.get("accuracy") == 1
 
 
 def resolve_home(home: str | Sequence[float], pool: ExpertPool) -> Tensor:
