@@ -35,8 +35,12 @@ def resolve_temperature(temperature: float | Sequence[float] | str, pool: Expert
 
 
 def _never_erred(card: ExpertCard) -> bool:
+    return bool(_on_validation(card, "accuracy") == 1)
+
+
+def _on_validation(card: ExpertCard, metric: str) -> Any:
     validation = card.metrics.get("validation", {})
-    return isinstance(validation, dict) and validation.get("accuracy") == 1
+    return validation.get(metric) if isinstance(validation, dict) else None
 
 
 def resolve_home(home: str | Sequence[float], pool: ExpertPool) -> Tensor:
@@ -102,8 +106,7 @@ def _mean_mix(mixes: Iterable[Mapping[str, float]], pool: ExpertPool) -> Tensor:
 
 
 def _home_of(card: ExpertCard) -> dict[str, float]:
-    validation = card.metrics.get("validation", {})
-    told = validation.get("mean_probability") if isinstance(validation, dict) else None
+    told = _on_validation(card, "mean_probability")
     mix = told if isinstance(told, dict) and sum(told.values()) > 0 else card.class_counts
     return dict(mix) if sum(mix.values()) > 0 else {}
 

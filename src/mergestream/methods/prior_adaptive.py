@@ -221,16 +221,19 @@ class PriorAdaptive(EntropyAdaptive):
         told = torch.where(tells, class_mix.clumped(probabilities, usual, shares), 0.0)
         self._clumped, self._clumps = faded * self._clumped + told, faded * self._clumps + tells
         self._counts = faded * self._counts + images * (probabilities * shares[:, None]).sum(dim=0)
+        if self._tilt is not None:
+            untilted = torch.softmax(logits + self._tilt, dim=-1)
+            self._untilted = faded * self._untilted + images * (untilted * shares[:, None]).sum(dim=0)
         self._images = faded * self._images + images
         assumed = class_mix.as_mix(self._counts + self.before * self._home)
-        expected = class_mix.between(assumed, self._at_home(logits, assumed), self.anchor)
+        expected = class_mix.between(assumed, self._at_home(assumed), self.anchor)
         before = BATCHES_BEFORE / (1 + CONCENTRATION_BEFORE)
         clumping = (self._clumped + before) / (self._clumps + BATCHES_BEFORE)
         mix = class_mix.mix_of_batch(probabilities, assumed, expected, class_mix.concentration(clumping), shares)
         self._shift = mix.log() - assumed.log()
         return self._shift
 
-    def _at_home(self, logits: Tensor, assumed: Tensor) -> Tensor:
+    def _at_home(self, assumed: Tensor) -> Tensor:
         """The mix [C] that the model would answer with in the long run if the classes were mixed as at home.
 
         A weighted loss makes the answers' mean move towards even shares the less a model knows, so it can be compared
@@ -238,9 +241,6 @@ class PriorAdaptive(EntropyAdaptive):
         """
         if self._tilt is None:
             return self._home
-        shares, images, faded = self._window(logits)
-        untilted = torch.softmax(logits + self._tilt, dim=-1)
-        self._untilted = faded * self._untilted + images * (untilted * shares[:, None]).sum(dim=0)
         usual = class_mix.as_mix(self._untilted + self.before * self._untilted_home)
         return class_mix.as_mix(assumed * self._untilted_home / usual)
 
