@@ -16,23 +16,23 @@ from pathlib import Path
 
 import torch
 
-from mergestream.analysis.claims.checking import check_claims
-from mergestream.analysis.claims.checkpoints import Answers, answers_of_pools, answers_of_runs, check_checkpoints
-from mergestream.analysis.claims.evidence import evidence_of_runs
-from mergestream.analysis.claims.gains import check_gains
-from mergestream.analysis.claims.starts import check_starts
-from mergestream.analysis.collection import collect
-from mergestream.analysis.drift.weights import analyse_drift
-from mergestream.checkpoints import BASE, ExpertCard, open_weights, read_card, write_expert
-from mergestream.datasets import Dataset, load_dataset
-from mergestream.demo import MICRO, NETWORK, Plan
-from mergestream.determinism import cpu_threads
-from mergestream.networks import from_architecture
-from mergestream.pool import ExpertPool
-from mergestream.reporting.claim_figures import draw_scores_and_errors
-from mergestream.reporting.claim_tables import claims_by_stream
-from mergestream.reporting.figures import new_figure
-from mergestream.reporting.tables import to_markdown
+from mergestream.bench.analysis.collection import collect
+from mergestream.bench.claims.checking import check_claims
+from mergestream.bench.claims.checkpoints import Answers, answers_of_pools, answers_of_runs, check_checkpoints
+from mergestream.bench.claims.claim_figures import draw_scores_and_errors
+from mergestream.bench.claims.claim_tables import claims_by_stream
+from mergestream.bench.claims.evidence import evidence_of_runs
+from mergestream.bench.claims.gains import check_gains
+from mergestream.bench.claims.starts import check_starts
+from mergestream.bench.demo.demo import MICRO, NETWORK, Plan
+from mergestream.bench.drift.weights import analyse_drift
+from mergestream.bench.report.figures import new_figure
+from mergestream.bench.report.tables import to_markdown
+from mergestream.data.datasets import Dataset, load_dataset
+from mergestream.networks.architecture import from_architecture
+from mergestream.pool.checkpoint import BASE, ExpertCard, open_weights, read_card, write_expert
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.seeding import cpu_threads
 from mergestream.training import train_expert
 from mergestream.training.experts import write_start
 from mergestream.training.fitting import fit

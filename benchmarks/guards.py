@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import mergestream as ms
-from mergestream.datasets import phantom
+from mergestream.data.datasets import phantom
 from mergestream.methods import ORIGINAL
 from mergestream.serving.findings import CLASS_DRIFT, ENTROPY_DRIFT, GuardSettings
 from mergestream.serving.guards import Seen, look_at_batch

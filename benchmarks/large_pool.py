@@ -20,12 +20,12 @@ from step import about
 from torch import Tensor
 
 import mergestream as ms
-from mergestream.building import Parts
-from mergestream.checkpoints import ExpertCard
-from mergestream.host_pool import HostPool
-from mergestream.layout import Layout
-from mergestream.networks import create_network
-from mergestream.staging import SLOTS
+from mergestream.networks.architecture import create_network
+from mergestream.networks.flat_layout import Layout
+from mergestream.pool.checkpoint import ExpertCard
+from mergestream.pool.construction import Parts
+from mergestream.pool.host_pool import HostPool
+from mergestream.pool.staging import SLOTS
 
 CLASSES = ("a", "b", "c", "d", "e", "f", "g")
 WARM_UPS = 3

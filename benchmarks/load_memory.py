@@ -41,8 +41,8 @@ print((status("VmHWM") - before) / size, time.perf_counter() - start, size)
 def write_pool(folder: Path, network: str, experts: int) -> None:
     import torch
 
-    from mergestream.checkpoints import ExpertCard, write_expert
-    from mergestream.networks import create_network
+    from mergestream.networks.architecture import create_network
+    from mergestream.pool.checkpoint import ExpertCard, write_expert
 
     classes = ("a", "b", "c", "d", "e", "f", "g")
     for number in range(experts):

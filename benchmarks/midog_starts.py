@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from mergestream.bench import run_bench
-from mergestream.benchmarking.request import plan_from as bench_plan
-from mergestream.checkpoints import BASE, library_versions, read_card
-from mergestream.parallel import quiet, run_jobs
-from mergestream.spelling import parse_value
-from mergestream.train import run_training
+from mergestream.bench.engine.benchmark import run_bench
+from mergestream.bench.engine.request import plan_from as bench_plan
+from mergestream.pool.checkpoint import BASE, library_versions, read_card
+from mergestream.runtime.option_text import parse_value
+from mergestream.runtime.parallel import quiet, run_jobs
 from mergestream.training import HEAD_INITS, Recipe
 from mergestream.training.plan import plan_from as train_plan
+from mergestream.training.training_run import run_training
 
 METHODS = "ensemble, mean, entropy_adaptive(head=shared), entropy_adaptive"
 RECIPE = "steps=300, batch_size=64, optimiser=adamw, schedule=cosine, augmentation=0"

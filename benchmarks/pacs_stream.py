@@ -20,10 +20,10 @@ import torch
 from step import about, require_captured
 
 import mergestream as ms
-from mergestream.datasets import Dataset
-from mergestream.execution import Execution
-from mergestream.feeding import feed
-from mergestream.networks import create_network
+from mergestream.data.datasets import Dataset
+from mergestream.data.feeding import feed
+from mergestream.networks.architecture import create_network
+from mergestream.pool.execution import Execution
 
 BATCH = 32
 VIEWS = ("hflip",)

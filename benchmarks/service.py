@@ -31,9 +31,9 @@ from PIL import Image
 from provenance import provenance
 
 import mergestream as ms
-from mergestream.checkpoints import BASE, ExpertCard, write_expert
-from mergestream.demo import MICRO
-from mergestream.networks import create_network
+from mergestream.bench.demo.demo import MICRO
+from mergestream.networks.architecture import create_network
+from mergestream.pool.checkpoint import BASE, ExpertCard, write_expert
 from mergestream.serving.audit.reading import raw_lines
 from mergestream.serving.audit.verifying import verify
 

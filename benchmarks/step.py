@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import mergestream as ms
-from mergestream.execution import Execution
-from mergestream.networks import create_network, logits_of
-from mergestream.views import VIEWS
+from mergestream.networks.architecture import create_network, logits_of
+from mergestream.networks.views import VIEWS
+from mergestream.pool.execution import Execution
 
 PEAK_TFLOPS = {"NVIDIA H200": 790.0}  # dense bf16, as measured on the machine that is lent
 

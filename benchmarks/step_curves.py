@@ -17,8 +17,8 @@ import torch
 from step import _network, about, require_captured, timed
 
 import mergestream as ms
-from mergestream.execution import Execution
 from mergestream.methods import leasing
+from mergestream.pool.execution import Execution
 
 EXPERTS, BATCHES = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 16, 32, 64, 128, 256)
 

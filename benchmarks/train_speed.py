@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 
-from mergestream.checkpoints import library_versions
-from mergestream.datasets.opening import DataRequest, open_data
-from mergestream.networks import create_network, logits_of
-from mergestream.parallel import quiet
-from mergestream.train import run_training
+from mergestream.data.datasets.opening import DataRequest, open_data
+from mergestream.networks.architecture import create_network, logits_of
+from mergestream.pool.checkpoint import library_versions
+from mergestream.runtime.parallel import quiet
 from mergestream.training import Recipe, augmentation
 from mergestream.training.plan import TrainPlan
 from mergestream.training.settings import parse_settings
 from mergestream.training.stepping import Stepper
+from mergestream.training.training_run import run_training
 from mergestream.training.weights import encoder_weights
 
 WARM_UP = 20

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 import mergestream as ms
-from mergestream.consortium.changes import add_expert
+from mergestream.pool.exchange.changes import add_expert
 from mergestream.training import Recipe, train_expert, write_start
 
 hospitals = ms.load_dataset("phantom", images=200)

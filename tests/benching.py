@@ -14,10 +14,10 @@ from torch import nn
 
 import mergestream as ms
 from conftest import make_base, make_experts
-from mergestream.checkpoints import BASE, ExpertCard, write_expert
-from mergestream.datasets.standins.own import CLASSES, SITES, write_table
-from mergestream.measuring import write_statistics
-from mergestream.networks import create_network
+from mergestream.data.datasets.standins.own import CLASSES, SITES, write_table
+from mergestream.networks.architecture import create_network
+from mergestream.pool.checkpoint import BASE, ExpertCard, write_expert
+from mergestream.pool.statistics import write_statistics
 
 NETWORK = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
 

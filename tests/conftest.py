@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import mergestream as ms
 from graphs import RECORDED, Late, rerun
-from mergestream.calibration import KINDS
 from mergestream.methods import base, leasing
 from mergestream.methods.captured import Way
+from mergestream.pool.statistics.measurement import KINDS
 
 # Two workers share two cores: more threads than cores make OpenMP's barriers spin against each other.
 torch.set_num_threads(1)

@@ -11,7 +11,7 @@ import torch
 
 import mergestream as ms
 from conftest import make_pool
-from mergestream.intake.pictures import Picture, picture_of
+from mergestream.data.intake.pictures import Picture, picture_of
 from mergestream.serving.audit.writing import AuditLog
 from mergestream.serving.engine import Engine
 from mergestream.serving.findings import GuardSettings

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from benching import command
-from mergestream.cli import app
-from mergestream.errors import InputError, MergestreamError, OutputError
+from mergestream.cli.app import app
+from mergestream.runtime.errors import InputError, MergestreamError, OutputError
 from mergestream.serving.audit.anchors import head, read_anchor
 from mergestream.serving.audit.keys import HmacKey, Signer, create_key, read_signer, read_verifier
 from mergestream.serving.audit.lines import BEGINNING, AuditError, Link, canonical, encoded_body, parse, seal

@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 import mergestream as ms
 from benching import SITES, command, write_pool
 from conftest import make_pool
-from mergestream.cli import app
-from mergestream.errors import InputError
-from mergestream.intake.limits import Limits
-from mergestream.intake.reading import read_uploads
-from mergestream.records import step_record
+from mergestream.bench.records import step_record
+from mergestream.cli.app import app
+from mergestream.data.intake.limits import Limits
+from mergestream.data.intake.reading import read_uploads
+from mergestream.runtime.errors import InputError
 from mergestream.serving.audit.comparing import compare
 from mergestream.serving.audit.keys import HmacKey
 from mergestream.serving.audit.lines import AuditError

@@ -14,9 +14,9 @@ from torch.nn import functional
 
 import mergestream as ms
 from conftest import CLASSES, NAMES, HandWritten, make_base, make_experts, make_images, micro_resnet, micro_vit
-from mergestream.blockwise import merge_block_by_block
-from mergestream.measuring import FISHERS, Blocks, find_blocks, watch_inputs
-from mergestream.measuring.fisher import _one_by_one
+from mergestream.pool.blockwise import merge_block_by_block
+from mergestream.pool.statistics import FISHERS, Blocks, find_blocks, watch_inputs
+from mergestream.pool.statistics.fisher import _one_by_one
 
 PREPROCESSING = ms.Preprocessing(size=(16, 16))
 IMAGES = {name: make_images(8, seed=40 + k) for k, name in enumerate(NAMES)}
@@ -572,7 +572,7 @@ def test_published_regmean_leaves_convolutions_to_the_mean() -> None:
 )
 def test_a_convolution_is_its_windows_times_its_weight(layer: nn.Module) -> None:
     """The rows behind the Gram matrix, times the weight, are the convolution's own answer."""
-    from mergestream.measuring.grams import convolution_inputs
+    from mergestream.pool.statistics.grams import convolution_inputs
 
     torch.manual_seed(0)
     x = torch.randn(3, 4, *[6, 7, 5][: layer.weight.ndim - 2])
@@ -617,7 +617,7 @@ def test_large_convolutions_are_unfolded_a_few_images_at_a_time(monkeypatch: pyt
     layer, x = nn.Conv2d(3, 4, 3), torch.randn(7, 3, 8, 8)
     with watch_inputs({"weight": layer.weight}) as at_once:
         layer(x)
-    monkeypatch.setattr("mergestream.measuring.grams.UNFOLDED", 1)
+    monkeypatch.setattr("mergestream.pool.statistics.grams.UNFOLDED", 1)
     with watch_inputs({"weight": layer.weight}) as in_parts:
         layer(x)
     torch.testing.assert_close(at_once["weight"].mean, in_parts["weight"].mean)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import mergestream as ms
 from engines import Service, picture, small_pool, tensor_of
-from mergestream.errors import InputError
-from mergestream.intake.pictures import Picture
+from mergestream.data.intake.pictures import Picture
+from mergestream.runtime.errors import InputError
 from mergestream.serving.answers import Answer
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.batching import BatchingSettings, ClosingError, MicroBatcher, OverloadedError

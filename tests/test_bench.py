@@ -20,15 +20,16 @@ import torch
 
 import mergestream as ms
 from benching import bench_arguments, command, contents, write_consortium, write_pool
-from mergestream import cli, evaluation
-from mergestream.bench import run_bench
-from mergestream.benchmarking import jobs as bench_jobs
-from mergestream.benchmarking.plan import BenchPlan
-from mergestream.benchmarking.presets import PRESETS
-from mergestream.benchmarking.request import plan_from
-from mergestream.datasets import DATASETS
-from mergestream.datasets.standins.own import SITES
-from mergestream.parallel import quiet, run_jobs
+from mergestream.bench import evaluation
+from mergestream.bench.engine import jobs as bench_jobs
+from mergestream.bench.engine.benchmark import run_bench
+from mergestream.bench.engine.plan import BenchPlan
+from mergestream.bench.engine.presets import PRESETS
+from mergestream.bench.engine.request import plan_from
+from mergestream.cli import app as cli
+from mergestream.data.datasets import DATASETS
+from mergestream.data.datasets.standins.own import SITES
+from mergestream.runtime.parallel import quiet, run_jobs
 
 SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"
 

@@ -13,11 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import mergestream as ms
 from conftest import make_images, make_pool, trained_with_weights
 from graphs import RECORDED, Late
-from mergestream import merging, telling
-from mergestream.errors import InputError
-from mergestream.execution import Execution, Recording, compiled_logits, patches_as_products
+from mergestream.functional import merging
 from mergestream.methods import base, captured
 from mergestream.methods.captured import MOST_RECORDED, Way
+from mergestream.pool.execution import Execution, Recording, compiled_logits, patches_as_products
+from mergestream.runtime import log_once as telling
+from mergestream.runtime.errors import InputError
 from test_training_graph import HostTraffic
 
 
@@ -346,7 +347,7 @@ def test_a_recorded_step_touches_nothing_of_the_host(
     """On tensors that only claim to lie on a GPU, where there is no kernel to launch nor a stream to launch it on."""
     monkeypatch.setattr(merging.fused, "fits", lambda *_: False)
     monkeypatch.setattr(Recording, "side_by_side", lambda _, tasks, device: [task() for task in tasks])
-    from mergestream import preprocessing
+    from mergestream.networks import preprocessing
 
     pool = make_pool("vit")
     method: Any = ms.create_method(name, pool, **options)

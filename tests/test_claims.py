@@ -12,28 +12,28 @@ from scipy import stats
 
 import mergestream as ms
 from benching import bench_arguments, command, write_consortium, write_pool
-from mergestream.analysis.claims.checking import Finding, check_claims
-from mergestream.analysis.claims.checkpoints import (
+from mergestream.bench.analysis.comparison import Estimate, cell_of
+from mergestream.bench.claims.checking import Finding, check_claims
+from mergestream.bench.claims.checkpoints import (
     answers_of_pools,
     answers_of_runs,
     check_checkpoints,
     disagreement,
     variance_per_image,
 )
-from mergestream.analysis.claims.correlations import kendall, spearman
-from mergestream.analysis.claims.evidence import Evidence, evidence_of, evidence_of_runs
-from mergestream.analysis.claims.findings import FAILS, HOLDS, UNKNOWN, judged
-from mergestream.analysis.claims.gains import share_of
-from mergestream.analysis.claims.scores import check_scores
-from mergestream.analysis.claims.starts import check_starts, pair_angles
-from mergestream.analysis.comparison import Estimate, cell_of
-from mergestream.analysis.drift.weights import analyse_drift
-from mergestream.datasets.base import DomainData
-from mergestream.errors import InputError
-from mergestream.records import Run
-from mergestream.reporting.claim_figures import draw_findings, draw_scores_and_errors
-from mergestream.reporting.claim_tables import claims_by_stream, findings_table, printed
-from mergestream.reporting.figures import new_figure
+from mergestream.bench.claims.claim_figures import draw_findings, draw_scores_and_errors
+from mergestream.bench.claims.claim_tables import claims_by_stream, findings_table, printed
+from mergestream.bench.claims.correlations import kendall, spearman
+from mergestream.bench.claims.evidence import Evidence, evidence_of, evidence_of_runs
+from mergestream.bench.claims.findings import FAILS, HOLDS, UNKNOWN, judged
+from mergestream.bench.claims.gains import share_of
+from mergestream.bench.claims.scores import check_scores
+from mergestream.bench.claims.starts import check_starts, pair_angles
+from mergestream.bench.drift.weights import analyse_drift
+from mergestream.bench.records import Run
+from mergestream.bench.report.figures import new_figure
+from mergestream.data.datasets.base import DomainData
+from mergestream.runtime.errors import InputError
 
 CLASSES = ("a", "b", "c")
 values = st.lists(st.integers(0, 4), min_size=2, max_size=12)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mergestream import class_mix
+from mergestream.functional import class_mix
 
 
 def simplex(count: int, seed: int) -> Tensor:

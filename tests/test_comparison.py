@@ -9,20 +9,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mergestream.analysis.collapse import collapses, collapses_in_words, unspoken_classes
-from mergestream.analysis.comparison import compare, duel, in_words, rows_of
-from mergestream.analysis.standings import standings
-from mergestream.analysis.subgroups import subgroup_rows
-from mergestream.metrics import (
+from mergestream.bench.analysis.collapse import collapses, collapses_in_words, unspoken_classes
+from mergestream.bench.analysis.comparison import compare, duel, in_words, rows_of
+from mergestream.bench.analysis.standings import standings
+from mergestream.bench.analysis.subgroups import subgroup_rows
+from mergestream.bench.records import Run
+from mergestream.bench.report.bench_report import per_target
+from mergestream.bench.report.tables import results_table
+from mergestream.functional.metrics import (
     collapsed_classes,
     difference_with_interval,
     mean_with_interval,
     risk_coverage,
     summarise,
 )
-from mergestream.records import Run
-from mergestream.reporting.bench_report import per_target
-from mergestream.reporting.tables import results_table
 
 CLASSES = ("a", "b", "c")
 

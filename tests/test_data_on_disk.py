@@ -16,15 +16,15 @@ from PIL import Image
 
 import mergestream as ms
 from benching import command
-from mergestream.datasets import DATASETS, decoding, file_source_of
-from mergestream.datasets.decoding import Decoding, decode
-from mergestream.datasets.pixels import crop_border, read_pixels
-from mergestream.datasets.roots import Root
-from mergestream.datasets.sources import FileSource
-from mergestream.datasets.standins.drawing import encoded, picture, write_picture
-from mergestream.datasets.verification import verify
-from mergestream.reporting.data_report import verification_in_words
-from mergestream.streams import create_stream
+from mergestream.bench.report.data_text import verification_in_words
+from mergestream.data.datasets import DATASETS, decoding, file_source_of
+from mergestream.data.datasets.decoding import Decoding, decode
+from mergestream.data.datasets.pixels import crop_border, read_pixels
+from mergestream.data.datasets.roots import Root
+from mergestream.data.datasets.sources import FileSource
+from mergestream.data.datasets.standins.drawing import encoded, picture, write_picture
+from mergestream.data.datasets.verification import verify
+from mergestream.data.streams import create_stream
 from mergestream.training import split
 from test_streams import PACS
 
@@ -304,7 +304,7 @@ def test_two_processes_decode_once(tmp_path: Path) -> None:
     """The second waits for the first, and then maps what it wrote."""
     DATASETS["folder"].write_standin(tmp_path / "data")
     script = (
-        "import sys, mergestream as ms; from mergestream.datasets import decoding; read = decoding.read_pixels\n"
+        "import sys, mergestream as ms; from mergestream.data.datasets import decoding; read = decoding.read_pixels\n"
         "import time; decoding.read_pixels = lambda c, n: (print('read', flush=True), time.sleep(0.1), read(c, n))[2]\n"
         "ms.load_dataset('folder', root=sys.argv[1], size=16, cache_folder=sys.argv[2])['lyon']"
     )

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import mergestream as ms
-from mergestream.datasets import DATASETS, phantom
-from mergestream.datasets.sources import FileSource
-from mergestream.views import VIEWS
+from mergestream.data.datasets import DATASETS, phantom
+from mergestream.data.datasets.sources import FileSource
+from mergestream.networks.views import VIEWS
 
 ON_DISK = [name for name, source in DATASETS.items() if isinstance(source, FileSource)]
 PIXELS = 20

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import mergestream as ms
-from mergestream.datasets import DATASETS
-from mergestream.datasets.cbis_ddsm import crop_of, files_by_subject, read_cases
-from mergestream.datasets.index import Index
-from mergestream.datasets.pixels import read_pixels
-from mergestream.datasets.roots import Root
-from mergestream.datasets.standins.drawing import encoded, write_picture
-from mergestream.datasets.standins.mammo import (
+from mergestream.data.datasets import DATASETS
+from mergestream.data.datasets.cbis_ddsm import crop_of, files_by_subject, read_cases
+from mergestream.data.datasets.index import Index
+from mergestream.data.datasets.pixels import read_pixels
+from mergestream.data.datasets.roots import Root
+from mergestream.data.datasets.standins.drawing import encoded, write_picture
+from mergestream.data.datasets.standins.mammo import (
     CROP,
     FULL,
     MANIFEST,
@@ -25,7 +25,7 @@ from mergestream.datasets.standins.mammo import (
     write_mammo,
     write_mammo_medimeta,
 )
-from mergestream.errors import DataError
+from mergestream.runtime.errors import DataError
 
 WRITERS = {
     "tcia": write_mammo,

@@ -12,13 +12,13 @@ import pytest
 import xlrd
 
 import mergestream as ms
-from mergestream.datasets import DATASETS, messidor
-from mergestream.datasets.index import Index
-from mergestream.datasets.roots import Root
-from mergestream.datasets.spreadsheets import read_sheet
-from mergestream.datasets.standins.drawing import picture
-from mergestream.datasets.standins.messidor import COPY, ERRATUM, ORIGINAL
-from mergestream.datasets.standins.sheets import xls, xlsx
+from mergestream.data.datasets import DATASETS, messidor
+from mergestream.data.datasets.index import Index
+from mergestream.data.datasets.roots import Root
+from mergestream.data.datasets.spreadsheets import read_sheet
+from mergestream.data.datasets.standins.drawing import picture
+from mergestream.data.datasets.standins.messidor import COPY, ERRATUM, ORIGINAL
+from mergestream.data.datasets.standins.sheets import xls, xlsx
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ import yaml
 from PIL import Image
 
 import mergestream as ms
-from mergestream.datasets import DATASETS, organ_mnist, organs
-from mergestream.datasets.arrays import array_names, array_shape, read_array
-from mergestream.datasets.medimeta import find_medimeta, read_medimeta
-from mergestream.datasets.roots import Root
-from mergestream.datasets.standins.medimeta import Row, write_medimeta, write_organs
-from mergestream.datasets.standins.organ_mnist import write_organ_mnist
-from mergestream.errors import DataError
+from mergestream.data.datasets import DATASETS, organ_mnist, organs
+from mergestream.data.datasets.arrays import array_names, array_shape, read_array
+from mergestream.data.datasets.medimeta import find_medimeta, read_medimeta
+from mergestream.data.datasets.roots import Root
+from mergestream.data.datasets.standins.medimeta import Row, write_medimeta, write_organs
+from mergestream.data.datasets.standins.organ_mnist import write_organ_mnist
+from mergestream.runtime.errors import DataError
 
 TASK = "organ label"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import mergestream as ms
-from mergestream.datasets import DATASETS, histopantum, midog
-from mergestream.datasets.index import Index
-from mergestream.datasets.standins.drawing import picture, write_picture
-from mergestream.datasets.standins.midog import IMAGES, write_midog
-from mergestream.datasets.standins.trees import write_histopantum
+from mergestream.data.datasets import DATASETS, histopantum, midog
+from mergestream.data.datasets.index import Index
+from mergestream.data.datasets.standins.drawing import picture, write_picture
+from mergestream.data.datasets.standins.midog import IMAGES, write_midog
+from mergestream.data.datasets.standins.trees import write_histopantum
 
 REAL = Path(__file__).parents[2] / "shared" / "data" / "midog25-64.zip"
 real = pytest.mark.skipif(not REAL.exists(), reason="no copy of MIDOG 2025 at ../shared/data/midog25-64.zip")

@@ -10,15 +10,15 @@ import pytest
 from PIL import Image
 
 import mergestream as ms
-from mergestream.datasets import DATASETS, isic
-from mergestream.datasets.derm7pt import label_of
-from mergestream.datasets.index import Index
-from mergestream.datasets.roots import Root
-from mergestream.datasets.skin import Table
-from mergestream.datasets.standins.drawing import picture, write_picture
-from mergestream.datasets.standins.medimeta import Row, write_medimeta
-from mergestream.datasets.tables import read_csv
-from mergestream.datasets.verification import verify
+from mergestream.data.datasets import DATASETS, isic
+from mergestream.data.datasets.derm7pt import label_of
+from mergestream.data.datasets.index import Index
+from mergestream.data.datasets.roots import Root
+from mergestream.data.datasets.skin import Table
+from mergestream.data.datasets.standins.drawing import picture, write_picture
+from mergestream.data.datasets.standins.medimeta import Row, write_medimeta
+from mergestream.data.datasets.tables import read_csv
+from mergestream.data.datasets.verification import verify
 
 COLUMNS = ["", "image", "dark_corner", "hair", "gel_border", "gel_bubble", "ruler", "ink", "patches", "vasc"]
 MELANOMAS = {"dark_corner": 604, "hair": 617, "gel_bubble": 429, "ruler": 163, "clean": 411}

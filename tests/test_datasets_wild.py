@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import mergestream as ms
-from mergestream.datasets import DATASETS, terra
-from mergestream.datasets.index import Index
-from mergestream.datasets.roots import Root
-from mergestream.datasets.standins.drawing import picture, write_picture
-from mergestream.datasets.standins.terra import write_terra, write_terra_tree
+from mergestream.data.datasets import DATASETS, terra
+from mergestream.data.datasets.index import Index
+from mergestream.data.datasets.roots import Root
+from mergestream.data.datasets.standins.drawing import picture, write_picture
+from mergestream.data.datasets.standins.terra import write_terra, write_terra_tree
 
 SPLITS = ("cis_test", "cis_val", "train", "trans_test", "trans_val")
 Change = Callable[[dict[str, Any]], None]

@@ -30,10 +30,10 @@ from pydicom.uid import (
 
 import mergestream as ms
 from dicoms import SECRET, UIDS, compressed, dataset, dicom, item, written
-from mergestream.datasets.pixels import read_pixels
-from mergestream.errors import DataError
-from mergestream.intake import IntakeError, Limits, Picture, Source, read_upload, stack
-from mergestream.intake.dicom import frames, isolation
+from mergestream.data.datasets.pixels import read_pixels
+from mergestream.data.intake import IntakeError, Limits, Picture, Source, read_upload, stack
+from mergestream.data.intake.dicom import frames, isolation
+from mergestream.runtime.errors import DataError
 
 LIMITS = Limits()
 FILES = Path(pydicom.__file__).parent / "data" / "test_files"

@@ -20,17 +20,17 @@ from torch import Tensor, nn
 import mergestream as ms
 from benching import command
 from conftest import CLASSES, FACTORIES, HandWritten, make_base, make_experts, make_pool
-from mergestream.analysis.drift.arithmetic import Spread, implied_loss, moments_of, pairs_of, spread_of, total
-from mergestream.analysis.drift.layers import component_of, layers_of, places_by_name, places_of
-from mergestream.analysis.drift.weights import BY_NAME, Drift, analyse_drift
-from mergestream.checkpoints import ExpertCard, write_expert
-from mergestream.drift import FORMATS, read_drift, run_drift
-from mergestream.errors import CheckpointError, InputError, PoolError
-from mergestream.networks import create_network
-from mergestream.parallel import quiet
-from mergestream.reporting.drift_figures import FIGURES, figures_of
-from mergestream.reporting.drift_page import render_drift
-from mergestream.reporting.drift_words import drift_in_words
+from mergestream.bench.drift.arithmetic import Spread, implied_loss, moments_of, pairs_of, spread_of, total
+from mergestream.bench.drift.drift_figures import FIGURES, figures_of
+from mergestream.bench.drift.drift_page import render_drift
+from mergestream.bench.drift.drift_run import FORMATS, read_drift, run_drift
+from mergestream.bench.drift.drift_text import drift_in_words
+from mergestream.bench.drift.layers import component_of, layers_of, places_by_name, places_of
+from mergestream.bench.drift.weights import BY_NAME, Drift, analyse_drift
+from mergestream.networks.architecture import create_network
+from mergestream.pool.checkpoint import ExpertCard, write_expert
+from mergestream.runtime.errors import CheckpointError, InputError, PoolError
+from mergestream.runtime.parallel import quiet
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "docs" / "schemas" / "drift.schema.json").read_text())
 
@@ -213,7 +213,7 @@ def test_half_precision_is_summed_in_double(tmp_path: Path) -> None:
 def test_slices_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_pool("resnet", base=True).save(tmp_path / "pool")
     whole = analyse_drift(tmp_path / "pool")
-    monkeypatch.setattr("mergestream.analysis.drift.slices.SLICE", 50)
+    monkeypatch.setattr("mergestream.bench.drift.slices.SLICE", 50)
     cut = analyse_drift(tmp_path / "pool")
     for one, other in zip(whole.layers, cut.layers, strict=True):
         assert one.whole.angles == pytest.approx(other.whole.angles, rel=1e-9)
@@ -401,7 +401,7 @@ def test_frozen_layers_and_zero_heads_are_drawn_and_told(tmp_path: Path) -> None
 MEASURE = """
 import sys
 import timm, torch, mergestream
-from mergestream.analysis.drift.weights import analyse_drift
+from mergestream.bench.drift.weights import analyse_drift
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
 analyse_drift(sys.argv[1])  # on a small pool: what libraries load late is loaded

@@ -9,9 +9,9 @@ import torch
 
 import mergestream as ms
 from conftest import CLASSES, make_images, make_pool
-from mergestream.analysis.comparison import compare, duel, in_words, oracle
-from mergestream.evaluation import describe_run, precompute
-from mergestream.records import is_finished, run_hash
+from mergestream.bench.analysis.comparison import compare, duel, in_words, oracle
+from mergestream.bench.evaluation import describe_run, precompute
+from mergestream.bench.records import is_finished, run_hash
 
 
 @pytest.fixture(scope="module")

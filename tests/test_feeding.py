@@ -22,12 +22,12 @@ from torch import Tensor
 
 import mergestream as ms
 from conftest import CLASSES, make_images
-from mergestream.datasets import file_source_of, lazy
-from mergestream.datasets.jpeg import can_decode_on_gpu, is_plain_jpeg
-from mergestream.datasets.lazy import FileDomain, decoding_threads, piece_size
-from mergestream.errors import DataError, InputError
-from mergestream.feeding import Copying, _ahead, feed
-from mergestream.pinned import PinnedRing
+from mergestream.data.datasets import file_source_of, lazy
+from mergestream.data.datasets.jpeg import can_decode_on_gpu, is_plain_jpeg
+from mergestream.data.datasets.lazy import FileDomain, decoding_threads, piece_size
+from mergestream.data.feeding import Copying, _ahead, feed
+from mergestream.data.pinned import PinnedRing
+from mergestream.runtime.errors import DataError, InputError
 
 PATIENCE = 20.0  # seconds until a test gives up
 

@@ -10,13 +10,13 @@ import torch
 from timm.models.vision_transformer import Block
 from torch import nn
 
-from mergestream import fused_blocks
+from mergestream.pool import fused_blocks
 
 SMALL = {"embed_dim": 64, "num_heads": 2, "depth": 2, "img_size": 32, "patch_size": 8, "num_classes": 3}
 PROGRAM = """
 import torch
 from hypothesis import given, settings, strategies as st
-from mergestream import fused_kernels
+from mergestream.pool import fused_kernels
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The interpreter multiplies bfloat16 as the integers that hold its bits.

@@ -10,8 +10,8 @@ pytest.importorskip("triton", reason="Triton comes with torch's CUDA builds only
 PROGRAM = """
 import torch
 from hypothesis import given, settings, strategies as st
-from mergestream.merging import fused
-from mergestream.merging.weighted import _weighted_sum_on_host
+from mergestream.functional.merging import fused
+from mergestream.functional.merging.weighted import _weighted_sum_on_host
 
 fused.BLOCK = 128
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -8,7 +8,7 @@ import torch
 
 import mergestream as ms
 from conftest import has_blocks, make_images, make_pool
-from mergestream.datasets import phantom
+from mergestream.data.datasets import phantom
 from mergestream.methods import METHODS
 from mergestream.training import Fit, Keeping, Recipe, fit
 
@@ -75,7 +75,7 @@ RECIPE = Recipe(steps=12, batch_size=16, learning_rate=1e-3, validate_every=4, d
 
 
 def phantom_fit(recipe: Recipe, **more) -> Fit:
-    from mergestream.networks import create_network
+    from mergestream.networks.architecture import create_network
 
     torch.manual_seed(0)
     micro = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}

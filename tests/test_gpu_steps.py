@@ -11,15 +11,15 @@ from torch import Tensor
 
 import mergestream as ms
 from conftest import make_images, make_pool, trained_with_weights
-from mergestream.datasets.opening import DataRequest
-from mergestream.execution import Execution
-from mergestream.fused_blocks import FusedBlock, fused_blocks
-from mergestream.merging import fused
+from mergestream.data.datasets.opening import DataRequest
+from mergestream.functional.merging import fused
 from mergestream.methods import leasing
-from mergestream.parallel import quiet
-from mergestream.train import run_training
+from mergestream.pool.execution import Execution
+from mergestream.pool.fused_blocks import FusedBlock, fused_blocks
+from mergestream.runtime.parallel import quiet
 from mergestream.training import Recipe
 from mergestream.training.plan import TrainPlan
+from mergestream.training.training_run import run_training
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 SMALL = (("depth", 4), ("embed_dim", 96), ("img_size", 32), ("num_heads", 3), ("patch_size", 8))

@@ -16,10 +16,10 @@ from torch import Tensor
 import mergestream as ms
 from conftest import CLASSES, PREPROCESSING, HandWritten, make_experts
 from engines import Service, batch, small_pool, tensor_of
-from mergestream.datasets import phantom
-from mergestream.errors import CheckpointError, InputError, UnknownNameError
-from mergestream.intake.pictures import picture_of
-from mergestream.scoring import entropy
+from mergestream.data.datasets import phantom
+from mergestream.data.intake.pictures import picture_of
+from mergestream.functional.scores import entropy
+from mergestream.runtime.errors import CheckpointError, InputError, UnknownNameError
 from mergestream.serving.answers import source_risk
 from mergestream.serving.drift_alarm import Cusum, chi_square
 from mergestream.serving.findings import BATCH_CODES, GuardSettings
@@ -376,7 +376,7 @@ def test_abstention_has_the_source_risk_beside_it(pool: ms.ExpertPool, tmp_path:
 @pytest.mark.slow
 def test_on_the_phantom_silent_at_home_and_awake_elsewhere(tmp_path: Path) -> None:
     """The defaults on trained experts: home data of other patients, noise, black, a damaged head."""
-    from mergestream.demo import MICRO, MICRO_RECIPE, NETWORK
+    from mergestream.bench.demo.demo import MICRO, MICRO_RECIPE, NETWORK
     from mergestream.training import train_base, train_expert
 
     classes = phantom.CLASSES

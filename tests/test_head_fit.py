@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import mergestream as ms
 from conftest import make_images, make_pool
-from mergestream import head_fit
-from mergestream.errors import InputError, NetworkError
-from mergestream.last_layer import LastLayer
+from mergestream.functional import head_fit
 from mergestream.methods.fitted_head import FittedHead
+from mergestream.networks.last_layer import LastLayer
+from mergestream.runtime.errors import InputError, NetworkError
 
 IMAGES, INPUTS, CLASSES = 400, 12, 3
 

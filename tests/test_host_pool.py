@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_leaves
 
 import mergestream as ms
 from conftest import CLASSES, FACTORIES, NAMES, PREPROCESSING, HandWritten, make_experts, make_images, make_pool
-from mergestream import merging
-from mergestream.errors import InputError, PoolError
-from mergestream.execution import Execution
-from mergestream.host_pool import HostPool
+from mergestream.functional import merging
 from mergestream.methods import METHODS
-from mergestream.staging import STREAMED
+from mergestream.pool.execution import Execution
+from mergestream.pool.host_pool import HostPool
+from mergestream.pool.staging import STREAMED
+from mergestream.runtime.errors import InputError, PoolError
 
 ROOT = Path(__file__).parent.parent
 STREAM = [make_images(5, seed=1), make_images(5, seed=2), make_images(2, seed=3), make_images(1, seed=4)]

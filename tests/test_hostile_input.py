@@ -17,10 +17,10 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import mergestream as ms
 from conftest import CLASSES, HandWritten, make_experts, make_images, make_pool, micro_vit
-from mergestream.checkpoints import ExpertCard, read_card, write_expert
-from mergestream.heads import find_head
-from mergestream.networks import Architecture, create_network, from_module
-from mergestream.preprocessing import find_preprocessing
+from mergestream.networks.architecture import Architecture, create_network, from_module
+from mergestream.networks.head import find_head
+from mergestream.networks.preprocessing import find_preprocessing
+from mergestream.pool.checkpoint import ExpertCard, read_card, write_expert
 from mergestream.training import Recipe, train_base, train_expert
 
 NETWORK = create_network(
@@ -181,14 +181,14 @@ def test_saving_a_pool_again_replaces_it_whole(tmp_path: Path) -> None:
 KILLED = """
 import os, sys, signal
 from pathlib import Path
-import mergestream.files as files
+import mergestream.runtime.files as files
 real = files._flush
 def flush(path):
     real(path)
     if path == Path(sys.argv[1]).parent and Path(sys.argv[1]).exists():
         os.kill(os.getpid(), signal.SIGKILL)  # right after the swap, before any tidying up
 files._flush = flush
-from mergestream.checkpoints import read_card, write_expert
+from mergestream.pool.checkpoint import read_card, write_expert
 import torch
 card = read_card(Path(sys.argv[1]))
 write_expert(Path(sys.argv[1]), {"other": torch.zeros(3)}, card)

@@ -23,9 +23,8 @@ from pydicom.uid import JPEG2000, DeflatedExplicitVRLittleEndian, JPEGBaseline8B
 import mergestream as ms
 from conftest import PREPROCESSING, make_pool
 from dicoms import compressed, dataset, dicom, item, written
-from mergestream.datasets.pixels import read_pixels
-from mergestream.errors import InputError
-from mergestream.intake import (
+from mergestream.data.datasets.pixels import read_pixels
+from mergestream.data.intake import (
     REFUSALS,
     Allowance,
     IntakeError,
@@ -36,7 +35,8 @@ from mergestream.intake import (
     sha256_of_pixels,
     stack,
 )
-from mergestream.intake.shades import by_levels
+from mergestream.data.intake.shades import by_levels
+from mergestream.runtime.errors import InputError
 
 LIMITS = Limits()
 ROOT = Path(__file__).parents[1]
@@ -373,7 +373,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 MEASURE = """
 import json, sys, time
 from pathlib import Path
-from mergestream.intake import IntakeError, Limits, read_upload
+from mergestream.data.intake import IntakeError, Limits, read_upload
 
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) / 1024

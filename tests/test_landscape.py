@@ -15,17 +15,17 @@ from torch import Tensor, nn
 import mergestream as ms
 from benching import command, write_consortium
 from conftest import FACTORIES, NAMES, make_experts, make_images, make_pool
-from mergestream.analysis.landscape.measuring import StreamedMethod, barrier_of, measure_landscape
-from mergestream.analysis.landscape.outcome import Difference, Landscape, landscape_in_words
-from mergestream.analysis.landscape.plane import Plane
-from mergestream.analysis.landscape.surface import Surface
-from mergestream.datasets.opening import DataRequest
-from mergestream.errors import CheckpointError, InputError, MergestreamError, PoolError
-from mergestream.landscape import LandscapeRequest, parse_path, request_from, run_landscape
-from mergestream.parallel import quiet
-from mergestream.reporting.figures import new_figure
-from mergestream.reporting.landscape_figures import draw_plane, draw_segments, landscape_figure
-from mergestream.streams import in_order
+from mergestream.bench.landscape.landscape_figures import draw_plane, draw_segments, landscape_figure
+from mergestream.bench.landscape.landscape_run import LandscapeRequest, parse_path, request_from, run_landscape
+from mergestream.bench.landscape.measuring import StreamedMethod, barrier_of, measure_landscape
+from mergestream.bench.landscape.outcome import Difference, Landscape, landscape_in_words
+from mergestream.bench.landscape.plane import Plane
+from mergestream.bench.landscape.surface import Surface
+from mergestream.bench.report.figures import new_figure
+from mergestream.data.datasets.opening import DataRequest
+from mergestream.data.streams import in_order
+from mergestream.runtime.errors import CheckpointError, InputError, MergestreamError, PoolError
+from mergestream.runtime.parallel import quiet
 
 SCHEMA = json.loads((Path(__file__).parent.parent / "docs" / "schemas" / "landscape.schema.json").read_text())
 LABELS = torch.tensor([0, 1, 2, 3, 4, 0])

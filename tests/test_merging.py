@@ -8,9 +8,9 @@ import torch
 from hypothesis import example, given, settings
 from torch import Tensor
 
-from mergestream.merging import Part, Rows, fisher_average, regression_mean, ties
-from mergestream.merging.ranks import kth_smallest
-from mergestream.merging.rows import fill_unseen
+from mergestream.functional.merging import Part, Rows, fisher_average, regression_mean, ties
+from mergestream.functional.merging.ranks import kth_smallest
+from mergestream.functional.merging.rows import fill_unseen
 
 
 def naive_ties(base: Tensor, experts: Tensor, keep: float, merge: str, scale: float) -> Tensor:
@@ -71,7 +71,7 @@ def test_ties_over_many_chunks_with_padding_is_ties_over_one(monkeypatch: pytest
     real = torch.cat([torch.arange(600), torch.arange(640, 1000)])
     expected = naive_ties(base[real], experts[:, real], 0.2, "mean", 0.3)
     for size in (1 << 19, 17):
-        monkeypatch.setattr(importlib.import_module("mergestream.merging.ties"), "CHUNK", size)
+        monkeypatch.setattr(importlib.import_module("mergestream.functional.merging.ties"), "CHUNK", size)
         ours = ties(base, rows, parts, keep=0.2, merge="mean", scale=0.3, out=torch.empty_like(base))
         torch.testing.assert_close(ours[real], expected, rtol=1e-6, atol=1e-6)
         assert torch.equal(ours[600:640], torch.zeros(40))

@@ -21,7 +21,7 @@ from conftest import (
     micro_vit,
     with_statistics,
 )
-from mergestream.evaluation import precompute
+from mergestream.bench.evaluation import precompute
 from mergestream.methods import METHODS, Method
 
 # Options a method cannot do without, and variants of it that must keep the contract too.

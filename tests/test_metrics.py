@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-from mergestream.metrics import (
+from mergestream.functional.metrics import (
     batch_confusions,
     class_rates,
     confusion,

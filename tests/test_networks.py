@@ -13,10 +13,10 @@ from torch import nn
 
 import mergestream as ms
 from conftest import HandWritten, make_images
-from mergestream.checkpoints import ExpertCard, write_expert
-from mergestream.heads import find_head
-from mergestream.networks import Architecture, create_network, from_architecture, from_module, logits_of
-from mergestream.preprocessing import Preprocessing
+from mergestream.networks.architecture import Architecture, create_network, from_architecture, from_module, logits_of
+from mergestream.networks.head import find_head
+from mergestream.networks.preprocessing import Preprocessing
+from mergestream.pool.checkpoint import ExpertCard, write_expert
 
 
 @pytest.mark.parametrize(

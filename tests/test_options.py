@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import mergestream as ms
 from conftest import CLASSES, HandWritten, make_experts, make_images, make_pool
-from mergestream.views import BRIGHTNESS, VIEWS
+from mergestream.networks.views import BRIGHTNESS, VIEWS
 
 MEAN, STD = ms.preprocessing.IMAGENET_MEAN, ms.preprocessing.IMAGENET_STD
 

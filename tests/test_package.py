@@ -18,10 +18,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import mergestream as ms
-from mergestream import cli
-from mergestream.analysis.comparison import Estimate
+from mergestream.bench.analysis.comparison import Estimate
+from mergestream.bench.report.tables import percent
+from mergestream.cli import app as cli
 from mergestream.methods import METHODS
-from mergestream.reporting.tables import percent
 
 ROOT = Path(__file__).parent.parent
 
@@ -200,7 +200,8 @@ def test_the_wheel_and_what_it_names_suffice_in_an_empty_environment(tmp_path: P
         [environment / "bin" / "mergestream", "--version"], check=True, capture_output=True, text=True, cwd=tmp_path
     )
     assert said.stdout.strip() == f"mergestream {ms.__version__}"
-    core = "import mergestream as ms, mergestream.demo, mergestream.train, mergestream.reporting.figures"
+    modules = "mergestream.bench.demo.demo, mergestream.training.training_run, mergestream.bench.report.figures"
+    core = f"import mergestream as ms, {modules}"
     story = [environment / "bin" / "python", "-c", f"{core}; print(ms.list_methods())"]
     listed = subprocess.run(story, check=True, capture_output=True, text=True, cwd=tmp_path)
     assert "entropy_adaptive" in listed.stdout
@@ -237,9 +238,16 @@ def test_the_readme_is_short_and_its_links_and_tree_exist() -> None:
     assert len(text.splitlines()) < 200
     for link in re.findall(r"\]\((?!http)([^)#]+)", text):
         assert (ROOT / link).exists(), link
-    modules = {path.name for path in (ROOT / "src" / "mergestream").glob("*.py")} - {"__init__.py", "__main__.py"}
-    for module in modules:
-        assert module in text, f"{module} is missing in the README's file tree"
+    rooms = {path.parent.name for path in (ROOT / "src" / "mergestream").glob("*/__init__.py")}
+    assert set(re.findall(r"^  ([a-z]+)/ ", text, flags=re.MULTILINE)) == rooms
+
+
+def test_only_the_ten_rooms_lie_at_the_top_of_the_package() -> None:
+    package = ROOT / "src" / "mergestream"
+    assert {path.name for path in package.glob("*.py")} == {"__init__.py", "__main__.py"}
+    assert {path.parent.name for path in package.glob("*/__init__.py")} == {
+        "bench", "cli", "data", "functional", "methods", "networks", "pool", "runtime", "serving", "training",
+    }  # fmt: skip
 
 
 def test_the_readmes_numbers_are_the_records() -> None:

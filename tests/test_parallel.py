@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from mergestream import parallel
-from mergestream.parallel import default_workers, quiet, run_jobs, visible_gpus
+from mergestream.runtime import parallel
+from mergestream.runtime.parallel import default_workers, quiet, run_jobs, visible_gpus
 
 
 def visible(_: int) -> str | None:

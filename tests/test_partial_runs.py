@@ -7,8 +7,8 @@ import torch
 
 import mergestream as ms
 from conftest import CLASSES, make_images
+from mergestream.bench.partial_run import PartialRun
 from mergestream.methods import METHODS
-from mergestream.partial import PartialRun
 
 
 class Killed(Exception):

@@ -15,9 +15,9 @@ from torch import nn
 
 import mergestream as ms
 from conftest import CLASSES, NAMES, HandWritten, make_experts, make_images, make_pool, micro_vit
-from mergestream.checkpoints import ExpertCard, read_card, write_expert
-from mergestream.files import write_json, write_text
-from mergestream.networks import create_network
+from mergestream.networks.architecture import create_network
+from mergestream.pool.checkpoint import ExpertCard, read_card, write_expert
+from mergestream.runtime.files import write_json, write_text
 
 MICRO = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 NETWORK = "vit_tiny_patch16_224"
@@ -307,7 +307,7 @@ def test_truncated_and_tampered_files_are_refused(folder: Path) -> None:
 
 
 def test_a_truncated_file_that_its_card_vouches_for_is_refused(folder: Path) -> None:
-    from mergestream.files import sha256_of_file
+    from mergestream.runtime.files import sha256_of_file
 
     path = folder / "lyon" / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -410,9 +410,9 @@ FULL_DISK = """
 import resource, signal, sys, torch
 from dataclasses import replace
 from pathlib import Path
-from mergestream.checkpoints import read_card, write_expert
-from mergestream.errors import OutputError
-from mergestream.files import write_text
+from mergestream.pool.checkpoint import read_card, write_expert
+from mergestream.runtime.errors import OutputError
+from mergestream.runtime.files import write_text
 folder = Path(sys.argv[1])
 card = read_card(folder)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -443,7 +443,7 @@ def test_a_full_disk_in_the_middle_of_a_write_leaves_the_old_files(folder: Path)
 
 
 def test_an_unwritable_folder_is_refused_before_work(tmp_path: Path) -> None:
-    from mergestream.files import make_folder
+    from mergestream.runtime.files import make_folder
 
     blocked = tmp_path / "file"
     blocked.write_text("in the way")

@@ -20,16 +20,17 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import mergestream as ms
 from conftest import HandWritten, make_experts, make_images
-from mergestream import cli, files
-from mergestream.checkpoints import ExpertCard, read_card, write_expert
-from mergestream.consortium import folder as pool_folder
-from mergestream.consortium.changes import add_expert, replace_expert, restore_expert
-from mergestream.consortium.confidence import FACTOR
-from mergestream.consortium.gauge import lead_of, probes
-from mergestream.consortium.verification import verify_pool
-from mergestream.measuring import Statistics, write_statistics
-from mergestream.networks import Architecture, create_network, from_module
-from mergestream.pool import candidates_folder
+from mergestream.cli import app as cli
+from mergestream.networks.architecture import Architecture, create_network, from_module
+from mergestream.pool.checkpoint import ExpertCard, read_card, write_expert
+from mergestream.pool.exchange import folder as pool_folder
+from mergestream.pool.exchange.changes import add_expert, replace_expert, restore_expert
+from mergestream.pool.exchange.confidence import FACTOR
+from mergestream.pool.exchange.gauge import lead_of, probes
+from mergestream.pool.exchange.verification import verify_pool
+from mergestream.pool.expert_pool import candidates_folder
+from mergestream.pool.statistics import Statistics, write_statistics
+from mergestream.runtime import files
 
 ARGUMENTS = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
 CLASSES = ("benign", "malignant", "other")
@@ -503,7 +504,7 @@ def test_a_kill_after_keeping_does_not_keep_it_twice(pool: Path, tmp_path: Path)
     old = pool_folder.pool_changed_whole
 
     def work() -> None:
-        from mergestream.consortium import changes
+        from mergestream.pool.exchange import changes
 
         changes.pool_changed_whole = lambda _: os.kill(os.getpid(), signal.SIGKILL)
         replace_expert(pool, sent)
@@ -591,7 +592,7 @@ def imported(out: Path) -> Tensor:
 
 @torch.no_grad()
 def answer(module: nn.Module) -> Tensor:
-    from mergestream.networks import logits_of
+    from mergestream.networks.architecture import logits_of
 
     return logits_of(module.eval()(torch.zeros(2, 3, 16, 16) + 0.3))
 
@@ -900,7 +901,7 @@ def test_merge_by_method_and_what_cannot_be_merged(
 
 
 def test_a_merged_model_can_be_sent_to_another_pool(pool: Path, tmp_path: Path) -> None:
-    from mergestream.consortium.merged import merge_pool
+    from mergestream.methods.merged_expert import merge_pool
 
     merge_pool(pool, tmp_path / "all", method="mean")
     assert add_expert(pool, tmp_path / "all").expert == "all"

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
-from mergestream import coefficients, merging, scoring
-from mergestream.errors import MergestreamError
-from mergestream.merging import weighted
+from mergestream.functional import coefficients, merging
+from mergestream.functional import scores as scoring
+from mergestream.functional.merging import weighted
+from mergestream.runtime.errors import MergestreamError
 
 
 def floats(low: float, high: float) -> st.SearchStrategy[float]:

@@ -9,9 +9,9 @@ import pytest
 
 import mergestream as ms
 from benching import NETWORK, bench_arguments, command, contents, write_consortium
-from mergestream.datasets.standins.own import write_table
-from mergestream.errors import InputError, MergestreamError
-from mergestream.parallel import run_jobs
+from mergestream.data.datasets.standins.own import write_table
+from mergestream.runtime.errors import InputError, MergestreamError
+from mergestream.runtime.parallel import run_jobs
 
 pytestmark = pytest.mark.slow
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mergestream[ray]'")
@@ -72,7 +72,7 @@ def test_an_error_of_a_job_arrives_as_itself(address: str, monkeypatch: pytest.M
     monkeypatch.setenv("RAY_ADDRESS", address)
 
     def refuse(number: int) -> int:
-        from mergestream.errors import InputError
+        from mergestream.runtime.errors import InputError
 
         if number == 2:
             raise InputError("job two cannot be done")

@@ -21,7 +21,7 @@ import mergestream as ms
 from benching import write_pool
 from engines import PLAIN, batch
 from engines import Service as PlainService
-from mergestream.errors import InputError, UnknownNameError
+from mergestream.runtime.errors import InputError, UnknownNameError
 from mergestream.serving.audit.verifying import verify
 from mergestream.serving.batching import OverloadedError
 from mergestream.serving.engine_request import EngineRequest

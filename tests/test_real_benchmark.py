@@ -17,10 +17,10 @@ import timm
 import torch
 
 import mergestream as ms
-from mergestream.analysis.comparison import Estimate
-from mergestream.datasets import file_source_of
-from mergestream.metrics import summarise
-from mergestream.streams import in_order
+from mergestream.bench.analysis.comparison import Estimate
+from mergestream.data.datasets import file_source_of
+from mergestream.data.streams import in_order
+from mergestream.functional.metrics import summarise
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "real"
 sys.path.insert(0, str(FOLDER))

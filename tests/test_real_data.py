@@ -12,9 +12,9 @@ import pytest
 
 import mergestream as ms
 from benching import command, contents
-from mergestream.checkpoints import BASE, ExpertCard, write_expert
-from mergestream.determinism import seeded
-from mergestream.networks import create_network
+from mergestream.networks.architecture import create_network
+from mergestream.pool.checkpoint import BASE, ExpertCard, write_expert
+from mergestream.runtime.seeding import seeded
 from mergestream.training import Recipe, train_expert
 
 pytestmark = pytest.mark.slow

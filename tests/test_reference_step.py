@@ -116,7 +116,8 @@ def test_the_step_equals_the_equations(kind: str, tau_h: float, mu: float) -> No
 
 def test_pinned_numbers() -> None:
     """Worked by hand: two experts, two classes, one image; p = (0.9, 0.1) and (0.6, 0.4)."""
-    from mergestream import coefficients, scoring
+    from mergestream.functional import coefficients
+    from mergestream.functional import scores as scoring
 
     p = torch.tensor([[[0.9, 0.1]], [[0.6, 0.4]]])
     energy = scoring.entropy(p.log())

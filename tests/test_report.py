@@ -17,23 +17,23 @@ import torch
 
 import mergestream as ms
 from benching import bench_arguments, command, write_consortium
-from mergestream.analysis.collection import collect
-from mergestream.analysis.confidence import reliabilities, risk_coverages
-from mergestream.analysis.cost import cost_of
-from mergestream.analysis.drift.weights import analyse_drift
-from mergestream.analysis.overview import seen_targets
-from mergestream.errors import CheckpointError, InputError
-from mergestream.files import write_json
-from mergestream.parallel import quiet
-from mergestream.records import Run
-from mergestream.report import make_report
-from mergestream.reporting.method_figures import draw_reliability
-from mergestream.reporting.page import Fold, Section, render
-from mergestream.reporting.sections.ablation import meaning
-from mergestream.reporting.sections.summary import across_streams
-from mergestream.reporting.svg import panel
-from mergestream.reporting.table_markup import table_to_html
-from mergestream.reporting.tables import Table, to_latex, to_markdown
+from mergestream.bench.analysis.collection import collect
+from mergestream.bench.analysis.confidence import reliabilities, risk_coverages
+from mergestream.bench.analysis.cost import cost_of
+from mergestream.bench.analysis.overview import seen_targets
+from mergestream.bench.drift.weights import analyse_drift
+from mergestream.bench.records import Run
+from mergestream.bench.report.method_figures import draw_reliability
+from mergestream.bench.report.page import Fold, Section, render
+from mergestream.bench.report.report_run import make_report
+from mergestream.bench.report.sections.ablation import meaning
+from mergestream.bench.report.sections.summary import across_streams
+from mergestream.bench.report.svg import panel
+from mergestream.bench.report.table_markup import table_to_html
+from mergestream.bench.report.tables import Table, to_latex, to_markdown
+from mergestream.runtime.errors import CheckpointError, InputError
+from mergestream.runtime.files import write_json
+from mergestream.runtime.parallel import quiet
 
 ROOT = Path(__file__).parent.parent
 METHODS = "entropy_adaptive(head=entropy_gap|shared), mean, ensemble, adamerging, select_expert"

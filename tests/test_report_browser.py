@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from benching import bench_arguments, command, write_consortium
-from mergestream.analysis.drift.weights import analyse_drift
-from mergestream.files import write_json
-from mergestream.parallel import quiet
-from mergestream.report import make_report
+from mergestream.bench.drift.weights import analyse_drift
+from mergestream.bench.report.report_run import make_report
+from mergestream.runtime.files import write_json
+from mergestream.runtime.parallel import quiet
 
 pytestmark = pytest.mark.slow
 

@@ -29,9 +29,8 @@ from uvicorn.server import ServerState
 from benching import write_pool
 from dicoms import SECRET
 from engines import PLAIN, batch, small_pool
-from mergestream import cli
-from mergestream.errors import InputError, MergestreamError
-from mergestream.serve import ServeRequest, serve
+from mergestream.cli import app as cli
+from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.serving import server
 from mergestream.serving.app import create_app
 from mergestream.serving.audit.writing import AuditLog
@@ -43,6 +42,7 @@ from mergestream.serving.metrics import Metrics
 from mergestream.serving.opening import NoLog, Opened
 from mergestream.serving.problems import OWN, PROBLEMS, ClientGone, Problem, problem_of
 from mergestream.serving.service import Service
+from mergestream.serving.startup import ServeRequest, serve
 from mergestream.serving.tokens import ADMINISTRATOR, CLIENT, Tokens, create_token
 from mergestream.serving.uploads import files_of
 from services import STREAMS, RunningService, encoded, form, npy, png

@@ -24,10 +24,10 @@ import mergestream as ms
 from benching import write_pool
 from conftest import make_pool
 from engines import PLAIN, Service, batch, picture, small_pool, tensor_of
-from mergestream.errors import InputError, MergestreamError, OutputError, PoolError, UnknownNameError
-from mergestream.intake.limits import Limits
-from mergestream.intake.reading import read_upload
+from mergestream.data.intake.limits import Limits
+from mergestream.data.intake.reading import read_upload
 from mergestream.methods import leasing
+from mergestream.runtime.errors import InputError, MergestreamError, OutputError, PoolError, UnknownNameError
 from mergestream.serving import encoding
 from mergestream.serving.audit.comparing import compare
 from mergestream.serving.audit.lines import AuditError

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mergestream import merging, staging
-from mergestream.errors import InputError, PoolError
-from mergestream.staging import CudaLane, RunningSum, Staging
+from mergestream.functional import merging
+from mergestream.pool import staging
+from mergestream.pool.staging import CudaLane, RunningSum, Staging
+from mergestream.runtime.errors import InputError, PoolError
 
 
 def bits(tensor: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mergestream import streams
-from mergestream.errors import MergestreamError
+from mergestream.data import streams
+from mergestream.runtime.errors import MergestreamError
 
 # Class counts of PACS's four domains (protocol: 9,991 images), for the realised majority share.
 PACS = {

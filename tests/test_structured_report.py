@@ -9,8 +9,8 @@ import pytest
 from pydicom.dataset import Dataset
 
 from dicoms import SECRET, UIDS, dicom
-from mergestream.errors import InputError
-from mergestream.intake import Limits, Picture, read_upload
+from mergestream.data.intake import Limits, Picture, read_upload
+from mergestream.runtime.errors import InputError
 from mergestream.serving.structured_report import NOTICE, Finding, write
 
 FINDING = Finding(

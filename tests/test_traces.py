@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from mergestream.analysis.changepoints import SHORTEST, best_split, change_points
-from mergestream.analysis.traces import trace_of, unsmoothed
-from mergestream.errors import InputError
-from mergestream.records import Run
-from mergestream.reporting.figures import new_figure
-from mergestream.reporting.trace_figures import (
+from mergestream.bench.analysis.changepoints import SHORTEST, best_split, change_points
+from mergestream.bench.analysis.traces import trace_of, unsmoothed
+from mergestream.bench.records import Run
+from mergestream.bench.report.figures import new_figure
+from mergestream.bench.report.trace_figures import (
     draw_accuracy_over_time,
     draw_coefficients_over_time,
     draw_consistency,
@@ -17,6 +16,7 @@ from mergestream.reporting.trace_figures import (
     draw_entropies,
     draw_head_experts,
 )
+from mergestream.runtime.errors import InputError
 
 EXPERTS = ("brest", "lyon", "turin")
 

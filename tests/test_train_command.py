@@ -18,13 +18,12 @@ import torch
 
 import mergestream as ms
 from benching import NETWORK, command
-from mergestream.checkpoints import read_card
-from mergestream.datasets.opening import DataRequest
-from mergestream.datasets.standins.own import CLASSES, SITES, write_table
-from mergestream.files import write_atomically
-from mergestream.networks import create_network
-from mergestream.parallel import quiet
-from mergestream.train import run_training, work_folder
+from mergestream.data.datasets.opening import DataRequest
+from mergestream.data.datasets.standins.own import CLASSES, SITES, write_table
+from mergestream.networks.architecture import create_network
+from mergestream.pool.checkpoint import read_card
+from mergestream.runtime.files import write_atomically
+from mergestream.runtime.parallel import quiet
 from mergestream.training import HEAD_INITS, Keeping, Recipe, fit, fitting, probe
 from mergestream.training.augmentation import augmented, draw
 from mergestream.training.losses import balanced, class_weights
@@ -32,6 +31,7 @@ from mergestream.training.optimisers import add_dropout, set_rate
 from mergestream.training.plan import TrainPlan
 from mergestream.training.recipe import SCHEDULES
 from mergestream.training.settings import parse_settings
+from mergestream.training.training_run import run_training, work_folder
 
 ARGUMENTS = tuple(sorted(NETWORK.items()))
 QUICK = Recipe(steps=12, batch_size=8, learning_rate=1e-3, validate_every=4, accelerator="cpu")

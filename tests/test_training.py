@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import mergestream as ms
-from mergestream.checkpoints import read_card
-from mergestream.datasets import phantom
+from mergestream.data.datasets import phantom
+from mergestream.pool.checkpoint import read_card
 from mergestream.training import Recipe, fit_temperature, split, train_base, train_expert
 
 MICRO = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from torchvision.transforms.v2.functional._color import _hsv_to_rgb, _rgb_to_hsv
 
 from benching import NETWORK
-from mergestream import preprocessing
-from mergestream.networks import Network, create_network
+from mergestream.networks import preprocessing
+from mergestream.networks.architecture import Network, create_network
 from mergestream.training import Recipe, compiling, stepping
 from mergestream.training.augmentation import _rgb
 from mergestream.training.optimisers import add_dropout

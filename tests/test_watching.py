@@ -19,8 +19,8 @@ import pytest
 from PIL import Image
 
 from dicoms import SECRET, dicom
-from mergestream.errors import InputError, OutputError
-from mergestream.intake import Limits, Picture
+from mergestream.data.intake import Limits, Picture
+from mergestream.runtime.errors import InputError, OutputError
 from mergestream.serving.structured_report import Finding, write
 from mergestream.serving.watching import Pace, watch
 

@@ -14,12 +14,12 @@ from PIL import Image
 from torch import Tensor
 
 import mergestream as ms
-from mergestream.datasets import webp
-from mergestream.datasets.pixels import read_pixels
-from mergestream.datasets.webp import decode_webp
-from mergestream.errors import DataError
-from mergestream.feeding import feed
-from mergestream.intake.shades import image_pixels
+from mergestream.data.datasets import webp
+from mergestream.data.datasets.pixels import read_pixels
+from mergestream.data.datasets.webp import decode_webp
+from mergestream.data.feeding import feed
+from mergestream.data.intake.shades import image_pixels
+from mergestream.runtime.errors import DataError
 
 PACS = Path(__file__).parents[2] / "shared" / "data" / "pacs-128.zip"
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.datasets import DomainData
-from mergestream.evaluation import CPU_CHUNK, GPU_CHUNK
+from mergestream.bench.evaluation import CPU_CHUNK, GPU_CHUNK
+from mergestream.data.datasets import DomainData
+from mergestream.data.streams import Stream, create_stream
 from mergestream.methods import ORIGINAL, Method
-from mergestream.pool import ExpertPool
-from mergestream.streams import Stream, create_stream
+from mergestream.pool.expert_pool import ExpertPool
 
 
 @dataclass(frozen=True)

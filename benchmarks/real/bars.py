@@ -11,8 +11,8 @@ from pairing import Where, difference, places, select
 from recipes import HEAD_INITS, LOUDNESS, METRICS, PAPER
 from records import Group
 
-from mergestream.analysis.comparison import Estimate
-from mergestream.metrics import collapsed_classes
+from mergestream.bench.analysis.comparison import Estimate
+from mergestream.functional.metrics import collapsed_classes
 
 LOSS = {"pacs": "plain", "midog": "weighted"}
 TITLES = {"pacs": "PACS", "midog": "MIDOG"}

@@ -13,13 +13,13 @@ from scoring import resampled, scores
 from torch import Tensor
 from units import Unit
 
-from mergestream.benchmarking.jobs import method_of
-from mergestream.benchmarking.variants import parse_variants
-from mergestream.errors import MergestreamError
-from mergestream.execution import Execution
+from mergestream.bench.engine.jobs import method_of
+from mergestream.bench.engine.variants import parse_variants
+from mergestream.data.streams import in_order
 from mergestream.methods import Method
-from mergestream.pool import ExpertPool
-from mergestream.streams import in_order
+from mergestream.pool.execution import Execution
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import MergestreamError
 
 # One forward of a model that stays; it needs no batches of the stream's size.
 STATIC_BATCH = 256

@@ -12,8 +12,8 @@ from recipes import Profile
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from mergestream.execution import Execution
 from mergestream.methods import Method, create_method
+from mergestream.pool.execution import Execution
 
 WARM_UP = 10
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from typing import Any, TypeVar
 
-from mergestream.parallel import obey_parent, stop_now
+from mergestream.runtime.parallel import obey_parent, stop_now
 
 Task = TypeVar("Task")
 

@@ -8,7 +8,7 @@ from pairing import Where, estimate, methods, select
 from recipes import HEAD_INITS, METRICS, PAPER
 from records import Group
 
-from mergestream.reporting.figures import colours_of, new_figure
+from mergestream.bench.report.figures import colours_of, new_figure
 
 
 def draw_batch_sizes(groups: Sequence[Group], path: Path) -> None:

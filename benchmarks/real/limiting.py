@@ -4,8 +4,8 @@ import zipfile
 from collections import defaultdict
 from pathlib import Path
 
-from mergestream.datasets import file_source_of
-from mergestream.datasets.index import Index
+from mergestream.data.datasets import file_source_of
+from mergestream.data.datasets.index import Index
 
 
 def limited(dataset: str, root: Path, limit: int, folder: Path) -> Path:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from records import Group, decoded
 
-from mergestream.analysis.comparison import Estimate
-from mergestream.errors import InputError
-from mergestream.metrics import percentiles
+from mergestream.bench.analysis.comparison import Estimate
+from mergestream.functional.metrics import percentiles
+from mergestream.runtime.errors import InputError
 
 
 @dataclass(frozen=True)

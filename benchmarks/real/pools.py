@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from recipes import LOUDNESS, PoolSpec, Profile, recipe_of
 
-from mergestream.benchmarking.sources import sources_for
-from mergestream.calibration import measure_statistics
-from mergestream.checkpoints import ExpertCard
-from mergestream.datasets import Dataset, DomainData
-from mergestream.datasets.opening import DataRequest, open_data
-from mergestream.files import write_json
-from mergestream.parallel import quiet
-from mergestream.pool import ExpertPool
-from mergestream.train import run_training, work_folder
+from mergestream.bench.engine.sources import sources_for
+from mergestream.data.datasets import Dataset, DomainData
+from mergestream.data.datasets.opening import DataRequest, open_data
+from mergestream.pool.checkpoint import ExpertCard
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.statistics.measurement import measure_statistics
+from mergestream.runtime.files import write_json
+from mergestream.runtime.parallel import quiet
 from mergestream.training import split
 from mergestream.training.plan import plan_from
+from mergestream.training.training_run import run_training, work_folder
 
 
 @dataclass(frozen=True, eq=False)

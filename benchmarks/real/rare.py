@@ -24,10 +24,10 @@ from answering import answer
 from recipes import HEAD_INITS, MAIN_STREAMS
 from tails import VIEW, Site, answers, fit, kept_in, pool_of, sites
 
-from mergestream.benchmarking.variants import parse_variants
+from mergestream.bench.engine.variants import parse_variants
+from mergestream.data.streams import create_stream
 from mergestream.methods import ORIGINAL, create_method
-from mergestream.pool import ExpertPool
-from mergestream.streams import create_stream
+from mergestream.pool.expert_pool import ExpertPool
 
 # Shares of its images that a class keeps, and classes that are told from the rest; a weighted loss for the latter.
 THINNED = {"guitar": 0.2, "house": 0.2, "giraffe": 0.2, "elephant": 0.4}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mergestream.datasets import source_of
+from mergestream.data.datasets import source_of
 from mergestream.methods import list_methods
 from mergestream.training import Recipe
 

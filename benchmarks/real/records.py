@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from units import TRAIN, Stage, Unit
 
-from mergestream.errors import CheckpointError, InputError
-from mergestream.files import read_json, sha256_of_json, write_text
+from mergestream.runtime.errors import CheckpointError, InputError
+from mergestream.runtime.files import read_json, sha256_of_json, write_text
 
 SCHEMA_VERSION = 1
 STEP = 65535  # resamples are kept in so many steps from 0 to 1

@@ -16,8 +16,8 @@ from figures import draw_batch_sizes, draw_differences
 from recipes import METRICS, PAPER
 from records import Group, read_records
 
-from mergestream.errors import InputError, MergestreamError, unknown_name
-from mergestream.files import write_text
+from mergestream.runtime.errors import InputError, MergestreamError, unknown_name
+from mergestream.runtime.files import write_text
 
 RESULTS = Path(__file__).parents[1] / "results" / "real"
 

@@ -22,10 +22,10 @@ from records import Asked, read_records, write_record
 from stages import Runner, held_elsewhere, listed
 from units import TIMING, TRAIN, Stage, chosen, stages_of
 
-from mergestream.benchmarking.variants import parse_variants
-from mergestream.errors import MergestreamError
-from mergestream.files import make_folder
+from mergestream.bench.engine.variants import parse_variants
 from mergestream.methods import METHODS
+from mergestream.runtime.errors import MergestreamError
+from mergestream.runtime.files import make_folder
 
 UNFINISHED = 3
 RECORD = "record.json"

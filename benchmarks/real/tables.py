@@ -9,8 +9,8 @@ from pairing import Where, difference, estimate, methods, places, select
 from recipes import HEAD_INITS, MAIN_STREAMS, METRICS, PAPER, RIVALS
 from records import Group
 
-from mergestream.analysis.comparison import Estimate
-from mergestream.reporting.tables import Table, percent, to_markdown
+from mergestream.bench.analysis.comparison import Estimate
+from mergestream.bench.report.tables import Table, percent, to_markdown
 
 SINGLE = "single_expert"
 LATER = " (later run)"

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
-from mergestream.datasets.opening import DataRequest, open_data
-from mergestream.determinism import seeded
-from mergestream.files import sha256_of_file
+from mergestream.data.datasets.opening import DataRequest, open_data
 from mergestream.methods import ORIGINAL
-from mergestream.pool import ExpertPool
-from mergestream.preprocessing import Preprocessing
+from mergestream.networks.preprocessing import Preprocessing
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.files import sha256_of_file
+from mergestream.runtime.seeding import seeded
 
 NETWORK, SIZE, FIRST_BLOCKS = "vit_small_patch14_dinov2", 70, 9
 STEPS, WARM_UP, BATCH, LEARNING_RATE, DECAY = 200, 20, 64, 5e-5, 1e-4

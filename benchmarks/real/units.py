@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from recipes import HEAD_INITS, PoolSpec, Profile, domains_of, pairs_of, pools_of
 
-from mergestream.errors import unknown_name
+from mergestream.runtime.errors import unknown_name
 
 TRAIN = "train"
 TIMING = "costs"  # by one process that has the device for itself

@@ -1,16 +1,16 @@
 """Many hospitals' models in, one model per batch out: online, label-free, forward passes only."""
 
-from mergestream import soups, streams
-from mergestream.calibration import measure_statistics
-from mergestream.datasets import Dataset, DomainData, concatenate, list_datasets, load_dataset
-from mergestream.errors import MergestreamError
-from mergestream.evaluation import evaluate, leave_one_domain_out
-from mergestream.execution import Execution
-from mergestream.methods import Method, Step, create_method, list_methods
+from mergestream.bench.evaluation import evaluate, leave_one_domain_out
+from mergestream.bench.records import Run
+from mergestream.data import streams
+from mergestream.data.datasets import Dataset, DomainData, concatenate, list_datasets, load_dataset
+from mergestream.methods import Method, Step, create_method, list_methods, soups
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
-from mergestream.pool import ExpertPool
-from mergestream.preprocessing import Preprocessing
-from mergestream.records import Run
+from mergestream.networks.preprocessing import Preprocessing
+from mergestream.pool.execution import Execution
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.statistics.measurement import measure_statistics
+from mergestream.runtime.errors import MergestreamError
 
 __version__ = "0.1.0"
 

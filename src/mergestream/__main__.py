@@ -1,4 +1,4 @@
-from mergestream.cli import main
+from mergestream.cli.app import main
 
 if __name__ == "__main__":
     main()

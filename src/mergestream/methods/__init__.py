@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from mergestream.errors import InputError, unknown_name
 from mergestream.methods.adamerging import AdaMerging
 from mergestream.methods.base import ExpertLogits, Method
 from mergestream.methods.ensemble import Ensemble
@@ -17,8 +16,9 @@ from mergestream.methods.single_expert import SingleExpert
 from mergestream.methods.step import Step
 from mergestream.methods.task_arithmetic import TaskArithmetic
 from mergestream.methods.ties import Ties
-from mergestream.pool import ExpertPool
-from mergestream.views import ORIGINAL
+from mergestream.networks.views import ORIGINAL
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError, unknown_name
 
 __all__ = ["METHODS", "ORIGINAL", "ExpertLogits", "Method", "Step", "create_method", "list_methods"]
 

@@ -6,15 +6,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mergestream import scoring
-from mergestream.errors import InputError, NetworkError
-from mergestream.merging import Rows
+from mergestream.functional import scores as scoring
+from mergestream.functional.merging import Rows
 from mergestream.methods.choices import resolve_lambda
 from mergestream.methods.merged import MergedModel, base_of
 from mergestream.methods.task_arithmetic import add_task_vectors
-from mergestream.networks import logits_of
-from mergestream.options import number, one_of, whole_number, yes_or_no
-from mergestream.pool import ExpertPool
+from mergestream.networks.architecture import logits_of
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError, NetworkError
+from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
 
 
 class AdaMerging(MergedModel):

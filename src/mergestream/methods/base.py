@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.errors import InputError, MergestreamError
+from mergestream.functional.scores import require_finite
 from mergestream.methods.captured import Captured, way_of
 from mergestream.methods.leasing import lease
 from mergestream.methods.recorded import ANSWER
 from mergestream.methods.step import Step
-from mergestream.options import whole_number
-from mergestream.pool import ExpertPool
-from mergestream.preprocessing import require_batch
-from mergestream.scoring import require_finite
-from mergestream.telling import tell_once
-from mergestream.views import ORIGINAL
+from mergestream.networks.preprocessing import require_batch
+from mergestream.networks.views import ORIGINAL
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError, MergestreamError
+from mergestream.runtime.log_once import tell_once
+from mergestream.runtime.option_checks import whole_number
 
 _log = logging.getLogger(__name__)
 ExpertLogits = Mapping[str, Tensor]  # by the name of the view, the unaltered batch as ORIGINAL

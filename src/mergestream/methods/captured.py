@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from mergestream.errors import InputError
+from mergestream.functional.scores import not_finite
 from mergestream.methods.recorded import IMAGES, Record, RecordedStep, cuda_graph
 from mergestream.methods.step import Step
-from mergestream.scoring import not_finite
+from mergestream.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from mergestream.methods.base import Method

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream import class_mix
-from mergestream.checkpoints import ExpertCard
-from mergestream.errors import InputError
-from mergestream.options import number, one_of
-from mergestream.pool import ExpertPool
+from mergestream.functional import class_mix
+from mergestream.pool.checkpoint import ExpertCard
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError
+from mergestream.runtime.option_checks import number, one_of
 
 NO_TILT = 1e-4  # log-odds: what rounding leaves of even classes
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mergestream.methods.base import ExpertLogits, Method
 from mergestream.methods.step import Step
-from mergestream.options import one_of
-from mergestream.pool import ExpertPool
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.option_checks import one_of
 
 
 class Ensemble(Method):

@@ -6,15 +6,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mergestream import coefficients as simplex
-from mergestream import scoring
+from mergestream.functional import coefficients as simplex
+from mergestream.functional import scores as scoring
 from mergestream.methods.base import ExpertLogits, Method
 from mergestream.methods.choices import resolve_temperature
 from mergestream.methods.seen import HeadRows
 from mergestream.methods.step import Step
-from mergestream.options import names, number, one_of, whole_number, yes_or_no
-from mergestream.pool import ExpertPool
-from mergestream.views import ORIGINAL, require_known
+from mergestream.networks.views import ORIGINAL, require_known
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.option_checks import names, number, one_of, whole_number, yes_or_no
 
 # entropy, scores, consistency, head expert and the experts' logits of a batch on which no expert was scored.
 Evidence = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mergestream import coefficients as simplex
-from mergestream.calibration import fisher_information
-from mergestream.errors import CheckpointError, InputError
-from mergestream.measuring import FISHERS
-from mergestream.merging import Rows, fisher_average, merge, weighted_sum
+from mergestream.functional import coefficients as simplex
+from mergestream.functional.merging import Rows, fisher_average, merge, weighted_sum
 from mergestream.methods.measured import MeasuredModel
-from mergestream.options import number, one_of, yes_or_no
-from mergestream.pool import ExpertPool
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.statistics import FISHERS
+from mergestream.pool.statistics.measurement import fisher_information
+from mergestream.runtime.errors import CheckpointError, InputError
+from mergestream.runtime.option_checks import number, one_of, yes_or_no
 
 # MergeLM's and FusionBench's: added to every norm before it divides.
 NORM_FLOOR = 1e-6

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from mergestream import head_fit
-from mergestream.last_layer import LastLayer
+from mergestream.functional import head_fit
+from mergestream.networks.last_layer import LastLayer
 
 
 class FittedHead:

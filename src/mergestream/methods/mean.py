@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mergestream import coefficients as simplex
-from mergestream.errors import InputError, PoolError, unknown_name
+from mergestream.functional import coefficients as simplex
 from mergestream.methods.merged import MergedModel
-from mergestream.options import names, one_of
-from mergestream.pool import ExpertPool
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError, PoolError, unknown_name
+from mergestream.runtime.option_checks import names, one_of
 
 VARIANTS = ("uniform", "restricted", "greedy", "all_runs")
 
@@ -76,7 +76,7 @@ class Mean(MergedModel):
         if not self.runs:
             raise InputError(
                 f"variant='{self.variant}' averages runs chosen on labelled images of the sources, which only a "
-                f"simulation has in one place: runs=mergestream.soups.select_runs(pool.candidates, validation, "
+                f"simulation has in one place: runs=mergestream.methods.soups.select_runs(pool.candidates, validation, "
                 f"'{self.variant}')."
             )
         for name in self.runs:

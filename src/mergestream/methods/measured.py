@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from mergestream.errors import PoolError
 from mergestream.methods.merged import MergedModel
-from mergestream.options import one_of, whole_number
-from mergestream.pool import ExpertPool
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import PoolError
+from mergestream.runtime.option_checks import one_of, whole_number
 
 
 class MeasuredModel(MergedModel):

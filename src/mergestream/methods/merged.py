@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mergestream import coefficients as simplex
-from mergestream.errors import PoolError
-from mergestream.merging import Rows, weighted_sum
+from mergestream.functional import coefficients as simplex
+from mergestream.functional.merging import Rows, weighted_sum
+from mergestream.functional.scores import require_finite
 from mergestream.methods.base import ExpertLogits, Method
 from mergestream.methods.seen import HeadRows
 from mergestream.methods.step import Step
-from mergestream.options import one_of, yes_or_no
-from mergestream.pool import ExpertPool
-from mergestream.scoring import require_finite
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import PoolError
+from mergestream.runtime.option_checks import one_of, yes_or_no
 
 BASE_HEADS = ("saved", "zero")
 

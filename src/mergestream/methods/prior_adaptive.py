@@ -9,18 +9,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mergestream import class_mix, merging
-from mergestream.errors import NetworkError
+from mergestream.functional import class_mix, merging
 from mergestream.methods.base import ExpertLogits
 from mergestream.methods.choices import resolve_home, resolve_tilt, resolve_untilted_home
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.fitted_head import FittedHead, said_together
 from mergestream.methods.restoring import even_heads, head_bias, last_layers, restored
 from mergestream.methods.step import Step
-from mergestream.options import number, yes_or_no
-from mergestream.pool import ExpertPool
-from mergestream.telling import tell_once
-from mergestream.views import ORIGINAL
+from mergestream.networks.views import ORIGINAL
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import NetworkError
+from mergestream.runtime.log_once import tell_once
+from mergestream.runtime.option_checks import number, yes_or_no
 
 _log = logging.getLogger(__name__)
 # What a stream is thought to be before its first batch: so many batches, whose mixes have this concentration.

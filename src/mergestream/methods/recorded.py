@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from mergestream.execution import warm_up
+from mergestream.functional.scores import finite_images
 from mergestream.methods.step import Step
-from mergestream.scoring import finite_images
+from mergestream.pool.execution import warm_up
 
 if TYPE_CHECKING:
     from mergestream.methods.base import Method

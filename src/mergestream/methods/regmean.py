@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mergestream import coefficients as simplex
-from mergestream.calibration import input_grams
-from mergestream.errors import CheckpointError
-from mergestream.measuring import Gram, Grams, add_grams
-from mergestream.merging import merge, merge_layer
+from mergestream.functional import coefficients as simplex
+from mergestream.functional.merging import merge, merge_layer
 from mergestream.methods.measured import MeasuredModel
-from mergestream.options import number, yes_or_no
-from mergestream.pool import ExpertPool
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.statistics import Gram, Grams, add_grams
+from mergestream.pool.statistics.measurement import input_grams
+from mergestream.runtime.errors import CheckpointError
+from mergestream.runtime.option_checks import number, yes_or_no
 
 
 class RegMean(MeasuredModel):

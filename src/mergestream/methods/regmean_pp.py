@@ -5,11 +5,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mergestream.blockwise import Settings, merge_block_by_block
-from mergestream.calibration import blockwise_kind
-from mergestream.measuring import find_blocks
 from mergestream.methods.regmean import RegMean
-from mergestream.pool import ExpertPool
+from mergestream.pool.blockwise import Settings, merge_block_by_block
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.statistics import find_blocks
+from mergestream.pool.statistics.measurement import blockwise_kind
 
 
 class RegMeanPlusPlus(RegMean):

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from mergestream.errors import PoolError
-from mergestream.merging.rows import Rows
-from mergestream.pool import ExpertPool
+from mergestream.functional.merging.rows import Rows
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import PoolError
 
 LITTLE = 0.01  # what is lost below this is not worth one more row
 NATURAL = 3.0  # heads of one pool differ in size by less than this, unless something was done to one

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mergestream.errors import NetworkError, PoolError
-from mergestream.merging.rows import Rows, fill_unseen
-from mergestream.options import one_of
-from mergestream.pool import ExpertPool
+from mergestream.functional.merging.rows import Rows, fill_unseen
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import NetworkError, PoolError
+from mergestream.runtime.option_checks import one_of
 
 HEAD_ROWS = ("all", "seen")
 

@@ -6,13 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mergestream import coefficients as simplex
-from mergestream import scoring
+from mergestream.functional import coefficients as simplex
+from mergestream.functional import scores as scoring
 from mergestream.methods.base import ExpertLogits, Method
 from mergestream.methods.choices import resolve_temperature
 from mergestream.methods.step import Step
-from mergestream.options import one_of
-from mergestream.pool import ExpertPool
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.option_checks import one_of
 
 
 class SelectExpert(Method):

@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mergestream import coefficients as simplex
+from mergestream.functional import coefficients as simplex
 from mergestream.methods.base import ExpertLogits, Method
 from mergestream.methods.step import Step
-from mergestream.pool import ExpertPool
+from mergestream.pool.expert_pool import ExpertPool
 
 
 class SingleExpert(Method):

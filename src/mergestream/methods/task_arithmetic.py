@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mergestream.merging import Rows, weighted_sum
+from mergestream.functional.merging import Rows, weighted_sum
 from mergestream.methods.choices import resolve_lambda
 from mergestream.methods.merged import MergedModel, base_of
-from mergestream.pool import ExpertPool
+from mergestream.pool.expert_pool import ExpertPool
 
 
 class TaskArithmetic(MergedModel):

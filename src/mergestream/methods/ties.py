@@ -4,12 +4,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mergestream.layout import Layout
-from mergestream.merging import DISJOINT_MERGES, Part, ties
+from mergestream.functional.merging import DISJOINT_MERGES, Part, ties
 from mergestream.methods.choices import resolve_lambda
 from mergestream.methods.merged import MergedModel, base_of
-from mergestream.options import number, one_of
-from mergestream.pool import ExpertPool
+from mergestream.networks.flat_layout import Layout
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.option_checks import number, one_of
 
 SCOPES = ("global", "encoder_head_separately", "tensor")
 

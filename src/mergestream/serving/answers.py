@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from mergestream.intake.pictures import Picture
-from mergestream.pool import ExpertPool, sha256_of_tensor
+from mergestream.data.intake.pictures import Picture
+from mergestream.pool.expert_pool import ExpertPool, sha256_of_tensor
 from mergestream.serving.findings import RESTARTED, WARNING, Finding, GuardSettings
 from mergestream.serving.guards import abstained
 from mergestream.serving.stepping import Outcome

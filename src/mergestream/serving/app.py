@@ -8,7 +8,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from mergestream.checkpoints import version_of
+from mergestream.pool.checkpoint import version_of
 from mergestream.serving.gate import GUARDED, Gate
 from mergestream.serving.problems import problem_of, response
 from mergestream.serving.routes import answering, health, pages, pool, streams

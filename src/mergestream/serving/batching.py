@@ -6,9 +6,9 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from mergestream.errors import InputError, MergestreamError
-from mergestream.intake.pictures import Picture
-from mergestream.options import number, whole_number
+from mergestream.data.intake.pictures import Picture
+from mergestream.runtime.errors import InputError, MergestreamError
+from mergestream.runtime.option_checks import number, whole_number
 from mergestream.serving.answers import Answer
 from mergestream.serving.registry import require_name
 

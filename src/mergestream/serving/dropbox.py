@@ -9,8 +9,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from mergestream.files import make_folder, write_atomically, write_json
-from mergestream.intake import IntakeError, Picture
+from mergestream.data.intake import IntakeError, Picture
+from mergestream.runtime.files import make_folder, write_atomically, write_json
 
 SCHEMA_VERSION = 1
 PARTIAL = (".part", ".tmp", ".crdownload", ".filepart")

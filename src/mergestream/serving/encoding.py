@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.errors import CheckpointError
-from mergestream.files import sha256_of_json
+from mergestream.runtime.errors import CheckpointError
+from mergestream.runtime.files import sha256_of_json
 from mergestream.serving.registry import State
 from mergestream.serving.windows import Memory
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from mergestream.checkpoints import library_versions
-from mergestream.errors import InputError, OutputError, PoolError
-from mergestream.intake.pictures import Picture
+from mergestream.data.intake.pictures import Picture
 from mergestream.methods import create_method
-from mergestream.pool import ExpertPool
+from mergestream.pool.checkpoint import library_versions
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError, OutputError, PoolError
 from mergestream.serving.answers import Answer, answer_of, input_of, measured
 from mergestream.serving.encoding import state_in_line, state_to_json
 from mergestream.serving.persistence import (

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from mergestream.errors import InputError
-from mergestream.options import one_of
-from mergestream.pool import ExpertPool
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError
+from mergestream.runtime.option_checks import one_of
 from mergestream.serving.audit.keys import Signer, read_signer
 from mergestream.serving.audit.writing import AuditLog
 from mergestream.serving.engine import Engine

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mergestream.errors import InputError, unknown_name
-from mergestream.options import number, one_of, whole_number, yes_or_no
+from mergestream.runtime.errors import InputError, unknown_name
+from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
 
 INFO, WARNING, ALARM = "info", "warning", "alarm"
 NEAR_UNIFORM, EQUAL = "near_uniform_entropies", "equal_entropies"

@@ -5,8 +5,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from mergestream.errors import MergestreamError
-from mergestream.intake import Picture
+from mergestream.data.intake import Picture
+from mergestream.runtime.errors import MergestreamError
 from mergestream.serving.answers import Answer
 from mergestream.serving.routes.answering import report_of, shown
 from mergestream.serving.service import Service

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from starlette.types import Receive
 
-from mergestream.intake.limits import MEBIBYTE, Limits
-from mergestream.options import number, whole_number
+from mergestream.data.intake.limits import MEBIBYTE, Limits
+from mergestream.runtime.option_checks import number, whole_number
 from mergestream.serving.batching import BatchingSettings, OverloadedError
 from mergestream.serving.problems import ClientGone, Problem
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mergestream.checkpoints import ExpertCard
-from mergestream.intake.pictures import Picture
+from mergestream.data.intake.pictures import Picture
+from mergestream.pool.checkpoint import ExpertCard
 from mergestream.serving.answers import Answer
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.metrics import Metrics

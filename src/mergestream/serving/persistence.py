@@ -25,8 +25,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mergestream.errors import CheckpointError, OutputError
-from mergestream.files import make_folder, read_json, reason, sha256_of_json, write_json
+from mergestream.runtime.errors import CheckpointError, OutputError
+from mergestream.runtime.files import make_folder, read_json, reason, sha256_of_json, write_json
 from mergestream.serving.audit.reading import rotated_file, rotated_numbers
 from mergestream.serving.encoding import is_whole
 from mergestream.serving.registry import NAME

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from mergestream.checkpoints import ExpertCard
-from mergestream.errors import MergestreamError
+from mergestream.pool.checkpoint import ExpertCard
+from mergestream.runtime.errors import MergestreamError
 from mergestream.serving.engine_request import EngineRequest, open_engine
 from mergestream.serving.opening import Opened
 

@@ -7,8 +7,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from mergestream.errors import InputError, OutputError, UnknownNameError
-from mergestream.intake import REFUSALS, IntakeError
+from mergestream.data.intake import REFUSALS, IntakeError
+from mergestream.runtime.errors import InputError, OutputError, UnknownNameError
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.batching import ClosingError, OverloadedError
 from mergestream.serving.registry import TooManyStreamsError

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from mergestream.errors import InputError, WorkerError
-from mergestream.parallel import require_reachable
+from mergestream.runtime.errors import InputError, WorkerError
+from mergestream.runtime.parallel import require_reachable
 from mergestream.serving.engine_request import EngineRequest
 from mergestream.serving.pinned_engine import PinnedEngine
 from mergestream.serving.ray_serve import PinnedEngines

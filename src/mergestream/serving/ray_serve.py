@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mergestream.intake.pictures import Picture
+from mergestream.data.intake.pictures import Picture
 from mergestream.serving.answers import Answer
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.batching import OverloadedError

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mergestream.determinism import cpu_threads
-from mergestream.errors import InputError
-from mergestream.intake.limits import Limits
-from mergestream.intake.pictures import Picture
-from mergestream.intake.reading import read_upload
-from mergestream.pool import ExpertPool
+from mergestream.data.intake.limits import Limits
+from mergestream.data.intake.pictures import Picture
+from mergestream.data.intake.reading import read_upload
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError
+from mergestream.runtime.seeding import cpu_threads
 from mergestream.serving.answers import input_of, measured
 from mergestream.serving.encoding import is_whole, state_from_json, state_in_line, state_to_json
 from mergestream.serving.findings import GuardSettings

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from mergestream.errors import InputError, MergestreamError, UnknownNameError
+from mergestream.runtime.errors import InputError, MergestreamError, UnknownNameError
 from mergestream.serving.switching import MethodState
 from mergestream.serving.windows import Memory
 

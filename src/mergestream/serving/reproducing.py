@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from mergestream.errors import InputError
-from mergestream.intake.limits import Limits
-from mergestream.pool import ExpertPool
+from mergestream.data.intake.limits import Limits
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError
 from mergestream.serving.recomputing import Remembered, recompute
 
 # For files that a service has accepted once, whatever its limits were.

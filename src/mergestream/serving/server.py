@@ -16,8 +16,8 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mergestream.errors import InputError
-from mergestream.files import reason
+from mergestream.runtime.errors import InputError
+from mergestream.runtime.files import reason
 from mergestream.serving.app import create_app
 from mergestream.serving.problems import MEDIA_TYPE, Problem, document
 from mergestream.serving.service import Service

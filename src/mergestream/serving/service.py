@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from mergestream.intake import Picture, read_uploads
+from mergestream.data.intake import Picture, read_uploads
 from mergestream.serving.answers import Answer
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.batching import MicroBatcher

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from mergestream.options import one_of, whole_number
+from mergestream.runtime.option_checks import one_of, whole_number
 from mergestream.serving.findings import GuardSettings
 from mergestream.serving.stepping import RECIPE, WEIGHTS
 

@@ -2,8 +2,8 @@
 
 from collections import OrderedDict
 
-from mergestream.errors import MergestreamError
 from mergestream.methods import Method
+from mergestream.runtime.errors import MergestreamError
 from mergestream.serving.encoding import state_from_json
 from mergestream.serving.persistence import Saved
 from mergestream.serving.registry import State, Stream

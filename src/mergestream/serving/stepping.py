@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergestream import coefficients as simplex
-from mergestream.files import sha256_of_json
-from mergestream.intake.pictures import Picture, stack
+from mergestream.data.intake.pictures import Picture, stack
+from mergestream.functional import coefficients as simplex
+from mergestream.functional.scores import entropy
 from mergestream.methods import Method, Step
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.merged import MergedModel
-from mergestream.pool import ExpertPool, sha256_of_tensor
-from mergestream.scoring import entropy
+from mergestream.pool.expert_pool import ExpertPool, sha256_of_tensor
+from mergestream.runtime.files import sha256_of_json
 from mergestream.serving import findings as codes
 from mergestream.serving.findings import Finding, GuardSettings
 from mergestream.serving.guards import Seen, abstention, look_at_batch

@@ -13,8 +13,8 @@ import pydicom
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import UID, ComprehensiveSRStorage, ExplicitVRLittleEndian, generate_uid
 
-from mergestream.errors import InputError
-from mergestream.intake import Picture, Source
+from mergestream.data.intake import Picture, Source
+from mergestream.runtime.errors import InputError
 
 NOTICE = "For research, not a medical device."
 SCHEME = "99MERGESTREAM"

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergestream import coefficients as simplex
-from mergestream.errors import InputError, PoolError
+from mergestream.functional import coefficients as simplex
 from mergestream.methods import Method, create_method
-from mergestream.pool import ExpertPool
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError, PoolError
 
 # Options that may hold one number per expert; the first are shares and stay on the simplex.
 SHARES, PER_EXPERT = ("coefficients",), ("coefficients", "temperature", "lambda")

@@ -10,9 +10,9 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from mergestream.errors import InputError, OutputError
-from mergestream.files import reason
-from mergestream.options import one_of
+from mergestream.runtime.errors import InputError, OutputError
+from mergestream.runtime.files import reason
+from mergestream.runtime.option_checks import one_of
 
 CLIENT, ADMINISTRATOR = "client", "administrator"
 ROLES = (CLIENT, ADMINISTRATOR)

@@ -14,9 +14,9 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from mergestream.errors import InputError, MergestreamError, OutputError
-from mergestream.files import make_folder
-from mergestream.intake import IntakeError, Limits, Picture, read_upload
+from mergestream.data.intake import IntakeError, Limits, Picture, read_upload
+from mergestream.runtime.errors import InputError, MergestreamError, OutputError
+from mergestream.runtime.files import make_folder
 from mergestream.serving.dropbox import Dropbox, Incoming
 
 LOGGER = logging.getLogger(__name__)

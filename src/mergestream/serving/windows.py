@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mergestream.errors import CheckpointError
-from mergestream.metrics import collapsed_classes
-from mergestream.scoring import entropy
+from mergestream.functional.metrics import collapsed_classes
+from mergestream.functional.scores import entropy
+from mergestream.runtime.errors import CheckpointError
 from mergestream.serving.drift_alarm import Cusum, level_shift, mixture_shift
 from mergestream.serving.findings import (
     ALARM,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2.functional._color import _rgb_to_hsv
 
-from mergestream.preprocessing import Preprocessing
-from mergestream.views import VIEWS
+from mergestream.networks.preprocessing import Preprocessing
+from mergestream.networks.views import VIEWS
 
 LUMA = (0.2989, 0.587, 0.114)  # of red, green and blue, as torchvision weighs them
 CROP_DRAWS, COLOUR_DRAWS, GREY_DRAWS = 4, 4, 1

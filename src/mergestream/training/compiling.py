@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from mergestream.networks import Network
-from mergestream.preprocessing import Preprocessing
+from mergestream.networks.architecture import Network
+from mergestream.networks.preprocessing import Preprocessing
 from mergestream.training import augmentation
 from mergestream.training.recipe import Recipe
 

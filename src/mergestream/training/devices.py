@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mergestream.errors import InputError
+from mergestream.runtime.errors import InputError
 from mergestream.training.recipe import Recipe
 
 

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mergestream.errors import CheckpointError, InputError
-from mergestream.files import read_json, write_json
-from mergestream.parallel import Advance, Track
+from mergestream.runtime.errors import CheckpointError, InputError
+from mergestream.runtime.files import read_json, write_json
+from mergestream.runtime.parallel import Advance, Track
 
 SCHEMA_VERSION = 1
 SECONDS_BETWEEN_WRITES = 0.5

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergestream.checkpoints import BASE, CARD, ExpertCard, open_weights, read_card, write_expert
-from mergestream.datasets.base import DomainData
-from mergestream.determinism import cpu_threads, seeded
-from mergestream.errors import MergestreamError, NetworkError, TrainingError
-from mergestream.files import sha256_of_json
-from mergestream.networks import Network, create_network, from_architecture
-from mergestream.options import one_of
+from mergestream.data.datasets.base import DomainData
+from mergestream.networks.architecture import Network, create_network, from_architecture
+from mergestream.pool.checkpoint import BASE, CARD, ExpertCard, open_weights, read_card, write_expert
+from mergestream.runtime.errors import MergestreamError, NetworkError, TrainingError
+from mergestream.runtime.files import sha256_of_json
+from mergestream.runtime.option_checks import one_of
+from mergestream.runtime.seeding import cpu_threads, seeded
 from mergestream.training.fitting import Fit, Keeping, OnLook, OnStep, fit, ignore
 from mergestream.training.recipe import Recipe
 from mergestream.training.splitting import split

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mergestream.datasets.base import DomainData
-from mergestream.determinism import cpu_threads, seeded
-from mergestream.errors import CheckpointError, NetworkError, TrainingError
-from mergestream.metrics import risk_by_confidence, summarise
-from mergestream.networks import Network, logits_of
-from mergestream.preprocessing import resize
-from mergestream.statefile import read_state, write_state
+from mergestream.data.datasets.base import DomainData
+from mergestream.functional.metrics import risk_by_confidence, summarise
+from mergestream.networks.architecture import Network, logits_of
+from mergestream.networks.preprocessing import resize
+from mergestream.runtime.errors import CheckpointError, NetworkError, TrainingError
+from mergestream.runtime.seeding import cpu_threads, seeded
+from mergestream.runtime.state_file import read_state, write_state
 from mergestream.training.compiling import standing_for
 from mergestream.training.devices import create_fabric, without_advice
 from mergestream.training.losses import balanced, class_weights

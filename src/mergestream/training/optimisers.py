@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mergestream.networks import Network
+from mergestream.networks.architecture import Network
 from mergestream.training.recipe import Recipe
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mergestream.datasets import source_of
-from mergestream.datasets.opening import DataRequest
-from mergestream.errors import InputError
-from mergestream.options import number, one_of, whole_number
-from mergestream.spelling import parse_options
+from mergestream.data.datasets import source_of
+from mergestream.data.datasets.opening import DataRequest
+from mergestream.runtime.errors import InputError
+from mergestream.runtime.option_checks import number, one_of, whole_number
+from mergestream.runtime.option_text import parse_options
 from mergestream.training.recipe import Recipe
 from mergestream.training.settings import parse_settings
 from mergestream.training.starts import HEAD_INITS

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from mergestream.errors import InputError
-from mergestream.options import number, one_of, whole_number, yes_or_no
-from mergestream.views import require_known
+from mergestream.networks.views import require_known
+from mergestream.runtime.errors import InputError
+from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
 
 OPTIMISERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "cosine", "one_cycle")

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mergestream.errors import InputError, unknown_name
-from mergestream.spelling import parse_value, split_outside_brackets
+from mergestream.runtime.errors import InputError, unknown_name
+from mergestream.runtime.option_text import parse_value, split_outside_brackets
 from mergestream.training.recipe import Recipe
 
 # DiWA's choices (Ramé et al. 2022), its default first.

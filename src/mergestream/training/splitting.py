@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.errors import TrainingError
+from mergestream.runtime.errors import TrainingError
 
 
 def split(count: int, share: float, seed: int, groups: Sequence[str] | None = None) -> tuple[Tensor, Tensor]:

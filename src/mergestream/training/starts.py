@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from mergestream.determinism import seeded
-from mergestream.errors import NetworkError
-from mergestream.networks import Network, from_architecture
+from mergestream.networks.architecture import Network, from_architecture
+from mergestream.runtime.errors import NetworkError
+from mergestream.runtime.seeding import seeded
 
 # Where every site's head starts: one seeded head for all; each its own; zero; or the average of the heads that the
 # sites fit on the frozen encoder.

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mergestream.errors import InputError
-from mergestream.execution import warm_up
-from mergestream.networks import Network, logits_of
-from mergestream.preprocessing import Preprocessing
-from mergestream.telling import tell_once
+from mergestream.networks.architecture import Network, logits_of
+from mergestream.networks.preprocessing import Preprocessing
+from mergestream.pool.execution import warm_up
+from mergestream.runtime.errors import InputError
+from mergestream.runtime.log_once import tell_once
 from mergestream.training import augmentation
 from mergestream.training.compiling import compiled_changes, compiled_forward
 from mergestream.training.optimisers import add_dropout, create_optimiser, create_schedule, set_rate

@@ -9,8 +9,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mergestream.errors import CheckpointError, NetworkError
-from mergestream.networks import Network, create_network
+from mergestream.networks.architecture import Network, create_network
+from mergestream.runtime.errors import CheckpointError, NetworkError
 from mergestream.training.starts import head_state
 
 RANDOM, PRETRAINED = "random", "pretrained"

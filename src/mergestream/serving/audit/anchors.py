@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mergestream.errors import CheckpointError, InputError
-from mergestream.files import read_json
+from mergestream.runtime.errors import CheckpointError, InputError
+from mergestream.runtime.files import read_json
 from mergestream.serving.audit.keys import Verifier
 from mergestream.serving.audit.lines import SCHEMA_VERSION, AuditError, LineError, faults, parse
 from mergestream.serving.audit.reading import last_line

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mergestream.errors import InputError
+from mergestream.runtime.errors import InputError
 from mergestream.serving.audit.keys import fingerprint, message
 
 try:

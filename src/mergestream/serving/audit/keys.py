@@ -8,8 +8,8 @@ import stat
 from pathlib import Path
 from typing import Protocol
 
-from mergestream.errors import InputError, OutputError
-from mergestream.files import reason
+from mergestream.runtime.errors import InputError, OutputError
+from mergestream.runtime.files import reason
 
 SECRET_BYTES = 32
 LARGEST_FILE = 2**16

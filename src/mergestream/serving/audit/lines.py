@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from mergestream.errors import InputError, OutputError
+from mergestream.runtime.errors import InputError, OutputError
 from mergestream.serving.audit.keys import Signer, Verifier
 
 SCHEMA_VERSION = 1

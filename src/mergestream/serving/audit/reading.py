@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from mergestream.errors import InputError
-from mergestream.files import reason
+from mergestream.runtime.errors import InputError
+from mergestream.runtime.files import reason
 from mergestream.serving.audit.lines import LONGEST, AuditError
 
 BLOCK = 2**16

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mergestream.errors import InputError
-from mergestream.files import reason, write_atomically
+from mergestream.runtime.errors import InputError
+from mergestream.runtime.files import reason, write_atomically
 from mergestream.serving.audit.keys import Signer
 from mergestream.serving.audit.lines import BEGINNING, AuditError, LineError, Link, faults, parse
 from mergestream.serving.audit.reading import last_line, tail_of

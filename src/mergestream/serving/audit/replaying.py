@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from mergestream.errors import InputError, MergestreamError
-from mergestream.files import reason, sha256_of_file
-from mergestream.parallel import Track, quiet
+from mergestream.runtime.errors import InputError, MergestreamError
+from mergestream.runtime.files import reason, sha256_of_file
+from mergestream.runtime.parallel import Track, quiet
 from mergestream.serving.audit.comparing import Difference, compare
 from mergestream.serving.audit.lines import AuditError, LineError, faults, parse
 from mergestream.serving.audit.reading import raw_lines

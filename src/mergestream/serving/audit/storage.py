@@ -4,7 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from mergestream.files import reason
+from mergestream.runtime.files import reason
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.audit.reading import rotated_file, rotated_numbers
 

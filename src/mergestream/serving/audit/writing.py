@@ -8,8 +8,8 @@ from pathlib import Path
 from threading import Condition
 from typing import Any, Self
 
-from mergestream.errors import InputError, MergestreamError
-from mergestream.files import make_folder, reason
+from mergestream.runtime.errors import InputError, MergestreamError
+from mergestream.runtime.files import make_folder, reason
 from mergestream.serving.audit.keys import Signer
 from mergestream.serving.audit.lines import (
     BEGINNING,

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 
-from mergestream.errors import InputError
-from mergestream.intake import Picture
+from mergestream.data.intake import Picture
+from mergestream.runtime.errors import InputError
 from mergestream.serving.answers import Answer
 from mergestream.serving.limiting import Share, body_of
 from mergestream.serving.problems import Problem

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from pydantic import ValidationError
 
-from mergestream.errors import CheckpointError, InputError, MergestreamError, OutputError, PoolError
+from mergestream.runtime.errors import CheckpointError, InputError, MergestreamError, OutputError, PoolError
 from mergestream.serving.limiting import body_of
 from mergestream.serving.problems import Problem
 from mergestream.serving.routes.describing import problems

@@ -1,0 +1,212 @@
+"""Runs compared: per method and stream, the mean over targets and seeds with its interval."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from mergestream.bench.records import Run
+from mergestream.functional.metrics import difference_with_interval, mean_with_interval, target_mean, worst
+
+ORACLE = "oracle: best single expert"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one stream, over all its targets and seeds."""
+
+    label: str
+    stream: str
+    accuracy: Estimate
+    balanced_accuracy: Estimate
+    auroc: float | None
+    nll: float
+    ece: float
+    brier: float
+    aurc: float
+    per_target: dict[str, float]
+    worst_target: str
+    recall: dict[str, float | None]
+    lowest_recall: float
+    milliseconds: float | None
+    runs: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare(runs: Iterable[Run]) -> list[Row]:
+    """One row per (label, stream), in order of first appearance."""
+    return [summarise_group(label, stream, group) for (label, stream), group in by_label_and_stream(runs).items()]
+
+
+def by_label_and_stream(runs: Iterable[Run]) -> dict[tuple[str, str], list[Run]]:
+    """A method's runs on a stream together, in order of first appearance."""
+    groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[run.arguments["label"], run.arguments["stream"]["name"]].append(run)
+    return groups
+
+
+def summarise_group(label: str, stream: str, runs: Sequence[Run]) -> Row:
+    confusions = [run.confusions() for run in runs]
+    targets = [run.arguments["data"]["domain"] for run in runs]
+    accuracies = defaultdict(list)
+    for target, run in zip(targets, runs, strict=True):
+        accuracies[target].append(run.accuracy)
+    per_target = {target: float(np.mean(values)) for target, values in accuracies.items()}
+    recalls = [value for run in runs for value in run.metrics["recall"].values() if value is not None]
+    aurocs = [run.metrics["auroc"] for run in runs if run.metrics["auroc"] is not None]
+    seconds = [run.seconds_per_step for run in runs if run.seconds_per_step is not None]
+
+    def average(key: str) -> float:
+        return target_mean([run.metrics[key] for run in runs], targets)
+
+    return Row(
+        label,
+        stream,
+        Estimate(*mean_with_interval(confusions, "accuracy", targets=targets)),
+        Estimate(*mean_with_interval(confusions, "balanced_accuracy", targets=targets)),
+        float(np.mean(aurocs)) if aurocs else None,
+        average("nll"),
+        average("ece"),
+        average("brier"),
+        average("aurc"),
+        per_target,
+        worst(per_target)[0],
+        _mean_recall(runs),
+        min(recalls),
+        1000 * float(np.median(seconds)) if seconds else None,
+        len(runs),
+    )
+
+
+def _mean_recall(runs: Sequence[Run]) -> dict[str, float | None]:
+    """Per class, over the runs in which it occurs."""
+    found = {name: [run.metrics["recall"][name] for run in runs] for name in runs[0].classes}
+    known = {name: [value for value in values if value is not None] for name, values in found.items()}
+    return {name: float(np.mean(values)) if values else None for name, values in known.items()}
+
+
+@dataclass(frozen=True)
+class Duel:
+    """One method against another on the same batches: the paired difference with its 95 % interval.
+
+    `difference` resamples batches: what other images of these targets might have shown. `across_targets` resamples
+    targets too: what other targets might have shown. `wins` and `losses` count (target, seed, pool).
+    """
+
+    stream: str
+    ours: str
+    theirs: str
+    our_mean: float
+    their_mean: float
+    difference: Estimate
+    across_targets: Estimate
+    wins: int
+    losses: int
+    ties: int
+
+    @property
+    def outcome(self) -> str:
+        """Win, lose or no difference that the interval supports."""
+        if self.difference.low > 0:
+            return "beats"
+        return "loses to" if self.difference.high < 0 else "does not differ clearly from"
+
+    @property
+    def holds_across_targets(self) -> bool:
+        """Whether the outcome stands when the targets are resampled, too."""
+        return self.across_targets.low > 0 or self.across_targets.high < 0
+
+    def told(self) -> str:
+        """The rival and the difference, and whether a clear one is clear for other targets, too."""
+        clear = self.outcome in ("beats", "loses to")
+        more = ", across targets too" if clear and self.holds_across_targets else ""
+        return f"{self.theirs} ({100 * self.difference.mean:+.1f}{more})"
+
+    def points(self) -> str:
+        """The paired difference with its interval, in points of a per cent."""
+        mean, low, high = (100 * x for x in (self.difference.mean, self.difference.low, self.difference.high))
+        return f"{mean:+.1f} [{low:.1f}, {high:.1f}]"
+
+
+def in_words(duels: Sequence[Duel]) -> list[str]:
+    """One sentence per stream: whom a method beats, whom it does not differ from, to whom it loses."""
+    sentences = []
+    for stream in dict.fromkeys(each.stream for each in duels):
+        here = [each for each in duels if each.stream == stream]
+        told = []
+        for outcome in ("beats", "does not differ clearly from", "loses to"):
+            rivals = [each.told() for each in here if each.outcome == outcome]
+            told += [f"{outcome} {', '.join(rivals)}"] if rivals else []
+        sentences.append(f"On {stream}, {here[0].ours} ({100 * here[0].our_mean:.1f} %) {'; '.join(told)}.")
+    return sentences
+
+
+def duel(runs: Sequence[Run], ours: str, theirs: str, metric: str = "accuracy") -> list[Duel]:
+    """A duel per stream, over the (target, seed, pool) that both have."""
+    duels = []
+    for stream in dict.fromkeys(run.arguments["stream"]["name"] for run in runs):
+        mine, other = (_by_pair(runs, label, stream) for label in (ours, theirs))
+        pairs = [pair for pair in mine if pair in other]
+        if pairs:
+            a, b = ([group[pair].confusions() for pair in pairs] for group in (mine, other))
+            targets = [pair[0] for pair in pairs]
+            mine_mean, other_mean = (mean_with_interval(g, metric, targets=targets, resamples=1)[0] for g in (a, b))
+            difference, across = (
+                Estimate(*difference_with_interval(a, b, metric, targets=targets, across=too)) for too in (False, True)
+            )
+            gaps = [mine[pair].metrics[metric] - other[pair].metrics[metric] for pair in pairs]
+            wins, losses = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
+            record = wins, losses, len(gaps) - wins - losses
+            duels.append(Duel(stream, ours, theirs, mine_mean, other_mean, difference, across, *record))
+    return duels
+
+
+def cell_of(run: Run) -> tuple[str, int, str]:
+    """What two runs must share to be paired, beside the stream."""
+    arguments = run.arguments
+    return arguments["data"]["domain"], arguments["seed"], arguments["pool"]["fingerprint"]
+
+
+def _by_pair(runs: Sequence[Run], label: str, stream: str) -> dict[tuple[str, int, str], Run]:
+    return {
+        cell_of(run): run
+        for run in runs
+        if run.arguments["label"] == label and run.arguments["stream"]["name"] == stream
+    }
+
+
+SINGLES = "single_expert, on average"
+
+
+def rows_of(runs: Sequence[Run]) -> list[Row]:
+    """Every method; single experts as two rows, their average and the oracle's choice among them."""
+    single = [run for run in runs if run.arguments["method"] == "single_expert"]
+    rows = compare(run for run in runs if run.arguments["method"] != "single_expert")
+    for label, group in ((SINGLES, single), (ORACLE, oracle(single))):
+        for stream in dict.fromkeys(run.arguments["stream"]["name"] for run in group):
+            rows.append(summarise_group(label, stream, [r for r in group if r.arguments["stream"]["name"] == stream]))
+    return rows
+
+
+def oracle(single: Sequence[Run]) -> list[Run]:
+    """Per target, seed and stream, the single expert that labels show to be best. A bound, never a method."""
+    best: dict[tuple[Any, ...], Run] = {}
+    for run in single:
+        key = *cell_of(run), run.arguments["stream"]["name"]
+        if key not in best or run.accuracy > best[key].accuracy:
+            best[key] = run
+    return list(best.values())

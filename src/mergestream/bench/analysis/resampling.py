@@ -1,0 +1,21 @@
+"""Resamples of batches for statistics that are no plain accuracy; the rest is as in `metrics`."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mergestream.bench.analysis.comparison import Estimate
+from mergestream.functional.metrics import by_target, percentiles, target_mean
+
+RESAMPLES = 1000
+
+
+def batch_counts(random: np.random.RandomState, batches: int) -> np.ndarray:
+    """How often each batch is drawn [RESAMPLES,T]."""
+    return random.multinomial(batches, np.full(batches, 1 / batches), size=RESAMPLES)
+
+
+def estimate_over_targets(points: Sequence[float], draws: np.ndarray, targets: Sequence[str]) -> Estimate:
+    """The mean over targets of values [R] and of their resamples [R,RESAMPLES], a target's runs tied together."""
+    low, high = percentiles(by_target(draws, targets).mean(axis=0))
+    return Estimate(target_mean(points, targets), low, high)

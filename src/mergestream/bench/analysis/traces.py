@@ -1,0 +1,117 @@
+"""What happened over a stream, batch by batch, from a finished run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mergestream.bench.analysis.changepoints import change_points
+from mergestream.bench.records import Run
+from mergestream.functional.coefficients import effective_number
+from mergestream.runtime.errors import InputError
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One run over its T batches and K experts; what its method has no number for is None, a batch without is NaN.
+
+    Change points are batches, counted from 0, at which a new level begins.
+    """
+
+    label: str
+    target: str
+    stream: str
+    experts: tuple[str, ...]
+    images: np.ndarray  # [T]
+    encoder_coefficients: np.ndarray | None  # [T,K]
+    head_coefficients: np.ndarray | None  # [T,K]
+    entropy: np.ndarray | None  # [T,K], nats
+    consistency: np.ndarray | None  # [T,K], 0 to 1
+    head_expert: tuple[str | None, ...]  # [T]
+    accuracy: np.ndarray | None  # [T], 0 to 1
+    running_accuracy: np.ndarray | None  # [T], of all images up to each batch
+    effective_encoder: np.ndarray | None  # [T], 1 to K
+    effective_head: np.ndarray | None  # [T], 1 to K
+    coefficient_changes: tuple[int, ...]
+    entropy_changes: tuple[int, ...]
+
+
+def trace_of(run: Run) -> Trace:
+    """A run's steps as arrays. Labels below 0 are unknown; accuracy is over the known ones of each batch."""
+    arguments, experts = run.arguments, tuple(run.arguments["pool"]["experts"])
+    encoder, head, entropy, consistency = (
+        _column(run.steps, key, len(experts))
+        for key in ("encoder_coefficients", "head_coefficients", "entropy", "consistency")
+    )
+    accuracy, running = _accuracies(run)
+    momentum = arguments.get("options", {}).get("momentum", 0.0)
+    # Between two looks at the experts the merged model stays as it is; those batches tell nothing new.
+    scored = np.arange(len(run.steps)) if entropy is None else np.flatnonzero(np.isfinite(entropy).all(axis=1))
+    return Trace(
+        label=arguments["label"],
+        target=arguments["data"]["domain"],
+        stream=arguments["stream"]["name"],
+        experts=experts,
+        images=np.array([len(batch) for batch in run.batches]),
+        encoder_coefficients=encoder,
+        head_coefficients=head,
+        entropy=entropy,
+        consistency=consistency,
+        head_expert=tuple(step.get("head_expert") for step in run.steps),
+        accuracy=accuracy,
+        running_accuracy=running,
+        effective_encoder=_effective(encoder),
+        effective_head=_effective(head),
+        coefficient_changes=_changes(encoder, scored, momentum),
+        entropy_changes=_changes(entropy, scored),
+    )
+
+
+def unsmoothed(coefficients: np.ndarray, momentum: float) -> np.ndarray:
+    """Each batch's own coefficients [T,K] out of their moving average from 1/K; an average would look like drift."""
+    if momentum == 0:
+        return coefficients
+    before = np.vstack([np.full((1, coefficients.shape[1]), 1 / coefficients.shape[1]), coefficients[:-1]])
+    return (coefficients - momentum * before) / (1 - momentum)
+
+
+def _column(steps: Sequence[dict[str, Any]], key: str, count: int) -> np.ndarray | None:
+    """One key of all steps [T,K]; batches that were not scored are NaN."""
+    rows = [step.get(key) for step in steps]
+    if all(row is None for row in rows):
+        return None
+    for number, row in enumerate(rows):
+        if row is not None and len(row) != count:
+            raise InputError(
+                f"Step {number} of this run has {len(row)} numbers under '{key}', and its pool {count} experts. "
+                f"The run is damaged: delete it and run it again."
+            )
+    return np.array([[np.nan] * count if row is None else row for row in rows], dtype=float)
+
+
+def _accuracies(run: Run) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Right answers among the known labels: of each batch [T], and of all up to it [T]."""
+    known = (run.labels >= 0).numpy()
+    if len(known) != len(run.predictions) or not known.any():
+        return None, None
+    batch = np.repeat(np.arange(len(run.batches)), [len(each) for each in run.batches])
+    right = (run.labels == run.predictions).numpy() & known
+    hits, images = (np.bincount(batch[mask], minlength=len(run.batches)) for mask in (right, known))
+    return _share(hits, images), _share(hits.cumsum(), images.cumsum())
+
+
+def _share(hits: np.ndarray, images: np.ndarray) -> np.ndarray:
+    return np.divide(hits, images, out=np.full(len(hits), np.nan), where=images > 0)
+
+
+def _effective(coefficients: np.ndarray | None) -> np.ndarray | None:
+    return None if coefficients is None else effective_number(torch.from_numpy(coefficients)).numpy()
+
+
+def _changes(series: np.ndarray | None, scored: np.ndarray, momentum: float = 0.0) -> tuple[int, ...]:
+    """Change points among the scored batches, counted in all batches."""
+    if series is None:
+        return ()
+    return tuple(int(scored[place]) for place in change_points(unsmoothed(series[scored], momentum)))

@@ -1,0 +1,66 @@
+"""The paper's claims, drawn: functions of findings and evidence that compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from mergestream.bench.claims.evidence import Evidence
+from mergestream.bench.claims.findings import FAILS, HOLDS, UNKNOWN, Finding, Verdict
+from mergestream.bench.report.figures import PALETTE, colours_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Colour and shape both, for readers without colours.
+STYLES: dict[Verdict, tuple[str, str]] = {
+    HOLDS: (PALETTE[0], "o"),
+    FAILS: (PALETTE[1], "X"),
+    UNKNOWN: (PALETTE[6], "s"),
+}
+
+
+def draw_findings(ax: Axes, findings: Sequence[Finding]) -> None:
+    """A dot and interval per finding that has a number, under its measure's name. All are in the first one's unit."""
+    shown = [each for each in findings if each.estimate is not None and each.unit == findings[0].unit]
+    streams: dict[int, str] = {}
+    row = 0
+    for measure in dict.fromkeys(each.measure for each in shown):
+        ax.text(0.01, row, measure, transform=ax.get_yaxis_transform(), va="center", fontsize=8, fontweight="bold")
+        here = [each for each in shown if each.measure == measure]
+        for place, finding in enumerate(here, start=row + 1):
+            streams[place] = finding.stream or "all"
+            _draw_interval(ax, place, finding)
+        row += 1 + len(here)
+    ax.axvline(0, color="#888888", linewidth=0.8, linestyle=":")
+    ax.set_yticks(list(streams), list(streams.values()), fontsize=8)
+    ax.set_ylim(row - 0.5, -0.5)
+    ax.set_xlabel(f"{findings[0].unit}; lines: intervals" if findings else "")
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_interval(ax: Axes, row: int, finding: Finding) -> None:
+    assert finding.estimate is not None
+    colour, marker = STYLES[finding.verdict]
+    estimate = finding.estimate
+    known = ax.get_legend_handles_labels()[1]
+    ax.plot([estimate.low, estimate.high], [row, row], color=colour, linewidth=1.4)
+    label = None if finding.verdict in known else finding.verdict
+    ax.plot(estimate.mean, row, marker, color=colour, markersize=6, linestyle="none", label=label)
+
+
+def draw_scores_and_errors(
+    ax: Axes, evidence: Sequence[Evidence], score: str = "entropy", colours: Mapping[str, str] | None = None
+) -> None:
+    """A dot per batch and expert: its score, 'entropy' or 'max_softmax', against its true error."""
+    experts = sorted({name for each in evidence for name in each.experts})
+    chosen = colours or colours_of(experts)
+    for each in evidence:
+        for k, name in enumerate(each.experts):
+            known = ax.get_legend_handles_labels()[1]
+            label = None if name in known else name
+            ax.plot(getattr(each, score)[:, k], 100 * each.error[:, k], ".", color=chosen[name], alpha=0.5, label=label)
+    ax.set_xlabel("entropy of the batch, nats" if score == "entropy" else "1 − mean maximum softmax of the batch")
+    ax.set_ylabel("error on the batch, %")
+    ax.set_ylim(-2, 102)
+    ax.spines[["top", "right"]].set_visible(False)

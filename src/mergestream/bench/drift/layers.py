@@ -1,0 +1,184 @@
+"""Which layer and which component each tensor of a network belongs to; layers in the network's own order of depth."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from torch import nn
+
+from mergestream.networks.flat_layout import Layout
+
+# Where the libraries keep their blocks, the most particular first; the first that a network knows is its own.
+_ROOT = r"(?:\w+\.)?(?:encoder\.)?"
+BLOCKS: tuple[str, ...] = (
+    rf"{_ROOT}(?:stages|layers)\.\d+\.(?:blocks|layers)\.\d+",  # ConvNeXt, Swin and ResNetV2 of timm; Hugging Face CNNs
+    r"(?:\w+\.)?layer\d+\.\d+",  # ResNet
+    r"(?:\w+\.)?blocks\.\d+\.\d+",  # EfficientNet and MobileNet of timm
+    r"(?:\w+\.)?features\.\d+\.\d+(?=\.(?:block|attn|mlp|norm\d|layer_scale)\b)",  # torchvision EfficientNet, ConvNeXt
+    r"(?:\w+\.)?features\.denseblock\d+\.denselayer\d+",  # DenseNet
+    r"(?:\w+\.)?features\.\d+(?=\.(?:block|conv)\.)",  # MobileNet of torchvision
+    r"(?:\w+\.)?features\.\d+(?=\.(?:weight|bias)$)",  # VGG, AlexNet: every convolution
+    r"s\d+\.b\d+",  # RegNet of timm
+    r"(?:\w+\.)?encoder\.layers\.encoder_layer_\d+",  # ViT of torchvision
+    rf"{_ROOT}(?:blocks|layers|layer)\.\d+",  # ViT of timm, Hugging Face, MONAI
+)
+HEAD, NORMS, CONVOLUTION, MLP = "head", "norms", "convolution", "MLP"
+# The rows of the heat map. Each is known by a pattern over a tensor's name; the first that fits is taken.
+COMPONENTS: dict[str, str | None] = {
+    "patch embedding": r"patch_embed|conv_proj",
+    "position embedding": r"pos_embed|position_embed|relative_position",
+    "tokens": r"(?:cls|class|dist|reg|mask)_token|class_embedding|register_token",
+    "attention qkv": r"att(?:n|ention).*\.(?:qkv|[qkv](?:_proj|_bias|_norm)?|in_proj_\w+|query|key|value)\b",
+    "attention proj": r"att(?:n|ention)\w*\.",
+    MLP: r"mlp|ffn|pwconv|intermediate|output\.dense",
+    CONVOLUTION: None,
+    "squeeze-excitation": r"\.se\.|SqueezeExcit",
+    "downsampling": r"downsampl|shortcut|transition|reduction",
+    NORMS: None,
+    "layer scale": r"layer_scale|\.gamma$|\.lambda_?\d$|\.ls\d\.",
+    "other": None,
+    HEAD: None,
+}
+_ASKED = ("position embedding", "tokens", "patch embedding", "layer scale", "squeeze-excitation", "downsampling",
+          "attention qkv", "attention proj", MLP)  # fmt: skip
+_NAMED_NORM = re.compile(r"(?:^|\.)(?:\w*norm\w*|ln_?\d*|bn\d*)\.(?:weight|bias)$")
+_NAMED_STEM = re.compile(
+    r"(?:\w+\.)*?(?:\w+_token|pos_embed\w*|patch_embed\w*|class_embedding|conv_proj|embeddings|embedder|stem|conv_stem|"
+    r"conv1|bn1|conv0|norm0|pre_layrnorm)(?:\.|$)"
+)
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """A parameter: its name, its shape, and the types of the modules it lies in, outermost first."""
+
+    name: str
+    shape: tuple[int, ...]
+    types: tuple[str, ...] = ()
+
+    @property
+    def is_bias(self) -> bool:
+        return self.name.rpartition(".")[2].endswith("bias")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One step of depth. kind: stem, block, rest (what lies between and behind blocks) or head."""
+
+    name: str
+    label: str
+    kind: str
+    parts: tuple[TensorPlace, ...]
+
+    def component(self, part: TensorPlace) -> str:
+        return HEAD if self.kind == HEAD else component_of(part)
+
+
+def places_of(module: nn.Module, head: tuple[str, ...]) -> list[TensorPlace]:
+    """A network's parameters in its own order, tied ones once, the head's last."""
+    return [
+        TensorPlace(entry.name, tuple(entry.shape), _types(module, entry.name))
+        for entry in Layout.of(module, head).parameters
+    ]
+
+
+def places_by_name(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> list[TensorPlace]:
+    """Parameters of a network that cannot be built, by name: what is called a stem, then blocks as numbered, the rest.
+
+    Running statistics are left out; another buffer cannot be told from a parameter.
+    """
+    kept = {name: shape for name, shape in shapes if not name.endswith(_STATISTICS)}
+    # What stands before a block's first number stands before that of its neighbours too, as of a stage's downsampling.
+    numbered = tuple({re.split(r"\d", path)[0] for path in _blocks(list(kept)).values()})
+
+    def depth(name: str) -> tuple[int, list[tuple[int, str]]]:
+        return (0 if _NAMED_STEM.match(name) else 1 if name.startswith(numbered) else 2), _natural(name)
+
+    return [TensorPlace(name, kept[name]) for name in sorted(kept, key=depth)]
+
+
+def layers_of(places: Sequence[TensorPlace], head: tuple[str, ...]) -> tuple[Layer, ...]:
+    """Layers in order of depth: what comes before the first block is the stem, the head comes last.
+
+    A network without known blocks is grouped by its outermost modules.
+    """
+    in_head = [place for place in places if place.name.startswith(tuple(f"{part}." for part in head))]
+    encoder = [place for place in places if place not in in_head]
+    blocks = _blocks([place.name for place in encoder])
+    roads = {road for path in (*blocks.values(), *head) for road in _roads(path)}
+    first = next((i for i, place in enumerate(encoder) if place.name in blocks), 0)
+    groups: dict[tuple[str, str], list[TensorPlace]] = {}
+    for position, place in enumerate(encoder):
+        if place.name in blocks:
+            key = "block", blocks[place.name]
+        elif position < first:
+            key = "stem", "stem"
+        else:
+            key = "rest" if blocks else "block", _outermost(place.name, roads)
+        groups.setdefault(key, []).append(place)
+    groups["head", "head"] = in_head
+    labels = _numbers(list(dict.fromkeys(blocks.values())))
+    return tuple(
+        Layer(name, labels.get(name) or _label(name), kind, tuple(parts)) for (kind, name), parts in groups.items()
+    )
+
+
+def component_of(place: TensorPlace) -> str:
+    """What kind of part a tensor of the encoder is, by the type of its module and by its name."""
+    owner = place.types[-1] if place.types else ""
+    if "Norm" in owner or (not owner and _NAMED_NORM.search(place.name)):
+        return NORMS
+    told = "/".join((place.name, *place.types[1:]))
+    for component in _ASKED:
+        if re.search(COMPONENTS[component] or "", told if component == "squeeze-excitation" else place.name):
+            return component
+    if "Conv" in owner or (not owner and len(place.shape) > 2):
+        return CONVOLUTION
+    return MLP if "Linear" in owner else "other"
+
+
+def _blocks(names: Sequence[str]) -> dict[str, str]:
+    """The block of every name that lies in one."""
+    for pattern in BLOCKS:
+        found = {name: match.group() for name in names if (match := re.match(rf"{pattern}(?=\.)", name))}
+        if found:
+            return found
+    return {}
+
+
+def _roads(path: str) -> list[str]:
+    """The modules one passes on the way to a module."""
+    words = path.split(".")
+    return [".".join(words[:count]) for count in range(1, len(words))]
+
+
+def _outermost(name: str, roads: set[str]) -> str:
+    """The outermost module around a tensor that holds no block and no head."""
+    words = name.split(".")
+    candidates = (".".join(words[:count]) for count in range(1, len(words)))
+    return next((path for path in candidates if path not in roads), name)
+
+
+def _numbers(blocks: Sequence[str]) -> dict[str, str]:
+    """Blocks by what tells them apart: their numbers, short enough for an axis."""
+    shared = takewhile(lambda words: len(set(words)) == 1, zip(*(_roads(block) for block in blocks), strict=False))
+    common = len(list(shared))
+    return {block: ".".join(re.findall(r"\d+", ".".join(block.split(".")[common:]))) for block in blocks}
+
+
+def _label(name: str) -> str:
+    """The last word of a name; with the one before where that is a stage's number."""
+    *_, before, last = ("", *name.split("."))
+    return f"{before}.{last}" if before.isdigit() or last.isdigit() else last
+
+
+def _types(module: nn.Module, name: str) -> tuple[str, ...]:
+    return tuple(type(module.get_submodule(road)).__name__ for road in ["", *_roads(name)])
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", name)]

@@ -1,0 +1,183 @@
+"""Leave-one-domain-out, and one method over one stream."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mergestream.bench.partial_run import PartialRun
+from mergestream.bench.records import Run, is_finished, run_hash, step_record
+from mergestream.data.datasets.base import DomainData
+from mergestream.data.feeding import feed
+from mergestream.data.streams import Stream, in_order
+from mergestream.methods import ORIGINAL, ExpertLogits, Method
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError
+from mergestream.runtime.files import sha256_of_json
+
+# Images of one forward where no batch is asked for: a GPU would wait for the host with fewer.
+CPU_CHUNK, GPU_CHUNK = 128, 512
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One domain held out as the target; the others are the sources."""
+
+    target: str
+    sources: tuple[str, ...]
+
+
+def leave_one_domain_out(domains: Sequence[str]) -> Iterator[Fold]:
+    """Every domain in turn as the target."""
+    if len(domains) < 2 or len(set(domains)) != len(domains):
+        raise InputError(f"Leave-one-domain-out needs at least two distinct domains, got {list(domains)}.")
+    for target in domains:
+        yield Fold(target, tuple(domain for domain in domains if domain != target))
+
+
+def evaluate(
+    method: Method,
+    data: DomainData,
+    batches: Stream | Sequence[np.ndarray],
+    *,
+    expert_logits: ExpertLogits | None = None,
+    arguments: dict[str, Any] | None = None,
+    partial: PartialRun | None = None,
+    on_step: Callable[[], None] = lambda: None,
+) -> Run:
+    """Stream a domain through a method, from a reset. Labels are used only after the last step, for the metrics.
+
+    `expert_logits` may hold logits [K,N,C] of the whole domain from `precompute`, so that methods share them.
+    With `partial` a run that was killed goes on where it was last written down.
+    """
+    if data.classes != method.pool.classes:
+        raise InputError(
+            f"The data's classes {data.classes} are not the pool's {method.pool.classes}, in this order. "
+            f"Give the pool classes=, or reorder the labels."
+        )
+    batches = _as_stream(batches)
+    _require_fitting(batches, data)
+    method.reset()
+    steps, answers = partial.restore(method) if partial else ([], [])
+    logits_of = expert_logits or {}
+    left = range(len(steps), len(batches))
+    with closing(feed(data, (batches[number] for number in left), method.pool.device)) as fed:
+        for number, images in zip(left, fed, strict=True):
+            picked = torch.as_tensor(batches[number])
+            known = {view: logits[:, picked] for view, logits in logits_of.items()}
+            began = time.perf_counter()
+            step = method.step(images, expert_logits=known)
+            method.settle()  # a batch that is refused is not written down
+            # A captured step comes back before the device is done with it.
+            step = replace(step, seconds=max(step.seconds, time.perf_counter() - began))
+            steps.append(step_record(number, step, batches[number]))
+            answers.append(torch.softmax(step.logits, dim=-1).cpu())
+            if partial:
+                partial.keep(method, steps, answers)
+            on_step()
+    order = torch.as_tensor(np.concatenate(list(batches)))
+    return Run.finish(
+        describe_run(method, data, batches) if arguments is None else arguments,
+        data.classes,
+        steps,
+        batches.batches,
+        data.labels[order],
+        torch.cat(answers),
+        subgroups={kind: [values[int(i)] for i in order] for kind, values in data.subgroups.items()},
+        experts=logits_of[ORIGINAL][:, order].argmax(dim=-1) if ORIGINAL in logits_of else None,
+    )
+
+
+def evaluate_streams(
+    method: Method,
+    data: DomainData,
+    wanted: Sequence[tuple[Stream, dict[str, Any]]],
+    runs: Path,
+    expert_logits: ExpertLogits,
+    *,
+    batch_size: int,
+) -> list[Path]:
+    """One method on several streams of one target, each with its run's arguments; finished runs are left alone.
+
+    A static method answers once, in the order of the data, so that its answers do not depend on which streams there
+    are; a stream only reorders them.
+    """
+    answered: Run | None = None
+    folders = []
+    for stream, arguments in wanted:
+        folder = runs / run_hash(arguments)
+        folders.append(folder)
+        if is_finished(folder):
+            continue
+        if method.static:
+            answered = answered or evaluate(method, data, in_order(len(data), batch_size), expert_logits=expert_logits)
+            answered.reordered(arguments, stream.batches).save(folder)
+        else:
+            partial = PartialRun(folder.with_name(f".{folder.name}.partial"))
+            evaluate(method, data, stream, expert_logits=expert_logits, arguments=arguments, partial=partial).save(
+                folder
+            )
+            partial.remove()
+    return folders
+
+
+def _as_stream(batches: Stream | Sequence[np.ndarray]) -> Stream:
+    return batches if isinstance(batches, Stream) else Stream("given", tuple(map(np.asarray, batches)))
+
+
+def _require_fitting(stream: Stream, data: DomainData) -> None:
+    """Every index names a sample of these data, and none twice."""
+    if len(stream) == 0 or not all(len(batch) for batch in stream):
+        raise InputError("The stream has no batches, or an empty one.")
+    indices = np.concatenate(list(stream))
+    if len(indices) > len(data) or indices.min() < 0 or indices.max() >= len(data):
+        raise InputError(
+            f"The stream '{stream.name}' is longer than the data: it names {len(indices)} samples, up to number "
+            f"{indices.max()}, and '{data.name}' has {len(data)}. Make the stream from these data's labels."
+        )
+    if len(np.unique(indices)) != len(indices):
+        raise InputError(f"The stream '{stream.name}' names a sample of '{data.name}' twice.")
+
+
+def precompute(
+    pool: ExpertPool, data: DomainData, views: Sequence[str], *, batch_size: int | None = None
+) -> dict[str, Tensor]:
+    """Expert logits [K,N,C] of a whole domain, plain and of each view: computed once, used by every method."""
+    return {view: domain_logits(pool, data, view, batch_size=batch_size) for view in (ORIGINAL, *views)}
+
+
+@torch.no_grad()
+def domain_logits(pool: ExpertPool, data: DomainData, view: str, *, batch_size: int | None = None) -> Tensor:
+    """Expert logits [K,N,C] of a whole domain, in one view of it or as it is ('original')."""
+    shown = None if view == ORIGINAL else view
+    chunks = torch.arange(len(data)).split(batch_size or (GPU_CHUNK if pool.device.type == "cuda" else CPU_CHUNK))
+    with closing(feed(data, chunks, pool.device, ahead=1)) as fed:  # chunks are large
+        return torch.cat([pool.logits(images, shown).cpu() for images in fed], dim=1)
+
+
+def describe_run(method: Method, data: DomainData, batches: Stream | Sequence[np.ndarray]) -> dict[str, Any]:
+    """Everything a run's numbers depend on; its hash is the run's name."""
+    stream = _as_stream(batches)
+    return {
+        "method": method.name,
+        "label": method.label(),
+        "revision": method.revision,
+        "options": method.options(),
+        "pool": {"fingerprint": method.identity["pool"], "experts": list(method.pool.names)},
+        **{name: value for name, value in method.identity.items() if name in ("base", "statistics", "candidates")},
+        "data": _describe_data(data),
+        "stream": {"name": stream.name, "hash": stream.hash, "batches": len(stream)},
+    }
+
+
+def _describe_data(data: DomainData) -> dict[str, Any]:
+    described = {"dataset": data.dataset, "domain": data.name, "fingerprint": data.fingerprint()}
+    # A run reports its subgroups' metrics, so another partition of the same images is another run.
+    subgroups = {kind: list(values) for kind, values in data.subgroups.items()}
+    return described | ({"subgroups": sha256_of_json(subgroups)} if subgroups else {})

@@ -1,0 +1,137 @@
+"""The loss landscape, drawn: the plane through three experts, and the segments between them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mergestream.bench.landscape.outcome import CROSS_ENTROPY, EXPERT, MEAN, POOL_MEAN, Landscape, Mark, Segment
+from mergestream.bench.report.figures import PALETTE, new_figure
+from mergestream.bench.report.method_styles import colour_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# One hue from light valleys to dark heights: safe for colour-blind readers, and marks stand out where they lie.
+COLOURS = "YlOrBr"
+LEVELS = 16
+EDGE = "#222222"
+MARKERS = {EXPERT: ("o", 70), MEAN: ("*", 190), POOL_MEAN: ("D", 55)}
+
+
+def landscape_figure(landscape: Landscape) -> Figure:
+    """The plane beside the segments."""
+    figure, axes = new_figure(11.5, 4.8, columns=2)
+    figure.set_layout_engine("constrained", wspace=0.06)
+    draw_plane(axes[0, 0], landscape)
+    draw_segments(axes[0, 1], landscape)
+    return figure
+
+
+def draw_plane(ax: Axes, landscape: Landscape) -> None:
+    """Filled contours of the loss with the experts, their mean and the path of the merged models."""
+    from matplotlib.colors import BoundaryNorm
+
+    values = np.ma.masked_invalid(np.array(landscape.loss, dtype=float))
+    levels = _levels(values)
+    colours = BoundaryNorm(levels, 256, extend="both")  # as many shades between any two levels
+    filled = ax.contourf(landscape.x, landscape.y, values, levels, cmap=COLOURS, norm=colours, extend="both")
+    ax.contour(filled, colors=EDGE, linewidths=0.4, alpha=0.3)
+    bar = ax.figure.colorbar(filled, ax=ax, format="%.2f", ticks=levels[::3])
+    bar.set_label(loss_label(landscape))
+    corners = landscape.of_kind(EXPERT)
+    ax.fill([mark.x for mark in corners], [mark.y for mark in corners], fill=False, edgecolor=EDGE, linestyle=":")
+    _draw_path(ax, landscape)
+    for mark in landscape.marks:
+        _draw_mark(ax, mark)
+    ax.set_aspect("equal")
+    ax.set_xlabel("distance in parameters along the first side")
+    ax.set_ylabel("distance in parameters across it")
+    ax.set_title(_title(landscape), fontsize=9, loc="left")
+
+
+def draw_segments(ax: Axes, landscape: Landscape) -> None:
+    """The loss along every segment, with the highest barrier marked against the line between the ends."""
+    for segment, colour, style in zip(landscape.segments, PALETTE, ("-", "--", "-."), strict=False):
+        losses = np.array(segment.loss, dtype=float)
+        ax.plot(segment.positions, losses, style, color=colour, linewidth=1.8, label=f"{segment.start} → {segment.end}")
+        ax.plot([0, 1], losses[[0, -1]], ":", color=colour, linewidth=1)
+    known = [segment for segment in landscape.segments if segment.barrier is not None and segment.barrier.height > 0]
+    if known:
+        _draw_barrier(ax, max(known, key=_height))
+    ax.set_xlabel("position between two experts, 0 to 1")
+    ax.set_ylabel(loss_label(landscape))
+    ax.legend(fontsize=8, frameon=False)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def loss_label(landscape: Landscape) -> str:
+    what = "cross-entropy" if landscape.measure == CROSS_ENTROPY else "entropy of the answers"
+    return f"{what}, nats"
+
+
+def _levels(values: np.ma.MaskedArray) -> np.ndarray:
+    """Evenly spaced in the logarithm, over at most a factor of 50 below the 98th percentile.
+
+    Far outside the experts the loss is many times theirs: a linear scale would leave the middle one colour.
+    """
+    known = values.compressed()
+    if not len(known):
+        return np.array([0.0, 1.0])
+    high = max(float(np.percentile(known, 98)), 1e-6)
+    low = max(float(known.min()), high / 50)
+    return np.geomspace(0.999 * low, 1.001 * high, LEVELS)
+
+
+def _draw_path(ax: Axes, landscape: Landscape) -> None:
+    if landscape.path_method is None:
+        return
+    colour = colour_of(landscape.path_method)
+    x, y = [point.x for point in landscape.path], [point.y for point in landscape.path]
+    ax.plot(x, y, "-", color=colour, linewidth=0.8, alpha=0.6, zorder=3)
+    ax.scatter(x, y, s=16, color=colour, edgecolors="white", linewidths=0.5, zorder=4, label=landscape.path_name)
+    ax.scatter(x[:1], y[:1], s=34, marker="s", color=colour, edgecolors="white", zorder=4, label="its first batch")
+    ax.legend(fontsize=8, loc="best", framealpha=0.85)
+
+
+def _draw_mark(ax: Axes, mark: Mark) -> None:
+    marker, size = MARKERS[mark.kind]
+    # Hollow where it lies off the plane: the colour around it is not its loss.
+    face = "white" if mark.kind != POOL_MEAN else "none"
+    ax.scatter([mark.x], [mark.y], s=size, marker=marker, color=face, edgecolors=EDGE, linewidths=1.3, zorder=5)
+    ax.annotate(
+        mark.name,
+        (mark.x, mark.y),
+        xytext=(7, 7),
+        textcoords="offset points",
+        fontsize=9,
+        zorder=6,
+        bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.75},
+    )
+
+
+def _draw_barrier(ax: Axes, segment: Segment) -> None:
+    barrier = segment.barrier
+    assert barrier is not None
+    top = segment.loss[segment.positions.index(barrier.at)]
+    assert top is not None
+    ends = (barrier.at, top - barrier.height), (barrier.at, top)
+    ax.annotate("", xy=ends[1], xytext=ends[0], arrowprops={"arrowstyle": "<->", "color": EDGE})
+    ax.annotate(
+        f"barrier {barrier.height:.3f} nats",
+        ends[1],
+        xytext=(0, 6),
+        textcoords="offset points",
+        fontsize=9,
+        ha="center",
+    )
+
+
+def _height(segment: Segment) -> float:
+    return segment.barrier.height if segment.barrier else 0.0
+
+
+def _title(landscape: Landscape) -> str:
+    return f"the plane through {', '.join(landscape.experts)}; loss on {landscape.images} target images"

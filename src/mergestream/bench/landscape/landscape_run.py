@@ -1,0 +1,205 @@
+"""A loss landscape from request to files: open pool and target, measure, draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mergestream.bench.engine.jobs import load_pool, method_of, preprocessing_of
+from mergestream.bench.engine.plan import DEVICES
+from mergestream.bench.engine.sources import sources_for
+from mergestream.bench.engine.variants import Variant, parse_variants
+from mergestream.bench.landscape.landscape_figures import landscape_figure
+from mergestream.bench.landscape.measuring import StreamedMethod, measure_landscape
+from mergestream.bench.landscape.outcome import Landscape
+from mergestream.data.datasets import Dataset, DomainData
+from mergestream.data.datasets.opening import DataRequest, open_data
+from mergestream.data.datasets.trees import plain_name
+from mergestream.data.streams import Stream, create_stream, iid, parse_stream
+from mergestream.pool.checkpoint import library_versions
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError, unknown_name
+from mergestream.runtime.files import make_folder, write_atomically
+from mergestream.runtime.option_checks import one_of, whole_number
+from mergestream.runtime.option_text import parse_options
+from mergestream.runtime.parallel import Track
+
+LANDSCAPE, FIGURES = "landscape.json", "figures"
+FORMATS = ("png", "pdf", "svg")
+
+
+@dataclass(frozen=True)
+class LandscapeRequest:
+    """What to measure, all of it said. `data.images` is how many of the target's images the loss is of."""
+
+    pool: str
+    data: DataRequest
+    target: str | None
+    experts: tuple[str, ...] = ()  # three names; the first three that were not trained on the target
+    resolution: int = 21
+    margin: float = 0.2
+    batch_size: int = 128
+    use_labels: bool = True
+    recalibrate_bn: bool = False
+    path: str | None = None  # 'method/stream', as in 'entropy_adaptive(head=shared)/dirichlet:0.05'
+    path_batches: int = 64
+    stream_batch_size: int = 32
+    seed: int = 0
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        # Before any work is spent: opening a data set may take minutes.
+        whole_number("path_batches", self.path_batches, low=1)
+        whole_number("stream_batch_size", self.stream_batch_size, low=1)
+        whole_number("resolution", self.resolution, low=2)
+        whole_number("batch_size", self.batch_size, low=1)
+        one_of("device", self.device, DEVICES)
+        if self.path is not None:
+            parse_path(self.path)
+
+
+def request_from(
+    *,
+    pool: Path,
+    dataset: str | None,
+    root: Path | None,
+    target: str | None,
+    experts: str | None,
+    path: str | None,
+    images: int = 256,
+    data_options: Sequence[str] = (),
+    resolution: int = 21,
+    batch_size: int = 128,
+    stream_batch_size: int = 32,
+    use_labels: bool = True,
+    recalibrate_bn: bool = False,
+    device: str = "auto",
+) -> LandscapeRequest | None:
+    """A request from the command line's words; None where no data set is named and nothing else is asked."""
+    if dataset is None:
+        if any(each is not None for each in (root, target, experts, path)):
+            raise InputError("--root, --target, --experts and --path are of a landscape: add --landscape DATASET.")
+        return None
+    named = tuple(name.strip() for name in (experts or "").split(",") if name.strip())
+    where = None if root is None else str(root)
+    data = DataRequest(dataset, where, parse_options(data_options), whole_number("images", images, low=2))
+    return LandscapeRequest(
+        str(pool),
+        data,
+        target,
+        named,
+        path=path,
+        resolution=resolution,
+        batch_size=batch_size,
+        stream_batch_size=stream_batch_size,
+        use_labels=use_labels,
+        recalibrate_bn=recalibrate_bn,
+        device=device,
+    )
+
+
+def run_landscape(request: LandscapeRequest, out: Path, track: Track, *, command: str = "") -> Landscape:
+    """Measure a landscape and write OUT/landscape.json and OUT/figures/landscape.png, .pdf and .svg."""
+    make_folder(out)
+    whole = load_pool(request.pool, request.device)
+    dataset = open_data(request.data, preprocessing_of(whole, request.pool), out)
+    if request.target is None:
+        raise InputError(f"Name the target: --target and one of {', '.join((*dataset.domains, *dataset.outside))}.")
+    target = dataset[request.target]
+    pool = _sources(whole, request, target)
+    if target.classes != pool.classes:
+        raise InputError(f"The data's classes {target.classes} are not the pool's {pool.classes}, in this order.")
+    shown = _some(target, request.data.images)
+    path = None if request.path is None else _streamed(request, pool, dataset, target)
+    landscape = measure_landscape(
+        pool,
+        shown.images,
+        shown.labels if request.use_labels else None,
+        experts=request.experts or None,
+        resolution=request.resolution,
+        margin=request.margin,
+        batch_size=request.batch_size,
+        recalibrate_bn=request.recalibrate_bn,
+        path=path,
+        track=track,
+        provenance=_provenance(request, pool, shown, path, command),
+    )
+    landscape.save(out / LANDSCAPE)
+    write_figures(landscape, out / FIGURES)
+    return landscape
+
+
+def write_figures(landscape: Landscape, folder: Path) -> None:
+    """The figure as PNG, PDF and SVG."""
+    figure = landscape_figure(landscape)
+    for kind in FORMATS:
+        save = partial(figure.savefig, format=kind, dpi=100, facecolor="white")
+        write_atomically(folder / f"landscape.{kind}", save)
+
+
+def parse_path(text: str) -> tuple[Variant, str]:
+    """The method and the stream of 'method/stream'; one of each."""
+    method, slash, stream = text.rpartition("/")
+    if not slash:
+        raise InputError(f"A path is method/stream, as in 'entropy_adaptive/dirichlet:0.05'; got '{text}'.")
+    variants = parse_variants(method)
+    if len(variants) != 1:
+        raise InputError(f"A path is of one method, got {len(variants)} in '{method}'.")
+    parse_stream(stream)
+    return variants[0], stream
+
+
+def _sources(pool: ExpertPool, request: LandscapeRequest, target: DomainData) -> ExpertPool:
+    """The pool without the target's own expert, unless it is named: a path that uses it would say nothing."""
+    for name in request.experts:
+        if name not in pool.names:
+            raise unknown_name("expert in this pool", name, pool.names)
+    named = any(name in request.experts for name in _trained_at(pool, target))
+    return sources_for(pool, Path(request.pool), (target.name,), (target,), leave_out=True, allow_seen=named)
+
+
+def _trained_at(pool: ExpertPool, target: DomainData) -> list[str]:
+    return [card.name for card in pool.cards if plain_name(card.domain or card.name) == plain_name(target.name)]
+
+
+def _some(data: DomainData, count: int | None) -> DomainData:
+    """The same images that a benchmark takes of so many: a seeded choice that keeps their order."""
+    if count is None or count >= len(data):
+        return data
+    return data.subset(torch.from_numpy(np.sort(iid(data.labels, batch_size=count)[0])))
+
+
+def _streamed(request: LandscapeRequest, pool: ExpertPool, dataset: Dataset, target: DomainData) -> StreamedMethod:
+    assert request.path is not None
+    variant, spec = parse_path(request.path)
+    stream = create_stream(
+        spec, target.labels, batch_size=request.stream_batch_size, seed=request.seed, acquired=target.acquired
+    )
+    first = Stream(stream.name, stream.batches[: request.path_batches])
+    return StreamedMethod(method_of(variant, pool, dataset), target, first)
+
+
+def _provenance(
+    request: LandscapeRequest, pool: ExpertPool, shown: DomainData, path: StreamedMethod | None, command: str
+) -> dict[str, Any]:
+    data = {"dataset": shown.dataset, "domain": shown.name, "fingerprint": shown.fingerprint()}
+    streamed = path and {
+        "method": path.method.name,
+        "options": path.method.options(),
+        "stream": {"name": path.stream.name, "hash": path.stream.hash, "batches": len(path.stream)},
+    }
+    return {
+        "command": command,
+        "arguments": asdict(request),
+        "pool": pool.fingerprint(),
+        "data": data,
+        "path": streamed,
+        "trained_on_target": _trained_at(pool, shown),
+        "environment": library_versions(),
+    }

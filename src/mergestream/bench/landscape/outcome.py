@@ -1,0 +1,205 @@
+"""A loss landscape as a record: the plane through three experts, the segments between them, and what lies there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mergestream.runtime.errors import CheckpointError
+from mergestream.runtime.files import read_json, write_json
+
+SCHEMA_VERSION = 1
+CROSS_ENTROPY, ENTROPY = "cross-entropy", "entropy"
+EXPERT, MEAN, POOL_MEAN = "expert", "mean", "pool mean"
+# A model nearer to the plane than this share of the longest side lies in it, but for rounding.
+ON_PLANE = 1e-4
+Number = float | None  # None where the network's answers were not finite
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A network in the figure: an expert, their mean, or the mean of the whole pool. `distance` is from the plane."""
+
+    name: str
+    kind: str  # EXPERT, MEAN or POOL_MEAN
+    x: float
+    y: float
+    distance: float
+    loss: Number
+    accuracy: Number
+
+
+@dataclass(frozen=True)
+class PathPoint:
+    """The merged model of one batch, projected onto the plane; coefficients [K] where the method has them."""
+
+    batch: int
+    x: float
+    y: float
+    distance: float
+    loss: Number
+    accuracy: Number
+    encoder_coefficients: list[float] | None = None
+    head_coefficients: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """How far the loss rises above the straight line between a segment's ends, at most, and where on it (0 to 1).
+
+    `low` and `high` are the 95 % interval over images at that place.
+    """
+
+    height: float
+    at: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The straight line of networks from one expert to another, at evenly spaced positions from 0 to 1."""
+
+    start: str
+    end: str
+    length: float
+    positions: list[float]
+    loss: list[Number]
+    accuracy: list[Number] | None
+    barrier: Barrier | None  # None where some loss is not finite
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean's loss less an expert's on the same images, with its 95 % interval."""
+
+    expert: str
+    difference: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """`loss[row][column]` is that of the network at (x[column], y[row]); distances are those of the parameters.
+
+    `measure` says what the loss is: 'cross-entropy' where labels were given, else 'entropy', in nats. `experts` are the
+    three of the plane, `pool` all that the path's coefficients are of.
+    """
+
+    measure: str
+    images: int
+    experts: tuple[str, ...]
+    pool: tuple[str, ...]
+    x: list[float]
+    y: list[float]
+    loss: list[list[Number]]
+    accuracy: list[list[Number]] | None
+    marks: list[Mark]
+    segments: list[Segment]
+    differences: list[Difference]
+    path: list[PathPoint] = field(default_factory=list)
+    path_method: str | None = None  # its label
+    path_stream: str | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def path_name(self) -> str | None:
+        return f"{self.path_method} on {self.path_stream}" if self.path else None
+
+    def of_kind(self, kind: str) -> list[Mark]:
+        return [mark for mark in self.marks if mark.kind == kind]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Landscape:
+        """The landscape that `to_json` gave, also after a way through JSON text."""
+        try:
+            told = {key: item for key, item in value.items() if key != "schema_version"}
+            told |= {key: tuple(told[key]) for key in ("experts", "pool")}
+            told |= {"marks": [Mark(**mark) for mark in told["marks"]]}
+            told |= {"segments": [_segment(segment) for segment in told["segments"]]}
+            told |= {"differences": [Difference(**each) for each in told["differences"]]}
+            told |= {"path": [PathPoint(**point) for point in told["path"]]}
+            return cls(**told)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"This is not a landscape ({error!r}). Measure it again.") from error
+
+    def save(self, path: Path) -> None:
+        write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path) -> Landscape:
+        return cls.from_json(read_json(path, SCHEMA_VERSION))
+
+
+def _segment(told: Mapping[str, Any]) -> Segment:
+    barrier = told["barrier"]
+    return Segment(**{**told, "barrier": None if barrier is None else Barrier(**barrier)})
+
+
+def landscape_in_words(landscape: Landscape) -> list[str]:
+    """Where the mean lies relative to the experts, the highest barrier, and where the path goes."""
+    sentences = [_mean_in_words(landscape), _barrier_in_words(landscape)]
+    sentences += [_path_in_words(landscape)] if landscape.path else []
+    if landscape.measure == ENTROPY:
+        sentences.append("No labels were used: the loss is the entropy of the answers, so low means sure, not right.")
+    blank = sum(value is None for row in landscape.loss for value in row)
+    if blank:
+        sentences.append(
+            f"{blank} of the {len(landscape.x) * len(landscape.y)} networks of the plane gave no finite answer and are "
+            f"left blank. With BatchNorm, try recalibrate_bn."
+        )
+    return sentences
+
+
+def _mean_in_words(landscape: Landscape) -> str:
+    (mean,), experts = landscape.of_kind(MEAN), landscape.of_kind(EXPERT)
+    told = ", ".join(f"{mark.name} {_number(mark.loss)}" for mark in experts)
+    found = landscape.differences
+    if len(found) < len(experts):
+        return f"The mean of the three experts, or one of them, gave no finite answer ({told})."
+    below, above = [d.expert for d in found if d.high < 0], [d.expert for d in found if d.low > 0]
+    alike = [d.expert for d in found if d.low <= 0 <= d.high]
+    if len(below) == len(found):
+        where = "lies in a valley: lower than every expert"
+    elif len(above) == len(found):
+        where = "lies on a ridge: higher than every expert"
+    else:
+        groups = {"lower than": below, "higher than": above, "not told apart from": alike}
+        relations = [f"{word} {', '.join(names)}" for word, names in groups.items() if names]
+        where = f"lies neither in a valley nor on a ridge: {'; '.join(relations)}"
+    return f"The mean of the three experts {where} ({landscape.measure} {_number(mean.loss)} nats; {told})."
+
+
+def _barrier_in_words(landscape: Landscape) -> str:
+    known = [(segment, segment.barrier) for segment in landscape.segments if segment.barrier is not None]
+    if not known:
+        return "No barrier can be told: the answers along the segments are not finite."
+    segment, barrier = max(known, key=lambda pair: pair[1].height)
+    if barrier.height <= 0:
+        return "There is no barrier: between no two experts does the loss rise above the line between their own."
+    unsure = ", which these images do not tell from none" if barrier.low <= 0 else ""
+    return (
+        f"The highest barrier is {barrier.height:.3f} nats [{barrier.low:.3f}, {barrier.high:.3f}] above the straight "
+        f"line, {100 * barrier.at:.0f} % of the way from {segment.start} to {segment.end}{unsure}."
+    )
+
+
+def _path_in_words(landscape: Landscape) -> str:
+    losses = [point.loss for point in landscape.path if point.loss is not None]
+    furthest = max(point.distance for point in landscape.path)
+    spread = f"loss {min(losses):.3f} to {max(losses):.3f}" if losses else "no finite loss"
+    apart = any(point.encoder_coefficients != point.head_coefficients for point in landscape.path)
+    why = ", since encoder and head are blended by coefficients of their own" if apart else ""
+    outside = furthest > ON_PLANE * max(segment.length for segment in landscape.segments)
+    off = f"they lie up to {furthest:.3g} off the plane{why}" if outside else "they lie in the plane"
+    return f"{landscape.path_name}: {len(landscape.path)} merged models, {spread}; {off}."
+
+
+def _number(value: Number) -> str:
+    return "not finite" if value is None else f"{value:.3f}"

@@ -1,0 +1,112 @@
+"""The plane through three experts: orthonormal coordinates, affine coefficients, projections. Distances are true."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError, PoolError
+
+# Numbers of a row that are widened to fp64 at a time.
+CHUNK = 1 << 20
+# A triangle flatter than this, height by longest side, is a line as far as fp32 weights can tell.
+FLAT = 1e-4
+
+
+@dataclass(frozen=True)
+class Plane:
+    """The first expert is the origin, the second lies on the x axis, the third above it.
+
+    Distances are those of the parameters: BatchNorm statistics follow the coefficients but have no part in the metric,
+    since they are in other units.
+    """
+
+    pool: ExpertPool
+    corners: tuple[int, int, int]
+    second: float  # x of the second expert
+    third: tuple[float, float]  # x, y of the third
+
+    @classmethod
+    def through(cls, pool: ExpertPool, names: Sequence[str]) -> Plane:
+        """The plane through three experts by name; refused where they are fewer, or lie on one line."""
+        if len(names) != 3 or len(set(names)) != 3:
+            raise InputError(
+                f"A plane goes through three different experts; got {', '.join(names) or 'none'}. Name three of: "
+                f"{', '.join(pool.names)}."
+            )
+        corners = (pool.index(names[0]), pool.index(names[1]), pool.index(names[2]))
+        gram = _gram(pool, corners)
+        (first, both), (_, last) = gram.tolist()
+        longest = math.sqrt(max(first, last, first + last - 2 * both))
+        second = math.sqrt(first)
+        along = both / second if second > 0 else 0.0
+        height = math.sqrt(max(last - along**2, 0.0))
+        if second <= FLAT * longest or height <= FLAT * longest:
+            raise PoolError(
+                f"The experts {', '.join(names)} lie on one line (two may be the same, or one a blend of the others), "
+                f"so no plane goes through them. Name three others of: {', '.join(pool.names)}."
+            )
+        return cls(pool, corners, second, (along, height))
+
+    def coefficients(self, x: float, y: float) -> list[float]:
+        """Affine coefficients [K] of the network at (x, y): they sum to 1, and an expert's own are exactly e_k."""
+        third = y / self.third[1]
+        second = (x - third * self.third[0]) / self.second
+        found = [0.0] * len(self.pool)
+        for corner, share in zip(self.corners, (1 - second - third, second, third), strict=True):
+            found[corner] = share
+        return found
+
+    @property
+    def corner_coordinates(self) -> list[tuple[float, float]]:
+        return [(0.0, 0.0), (self.second, 0.0), self.third]
+
+    def project(self, weights: Tensor) -> tuple[float, float, float]:
+        """(x, y) of the point of the plane nearest to weights [P], and how far from the plane these lie."""
+        first, second = 0.0, 0.0
+        for a, b, c, point in self._chunks(weights):
+            first += float((point - a) @ (b - a))
+            second += float((point - a) @ (c - a))
+        x = first / self.second
+        y = (second - x * self.third[0]) / self.third[1]
+        shares = [self.coefficients(x, y)[corner] for corner in self.corners]
+        left = 0.0
+        for *experts, point in self._chunks(weights):
+            # Squares of differences, not a difference of squares: a distance of 0 would drown in rounding.
+            left += float((point - sum(s * e for s, e in zip(shares, experts, strict=True))).square().sum())
+        return x, y, math.sqrt(left)
+
+    def _chunks(self, weights: Tensor) -> Iterator[list[Tensor]]:
+        return _chunks(self.pool, [self.pool.bank[corner] for corner in self.corners] + [weights])
+
+
+def grid_axes(points: Sequence[tuple[float, float]], resolution: int, margin: float) -> tuple[list[float], list[float]]:
+    """Evenly spaced x and y over the box of all points, widened on each side by a share of its longer one."""
+    low, high = np.min(points, axis=0), np.max(points, axis=0)
+    room = margin * float((high - low).max())
+    x, y = (np.linspace(low[axis] - room, high[axis] + room, resolution).tolist() for axis in (0, 1))
+    return x, y
+
+
+def _gram(pool: ExpertPool, corners: tuple[int, int, int]) -> np.ndarray:
+    """Inner products [2,2] of the edges from the first expert, in fp64."""
+    gram = np.zeros((2, 2))
+    for a, b, c in _chunks(pool, [pool.bank[corner] for corner in corners]):
+        edges = torch.stack([b - a, c - a])
+        gram += (edges @ edges.T).cpu().numpy()
+    return gram
+
+
+def _chunks(pool: ExpertPool, rows: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The parameters of several rows [P] side by side in fp64, some at a time; floating buffers are left out."""
+    buffers = pool.layout.buffers
+    for start, stop in ((0, buffers.start), (buffers.stop, pool.layout.size)):
+        for begin in range(start, stop, CHUNK):
+            end = min(begin + CHUNK, stop)
+            yield [row[begin:end].double() for row in rows]

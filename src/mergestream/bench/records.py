@@ -1,0 +1,200 @@
+"""A run on disk: `run.json` (all arguments), `steps.jsonl` (one line a step), `predictions.npz`. Named by its hash."""
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mergestream.functional.metrics import (
+    batch_confusions,
+    collapsed_classes,
+    intervals,
+    summarise,
+    summarise_subgroups,
+)
+from mergestream.methods import Step
+from mergestream.pool.checkpoint import library_versions
+from mergestream.runtime.errors import CheckpointError
+from mergestream.runtime.files import (
+    folder_written_whole,
+    holds_only,
+    read_json,
+    sha256_of_json,
+    write_atomically,
+    write_json,
+    write_text,
+)
+
+SCHEMA_VERSION = 1
+HEADER, STEPS, PREDICTIONS = "run.json", "steps.jsonl", "predictions.npz"
+
+
+def run_hash(arguments: dict[str, Any]) -> str:
+    """The run's name: a hash of everything its numbers depend on."""
+    return sha256_of_json(arguments)[:16]
+
+
+def step_record(number: int, step: Step, indices: np.ndarray) -> dict[str, Any]:
+    """One JSON line. No label is in it."""
+    return {
+        "step": number,
+        "images": len(indices),
+        "encoder_coefficients": _numbers(step.encoder_coefficients),
+        "head_coefficients": _numbers(step.head_coefficients),
+        "entropy": _numbers(step.entropy),
+        "scores": _numbers(step.scores),
+        "consistency": _numbers(step.consistency),
+        "head_expert": step.head_expert,
+        "class_shift": _numbers(step.class_shift),
+        "lambdas": None if step.lambdas is None else _numbers(step.lambdas.reshape(len(step.lambdas), -1).mean(dim=1)),
+        "predictions": step.logits.argmax(dim=-1).tolist(),
+        "seconds": round(step.seconds, 6),
+    }
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its arguments, its steps, and every answer in order of arrival."""
+
+    arguments: dict[str, Any]
+    classes: tuple[str, ...]
+    steps: list[dict[str, Any]]
+    batches: tuple[np.ndarray, ...]
+    labels: Tensor  # [N] in order of arrival
+    predictions: Tensor  # [N] in order of arrival
+    probabilities: Tensor  # [N,C] in order of arrival; fp32, or rounded to fp16 where it was read from disk
+    metrics: dict[str, Any]
+    seconds_per_step: float | None = None  # the median; of a static method, where it was measured
+
+    @classmethod
+    def finish(
+        cls,
+        arguments: dict[str, Any],
+        classes: Sequence[str],
+        steps: list[dict[str, Any]],
+        batches: Sequence[np.ndarray],
+        labels: Tensor,
+        probabilities: Tensor,
+        *,
+        subgroups: Mapping[str, Sequence[str]] | None = None,
+        experts: Tensor | None = None,
+    ) -> "Run":
+        """All given in order of arrival. `experts` are the experts' own predictions [K,N], to see a collapse by."""
+        predictions = probabilities.argmax(dim=-1)
+        metrics = summarise(probabilities, labels, classes)
+        if subgroups:
+            metrics["subgroups"] = summarise_subgroups(probabilities, labels, classes, subgroups)
+        if experts is not None:
+            metrics["collapsed"] = collapsed_classes(experts, predictions, classes)
+        seconds = [step["seconds"] for step in steps if step["seconds"] is not None]
+        measured = float(np.median(seconds)) if seconds else None
+        return cls(
+            arguments, tuple(classes), steps, tuple(batches), labels, predictions, probabilities, metrics, measured
+        )
+
+    @property
+    def hash(self) -> str:
+        return run_hash(self.arguments)
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.metrics["accuracy"])
+
+    @property
+    def balanced_accuracy(self) -> float:
+        return float(self.metrics["balanced_accuracy"])
+
+    @property
+    def majority_share(self) -> float:
+        """Mean over batches of the share that the commonest class had."""
+        labels = self.labels.numpy()
+        return float(np.mean([np.bincount(labels[b]).max() / len(b) for b in self._positions()]))
+
+    def confusions(self) -> np.ndarray:
+        """One confusion matrix per batch [T,C,C]."""
+        return batch_confusions(self.predictions, self.labels, self._positions(), len(self.classes))
+
+    def intervals(self, *, resamples: int = 200) -> dict[str, tuple[float, float]]:
+        """The 95 % interval of each of this run's metrics, resampling whole batches."""
+        return intervals(self.probabilities, self.labels, self.classes, self._positions(), resamples=resamples)
+
+    def _positions(self) -> list[np.ndarray]:
+        """Where each batch lies in the order of arrival."""
+        ends = np.cumsum([len(batch) for batch in self.batches])
+        return np.split(np.arange(len(self.labels)), ends[:-1])
+
+    def reordered(self, arguments: dict[str, Any], batches: Sequence[np.ndarray]) -> "Run":
+        """The same answers in another order of arrival: what a static method would have said on that stream."""
+        place = np.empty(len(self.labels), dtype=np.int64)
+        place[np.concatenate(self.batches)] = np.arange(len(self.labels))
+        order = torch.from_numpy(place[np.concatenate(list(batches))])
+        predictions, start, steps = self.predictions[order], 0, []
+        for number, batch in enumerate(batches):
+            said = predictions[start : start + len(batch)].tolist()
+            steps.append({**self.steps[0], "step": number, "images": len(batch), "predictions": said, "seconds": None})
+            start += len(batch)
+        run = Run.finish(arguments, self.classes, steps, batches, self.labels[order], self.probabilities[order])
+        # Neither depends on the order; both need what a run does not carry.
+        kept = {key: value for key, value in self.metrics.items() if key in ("subgroups", "collapsed")}
+        return replace(run, metrics={**run.metrics, **kept}, seconds_per_step=self.seconds_per_step)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the run folder whole; a killed writer leaves nothing that looks finished."""
+        header = {
+            "schema_version": SCHEMA_VERSION,
+            "hash": self.hash,
+            "arguments": self.arguments,
+            "classes": list(self.classes),
+            "metrics": self.metrics,
+            "seconds_per_step": self.seconds_per_step,
+            "environment": {**library_versions(), "platform": platform.platform(), "threads": torch.get_num_threads()},
+        }
+        with folder_written_whole(Path(folder), lambda old: holds_only(old, {HEADER, STEPS, PREDICTIONS})) as scratch:
+            write_json(scratch / HEADER, header)
+            lines = (json.dumps({"schema_version": SCHEMA_VERSION, **step}) for step in self.steps)
+            write_text(scratch / STEPS, "".join(f"{line}\n" for line in lines))
+            write_atomically(scratch / PREDICTIONS, self._write_predictions)
+        return Path(folder)
+
+    def _write_predictions(self, path: Path) -> None:
+        with path.open("wb") as file:
+            np.savez_compressed(
+                file,
+                index=np.concatenate(self.batches),
+                batch=np.repeat(np.arange(len(self.batches)), [len(b) for b in self.batches]),
+                label=self.labels.numpy(),
+                prediction=self.predictions.numpy(),
+                probabilities=self.probabilities.numpy().astype(np.float16),
+            )
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Run":
+        """Read a run back. Probabilities come back as they were stored, in fp16; metrics are those of the header."""
+        root = Path(folder)
+        header = read_json(root / HEADER, SCHEMA_VERSION)
+        try:
+            steps = [json.loads(line) for line in (root / STEPS).read_text(encoding="utf-8").splitlines()]
+            with np.load(root / PREDICTIONS) as stored:
+                batches = np.split(stored["index"], np.flatnonzero(np.diff(stored["batch"])) + 1)
+                kept = [torch.from_numpy(stored[key]) for key in ("label", "prediction", "probabilities")]
+            arguments, classes, metrics = (header[key] for key in ("arguments", "classes", "metrics"))
+        except (OSError, ValueError, KeyError, BadZipFile) as error:
+            raise CheckpointError(f"The run {root} is damaged ({error!r}). Delete it and run it again.") from error
+        labels, predictions, p = kept
+        seconds = header.get("seconds_per_step")
+        return cls(arguments, tuple(classes), steps, tuple(batches), labels, predictions, p.float(), metrics, seconds)
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / HEADER).is_file()
+
+
+def _numbers(values: Tensor | None) -> list[float] | None:
+    return None if values is None else [float(f"{value:.7g}") for value in values.tolist()]

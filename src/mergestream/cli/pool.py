@@ -1,0 +1,177 @@
+"""mergestream pool …: parse, call one function, print."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from mergestream.pool.exchange.changes import Taken
+
+pool = typer.Typer(
+    help="Share, update and inspect experts: what a consortium does with its pool of models.",
+    no_args_is_help=True,
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")]
+Pool = Annotated[Path, typer.Argument(help="The pool: a folder of expert folders, and base/ where there is one.")]
+Expert = Annotated[Path, typer.Argument(help="The folder a site sent: weights.safetensors, expert.json.")]
+Name = Annotated[
+    str | None, typer.Option(help="The expert's name in the pool.", show_default="the name in its expert.json")
+]
+AllowOtherBase = Annotated[
+    bool, typer.Option("--allow-other-base", help="Take it though it was trained from another start than base/.")
+]
+
+
+@pool.command("list")
+def list_experts(folder: Pool, as_json: AsJson = False) -> None:
+    """Every expert in order: domain, accuracy on its own validation images, temperature, versions, hash."""
+    from mergestream.pool.exchange.listing import in_words, list_pool
+
+    listing = list_pool(folder)
+    _tell(as_json, listing.to_json(), in_words(listing))
+
+
+@pool.command("add")
+def add(
+    folder: Pool,
+    expert: Expert,
+    name: Name = None,
+    allow_other_base: AllowOtherBase = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check a site's expert and take it into the pool, as the last one.
+
+    Its hash, classes, network, pixels, base and weights must fit; warns of one that is far too sure of itself.
+    """
+    from mergestream.pool.exchange.changes import add_expert
+
+    _taken(as_json, add_expert(folder, expert, name=name, allow_other_base=allow_other_base), "is in the pool")
+
+
+@pool.command("replace")
+def replace(
+    folder: Pool,
+    expert: Expert,
+    name: Name = None,
+    allow_other_base: AllowOtherBase = False,
+    as_json: AsJson = False,
+) -> None:
+    """Put a site's newer expert in the place of its old one, after the same checks. The old one is kept."""
+    from mergestream.pool.exchange.changes import replace_expert
+
+    _taken(as_json, replace_expert(folder, expert, name=name, allow_other_base=allow_other_base), "was replaced")
+
+
+@pool.command("restore")
+def restore(
+    folder: Pool,
+    expert: Annotated[str, typer.Argument(help="The expert's name in the pool.")],
+    version: Annotated[int, typer.Argument(help="A number under 'kept' in 'pool list'.")],
+    as_json: AsJson = False,
+) -> None:
+    """Bring a replaced version of an expert back. The one in use now is kept too."""
+    from mergestream.pool.exchange.changes import restore_expert
+
+    _taken(as_json, restore_expert(folder, expert, version), f"is as in version {version} again")
+
+
+@pool.command("verify")
+def verify(folder: Pool, as_json: AsJson = False) -> None:
+    """Check the whole pool again, with its candidates and kept versions. Exit code 1 if anything is wrong."""
+    from mergestream.pool.exchange.verification import in_words, verify_pool
+
+    found = verify_pool(folder)
+    _tell(as_json, found.to_json(), in_words(found))
+    if not found.sound:
+        raise typer.Exit(1)
+
+
+@pool.command("import")
+def import_checkpoint(
+    out: Annotated[Path, typer.Argument(help="A new folder, named as the expert: OUT/NAME.")],
+    file: Annotated[Path, typer.Argument(help="A .safetensors or PyTorch file, or a Hugging Face folder.")],
+    network: Annotated[
+        str,
+        typer.Option(help="A timm name, or torchvision:NAME, transformers:CLASS, monai:CLASS."),
+    ],
+    classes: Annotated[
+        str, typer.Option(help="The classes in the order of the head's rows, as in 'benign,malignant'.")
+    ],
+    domain: Annotated[str | None, typer.Option(help="Where its training data came from.")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="The head's module, as in 'fc'.", show_default="found by the network's library")
+    ] = None,
+    arg: Annotated[
+        list[str] | None, typer.Option(help="An argument of the network, as in 'img_size=126'; again for more.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="Leave out tensors whose names begin so, such as a loss's 'criterion'.")
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(help="Pixels it expects, if not the usual ones: height and width.")
+    ] = None,
+    mean: Annotated[str | None, typer.Option(help="Mean per channel, as in '0.5,0.5,0.5'.")] = None,
+    std: Annotated[str | None, typer.Option(help="Standard deviation per channel.")] = None,
+    interpolation: Annotated[str | None, typer.Option(help="How pictures are resized, as in 'bicubic'.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make an expert folder of a checkpoint from timm, torchvision, Hugging Face, MONAI or a plain state dict.
+
+    Nothing is downloaded, and no code in a file is run. Tensors that are missing or unexpected are refused by name.
+    """
+    from mergestream.pool.importing.experts import arguments_of, import_expert, in_words
+    from mergestream.pool.importing.pixels import pixels_of
+
+    card = import_expert(
+        out,
+        file,
+        network=network,
+        classes=[name.strip() for name in classes.split(",")],
+        domain=domain,
+        head=head,
+        arguments=arguments_of(arg or []),
+        pixels=pixels_of(size, mean, std, interpolation),
+        ignore=ignore or [],
+    )
+    _tell(as_json, card.to_json(), in_words(card, out))
+
+
+@pool.command("merge")
+def merge(
+    folder: Pool,
+    out: Annotated[Path, typer.Argument(help="A new folder, named as the merged model.")],
+    encoder: Annotated[
+        str | None, typer.Option(help="A coefficient per expert, in the pool's order, as in '0.5,0.3,0.2'.")
+    ] = None,
+    head: Annotated[str | None, typer.Option(help="Others for the head.", show_default="the encoder's")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Or a method that needs no batch: mean, task_arithmetic, ties, fisher, regmean.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one merged model as an expert folder; its card says what it was merged from."""
+    from mergestream.methods.merged_expert import merge_pool, numbers_of
+
+    card = merge_pool(
+        folder,
+        out,
+        encoder=None if encoder is None else numbers_of(encoder, "--encoder"),
+        head=None if head is None else numbers_of(head, "--head"),
+        method=method,
+    )
+    parts = ", ".join(part["name"] for part in card.recipe["merged_from"])
+    _tell(as_json, card.to_json(), [f"'{card.name}', merged from {parts}: {out}"])
+
+
+def _taken(as_json: bool, taken: "Taken", what: str) -> None:
+    for warning in () if as_json else taken.warnings:
+        typer.echo(f"Warning: {warning}", err=True)
+    _tell(as_json, taken.to_json(), [f"'{taken.expert}' {what}: version {taken.version}, {taken.weights_sha256[:12]}"])
+
+
+def _tell(as_json: bool, value: dict[str, Any], sentences: Sequence[str]) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False) if as_json else "\n".join(sentences))

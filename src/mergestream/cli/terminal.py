@@ -1,0 +1,41 @@
+"""What commands show: progress with the time left, tables, sentences."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from mergestream.bench.report.tables import Table
+    from mergestream.runtime.parallel import Advance, Track
+
+
+def show(console: Console, tables: Sequence["Table"], sentences: Sequence[str], files: dict[str, Path]) -> None:
+    from mergestream.bench.report.tables import to_rich
+
+    for table in tables:
+        console.print(to_rich(table))
+    for line in (*sentences, *(f"{what}: {path}" for what, path in files.items())):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def progress(console: Console) -> "Track":
+    @contextmanager
+    def track(title: str, total: int) -> Iterator["Advance"]:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        said = TextColumn("{task.fields[said]}", markup=False)
+        with Progress(*columns, TimeRemainingColumn(), said, console=console, disable=total == 0) as progress:
+            task = progress.add_task(title, total=total, said="")
+
+            def advance(steps: int = 1, said: str = "") -> None:
+                progress.advance(task, steps)
+                if said:
+                    progress.update(task, said=said)
+
+            yield advance
+            progress.update(task, completed=total)
+
+    return track

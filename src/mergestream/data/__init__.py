@@ -1,0 +1,1 @@
+"""Data sets, streams, and the decoding of images and DICOM files."""

@@ -1,0 +1,153 @@
+"""CBIS-DDSM (Lee et al. 2017), as TCIA gives it (DICOM) or as Kaggle does (JPEG): case tables, and files by Subject ID.
+
+A Subject ID names a mammogram, Mass-Training_P_00001_LEFT_CC, or with a number after it one lesion in it. A lesion has
+two files, crop and mask. The tables' paths fit neither copy and swap the two in many rows: only Subject IDs are used.
+"""
+
+import io
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from PIL import Image
+
+from mergestream.data.datasets.pixels import read_pixels
+from mergestream.data.datasets.roots import Root
+from mergestream.data.datasets.tables import read_csv
+from mergestream.data.intake.shades import stretched
+from mergestream.runtime.errors import DataError
+
+FINDINGS, PARTS = ("mass", "calc"), {"train": "Training", "test": "Test"}
+MALIGNANT = {"MALIGNANT": True, "BENIGN": False, "BENIGN_WITHOUT_CALLBACK": False}
+SUBJECT = re.compile(r"(Mass|Calc)-(Training|Test)_P_\d+_(LEFT|RIGHT)_(CC|MLO)(_\d+)?")
+HEADER = 1 << 16  # bytes that surely hold an image's size
+COLUMNS = ("patient id", "breast density", "left or right breast", "image view", "abnormality id", "pathology")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One lesion: a row of a case table."""
+
+    mammogram: str  # Subject ID
+    lesion: str  # Subject ID
+    patient: str
+    finding: str  # mass or calc
+    view: str  # cc or mlo
+    density: str
+    part: str
+    malignant: bool
+
+
+def table_name(finding: str, part: str) -> str:
+    return f"{finding}_case_description_{part}_set.csv"
+
+
+def read_cases(root: Root) -> list[Case]:
+    """All lesions, in the order of the tables; of a finding there must be both tables or none."""
+    cases = []
+    for finding in FINDINGS:
+        if any(root.named(table_name(finding, part)) for part in PARTS):
+            for part in PARTS:
+                path = root.one(table_name(finding, part))
+                cases += [_case(row, finding, part, path, line) for line, row in enumerate(_rows(root, path), start=2)]
+    return cases
+
+
+def _rows(root: Root, path: str) -> list[dict[str, str]]:
+    """Rows whose columns have one spelling: the mass tables say breast_density, the others breast density."""
+    rows = [{name.lower().replace("_", " "): value for name, value in row.items()} for row in read_csv(root, path)]
+    lacking = [name for name in COLUMNS if rows and name not in rows[0]]
+    if lacking or not rows:
+        raise DataError(f"{path} in {root.location} lacks {f'the column {lacking[0]}' if rows else 'rows'}.")
+    return rows
+
+
+def _case(row: dict[str, str], finding: str, part: str, path: str, line: int) -> Case:
+    side, view = row["left or right breast"].upper(), row["image view"].upper()
+    mammogram = f"{finding.capitalize()}-{PARTS[part]}_{row['patient id']}_{side}_{view}"
+    lesion = f"{mammogram}_{row['abnormality id']}"
+    if not SUBJECT.fullmatch(lesion) or row["pathology"].upper() not in MALIGNANT:
+        raise DataError(
+            f"Row {line} of {path} is no lesion of CBIS-DDSM: patient, side, view and number give '{lesion}', "
+            f"and its pathology is '{row['pathology']}'."
+        )
+    malignant = MALIGNANT[row["pathology"].upper()]
+    return Case(mammogram, lesion, row["patient id"], finding, view.lower(), row["breast density"], part, malignant)
+
+
+def files_by_subject(root: Root) -> dict[str, list[str]]:
+    """Image files of every Subject ID: from the folders' names, from metadata.csv, or from Kaggle's dicom_info.csv.
+
+    A file of no known subject stands under its own path.
+    """
+    files = defaultdict[str, list[str]](list)
+    pairs = _jpegs(root) if root.named("dicom_info.csv") else _dicoms(root)
+    for subject, file in pairs:
+        files[subject].append(file)
+    return dict(files)
+
+
+def _dicoms(root: Root) -> list[tuple[str, str]]:
+    """Folders of both styles, UIDs and descriptive names, lie in one that is named by the Subject ID."""
+    tables = [read_csv(root, path, ("Series UID", "Subject ID")) for path in root.named("metadata.csv")]
+    by_series = {row["Series UID"]: row["Subject ID"] for table in tables for row in table}
+    pairs = []
+    for file in root.files:
+        if not file.lower().endswith(".dcm"):
+            continue
+        folders = PurePosixPath(file).parts[:-1]
+        known = [name for name in folders if SUBJECT.fullmatch(name)]
+        known = known or [by_series[name] for name in folders if name in by_series]
+        pairs.append((known[-1] if known else file, file))
+    return pairs
+
+
+def _jpegs(root: Root) -> list[tuple[str, str]]:
+    """Kaggle's table names jpeg/<series>/<file>, with folders before it that the download may not have."""
+    there = {PurePosixPath(path).parts[-2:]: path for path in root.images}
+    rows = read_csv(root, root.one("dicom_info.csv"), ("PatientID", "image_path"))
+    subjects = {PurePosixPath(row["image_path"]).parts[-2:]: row["PatientID"] for row in rows}
+    return [(subjects.get(file, path), path) for file, path in there.items()]
+
+
+def crop_of(root: Root, files: list[str]) -> str | None:
+    """The crop among a lesion's files: the smaller image. Where sizes do not tell, the one that is not a mask."""
+    areas = {file: _area(root, file) for file in files}
+    if len(files) > 1 and None not in areas.values() and len(set(areas.values())) == len(files):
+        return min(files, key=lambda file: areas[file] or 0)
+    crops = [file for file in files if not _is_mask(root, file)]
+    return min(crops, key=lambda file: (areas[file] or 0, file), default=None)
+
+
+def _area(root: Root, file: str) -> int | None:
+    """Pixels, from the header alone; None where it cannot be read."""
+    try:
+        head = io.BytesIO(root.read(file, first=HEADER))
+        if file.lower().endswith(".dcm"):
+            return _dicom_area(head)
+        with Image.open(head) as image:
+            return image.width * image.height
+    except DataError:
+        raise
+    except Exception:  # a damaged file is told of when it is decoded
+        return None
+
+
+def _dicom_area(head: io.BytesIO) -> int:
+    try:
+        import pydicom
+    except ImportError as error:
+        raise DataError("CBIS-DDSM is DICOM: install pydicom (pip install 'mergestream[data]').") from error
+    header = pydicom.dcmread(head, stop_before_pixels=True, specific_tags=["Rows", "Columns"])
+    return int(header.Rows) * int(header.Columns)
+
+
+def _is_mask(root: Root, file: str) -> bool:
+    """Two grey values only, or nearly so: JPEG blurs the edge between them."""
+    try:
+        # Over its own range: a window may leave a dark crop few shades.
+        grey = stretched(read_pixels(root.read(file), file)[0].numpy())
+    except Exception:  # a damaged file is told of when it is decoded
+        return False
+    return float(((grey > 32) & (grey < 223)).mean()) < 0.01

@@ -1,0 +1,106 @@
+"""Derm7pt (Kawahara et al. 2018): each lesion once under the dermoscope and once by a clinical camera."""
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from mergestream.data.datasets.index import LeftOut, Sample
+from mergestream.data.datasets.medimeta import Entry, find_medimeta, read_medimeta
+from mergestream.data.datasets.roots import Root, by_stem
+from mergestream.data.datasets.skin import BENIGN, MELANOMA, Found, Table, binary_label, find_table
+from mergestream.runtime.errors import UnknownNameError
+
+# The lists that Bissoto et al. published, and EPVT tests on: 872 and 839 images.
+ATLAS = {"derm": "atlas-dermato-all.csv", "clinic": "atlas-clinical-all.csv"}
+# MedIMeta's releases call the same two sets by either name.
+MEDIMETA = {"derm": ("derm7pt_derm", "skinl_derm"), "clinic": ("derm7pt_clinic", "skinl_photo")}
+TASKS = ("Diagnosis", "diagnosis", "Diagnosis grouped")
+
+
+def read_derm7pt(root: Root, kind: str) -> Found | None:
+    """The dermoscopic ('derm') or clinical ('clinic') images, or None where none of the known tables lies there."""
+    meta = find_table(root, "meta.csv", ("case_num", "diagnosis", "derm", "clinic"))
+    atlas = find_table(root, ATLAS[kind], ("image", "label"))
+    if meta:
+        return _release(root, kind, meta, atlas)
+    for folder in MEDIMETA[kind]:
+        if find_medimeta(root, folder) is not None:
+            return _medimeta(root, kind, folder)
+    return _atlas(root, kind, atlas) if atlas else None
+
+
+def label_of(diagnosis: str) -> int | None:
+    """None for a basal cell carcinoma: the task is melanoma against benign."""
+    if "basal cell" in diagnosis.lower():
+        return None
+    return MELANOMA if "melanoma" in diagnosis.lower() else BENIGN
+
+
+def _release(root: Root, kind: str, meta: Table, atlas: Table | None) -> Found:
+    """meta.csv names images as images/NEL/Nel026.jpg in a case of letters that the disk need not share."""
+    found = Found(meta.path, as_published=atlas is not None)
+    home, files = PurePosixPath(meta.path).parent.parent / "images", {path.lower(): path for path in root.images}
+    labels, seen = _atlas_labels(atlas) if atlas else {}, set[str]()
+    for row in meta.rows:
+        stem, path = PurePosixPath(row[kind]).stem.lower(), (home / row[kind]).as_posix()
+        label = labels.get(stem) if atlas else label_of(row["diagnosis"])
+        file = files.get(path.lower())
+        if stem in seen:
+            found.left_out.append(LeftOut(f"case {row['case_num']} of {meta.path}", f"shows {row[kind]} a second time"))
+        elif label is None:
+            why = f"not in {atlas.path}" if atlas else row["diagnosis"]
+            found.left_out.append(LeftOut(file or path, why))
+        elif file is None:
+            found.missing.append(path)
+        else:
+            found.samples.append(_sample(kind, stem, file, label, row["case_num"]))
+        seen.add(stem)
+    found.missing += [f"{stem} (of {atlas.path})" for stem in labels if stem not in seen and atlas]
+    return found
+
+
+def _atlas(root: Root, kind: str, atlas: Table) -> Found:
+    """The lists alone, with the images beside them."""
+    found, beside = Found(atlas.path), str(PurePosixPath(atlas.path).parent)
+    files = by_stem(path for path in root.images if path.startswith(f"{beside}/") or beside == ".")
+    cases = {row["image"].lower(): row.get("case", "") for row in atlas.rows}
+    for stem, label in _atlas_labels(atlas).items():
+        if stem in files:
+            found.samples.append(_sample(kind, stem, files[stem], label, cases[stem]))
+        else:
+            found.missing.append(f"{stem} (of {atlas.path})")
+    return found
+
+
+def _medimeta(root: Root, kind: str, folder: str) -> Found:
+    found = Found(f"{folder}/info.yaml", as_published=False)
+    for entry in _entries(root, folder):
+        name = entry.names[entry.label]
+        label = label_of(name)
+        if label is None:
+            found.left_out.append(LeftOut(entry.file if entry.array is None else f"{entry.id}.tiff", name))
+            continue
+        id_ = f"derm7pt_{kind}/{entry.id.rpartition('/')[2]}"
+        found.samples.append(
+            Sample(
+                id_, entry.file, f"derm7pt_{kind}", label, group=entry.subject or None, array=entry.array, row=entry.row
+            )
+        )
+    return found
+
+
+def _entries(root: Root, folder: str) -> list[Entry]:
+    """Releases differ in the spelling of the task."""
+    for task in TASKS[:-1]:
+        try:
+            return read_medimeta(root, folder, task)
+        except UnknownNameError:
+            continue
+    return read_medimeta(root, folder, TASKS[-1])
+
+
+def _atlas_labels(atlas: Table) -> Mapping[str, int]:
+    return {row["image"].lower(): binary_label(row["label"], atlas.path, row["image"]) for row in atlas.rows}
+
+
+def _sample(kind: str, stem: str, file: str, label: int, case: str) -> Sample:
+    return Sample(f"derm7pt_{kind}/{stem}", file, f"derm7pt_{kind}", label, group=case or None)

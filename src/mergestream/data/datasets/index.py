@@ -1,0 +1,137 @@
+"""Which samples a data set has, where their pixels lie and what is known of them; no pixel is read for it."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from mergestream.data.datasets.about import About
+from mergestream.data.datasets.roots import IMAGES
+from mergestream.runtime.errors import DataError, unknown_name
+
+NO_SUBGROUPS: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image: a file under the root, or one row of an array in such a file."""
+
+    id: str
+    file: str
+    domain: str
+    label: int
+    group: str | None = None  # slide, patient or lesion
+    acquired: Any = None  # sorts by time of acquisition
+    part: str | None = None  # the publisher's split
+    subgroups: Mapping[str, str] = field(default_factory=lambda: NO_SUBGROUPS)
+    array: str | None = None  # name of the array in an .npz or .hdf5 file, and the row
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What lies there but is not used, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """All samples of a data set, in one fixed order."""
+
+    about: About
+    classes: tuple[str, ...]
+    domains: tuple[str, ...]
+    samples: tuple[Sample, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    missing: tuple[str, ...] = ()  # named by a table, but not there
+    outside: tuple[str, ...] = ()
+    expected: Mapping[str, int] | None = None  # published images per domain, where this is not the whole set
+    whole: bool = True  # every part of it
+    crop_border: bool = False  # cut the black frame of a fundus photograph before resizing
+    missing_parts: Mapping[str, str] = field(default_factory=dict)  # the split of a missing file, where known
+    parts_from: str = ""  # a sentence on which files tell the publisher's splits apart
+
+    def __post_init__(self) -> None:
+        if not self.classes or len(set(self.classes)) != len(self.classes):
+            raise DataError(f"'{self.about.name}' needs distinct classes, got {list(self.classes)}.")
+        twice = [id_ for id_, count in Counter(sample.id for sample in self.samples).items() if count > 1]
+        if twice:
+            raise DataError(f"Two images of '{self.about.name}' have one id: {some(twice)}. Keep one of each.")
+
+    @property
+    def images_found(self) -> int:
+        """Images that lie there, used or not."""
+        return len(self.samples) + sum(PurePosixPath(each.what).suffix.lower() in IMAGES for each in self.left_out)
+
+    @property
+    def total(self) -> int | None:
+        """Published images in all, where only that is known and this is the whole set."""
+        return self.about.total if self.whole and not self.expected and not self.about.counts else None
+
+    def of(self, domain: str) -> list[Sample]:
+        return [sample for sample in self.samples if sample.domain == domain]
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Images by domain and class."""
+        table = {domain: dict.fromkeys(self.classes, 0) for domain in (*self.domains, *self.outside)}
+        for sample in self.samples:
+            table[sample.domain][self.classes[sample.label]] += 1
+        return table
+
+    def only(self, part: str, *, asked: bool = True) -> "Index":
+        """The samples of one of the publisher's splits, or of several joined by '+'; 'all' keeps every sample.
+
+        Outside domains are no part of a split and stay. A default part, not `asked` for, also keeps samples of which
+        no part is known.
+        """
+        if part == "all":
+            return replace(self, expected=self._published(self.about.parts)) if self.about.part_counts else self
+        wanted, known = part.split("+"), {sample.part for sample in self.samples}
+        for name in wanted:
+            if name not in self.about.parts:
+                raise unknown_name(f"part of '{self.about.name}'", name, ("all", *self.about.parts))
+            if asked and name not in known:
+                raise DataError(
+                    f"'{self.about.name}' has no image of the part '{name}' under this root. {self.parts_from}".strip()
+                )
+        keep = {*wanted} if asked else {*wanted, None}
+        return replace(
+            self,
+            samples=tuple(s for s in self.samples if s.part in keep or s.domain in self.outside),
+            missing=tuple(m for m in self.missing if self.missing_parts.get(m) in (None, *wanted)),
+            expected=self._published(wanted),
+            whole=False,
+        )
+
+    def _published(self, parts: Sequence[str]) -> Mapping[str, int]:
+        """Published images per domain of these parts together; the reader may know better."""
+        if self.expected is not None:
+            return self.expected
+        each = [self.about.part_counts.get(part, {}) for part in parts]
+        inside = {d: sum(counts[d] for counts in each) for d in self.about.domains if d in self.domains and all(each)}
+        return {**inside, **{d: self.about.counts[d] for d in self.outside if d in self.about.counts}}
+
+    def require_usable(self, *, allow_missing_classes: bool) -> None:
+        """Every domain has images, and of every class."""
+        counts = self.counts()
+        empty = [domain for domain in counts if not sum(counts[domain].values())]
+        if empty or not counts:
+            raise DataError(f"'{self.about.name}' has no image in the domain {some(empty) or '(there is none)'}.")
+        if allow_missing_classes or self.about.may_lack_classes:
+            return
+        for domain in self.domains:
+            lacking = [name for name, count in counts[domain].items() if not count]
+            if lacking:
+                raise DataError(
+                    f"The domain '{domain}' of '{self.about.name}' has no image of the class {some(lacking)}. If that "
+                    f"is so at this site, allow it: --allow-missing-classes, or allow_missing_classes=True."
+                )
+
+
+def some(names: Sequence[str], shown: int = 10) -> str:
+    """The first names of a list, and how many more there are."""
+    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(f"'{name}'" for name in names[:shown]) + rest

@@ -1,0 +1,202 @@
+"""ISIC 2019 by artefact, melanoma against benign, and four sets that only test (EPVT, Yan et al. 2023)."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+from mergestream.data.datasets.about import About
+from mergestream.data.datasets.derm7pt import read_derm7pt
+from mergestream.data.datasets.index import Index, LeftOut, Sample
+from mergestream.data.datasets.pad_ufes import read_pad_ufes
+from mergestream.data.datasets.ph2 import read_ph2
+from mergestream.data.datasets.roots import Root, by_stem
+from mergestream.data.datasets.skin import CLASSES, MELANOMA, Found, Table, binary_label, find_table
+from mergestream.runtime.errors import DataError
+
+ARTEFACTS = ("dark_corner", "hair", "gel_bubble", "ruler")
+DOMAINS = (*ARTEFACTS, "clean")
+OUTSIDE = {"derm7pt_derm": 872, "derm7pt_clinic": 839, "ph2": 200, "pad_ufes": 531}
+TRAIN = {"dark_corner": 2351, "hair": 4884, "gel_bubble": 1640, "ruler": 672, "clean": 2796}
+VAL = {"dark_corner": 368, "hair": 861, "gel_bubble": 267, "ruler": 113, "clean": 448}
+
+ABOUT = About(
+    name="isic",
+    title="ISIC 2019: melanoma or benign, five domains by artefact, four sets outside",
+    layout="ISIC_0000000.jpg and so on in any folder with train_bias_0_1.csv, val_bias_0_1.csv, test_bias_0_1.csv or "
+    "isic_inferred_wocarcinoma.csv; or EPVT's folders ISIC2019_train/<artefact>/{ben,mel}; ISIC_2019_Training_Metadata"
+    ".csv names the lesions. Beside them, each where it is wanted: release_v0 (Derm7pt) with edraAtlas's lists, "
+    "PH2Dataset, and PAD-UFES-20's metadata.csv with its images",
+    licence="ISIC 2019 CC BY-NC 4.0; PAD-UFES-20 CC BY 4.0; Derm7pt and PH2 research only (none checked at the source)",
+    source="challenge.isic-archive.com/data (2019, training); tables: github.com/SiyuanYan1/EPVT and "
+    "github.com/alceubissoto/artifact-generalization-skin; derm.cs.sfu.ca; fc.up.pt/addi; Mendeley Data zr7vgbcyr2",
+    domains=DOMAINS,
+    classes=CLASSES,
+    counts={**{domain: TRAIN[domain] + VAL[domain] for domain in DOMAINS}, **OUTSIDE},
+    views=("hflip", "vflip", "rot180", "transpose"),
+    group="lesion",
+    outside=tuple(OUTSIDE),
+    parts=("train", "val", "test"),
+    part_counts={"train": TRAIN, "val": VAL},
+    overlap="Several images of one lesion may lie in different artefact domains; derm7pt_derm and derm7pt_clinic show "
+    "the same lesions.",
+    notes="Without part= the publisher's train and val together (12,343 + 2,057; the paper writes 12,360 + 2,060). "
+    "bias='0.5_3' reads another trap set. Without edraAtlas's two lists Derm7pt is all but its basal cell carcinomas, "
+    "which is more than the published 872 and 839. MedIMeta's copies of Derm7pt are padded to squares with black.",
+)
+
+INFERRED = "isic_inferred_wocarcinoma.csv"
+THRESHOLD = 0.65
+IMAGE = re.compile(r"ISIC_\d+(_downsampled)?", re.IGNORECASE)
+PART_FOLDER = re.compile(r"ISIC2019_(train|val|test)", re.IGNORECASE)
+PARTS_FROM = (
+    "The parts are told by train_bias_0_1.csv, val_bias_0_1.csv and test_bias_0_1.csv, or by EPVT's folders "
+    "ISIC2019_train, ISIC2019_val and ISIC2019_test: put them under the root."
+)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One row of an artefact table, or one image of EPVT's folders."""
+
+    image: str
+    domain: str
+    label: int
+    part: str | None
+
+
+def artefact_domain(scores: Mapping[str, float]) -> str:
+    """EPVT's rule: the likeliest of four artefacts if it is likelier than 0.65, else clean; the first one of equals."""
+    likeliest = max(ARTEFACTS, key=lambda artefact: scores[artefact])
+    return likeliest if scores[likeliest] > THRESHOLD else "clean"
+
+
+def read(root: Root, *, bias: str = "0_1") -> Index:
+    found, parts, published = _inside(root, bias)
+    outside: dict[str, Found] = {}
+    for domain in OUTSIDE:
+        each = _outside(root, domain)
+        if each and each.samples:
+            outside[domain] = each
+        elif each:
+            found.left_out.append(LeftOut(each.table, "none of the images that it names lies under the root"))
+    if not found.samples and not outside:
+        raise DataError(_nothing(root, found))
+    every = [found, *outside.values()] if found.samples else list(outside.values())
+    left_out = dict.fromkeys(each for one in (found, *outside.values()) for each in one.left_out)
+    return Index(
+        _about(published, {domain for domain, each in outside.items() if each.as_published}),
+        CLASSES,
+        DOMAINS if found.samples else (),
+        tuple(sample for one in every for sample in one.samples),
+        tuple(left_out),
+        tuple(file for one in every for file in one.missing),
+        outside=tuple(outside),
+        parts_from=PARTS_FROM,
+        missing_parts=parts,
+    )
+
+
+def _about(inside: bool, outside: set[str]) -> About:
+    """The card with those published counts that belong to exactly the lists that were read."""
+    counts = {domain: count for domain, count in ABOUT.counts.items() if domain in outside or domain in DOMAINS}
+    if inside:
+        return replace(ABOUT, counts=counts)
+    return replace(ABOUT, counts={domain: counts[domain] for domain in outside}, part_counts={})
+
+
+def _outside(root: Root, domain: str) -> Found | None:
+    if domain.startswith("derm7pt_"):
+        return read_derm7pt(root, domain.removeprefix("derm7pt_"))
+    return read_ph2(root) if domain == "ph2" else read_pad_ufes(root)
+
+
+def _inside(root: Root, bias: str) -> tuple[Found, dict[str, str], bool]:
+    """ISIC itself, the part of each missing file, and whether the published counts can be asked for."""
+    files = by_stem(path for path in root.images if IMAGE.fullmatch(PurePosixPath(path).stem))
+    tables = _tables(root, bias)
+    if not tables:
+        placed = _folder_rows(root)
+        names = {row.image.lower(): path for path, row in placed.items()}
+        found, parts = _join(root, placed.values(), names, "EPVT's folders")
+        return found, parts, all(row.part for row in placed.values())
+    rows = [row for part, table in tables.items() for row in scored(table, part)]
+    found, parts = _join(root, rows, files, next(iter(tables.values())).path)
+    named = {row.image.lower() for row in rows}
+    if found.samples:
+        why = "in none of the artefact tables (carcinomas are not)"
+        found.left_out += [LeftOut(path, why) for stem, path in files.items() if stem not in named]
+    else:
+        found.left_out = [LeftOut(table.path, "none of its images lies under the root") for table in tables.values()]
+    return found, parts, bias == "0_1" and None not in tables
+
+
+def _tables(root: Root, bias: str) -> dict[str | None, Table]:
+    """The artefact tables by part; the one table without splits counts where there is no other."""
+    columns = ("image", *ARTEFACTS, "label")
+    split = {part: find_table(root, f"{part}_bias_{bias}.csv", columns) for part in ABOUT.parts}
+    tables: dict[str | None, Table] = {part: table for part, table in split.items() if table}
+    if not tables and bias != "0_1":
+        raise DataError(f"{root.location} has no train_bias_{bias}.csv: bias= is written as in '0.5_3'.")
+    whole = None if tables else find_table(root, INFERRED, columns)
+    return {None: whole} if whole else tables
+
+
+def scored(table: Table, part: str | None) -> list[Scored]:
+    """The rows of an artefact table: domain by the scores, label as it stands there."""
+    rows = []
+    for row in table.rows:
+        image = row["image"]
+        try:
+            scores = {artefact: float(row[artefact]) for artefact in ARTEFACTS}
+        except ValueError as error:
+            raise DataError(f"{table.path} has a score of {image} that is no number: {error}.") from error
+        if not all(map(math.isfinite, scores.values())):
+            raise DataError(f"{table.path} has a score of {image} that is not finite: {scores}.")
+        rows.append(Scored(image, artefact_domain(scores), binary_label(row["label"], table.path, image), part))
+    return rows
+
+
+def _folder_rows(root: Root) -> dict[str, Scored]:
+    """EPVT's ISIC2019_train/<domain>/{ben,mel}: the path tells all."""
+    found: dict[str, Scored] = {}
+    for path in root.images:
+        above, domain, name = ("", "", "", *(part.lower() for part in PurePosixPath(path).parent.parts))[-3:]
+        if domain in DOMAINS and name in ("ben", "mel"):
+            part = PART_FOLDER.fullmatch(above)
+            found[path] = Scored(PurePosixPath(path).stem, domain, int(name == "mel"), part[1] if part else None)
+    return found
+
+
+def _join(root: Root, rows: Iterable[Scored], files: Mapping[str, str], table: str) -> tuple[Found, dict[str, str]]:
+    """Rows with their files, lesions and the challenge's own diagnosis."""
+    lesions = _column(root, "ISIC_2019_Training_Metadata.csv", "lesion_id")
+    melanomas = _column(root, "ISIC_2019_Training_GroundTruth.csv", "MEL")
+    found, parts = Found(table), dict[str, str]()
+    for row in rows:
+        file = files.get(row.image.lower())
+        truth = melanomas.get(row.image)
+        if file is None:
+            found.missing.append(f"{row.image}.jpg")
+            parts |= {f"{row.image}.jpg": row.part} if row.part else {}
+        elif truth and (truth in ("1", "1.0")) != (row.label == MELANOMA):
+            found.left_out.append(LeftOut(file, f"{CLASSES[row.label]} by {table}, not by ISIC's ground truth"))
+        else:
+            group = lesions.get(row.image) or None
+            found.samples.append(Sample(row.image, file, row.domain, row.label, group=group, part=row.part))
+    return found, parts
+
+
+def _column(root: Root, name: str, column: str) -> dict[str, str]:
+    table = find_table(root, name, ("image", column))
+    return {row["image"]: row[column] for row in table.rows} if table else {}
+
+
+def _nothing(root: Root, found: Found) -> str:
+    named = f"its tables name {len(found.missing)} images of which none lies there; " if found.missing else ""
+    return (
+        f"{root.location} is not a root of 'isic': it should hold the artefact tables (train_bias_0_1.csv or "
+        f"{INFERRED}) with the images, EPVT's folders ISIC2019_train/<artefact>/ben, or one of {', '.join(OUTSIDE)}; "
+        f"{named}it holds {root.glance()}."
+    )

@@ -1,0 +1,160 @@
+"""MedIMeta (Woerner et al. 2024): one folder a data set, the same format for all of them."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import yaml  # type: ignore[import-untyped]
+
+from mergestream.data.datasets.arrays import array_shape, read_array
+from mergestream.data.datasets.roots import Root
+from mergestream.data.datasets.tables import decode_text, read_csv
+from mergestream.runtime.errors import DataError, unknown_name
+
+PARTS = ("train", "val", "test")
+SUBJECT = re.compile(r"(patient|subject|case|scan|volume)([ _-]?(id|number|name))?", re.IGNORECASE)
+LICENCE = "CC BY-NC-SA 4.0 (as the record says; each folder's LICENSE and info.yaml name the source's own)"
+SOURCE = "zenodo.org/records/7884735 (doi 10.5281/zenodo.7884735), one zip per folder"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One image of a MedIMeta folder. `array` is None where `file` is the image itself."""
+
+    id: str  # folder and number: organs_axial/000123
+    file: str
+    array: str | None
+    row: int
+    label: int
+    names: tuple[str, ...]  # of all labels of the task, from info.yaml
+    part: str | None  # train, val or test
+    annotations: Mapping[str, str]  # its row of annotations.csv; empty where there is none
+
+    @property
+    def subject(self) -> str | None:
+        """The patient or scan, where annotations.csv has a column that names one."""
+        return next((value for name, value in self.annotations.items() if SUBJECT.fullmatch(name) and value), None)
+
+
+def find_medimeta(root: Root, folder_name: str) -> str | None:
+    """Where a MedIMeta folder lies under a root: by its name, else by the id in its info.yaml."""
+    homes = [PurePosixPath(path).parent for path in root.named("info.yaml")]
+    found = [home for home in homes if home.name.lower() == folder_name.lower()]
+    found = found or [home for home in homes if _info(root, str(home)).get("id") == folder_name]
+    if len(found) > 1:
+        raise DataError(f"{root.location} holds {folder_name} twice: {found[0]} and {found[1]}. Keep one of them.")
+    return str(found[0]) if found else None
+
+
+def read_medimeta(root: Root, folder_name: str, task: str) -> list[Entry]:
+    """All images of one MedIMeta folder, by number, with their labels for one task.
+
+    Images are images/000123.tiff or, where there is no such folder, rows of images.hdf5. The label of image 123 is the
+    123rd of task_labels/<task>.npy, and splits/{train,val,test}.txt say which part it belongs to.
+    """
+    home = find_medimeta(root, folder_name)
+    if home is None:
+        raise DataError(
+            f"{root.location} should hold the MedIMeta folder {folder_name} with its info.yaml; "
+            f"it holds {root.glance()}."
+        )
+    names = _label_names(root, home, task)
+    labels = _labels(root, _inside(home, "task_labels", f"{task}.npy"), names)
+    places = _places(root, home, len(labels))
+    parts, annotations = _parts(root, home, len(labels)), _annotations(root, home)
+    return [
+        Entry(f"{folder_name}/{n:06d}", *places[n], label, names, parts.get(n), annotations.get(n, {}))
+        for n, label in enumerate(labels)
+    ]
+
+
+def _inside(home: str, *parts: str) -> str:
+    return PurePosixPath(home, *parts).as_posix()
+
+
+def _info(root: Root, home: str) -> dict[str, Any]:
+    path = _inside(home, "info.yaml")
+    try:
+        info = yaml.safe_load(decode_text(root.read(path)))
+    except yaml.YAMLError as error:
+        raise DataError(f"{path} in {root.location} is not YAML: {error}.") from error
+    return info if isinstance(info, dict) else {}
+
+
+def _label_names(root: Root, home: str, task: str) -> tuple[str, ...]:
+    """The names of a task's labels in the order of their numbers, which must be 0, 1, 2 and so on."""
+    tasks = _info(root, home).get("tasks") or []
+    labels = {str(each.get("task_name")): each.get("labels") for each in tasks if isinstance(each, dict)}
+    if task not in labels:
+        raise unknown_name(f"task in {_inside(home, 'info.yaml')}", task, labels)
+    names = labels[task]
+    if not isinstance(names, dict) or sorted(names) != list(range(len(names))):
+        raise DataError(f"{_inside(home, 'info.yaml')} in {root.location} does not number the labels of '{task}'.")
+    return tuple(str(names[number]) for number in range(len(names)))
+
+
+def _labels(root: Root, path: str, names: tuple[str, ...]) -> list[int]:
+    labels = read_array(root, path, "labels")
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(f"{path} in {root.location} should hold one number an image: {labels.dtype} {labels.shape}.")
+    if labels.size and not 0 <= labels.min() <= labels.max() < len(names):
+        raise DataError(
+            f"{path} in {root.location} has labels from {labels.min()} to {labels.max()}; "
+            f"info.yaml names {len(names)}, from 0."
+        )
+    return [int(label) for label in labels]
+
+
+def _places(root: Root, home: str, count: int) -> list[tuple[str, str | None, int]]:
+    """File, array and row of every image; there must be as many as labels."""
+    folder = _inside(home, "images")
+    files = {_number(root, path): path for path in root.images if str(PurePosixPath(path).parent) == folder}
+    packed = _inside(home, "images.hdf5")
+    if files:
+        there, numbers = f"{len(files)} images in {folder}", sorted(files)
+    elif packed in root.files:
+        rows = array_shape(root, packed, "images")[0]
+        there, numbers = f"{rows} rows in {packed}", list(range(rows))
+    else:
+        raise DataError(f"{root.location} has neither {folder}/ nor {packed}. Unpack the images there.")
+    if numbers != list(range(count)):
+        absent = sorted(set(range(count)) - set(numbers))
+        first = f"; the first that is missing is {absent[0]:06d}" if absent else ""
+        raise DataError(f"{root.location} has {count} labels but {there}{first}. Fetch {home} again.")
+    return [(files[n], None, 0) if files else (packed, "images", n) for n in numbers]
+
+
+def _parts(root: Root, home: str, count: int) -> dict[int, str]:
+    """The part of every image that the publisher's split files name."""
+    parts: dict[int, str] = {}
+    for part in PARTS:
+        path = _inside(home, "splits", f"{part}.txt")
+        for line in decode_text(root.read(path)).split("\n") if path in root.files else ():
+            if not line.strip():
+                continue
+            number = _number(root, line.strip(), path)
+            if number >= count:
+                raise DataError(f"{path} in {root.location} names {line.strip()}, but there are {count} images.")
+            if parts.setdefault(number, part) != part:
+                raise DataError(f"{line.strip()} in {root.location} is in two splits: {parts[number]} and {part}.")
+    return parts
+
+
+def _annotations(root: Root, home: str) -> dict[int, dict[str, str]]:
+    path = _inside(home, "annotations.csv")
+    if path not in root.files:
+        return {}
+    return {_number(root, row["filepath"], path): row for row in read_csv(root, path, ("filepath",))}
+
+
+def _number(root: Root, image: str, named_in: str = "images") -> int:
+    """123 of images/000123.tiff."""
+    stem = PurePosixPath(image.replace("\\", "/")).stem
+    if not stem.isdecimal():
+        raise DataError(f"{image} ({named_in} in {root.location}) is no MedIMeta image: 000123.tiff was expected.")
+    return int(stem)

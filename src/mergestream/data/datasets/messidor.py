@@ -1,0 +1,147 @@
+"""Messidor: diabetic retinopathy in fundus photographs of three hospitals (Decencière et al. 2014)."""
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+from mergestream.data.datasets.about import About
+from mergestream.data.datasets.index import Index, LeftOut, Sample
+from mergestream.data.datasets.roots import Root
+from mergestream.data.datasets.spreadsheets import read_sheet
+from mergestream.runtime.errors import DataError
+
+ABOUT = About(
+    name="messidor",
+    title="Messidor: grade of diabetic retinopathy, three hospitals",
+    layout="Base11 to Base14, Base21 to Base24 and Base31 to Base34, as zips, folders or one flat folder of .tif, "
+    "each with its Annotation_BaseXX.xls (or .xlsx, or .csv)",
+    licence="research and education only; no redistribution",
+    source="adcis.net/en/third-party/messidor (registration)",
+    domains=("Lariboisière", "St Etienne", "Brest"),
+    classes=("grade 0", "grade 1", "grade 2", "grade 3"),
+    total=1187,
+    views=("hflip", "vflip"),
+    notes="1,200 images; 1,187 with the publisher's errata, which are applied unless errata=False: four grades are "
+    "corrected and 13 copies in Base33 left out. Images per hospital are not published here: 400 each is said, before "
+    "the errata, but not verified. No patient is named. The black border is cut.",
+)
+
+# The departments as the tables write them, or what is left of them after a wrong encoding.
+DEPARTMENTS = {"lariboisi": "Lariboisière", "tienne": "St Etienne", "brest": "Brest"}
+COLUMNS = ("Image name", "Ophthalmologic department", "Retinopathy grade")
+ANNOTATION = re.compile(r"annotation[ _-]*(base\d\d)\.(xlsx?|csv)", re.IGNORECASE)
+BASE = re.compile(r"base\d\d", re.IGNORECASE)
+TAKEN = re.compile(r"(\d{8})_(\d+)_\d+_pp", re.IGNORECASE)
+
+# Of 31 August and 24 October 2016.
+CORRECTIONS = {
+    ("Base11", "20051020_63045_0100_PP"): 0,
+    ("Base11", "20051020_63936_0100_PP"): 1,
+    ("Base11", "20051020_64007_0100_PP"): 3,
+    ("Base13", "20060523_48477_0100_PP"): 3,
+}
+# Of 16 August 2017, all in Base33: the copy, and the image that stays. Like the corrections, as other loaders quote the
+# publisher's page; some of them drop the second image of each pair instead, which also leaves 1,187.
+COPIES = {
+    "20051202_55582_0400_PP": "20051202_54744_0400_PP",
+    "20051202_41076_0400_PP": "20051202_40508_0400_PP",
+    "20051202_48287_0400_PP": "20051202_41238_0400_PP",
+    "20051202_48586_0400_PP": "20051202_41260_0400_PP",
+    "20051202_55457_0400_PP": "20051202_54530_0400_PP",
+    "20051202_55626_0400_PP": "20051205_33025_0400_PP",
+    "20051202_54783_0400_PP": "20051202_55607_0400_PP",
+    "20051202_48575_0400_PP": "20051202_41034_0400_PP",
+    "20051205_32966_0400_PP": "20051205_35099_0400_PP",
+    "20051202_55484_0400_PP": "20051202_54555_0400_PP",
+    "20051205_32981_0400_PP": "20051205_35110_0400_PP",
+    "20051202_55562_0400_PP": "20051202_54611_0400_PP",
+    "20051202_54547_0400_PP": "20051202_55498_0400_PP",
+}
+
+
+def read(root: Root, *, errata: bool = True) -> Index:
+    samples, left_out, missing = list[Sample](), list[LeftOut](), list[str]()
+    images, named = _Images(root), set[str]()
+    for base, table in _annotations(root).items():
+        for row in read_sheet(root, table, COLUMNS):
+            stem, grade = PurePosixPath(row["Image name"]).stem, _grade(row["Retinopathy grade"], row, table)
+            file = images.find(base, stem)
+            if file is None:
+                missing.append(f"{base}/{row['Image name']}")
+                continue
+            named.add(file)
+            if errata and base == "Base33" and stem in COPIES:
+                left_out.append(LeftOut(file, f"a copy of {COPIES[stem]} (publisher's erratum)"))
+                continue
+            correct = CORRECTIONS.get((base, stem), grade) if errata else grade
+            if correct != grade:
+                left_out.append(LeftOut(f"grade {grade} of {base}/{stem}", f"is {correct} (publisher's erratum)"))
+            domain = department(row["Ophthalmologic department"], table)
+            samples.append(Sample(f"{base}/{stem}", file, domain, correct, acquired=acquired(stem)))
+    left_out += [LeftOut(path, "no annotation names it") for path in images.all if path not in named]
+    samples.sort(key=lambda sample: sample.id)
+    return Index(ABOUT, ABOUT.classes, ABOUT.domains, tuple(samples), tuple(left_out), tuple(missing), crop_border=True)
+
+
+def department(text: str, table: str = "the table") -> str:
+    """The hospital that a department's name means, whatever became of its accents."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    for part, name in DEPARTMENTS.items():
+        if part in plain:
+            return name
+    raise DataError(f"{table} names the department '{text}', none of {', '.join(ABOUT.domains)}.")
+
+
+def acquired(stem: str) -> str | None:
+    """Day and time of day from a file name, as text that sorts: 20051019_38557_0100_PP -> 20051019-038557."""
+    match = TAKEN.fullmatch(stem)
+    return f"{match[1]}-{int(match[2]):06d}" if match else None
+
+
+def _grade(text: str, row: dict[str, str], table: str) -> int:
+    if text not in ("0", "1", "2", "3"):
+        raise DataError(f"{table} gives {row['Image name']} the retinopathy grade '{text}', none of 0 to 3.")
+    return int(text)
+
+
+def _annotations(root: Root) -> dict[str, str]:
+    """The annotation table of every Base that lies there."""
+    found: dict[str, str] = {}
+    for path in root.files:
+        match = ANNOTATION.fullmatch(PurePosixPath(path).name)
+        if not match:
+            continue
+        base = match[1].capitalize()
+        if base in found:
+            raise DataError(f"{root.location} has two annotations of {base}: {found[base]} and {path}. Keep one.")
+        found[base] = path
+    if not found:
+        raise DataError(
+            f"{root.location} is not a root of 'messidor': it should hold Annotation_Base11.xls and so on beside or "
+            f"in Base11 and so on; it holds {root.glance()}."
+        )
+    return dict(sorted(found.items()))
+
+
+class _Images:
+    """Images by Base and name, or by name alone where they lie flat."""
+
+    def __init__(self, root: Root) -> None:
+        self.all = [path for path in root.images if TAKEN.fullmatch(PurePosixPath(path).stem) or _base_of(path)]
+        self._found: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for path in self.all:
+            self._found[_base_of(path), PurePosixPath(path).stem.lower()].append(path)
+
+    def find(self, base: str, stem: str) -> str | None:
+        found = self._found.get((base, stem.lower())) or self._found.get(("", stem.lower())) or []
+        if len(found) > 1:
+            raise DataError(f"{base} has the image {stem} twice: {found[0]} and {found[1]}. Keep one of them.")
+        return found[0] if found else None
+
+
+def _base_of(path: str) -> str:
+    """The Base whose folder an image lies in, '' for none."""
+    folders: Iterable[str] = reversed(PurePosixPath(path).parent.parts)
+    return next((folder.capitalize() for folder in folders if BASE.fullmatch(folder)), "")

@@ -1,0 +1,102 @@
+"""MIDOG 2025, track 2: atypical and normal mitotic figures of seven tumours (Weiss et al. 2025)."""
+
+from collections import defaultdict
+from pathlib import PurePosixPath
+
+from mergestream.data.datasets.about import About
+from mergestream.data.datasets.index import Index, LeftOut, Sample
+from mergestream.data.datasets.roots import Root, by_stem
+from mergestream.data.datasets.tables import Rows, read_csv
+from mergestream.runtime.errors import DataError, unknown_name
+
+TABLE = "MIDOG25_Atypical_Classification_Train_Set.csv"
+# What a domain may be, and its column.
+KINDS = {"tumor": "Tumor", "scanner": "Scanner", "origin": "Origin", "species": "Species"}
+COLUMNS = ("image_id", "filename", "coordinateX", "coordinateY", *KINDS.values(), "majority")
+TYPOS = {"Hamammatsu XR": "Hamamatsu XR"}
+
+ABOUT = About(
+    name="midog",
+    title="MIDOG 2025: atypical mitotic figures of seven tumours",
+    layout=f"{TABLE} and, in any folder, the images that its column image_id names",
+    licence="not checked; read it in the Zenodo record",
+    source="doi.org/10.5281/zenodo.16044804",
+    domains=(
+        "canine cutaneous mast cell tumor",
+        "canine lung cancer",
+        "canine lymphoma",
+        "canine soft tissue sarcoma",
+        "human breast cancer",
+        "human melanoma",
+        "human neuroendocrine tumor",
+    ),
+    classes=("NMF", "AMF"),
+    counts={
+        "canine cutaneous mast cell tumor": 2327,
+        "canine lung cancer": 855,
+        "canine lymphoma": 3959,
+        "canine soft tissue sarcoma": 1286,
+        "human breast cancer": 1719,  # of 1721 cells: the image 8925.png stands for two of them
+        "human melanoma": 1150,
+        "human neuroendocrine tumor": 639,
+    },
+    views=("hflip", "vflip", "rot180", "transpose"),
+    group="slide",
+    subgroups=tuple(KINDS),
+    notes="Option: domain='tumor', 'scanner', 'origin' or 'species'. Every tumour but human breast cancer has one "
+    "scanner, so tumour and scanner cannot be told apart. 85 % are NMF: read balanced accuracy, not accuracy.",
+)
+
+
+def read(root: Root, *, domain: str = "tumor") -> Index:
+    if domain not in KINDS:
+        raise unknown_name("kind of domain in 'midog'", domain, KINDS)
+    table = root.one(TABLE)
+    there = by_stem(root.images)
+    samples, left_out, missing = [], [], []
+    for image, rows in _by_image(read_csv(root, table, COLUMNS), table).items():
+        # Some copies keep `8925.png` as a .webp.
+        path = there.pop(PurePosixPath(image).stem.lower(), None)
+        if len(rows) > 1:
+            left_out += [LeftOut(path, f"its rows in the CSV differ: {_cells(rows)}")] if path else []
+        elif path is None:
+            missing.append(image)
+        else:
+            samples.append(_sample(image, path, rows[0], domain))
+    left_out += [LeftOut(path, "no row in the CSV") for path in there.values()]
+    published = domain == "tumor"
+    return Index(
+        ABOUT,
+        ABOUT.classes,
+        ABOUT.domains if published else tuple(sorted({sample.domain for sample in samples})),
+        tuple(samples),
+        tuple(left_out),
+        tuple(missing),
+        expected=None if published else {},
+    )
+
+
+def _by_image(rows: Rows, table: str) -> dict[str, Rows]:
+    """The distinct rows of every image, in the order of the table."""
+    found: defaultdict[str, Rows] = defaultdict(list)
+    for number, row in enumerate(rows, start=2):
+        used = {column: TYPOS.get(row[column], row[column]) for column in COLUMNS}
+        empty = [column for column, value in used.items() if not value]
+        if empty:
+            raise DataError(f"Line {number} of {table} has an empty {empty[0]}.")
+        for column, known in (("majority", ABOUT.classes), ("Tumor", ABOUT.domains)):
+            if used[column] not in known:
+                raise DataError(f"Line {number} of {table} has the {column} '{used[column]}', none of {list(known)}.")
+        if used not in found[used["image_id"]]:
+            found[used["image_id"]].append(used)
+    return found
+
+
+def _sample(image: str, path: str, row: dict[str, str], domain: str) -> Sample:
+    kinds = {kind: row[column] for kind, column in KINDS.items()}
+    label = ABOUT.classes.index(row["majority"])
+    return Sample(image, path, kinds[domain], label, group=row["filename"], subgroups=kinds)
+
+
+def _cells(rows: Rows) -> str:
+    return " and ".join(f"{r['filename']} at ({r['coordinateX']}, {r['coordinateY']}), {r['majority']}" for r in rows)

@@ -1,0 +1,74 @@
+"""Organs of MedIMeta: eleven organs in computed tomography, cut in three planes (Woerner et al. 2024, from LiTS)."""
+
+from pathlib import PurePosixPath
+
+from mergestream.data.datasets.about import About
+from mergestream.data.datasets.index import Index, Sample
+from mergestream.data.datasets.medimeta import LICENCE, PARTS, SOURCE, Entry, read_medimeta
+from mergestream.data.datasets.roots import Root
+from mergestream.runtime.errors import DataError
+
+PLANES = ("axial", "coronal", "sagittal")
+TASK = "organ label"
+
+ABOUT = About(
+    name="organs",
+    title="MedIMeta organs: eleven organs in CT slices of three planes",
+    layout="organs_axial, organs_coronal and organs_sagittal, each with images/ (or images.hdf5), info.yaml, splits/ "
+    "and task_labels/organ label.npy",
+    licence=LICENCE,
+    source=SOURCE,
+    domains=PLANES,
+    classes=(
+        "heart",
+        "left lung",
+        "right lung",
+        "liver",
+        "spleen",
+        "pancreas",
+        "left kidney",
+        "right kidney",
+        "bladder",
+        "left femoral head",
+        "right femoral head",
+    ),
+    counts=dict.fromkeys(PLANES, 1645),
+    views=("brightness",),  # left and right are classes: a flip would make a label false
+    group="CT scan",
+    parts=PARTS,
+    part_counts={
+        "train": dict.fromkeys(PLANES, 871),
+        "val": dict.fromkeys(PLANES, 156),
+        "test": dict.fromkeys(PLANES, 618),
+    },
+    overlap="The three planes are cut from the same patients: an expert of one plane has seen the patients of another. "
+    "The part 'test' is LiTS's own test set in all planes: train on part='train+val' and test on part='test'.",
+    notes="The scan of an image is read from annotations.csv; without that file there are no groups. That 'train' and "
+    "'val' are the same scans in all planes was not verified; 'test' is LiTS's own.",
+)
+
+
+def read(root: Root) -> Index:
+    samples = []
+    for plane in PLANES:
+        for entry in read_medimeta(root, f"organs_{plane}", TASK):
+            if entry.names != ABOUT.classes:
+                raise DataError(f"organs_{plane} in {root.location} has other labels than published: {entry.names}.")
+            samples.append(
+                Sample(
+                    entry.id,
+                    entry.file,
+                    plane,
+                    entry.label,
+                    group=_scan(entry),
+                    part=entry.part,
+                    array=entry.array,
+                    row=entry.row,
+                )
+            )
+    return Index(ABOUT, ABOUT.classes, ABOUT.domains, tuple(samples))
+
+
+def _scan(entry: Entry) -> str | None:
+    """volume-12 or test-volume-3: the slices of one scan name the volume that they were cut from."""
+    return entry.subject or PurePosixPath(entry.annotations.get("original_filepath", "")).stem or None

@@ -1,0 +1,69 @@
+"""One image file -> uint8 [3,H,W]: colour, grey, palette, 16-bit, and DICOM as the service shows it."""
+
+import io
+from pathlib import PurePosixPath
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from mergestream.data.datasets.webp import decode_webp
+from mergestream.data.intake.limits import Allowance, Limits
+from mergestream.data.intake.refusals import IntakeError
+from mergestream.data.intake.shades import image_pixels, three_channels
+from mergestream.runtime.errors import DataError
+
+# Files of one's own may be as large as they like.
+OWN = Limits(
+    file_bytes=2**33, header_bytes=2**28, header_elements=2**24, pixels=2**28, decoded_bytes=2**33, seconds=600
+)
+# A fundus photograph's frame is not quite black.
+BLACK = 16
+
+
+def read_pixels(content: bytes, name: str) -> Tensor:
+    """uint8 [3,H,W] of an image's bytes. Transparency is dropped; more than 8 bits are stretched over their range.
+
+    DICOM is rescaled and windowed as the service does it: an expert must be asked in the pixels that it learnt from.
+    """
+    if PurePosixPath(name).suffix.lower() == ".dcm":
+        return _dicom(content, name)
+    if (decoded := decode_webp(content)) is not None:
+        return decoded
+    try:
+        opened = Image.open(io.BytesIO(content))
+    except UnidentifiedImageError:
+        raise DataError("not an image in a format that is known here") from None
+    with opened as image:
+        return image_pixels(image)
+
+
+def array_pixels(image: np.ndarray) -> Tensor:
+    """uint8 [3,H,W] of a row of an array: [H,W] or [H,W,1 or 3]."""
+    if image.dtype != np.uint8 or image.ndim not in (2, 3):
+        raise DataError(f"An image in an array is uint8 [H,W] or [H,W,3], got {image.dtype} {image.shape}.")
+    return three_channels(image)
+
+
+def crop_border(image: Tensor) -> Tensor:
+    """The smallest rectangle [3,h,w] that holds all that is not black."""
+    bright = image.amax(dim=0) > BLACK
+    rows, columns = bright.any(dim=1).nonzero()[:, 0], bright.any(dim=0).nonzero()[:, 0]
+    if not len(rows):
+        return image
+    return image[:, int(rows[0]) : int(rows[-1]) + 1, int(columns[0]) : int(columns[-1]) + 1]
+
+
+def _dicom(content: bytes, name: str) -> Tensor:
+    try:
+        from mergestream.data.intake.dicom.reading import read_dicom
+    except ImportError as error:
+        raise DataError(f"{name} is DICOM: install pydicom (pip install 'mergestream[data]').") from error
+    try:
+        pictures = read_dicom(content, Allowance(OWN))
+    except IntakeError as error:
+        raise DataError(error.sentence) from error
+    if len(pictures) > 1:
+        raise DataError(f"the DICOM file holds {len(pictures)} frames; a data set has one image a file")
+    return torch.from_numpy(pictures[0].pixels)

@@ -1,0 +1,45 @@
+"""What the skin sets share: two classes, and what was found of one of them under a common root."""
+
+from dataclasses import dataclass, field
+
+from mergestream.data.datasets.index import LeftOut, Sample
+from mergestream.data.datasets.roots import Root
+from mergestream.data.datasets.tables import Rows, read_csv
+from mergestream.runtime.errors import DataError
+
+CLASSES = ("benign", "melanoma")
+BENIGN, MELANOMA = range(2)
+
+
+@dataclass
+class Found:
+    """Samples of one set, and what else its table names. `as_published`: read by the list that the counts are of."""
+
+    table: str
+    samples: list[Sample] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    as_published: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    path: str
+    rows: Rows
+
+
+def find_table(root: Root, name: str, columns: tuple[str, ...]) -> Table | None:
+    """The CSV of this name that has these columns. Copies do no harm; two that differ are refused."""
+    found = [Table(path, read_csv(root, path)) for path in root.named(name)]
+    found = [table for table in found if table.rows and set(columns) <= set(table.rows[0])]
+    for other in found[1:]:
+        if other.rows != found[0].rows:
+            raise DataError(f"{root.location} holds two different {name}: {found[0].path}, {other.path}. Keep one.")
+    return found[0] if found else None
+
+
+def binary_label(text: str, table: str, image: str) -> int:
+    """0 or 1, also as 0.0 or 1.0."""
+    if text not in ("0", "1", "0.0", "1.0"):
+        raise DataError(f"{table} gives {image} the label '{text}', neither 0 (benign) nor 1 (melanoma).")
+    return int(float(text))

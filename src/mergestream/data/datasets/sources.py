@@ -1,0 +1,170 @@
+"""A data set on disk: read its index, decode what is asked for, refuse what cannot be used."""
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mergestream.data.datasets.about import About
+from mergestream.data.datasets.base import Dataset, DomainData
+from mergestream.data.datasets.decoding import Decoding, decode
+from mergestream.data.datasets.index import Index, Sample, some
+from mergestream.data.datasets.lazy import FileDomain, FileImages
+from mergestream.data.datasets.roots import Root
+from mergestream.networks.preprocessing import Preprocessing
+from mergestream.runtime.errors import DataError, InputError, unknown_name
+from mergestream.runtime.option_checks import one_of, whole_number
+
+Reader = Callable[..., Index]
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A published data set, or a user's own: how to read its index, and how to write a tiny stand-in of its layout."""
+
+    about: About
+    read: Reader
+    write_standin: Callable[[Path], None]
+    default_part: str = "all"
+
+    def index(self, root: str | Path | Root | None, *, part: str | None = None, **options: Any) -> tuple[Root, Index]:
+        """All samples under a root, or those of one of the publisher's splits (`part`)."""
+        name = self.about.name
+        if root is None:
+            raise InputError(f"'{name}' needs root=, its folder or zip: {self.about.layout}")
+        if part is not None and not self.about.parts:
+            raise InputError(f"'{name}' has no splits of its publisher: it takes no part=.")
+        require_options(name, options, self.options())
+        opened = root if isinstance(root, Root) else Root(root)
+        return opened, self.read(opened, **options).only(part or self.default_part, asked=part is not None)
+
+    def options(self) -> list[str]:
+        """What its reader may be told, beside the root."""
+        return [*list(inspect.signature(self.read).parameters)[1:], *(["part"] if self.about.parts else [])]
+
+    def load(
+        self,
+        root: str | Path | None,
+        *,
+        size: int | tuple[int, int] = 224,
+        interpolation: str = "bilinear",
+        cache_folder: str | Path | None = None,
+        skip_bad: int = 0,
+        allow_missing_classes: bool = False,
+        workers: int = 0,
+        lazy: bool = False,
+        decode_on: str = "cpu",
+        on_image: Callable[[], None] = lambda: None,
+        **options: Any,
+    ) -> Dataset:
+        """Domains are decoded when they are first asked for, to `size`; with `cache_folder` only once and for all.
+
+        Up to `skip_bad` images that are missing or cannot be read are left out; one more is refused. With `lazy` images
+        stay files until a batch asks for them, and JPEGs may be decoded on a GPU (`decode_on="cuda"`: other pixels).
+        """
+        gpu = one_of("decode_on", decode_on, ("cpu", "cuda")) == "cuda"
+        _require_sense(lazy=lazy, gpu=gpu, cached=cache_folder is not None)
+        opened, index = self.index(root, **options)
+        index.require_usable(allow_missing_classes=allow_missing_classes)
+        # Its checks are those of any size and interpolation.
+        shape = Preprocessing((size, size) if isinstance(size, int) else size, interpolation).size
+        kept = None if cache_folder is None else Path(cache_folder)
+        how = Decoding(shape, interpolation, index.crop_border, kept, workers)
+        allowed = _Allowance(whole_number("skip_bad", skip_bad, low=0), self.about.name)
+        allowed.charge([f"{file}: is missing" for file in index.missing])
+
+        @cache
+        def read_domain(domain: str) -> DomainData:
+            samples = index.of(domain)
+            if lazy:
+                files = FileImages(opened, samples, how)
+                return FileDomain(self.about.name, domain, index.classes, files, gpu=gpu, **_told(samples))
+            decoded = decode(opened, samples, how, on_image)
+            allowed.charge([f"{samples[position].file}: {why}" for position, why in decoded.bad.items()])
+            if len(decoded.bad) == len(samples):
+                raise DataError(f"No image of the domain '{domain}' of '{self.about.name}' can be read.")
+            good = [position for position in range(len(samples)) if position not in decoded.bad]
+            images = decoded.images[good] if decoded.bad else decoded.images
+            told = _told([samples[position] for position in good])
+            return DomainData(self.about.name, domain, index.classes, images, **told)
+
+        return Dataset(
+            self.about.name,
+            index.classes,
+            index.domains,
+            self.about.views,
+            False,
+            read_domain,
+            index.outside,
+            self.about.overlap,
+            index.left_out,
+            dict(Counter(sample.domain for sample in index.samples)),
+        )
+
+
+class _Allowance:
+    """How many images may still be bad."""
+
+    def __init__(self, count: int, dataset: str) -> None:
+        self._count, self._dataset, self._bad = count, dataset, list[str]()
+
+    def charge(self, bad: list[str]) -> None:
+        self._bad += bad
+        if len(self._bad) > self._count:
+            raise DataError(
+                f"{len(self._bad)} images of '{self._dataset}' are missing or cannot be read: {some(self._bad)}. "
+                f"Restore them, or leave them out with --skip-bad {len(self._bad)} (skip_bad={len(self._bad)})."
+            )
+
+
+def _told(samples: list[Sample]) -> dict[str, Any]:
+    """What the index says of samples, as a domain keeps it."""
+    acquired = [sample.acquired for sample in samples]
+    groups = [sample.group for sample in samples]
+    kinds = sorted({kind for sample in samples for kind in sample.subgroups})
+    return {
+        "labels": torch.tensor([sample.label for sample in samples]),
+        "acquired": None if None in acquired else acquired,
+        "ids": [sample.id for sample in samples],
+        # A sample of no known group is a group of its own.
+        "groups": None if set(groups) == {None} else [s.group or f"id:{s.id}" for s in samples],
+        "subgroups": {kind: [sample.subgroups.get(kind, "unknown") for sample in samples] for kind in kinds},
+    }
+
+
+def _require_sense(*, lazy: bool, gpu: bool, cached: bool) -> None:
+    if gpu and not lazy:
+        raise InputError("decode_on='cuda' decodes batch by batch: it needs lazy=True.")
+    if lazy and cached:
+        raise InputError("lazy=True keeps no decoded images, and cache_folder is where they are kept: choose one.")
+
+
+def require_options(dataset: str, given: Iterable[str], known: Sequence[str]) -> None:
+    for option in given:
+        if option not in known:
+            raise unknown_name(f"option of '{dataset}'", option, known)
+
+
+@dataclass(frozen=True)
+class GeneratedSource:
+    """A data set that is computed, not read."""
+
+    about: About
+    generate: Callable[..., Dataset]
+
+    def load(self, root: str | Path | None, **options: Any) -> Dataset:
+        if root is not None:
+            raise InputError(f"'{self.about.name}' is generated: it takes no root folder.")
+        require_options(self.about.name, options, self.options())
+        return self.generate(**options)
+
+    def options(self) -> list[str]:
+        return list(inspect.signature(self.generate).parameters)
+
+
+Source = FileSource | GeneratedSource

@@ -1,0 +1,212 @@
+"""Stand-ins of CBIS-DDSM: as TCIA gives it, as Kaggle does, and MedIMeta's crops."""
+
+import csv
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mergestream.data.datasets.cbis_ddsm import FINDINGS, PARTS, table_name
+from mergestream.data.datasets.standins.drawing import write_picture
+from mergestream.data.datasets.standins.medimeta import Row, grey, write_medimeta
+from mergestream.runtime.errors import DataError
+
+MANIFEST = "manifest-ZkhPvrLo5216730872708713142"
+COLUMNS = {
+    "mass": ("breast_density", "mass shape", "mass margins"),
+    "calc": ("breast density", "calc type", "calc distribution"),
+}
+SERIES_COLUMNS = [
+    *("Series UID", "Collection", "3rd Party Analysis", "Data Description URI", "Subject ID", "Study UID"),
+    *("Study Description", "Study Date", "Series Description", "Manufacturer", "Modality", "SOP Class Name"),
+    *("SOP Class UID", "Number of Images", "File Size", "File Location", "Download Timestamp"),
+]
+PATHOLOGY = ("BENIGN", "BENIGN_WITHOUT_CALLBACK", "MALIGNANT")
+FULL, CROP = (30, 22), (14, 12)  # height, width
+
+
+@dataclass(frozen=True)
+class Lesion:
+    """What the tables say of one lesion, and a number that draws it."""
+
+    finding: str
+    part: str
+    patient: int
+    side: str
+    view: str
+    lesion: int
+    number: int
+
+    @property
+    def mammogram(self) -> str:
+        return f"{self.finding.capitalize()}-{PARTS[self.part]}_P_{self.patient:05d}_{self.side}_{self.view}"
+
+    @property
+    def subject(self) -> str:
+        return f"{self.mammogram}_{self.lesion}"
+
+    @property
+    def density(self) -> int:
+        return self.patient % 4 + 1
+
+    @property
+    def pathology(self) -> str:
+        """The second lesion of an image is always benign: the image itself may be malignant."""
+        return "BENIGN" if self.lesion > 1 else PATHOLOGY[2 * (self.patient // 4 % 2) or self.patient % 2]
+
+    def pixels(self, shape: tuple[int, int]) -> np.ndarray:
+        """uint8 [H,W]."""
+        label = int(self.pathology == "MALIGNANT")
+        return grey(f"{self.finding}{self.view}", label, self.number, max(shape))[: shape[0], : shape[1]]
+
+
+def lesions(finding: str) -> list[Lesion]:
+    """Eight patients a finding, two views each; two patients have a second lesion, two are the test set."""
+    found = []
+    for patient in range(8):
+        part = "test" if patient % 4 == 3 else "train"
+        for view in ("CC", "MLO"):
+            for lesion in (1, 2) if patient in (1, 5) else (1,):
+                found.append(Lesion(finding, part, patient, "LEFT", view, lesion, 10 * patient + lesion))
+    return found
+
+
+def write_mammo(folder: Path, *, descriptive: bool = False) -> None:
+    """TCIA's layout with the downloader's folders of UIDs, or its descriptive ones."""
+    inside, series = folder / MANIFEST, []
+    _write_tables(folder)
+    for lesion in (each for finding in FINDINGS for each in lesions(finding)):
+        for subject, kind, files in _images(lesion):
+            place = Path("CBIS-DDSM", subject, *_folders(subject, kind, descriptive))
+            for number, pixels in enumerate(files, start=1):
+                _write_dicom(inside / place / f"1-{number}.dcm", pixels, subject, kind)
+            series.append(_series_row(subject, kind, len(files), place))
+    _write_csv(inside / "metadata.csv", [SERIES_COLUMNS, *series])
+
+
+def write_kaggle(folder: Path) -> None:
+    """csv/ and jpeg/: the table's paths begin with a folder that the download does not have."""
+    rows = [["file_path", "image_path", "PatientID", "SeriesDescription", "SeriesInstanceUID"]]
+    _write_tables(folder / "csv")
+    for lesion in (each for finding in FINDINGS for each in lesions(finding)):
+        for subject, kind, files in _images(lesion):
+            for number, pixels in enumerate(files, start=1):
+                file = f"{uid(subject, kind)}/{number}-{lesion.number:03d}"
+                bright = (pixels / max(int(pixels.max()), 1) * 255).astype(np.uint8)
+                write_picture(folder / "jpeg" / f"{file}.jpg", bright)
+                names = [f"CBIS-DDSM/dicom/{file}.dcm", f"CBIS-DDSM/jpeg/{file}.jpg"]
+                # Hundreds of rows name no series description.
+                rows.append([*names, subject, "" if lesion.number % 3 == 0 else kind, uid(subject, kind)])
+    _write_csv(folder / "csv" / "dicom_info.csv", rows)
+
+
+def write_mammo_medimeta(folder: Path, *, with_view: bool = True) -> None:
+    for finding in FINDINGS:
+        rows = []
+        for each in lesions(finding):
+            known = {"patient_id": f"P_{each.patient:05d}", "breast_density": str(each.density)}
+            if with_view:
+                known["image_view"] = each.view
+            part = "val" if each.patient in (2, 6) else each.part
+            rows.append(Row(each.pixels((24, 24)), int(each.pathology == "MALIGNANT"), part, known))
+        write_medimeta(folder / f"mammo_{finding}", "pathology", ("benign", "malignant"), rows)
+
+
+def uid(subject: str, kind: str) -> str:
+    return f"1.3.6.1.4.1.9590.100.1.2.{zlib.crc32(f'{subject}/{kind}'.encode())}"
+
+
+def _images(lesion: Lesion) -> Iterator[tuple[str, str, list[np.ndarray]]]:
+    """Subject ID, description and files of a lesion's series. Crop and mask share one, in either order, or have two."""
+    full, crop = (lesion.pixels(shape).astype(np.uint16) * 257 for shape in (FULL, CROP))
+    mask = np.zeros(FULL, dtype=np.uint8)
+    mask[8:22, 5:17] = 255
+    if lesion.lesion == 1:
+        yield lesion.mammogram, "full mammogram images", [full]
+    if lesion.patient == 6:
+        yield lesion.subject, "cropped images", [crop]
+        yield lesion.subject, "ROI mask images", [mask]
+    else:
+        yield lesion.subject, "ROI mask images", [mask, crop] if lesion.patient % 2 else [crop, mask]
+
+
+def _folders(subject: str, kind: str, descriptive: bool) -> tuple[str, str]:
+    study, series = uid(subject, f"study of {kind}"), uid(subject, kind)
+    return (f"07-20-2016-DDSM-NA-{study[-5:]}", f"1.000000-{kind}-{series[-5:]}") if descriptive else (study, series)
+
+
+def _series_row(subject: str, kind: str, images: int, place: Path) -> list[str]:
+    """A row of the downloader's metadata.csv."""
+    known = {
+        "Series UID": uid(subject, kind),
+        "Collection": "CBIS-DDSM",
+        "Subject ID": subject,
+        "Series Description": kind,
+        "Modality": "MG",
+        "Number of Images": str(images),
+        "File Location": f"./{place.as_posix()}",
+    }
+    return [known.get(column, "") for column in SERIES_COLUMNS]
+
+
+def _write_tables(folder: Path) -> None:
+    """Paths end with a line end inside their quotes, and always call the crop 000000.dcm, which it often is not."""
+    for finding in FINDINGS:
+        density, shape, margins = COLUMNS[finding]
+        known = ["patient_id", density, "left or right breast", "image view", "abnormality id", "abnormality type"]
+        paths = ["image file path", "cropped image file path", "ROI mask file path"]
+        head = [*known, shape, margins, "assessment", "pathology", "subtlety", *paths]
+        for part in PARTS:
+            rows = [_table_row(each) for each in lesions(finding) if each.part == part]
+            _write_csv(folder / table_name(finding, part), [head, *rows])
+
+
+def _table_row(each: Lesion) -> list[str]:
+    kind = "mass" if each.finding == "mass" else "calcification"
+    places = [
+        f"{subject}/{uid(subject, 'study')}/{uid(subject, 'series')}" for subject in (each.mammogram, each.subject)
+    ]
+    paths = [f"{places[0]}/000000.dcm", f"{places[1]}/000000.dcm", f"{places[1]}/000001.dcm\n"]
+    known = [f"P_{each.patient:05d}", str(each.density), each.side, each.view, str(each.lesion), kind]
+    return [*known, "OVAL", "OBSCURED", "4", each.pathology, "3", *paths]
+
+
+def _write_csv(path: Path, rows: list[list[str]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def _write_dicom(path: Path, pixels: np.ndarray, subject: str, kind: str) -> None:
+    try:
+        from pydicom.dataset import Dataset, FileMetaDataset
+        from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
+    except ImportError as error:
+        raise DataError("Writing DICOM needs pydicom: pip install 'mergestream[data]'.") from error
+    file, bits = Dataset(), 8 * pixels.itemsize
+    file.file_meta = FileMetaDataset()
+    file.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    own = f"{uid(subject, kind)}.{zlib.crc32(pixels.tobytes())}"
+    fields: dict[str, Any] = {
+        "SOPClassUID": SecondaryCaptureImageStorage,
+        "SOPInstanceUID": own,
+        "Modality": "MG",
+        "SeriesDescription": kind,
+        "PatientID": subject,
+        "PhotometricInterpretation": "MONOCHROME2",
+        "SamplesPerPixel": 1,
+        "Rows": pixels.shape[0],
+        "Columns": pixels.shape[1],
+        "BitsAllocated": bits,
+        "BitsStored": bits,
+        "HighBit": bits - 1,
+        "PixelRepresentation": 0,
+    }
+    for name, value in fields.items():
+        setattr(file, name, value)
+    file.add_new(0x7FE00010, "OB" if bits == 8 else "OW", pixels.tobytes())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file.save_as(path, enforce_file_format=True)

@@ -1,0 +1,97 @@
+"""Stand-ins in the MedIMeta format, and the organs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import yaml  # type: ignore[import-untyped]
+
+from mergestream.data.datasets import organs
+from mergestream.data.datasets.medimeta import PARTS
+from mergestream.data.datasets.standins.drawing import picture, write_picture
+from mergestream.runtime.errors import DataError
+
+SCANS = ("volume-0", "volume-1", "volume-28", "test-volume-0", "test-volume-1")
+PART_OF_SCAN = dict(zip(SCANS, ("train", "train", "val", "test", "test"), strict=True))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One image to write: its pixels [H,W] or [H,W,3], its label and part, and what annotations.csv says of it."""
+
+    pixels: np.ndarray
+    label: int
+    part: str
+    annotations: dict[str, str] = field(default_factory=dict)
+
+
+def write_medimeta(folder: Path, task: str, names: Sequence[str], rows: Sequence[Row]) -> None:
+    """A whole MedIMeta folder; its name is the data set's id."""
+    paths = [f"images/{number:06d}.tiff" for number in range(len(rows))]
+    for path, row in zip(paths, rows, strict=True):
+        write_picture(folder / path, row.pixels)
+    _write_hdf5(folder / "images.hdf5", np.stack([row.pixels for row in rows]))
+    (folder / "task_labels").mkdir()
+    np.save(folder / "task_labels" / f"{task}.npy", np.array([row.label for row in rows]))
+    for kind, parts in (("splits", {p: p for p in PARTS}), ("original_splits", {"train": "train", "val": "train"})):
+        _write_splits(folder / kind, paths, [parts.get(row.part, "test") for row in rows])
+    _write_annotations(folder / "annotations.csv", task, paths, rows)
+    _write_info(folder, task, names, rows)
+    (folder / "LICENSE").write_text("A stand-in, drawn by mergestream.\n", encoding="utf-8")
+
+
+def write_organs(folder: Path) -> None:
+    for plane in organs.PLANES:
+        rows = []
+        for number, scan in enumerate(SCANS):
+            place = "LITS-Challenge-Test-Data" if scan.startswith("test") else "LITS Challenge/Training Batch 1"
+            for label, name in enumerate(organs.ABOUT.classes):
+                known = {"original_filepath": f"{place}/{scan}.nii", "organ_name": name}
+                rows.append(Row(grey(plane, label, number), label, PART_OF_SCAN[scan], known))
+        write_medimeta(folder / f"organs_{plane}", organs.TASK, organs.ABOUT.classes, rows)
+
+
+def grey(domain: str, label: int, number: int, pixels: int = 24) -> np.ndarray:
+    """uint8 [H,W]."""
+    return picture(domain, label, number, pixels).mean(axis=-1).astype(np.uint8)
+
+
+def _write_hdf5(path: Path, images: np.ndarray) -> None:
+    try:
+        import h5py
+    except ImportError as error:
+        raise DataError("Writing .hdf5 needs h5py: pip install 'mergestream[data]'.") from error
+    with h5py.File(path, "w") as file:
+        file.create_dataset("images", data=images)
+
+
+def _write_splits(folder: Path, paths: Sequence[str], parts: Sequence[str]) -> None:
+    """As the publisher writes them: no line end after the last line."""
+    folder.mkdir()
+    for part in sorted(set(parts)):
+        lines = [path for path, each in zip(paths, parts, strict=True) if each == part]
+        (folder / f"{part}.txt").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _write_annotations(path: Path, task: str, paths: Sequence[str], rows: Sequence[Row]) -> None:
+    columns = list(rows[0].annotations)
+    lines = [",".join(["filepath", f"tasks/{task}", *columns, "split"])]
+    for image, row in zip(paths, rows, strict=True):
+        lines.append(",".join([image, str(row.label), *(row.annotations[name] for name in columns), row.part]))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _write_info(folder: Path, task: str, names: Sequence[str], rows: Sequence[Row]) -> None:
+    target = "BINARY_CLASSIFICATION" if len(names) == 2 else "MULTICLASS_CLASSIFICATION"
+    height, width = rows[0].pixels.shape[:2]
+    info = {
+        "id": folder.name,
+        "name": f"Stand-in of {folder.name}",
+        "domain": "Stand-in",
+        "tasks": [{"task_name": task, "task_target": target, "labels": dict(enumerate(names))}],
+        "input_size": [1 if rows[0].pixels.ndim == 2 else 3, height, width],
+        "splits_num_samples": {part: sum(row.part == part for row in rows) for part in PARTS},
+        "subject_overlaps": [],
+    }
+    (folder / "info.yaml").write_text(yaml.safe_dump(info, sort_keys=False), encoding="utf-8")

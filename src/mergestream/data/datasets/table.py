@@ -1,0 +1,81 @@
+"""Your own images and a CSV: image, label, domain, and optionally group, acquired and columns to report apart."""
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from mergestream.data.datasets.about import About
+from mergestream.data.datasets.index import Index, LeftOut, Sample
+from mergestream.data.datasets.roots import Root
+from mergestream.data.datasets.tables import Rows, read_csv
+from mergestream.runtime.errors import DataError
+
+MOST_SUBGROUPS = 30
+REQUIRED, OPTIONAL = ("image", "label", "domain"), ("group", "acquired")
+
+ABOUT = About(
+    name="table",
+    title="Your own images and a table",
+    layout="images, and one CSV with the columns image (its path beside the CSV), label, domain, and optionally group "
+    "(patient, slide), acquired (a time that sorts); every other column of few values is a subgroup to report apart",
+    licence="yours",
+    source="your own disk",
+    group="the column 'group'",
+    notes="Options: csv='samples.csv' where there are several, classes=('normal', 'tumour') for another order.",
+)
+
+
+def read(root: Root, *, csv: str | None = None, classes: Sequence[str] | None = None) -> Index:
+    path = root.one(str(csv)) if csv else _only_csv(root)
+    rows = read_csv(root, path, REQUIRED)
+    for number, row in enumerate(rows, start=2):
+        if not all(row[name] for name in REQUIRED):
+            raise DataError(f"Line {number} of {path} has an empty image, label or domain.")
+    named = tuple(sorted({row["label"] for row in rows})) if classes is None else _names(classes)
+    subgroups, left_out = _subgroups(rows)
+    times = _times([row.get("acquired", "") for row in rows])
+    beside, there = PurePosixPath(path).parent, set(root.files)
+    samples, missing = [], []
+    for number, (row, acquired) in enumerate(zip(rows, times, strict=True), start=2):
+        if row["label"] not in named:
+            raise DataError(f"Line {number} of {path} has the label '{row['label']}', none of {list(named)}.")
+        file, known = (beside / row["image"]).as_posix(), {kind: row[kind] or "unknown" for kind in subgroups}
+        if file not in there:
+            missing.append(file)
+            continue
+        place = (row["image"], file, row["domain"], named.index(row["label"]))
+        samples.append(Sample(*place, group=row.get("group") or None, acquired=acquired, subgroups=known))
+    used = {sample.file for sample in samples}
+    left_out += [LeftOut(image, "no row in the table") for image in root.images if image not in used]
+    domains = tuple(sorted({row["domain"] for row in rows}))
+    return Index(ABOUT, named, domains, tuple(samples), tuple(left_out), tuple(missing))
+
+
+def _names(classes: Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(classes, list | tuple):
+        raise DataError(f"classes= is a list of names, as in classes=(normal, tumour); got {classes!r}.")
+    return tuple(map(str, classes))
+
+
+def _subgroups(rows: Rows) -> tuple[list[str], list[LeftOut]]:
+    """Columns whose few values part the images; a number of its own for every image is not a subgroup."""
+    kinds = [name for name in (rows[0] if rows else ()) if name and name not in (*REQUIRED, *OPTIONAL)]
+    values = {kind: len({row[kind] for row in rows}) for kind in kinds}
+    many = [kind for kind in kinds if values[kind] > min(MOST_SUBGROUPS, max(len(rows) // 2, 1))]
+    told = [LeftOut(f"the column '{kind}'", f"{values[kind]} values are too many for a subgroup") for kind in many]
+    return [kind for kind in kinds if kind not in many], told
+
+
+def _times(texts: Sequence[str]) -> Sequence[float | str | None]:
+    """Numbers where all are numbers, since '10' sorts before '9' as text; else text, which suits ISO dates."""
+    try:
+        return [float(text) for text in texts]
+    except ValueError:
+        return [text or None for text in texts]
+
+
+def _only_csv(root: Root) -> str:
+    found = [path for path in root.files if path.lower().endswith(".csv")]
+    if len(found) != 1:
+        seen = ", ".join(found[:5]) or root.glance()
+        raise DataError(f"{root.location} should hold one CSV file; it holds {seen}. Name it: csv='samples.csv'.")
+    return found[0]

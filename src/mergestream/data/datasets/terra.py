@@ -1,0 +1,172 @@
+"""Terra Incognita: camera traps at four places (Beery et al. 2018), as DomainBed arranges them or as LILA has them."""
+
+import json
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import PurePosixPath
+from typing import Any
+
+from mergestream.data.datasets.about import About
+from mergestream.data.datasets.index import Index, LeftOut, Sample
+from mergestream.data.datasets.roots import Root, by_stem
+from mergestream.data.datasets.trees import has_tree, read_tree
+from mergestream.runtime.errors import DataError
+
+ANNOTATIONS = "_annotations.json"
+
+ABOUT = About(
+    name="terra",
+    title="Terra Incognita: camera traps at four places, nine animals and empty",
+    layout="terra_incognita/ with location_100, location_38, location_43 and location_46, each a folder per class; or "
+    "LILA's archives unpacked: eccv_18_annotation_files/*_annotations.json and, in any folder, the images they name",
+    licence="Community Data License Agreement, permissive variant",
+    source="lila.science/datasets/caltech-camera-traps, or DomainBed's scripts/download.py",
+    domains=("location_100", "location_38", "location_43", "location_46"),
+    classes=("bird", "bobcat", "cat", "coyote", "dog", "empty", "opossum", "rabbit", "raccoon", "squirrel"),
+    group="a burst of frames (seq_id); DomainBed's folders do not keep it",
+    may_lack_classes=True,
+    notes="No counts are compared: 24.3 to 24.8 thousand images by release, not checked. DomainBed copies an image "
+    "with two of the ten classes into both folders; here it is left out. Where DomainBed's folders and the annotation "
+    "files lie together, the folders are read.",
+)
+
+
+@dataclass
+class _Image:
+    """What all annotation files together say of one image."""
+
+    name: str
+    locations: set[str] = field(default_factory=set)
+    categories: set[str] = field(default_factory=set)
+    burst: str | None = None
+    taken: str | None = None
+    frame: int = 0
+
+
+def read(root: Root) -> Index:
+    files = [path for path in root.files if path.lower().endswith(ANNOTATIONS)]
+    if has_tree(root, ABOUT):
+        return _without_copies(root, read_tree(root, ABOUT))
+    if files:
+        return _read_annotated(root, files)
+    try:
+        return read_tree(root, ABOUT)
+    except DataError as error:
+        raise DataError(f"{error} Or, as LILA publishes it, *{ANNOTATIONS} files and the images they name.") from error
+
+
+def _without_copies(root: Root, index: Index) -> Index:
+    """The tree without images that lie in two class folders of one location."""
+    alike = defaultdict(list)
+    for sample in index.samples:
+        alike[sample.domain, PurePosixPath(sample.file).name, root.stamp(sample.file)[0]].append(sample)
+    # Mirrors may number the images of every class from 1: one name and one size are not yet one image.
+    several = [group for group in alike.values() if len({sample.label for sample in group}) > 1]
+    found = [(sample, root.read(sample.file)) for group in several for sample in group]
+    times = Counter((sample.domain, content) for sample, content in found)
+    copies = {sample.file for sample, content in found if times[sample.domain, content] > 1}
+    left_out = [LeftOut(path, "lies in the folders of two classes") for path in sorted(copies)]
+    kept = tuple(sample for sample in index.samples if sample.file not in copies)
+    return replace(index, samples=kept, left_out=(*index.left_out, *left_out))
+
+
+def _read_annotated(root: Root, files: list[str]) -> Index:
+    images, strays = _listed(root, files)
+    there = by_stem(root.images)
+    samples, left_out, missing = [], [], []
+    unused: Counter[str] = Counter()
+    for image in sorted(images.values(), key=lambda i: (i.taken or "", i.burst or "", i.frame, i.name)):
+        stem = PurePosixPath(image.name).stem
+        path = there.pop(stem.lower(), None)
+        why_not, conflict = _why_not(image), _conflict(image)
+        if why_not:
+            unused[why_not] += path is not None
+        elif conflict:
+            left_out += [LeftOut(path, conflict)] if path else []
+        elif path is None:
+            missing.append(image.name)
+        else:
+            samples.append(_sample(stem, path, image))
+    left_out += [LeftOut(path, "in no annotation file") for path in there.values()]
+    left_out += [LeftOut(f"{count} images", why) for why, count in sorted(unused.items()) if count]
+    if strays:
+        left_out.append(LeftOut(f"{strays} annotations", "of images that no annotation file lists"))
+    return Index(ABOUT, ABOUT.classes, ABOUT.domains, tuple(samples), tuple(left_out), tuple(missing))
+
+
+def _why_not(image: _Image) -> str | None:
+    """Why the protocol does not want an image: most of what LILA publishes."""
+    if not _domains(image):
+        return "taken at other locations than the four"
+    return None if _classes(image) else "show none of the ten classes"
+
+
+def _conflict(image: _Image) -> str | None:
+    """Why an image that the protocol wants cannot be used."""
+    if len(image.locations) > 1:
+        return f"listed at the locations {' and '.join(sorted(image.locations))}"
+    classes = _classes(image)
+    return f"annotated as {' and '.join(classes)}" if len(classes) > 1 else None
+
+
+def _domains(image: _Image) -> list[str]:
+    return sorted({f"location_{location}" for location in image.locations} & set(ABOUT.domains))
+
+
+def _classes(image: _Image) -> list[str]:
+    return sorted(image.categories & set(ABOUT.classes))
+
+
+def _sample(id_: str, path: str, image: _Image) -> Sample:
+    label = ABOUT.classes.index(_classes(image)[0])
+    return Sample(id_, path, _domains(image)[0], label, group=image.burst, acquired=image.taken)
+
+
+def _listed(root: Root, files: list[str]) -> tuple[dict[Any, _Image], int]:
+    """All images of all annotation files by id, and how many annotations are of none of them."""
+    images: dict[Any, _Image] = {}
+    shown: defaultdict[Any, list[str]] = defaultdict(list)
+    for path in files:
+        content = _parsed(root, path)
+        try:
+            _collect(content, images, shown)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise DataError(
+                f"{path} in {root.location} is not an annotation file of LILA, with images (id, file_name, location), "
+                f"annotations (image_id, category_id) and categories (id, name): "
+                f"{'it lacks ' if isinstance(error, KeyError) else ''}{error}."
+            ) from error
+    for id_, image in images.items():
+        image.categories.update(shown.pop(id_, ()))
+    return images, sum(map(len, shown.values()))
+
+
+def _parsed(root: Root, path: str) -> dict[str, Any]:
+    try:
+        return json.loads(root.read(path))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"{path} in {root.location} is not JSON, or is cut short: {error}.") from error
+
+
+def _collect(content: dict[str, Any], images: dict[Any, _Image], shown: dict[Any, list[str]]) -> None:
+    """Add what one annotation file says; an image may be in several."""
+    names = {category["id"]: category["name"] for category in content["categories"]}
+    for entry in content["images"]:
+        image = images.setdefault(entry["id"], _Image(str(entry["file_name"])))
+        image.locations.add(str(entry["location"]))
+        image.burst = str(entry["seq_id"]) if entry.get("seq_id") else image.burst
+        image.taken = _time(entry.get("date_captured")) or image.taken
+        image.frame = int(entry.get("frame_num") or 0)
+    for annotation in content["annotations"]:
+        if annotation["category_id"] not in names:
+            raise KeyError(f"the category {annotation['category_id']}")
+        shown[annotation["image_id"]].append(names[annotation["category_id"]])
+
+
+def _time(text: Any) -> str | None:
+    """A time that sorts as text; None where there is none that can be read."""
+    try:
+        return datetime.fromisoformat(str(text)).isoformat()
+    except ValueError:
+        return None

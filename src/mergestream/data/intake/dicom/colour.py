@@ -1,0 +1,40 @@
+"""Colour frames of DICOM -> uint8 [H,W,3]: palettes (PS3.3 C.7.6.3.1.5), and RGB of any depth."""
+
+import numpy as np
+from pydicom.dataset import Dataset
+
+from mergestream.data.intake.dicom.elements import damaged
+from mergestream.data.intake.dicom.form import Form
+from mergestream.data.intake.dicom.tables import read_table
+from mergestream.data.intake.refusals import IntakeError
+from mergestream.data.intake.shades import by_levels
+
+PALETTE = "{}PaletteColorLookupTable{}"
+
+
+def show_palette(values: np.ndarray, dataset: Dataset, form: Form, *, little: bool) -> np.ndarray:
+    """Each value's entry in three tables; of 16 bits the upper eight are kept."""
+    planes = []
+    for name in ("Red", "Green", "Blue"):
+        if dataset.get(PALETTE.format(name, "Data")) is None:
+            raise IntakeError("unsupported_format", "The DICOM palette is missing or segmented, and not read here.")
+        table = read_table(
+            dataset,
+            PALETTE.format(name, "Descriptor"),
+            PALETTE.format(name, "Data"),
+            little=little,
+            signed=form.pixel_representation == 1,
+        )
+        eight_bits = table._replace(entries=(table.entries >> max(table.bits - 8, 0)).astype(np.uint8))
+        planes.append(by_levels(values, eight_bits.look_up))
+    return np.stack(planes, axis=-1)
+
+
+def show_rgb(values: np.ndarray, form: Form, colour: str) -> np.ndarray:
+    """RGB as it is; of other depths the whole range is brought to 0 to 255, and nothing is stretched."""
+    if colour != "RGB" or values.ndim != 3 or values.shape[-1] != 3:
+        raise damaged()
+    if values.dtype == np.uint8 and form.bits_stored == 8:
+        return values
+    most = (1 << form.bits_stored) - 1
+    return by_levels(values, lambda levels: np.rint(np.clip(levels, 0, most) * (255 / most)).astype(np.uint8))

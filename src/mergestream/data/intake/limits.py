@@ -1,0 +1,63 @@
+"""How much one request may cost: limits, and what is left of them while files are read."""
+
+import time
+from dataclasses import dataclass, fields
+
+from mergestream.data.intake.refusals import IntakeError
+from mergestream.runtime.errors import InputError
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may come in. All are checked before memory is taken for what a header claims."""
+
+    file_bytes: int = 64 * MEBIBYTE  # of a file as received, and of a deflated DICOM data set once inflated
+    header_bytes: int = 4 * MEBIBYTE  # of the DICOM elements that say how pixels are shown
+    header_elements: int = 200_000  # DICOM elements and items that are walked over
+    pixels: int = 1 << 25  # of an image: 33.5 million, more than a full-field mammogram
+    frames: int = 256  # of a DICOM file
+    images: int = 256  # of a request
+    decoded_bytes: int = 512 * MEBIBYTE  # of a request, three a pixel
+    seconds: float = 20.0  # to decode a file
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) > 0:
+                raise InputError(f"The limit {field.name} is above 0, got {getattr(self, field.name)}.")
+
+
+class Allowance:
+    """What is left of a request's limits. One for each request, used by one thread."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._images, self._bytes = limits.images, limits.decoded_bytes
+        self._deadline = time.monotonic() + limits.seconds
+
+    def next_file(self) -> None:
+        self._deadline = time.monotonic() + self.limits.seconds
+
+    def take(self, images: int, height: int, width: int) -> None:
+        """Set room aside for images of one size, before they are decoded."""
+        if height * width > self.limits.pixels:
+            raise IntakeError("too_large", f"An image may have {self.limits.pixels:,} pixels, and this one has more.")
+        if images > self._images:
+            raise IntakeError("too_many", f"A request may hold {self.limits.images:,} images, and this one has more.")
+        if images * height * width * 3 > self._bytes:
+            mebibytes = self.limits.decoded_bytes / MEBIBYTE
+            raise IntakeError("too_large", f"All images of a request may take {mebibytes:,.0f} MiB; these take more.")
+        self._images -= images
+        self._bytes -= images * height * width * 3
+
+    def seconds_left(self) -> float:
+        """Time until the file must be decoded; none left is a refusal."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise too_slow(self.limits)
+        return left
+
+
+def too_slow(limits: Limits) -> IntakeError:
+    return IntakeError("too_slow", f"Decoding the file took longer than the {limits.seconds:g} s that are allowed.")

@@ -1,0 +1,66 @@
+"""One decoded image with the hashes that the audit log keeps of it, and pictures of any sizes as one batch."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mergestream.networks.preprocessing import Preprocessing, resize
+from mergestream.runtime.errors import InputError
+
+
+@dataclass(frozen=True, repr=False)
+class Source:
+    """Which DICOM object a picture came from. It points to a patient: for the caller's answer, never for a log."""
+
+    sop_class_uid: str
+    sop_instance_uid: str
+    study_uid: str
+    series_uid: str
+
+    def __repr__(self) -> str:
+        return "Source(withheld)"
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """uint8 pixels [3,H,W], the sha-256 of the bytes as received, and that of the pixels and their shape."""
+
+    pixels: np.ndarray = field(repr=False)
+    sha256: str
+    pixels_sha256: str
+    frame: int | None = None  # from 1, where the file holds several images
+    source: Source | None = field(default=None, repr=False)
+
+
+def picture_of(pixels: np.ndarray, sha256: str, frame: int | None = None, source: Source | None = None) -> Picture:
+    return Picture(pixels, sha256, sha256_of_pixels(pixels), frame, source)
+
+
+def sha256_of_pixels(pixels: np.ndarray) -> str:
+    """sha-256 of 'uint8 3,H,W', a zero byte, and the pixels row by row."""
+    shape = ",".join(map(str, pixels.shape))
+    digest = hashlib.sha256(f"{pixels.dtype} {shape}\0".encode())
+    digest.update(np.ascontiguousarray(pixels).data)
+    return digest.hexdigest()
+
+
+def stack(
+    pictures: Sequence[Picture], preprocessing: Preprocessing | None, device: str | torch.device = "cpu"
+) -> Tensor:
+    """uint8 [B,3,S,S] of pictures of any sizes, each resized as `pool.prepare` would resize it alone.
+
+    `device` is the pool's: a GPU rounds a resized pixel differently, and answers must equal the Python interface's.
+    """
+    if not pictures:
+        raise InputError("The batch is empty; skip it, or wait for images.")
+    if preprocessing is None:
+        raise InputError(
+            "This pool does not say how pixels are prepared for its network, so images cannot be served. "
+            "Save it with preprocessing=mergestream.Preprocessing(size=…)."
+        )
+    images = [torch.from_numpy(picture.pixels).to(device)[None] for picture in pictures]
+    return torch.cat([resize(image, preprocessing.size, preprocessing.interpolation) for image in images])

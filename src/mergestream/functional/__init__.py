@@ -1,0 +1,1 @@
+"""Pure functions of tensors: scores, coefficients, merges, class priors, head fit, metrics."""

@@ -1,0 +1,119 @@
+"""TIES (Yadav et al. 2023): trim each task vector, elect a sign for every number, average those that agree with it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mergestream.functional.merging.ranks import kth_smallest
+from mergestream.functional.merging.rows import Rows
+
+DISJOINT_MERGES = ("mean", "sum", "max")
+# Numbers at a time: few enough for the caches, many enough that threads pay.
+CHUNK = 1 << 19
+# How many magnitudes are looked at to guess where the threshold lies: one in 256, within these bounds.
+SAMPLE = (1 << 12, 1 << 18)
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Numbers that are trimmed together: spans of the flat weights, and how many of them are not padding."""
+
+    spans: tuple[Span, ...]
+    numbers: int
+
+
+def ties(
+    base: Tensor, rows: Rows, parts: Sequence[Part], *, keep: float, merge: str, scale: float, out: Tensor
+) -> Tensor:
+    """theta_0 + scale * tau, tau being the disjoint merge of the trimmed task vectors. base [P], out [P].
+
+    keep: the share of each task vector that survives, by magnitude within a part. Memory beyond the bank: chunks only.
+    """
+    balance, cancelled = 0, []
+    for part in parts:
+        limits = [_threshold(base, rows, k, part, keep) for k in range(len(rows))]
+        for span in _chunks(part.spans, CHUNK):
+            task = _trimmed(base, rows, span, limits)
+            total = _total(task)
+            sign = total.sign()
+            balance += int(sign.sum())
+            if bool(((task.amax(dim=0) > 0) & (total == 0)).any()):
+                cancelled.append((span, limits))
+            _write(base, span, task, sign, merge, scale, out)
+    # Numbers whose trimmed task vectors cancel exactly follow the majority of all elected signs, known only now. As
+    # published, no majority counts as negative; only the maximum is multiplied by the sign itself, here 0.
+    majority = (balance > 0) - (balance < 0) or (0 if merge == "max" else -1)
+    for span, limits in cancelled:
+        task = _trimmed(base, rows, span, limits)
+        sign = _total(task).sign()
+        _write(base, span, task, torch.where(sign == 0, float(majority), sign), merge, scale, out)
+    return out
+
+
+def _threshold(base: Tensor, rows: Rows, k: int, part: Part, keep: float) -> float:
+    """The smallest magnitude expert k keeps: the (P - int(keep P))-th smallest, 0 where nothing is trimmed."""
+    trimmed = part.numbers - int(keep * part.numbers)
+    if keep >= 1 or trimmed == 0:
+        return 0.0
+    padded = sum(stop - start for start, stop in part.spans)
+
+    def magnitudes(span: Span, step: int = 1) -> Tensor:
+        start, stop = span
+        return torch.sub(rows.span(start, stop)[k, ::step], _wide(base[start:stop:step])).abs_()
+
+    wanted = min(max(padded // 256, SAMPLE[0]), SAMPLE[1])
+    sample = torch.cat([magnitudes(span, max(1, padded // wanted)) for span in part.spans])
+    # Padding has a task vector of 0, so it comes first and moves every rank by its length.
+    rank = trimmed + padded - part.numbers
+    return kth_smallest(lambda: map(magnitudes, _chunks(part.spans, CHUNK)), sample, padded, rank)
+
+
+def _trimmed(base: Tensor, rows: Rows, span: Span, limits: Sequence[float]) -> Tensor:
+    """Task vectors [K,n] with everything below each expert's limit set to 0."""
+    task = torch.sub(rows.span(*span), _wide(base[span[0] : span[1]]))
+    for own, limit in zip(task, limits, strict=True):
+        if limit > 0:
+            # hardshrink keeps what is strictly above its bound, so the bound is the next number below the limit.
+            torch.hardshrink(own, _before(limit, task.dtype), out=own)
+    return task
+
+
+def _total(task: Tensor) -> Tensor:
+    """The sum over experts, in their order: a reduction would be slower over so few rows."""
+    total = task[0].clone()
+    for own in task[1:]:
+        total.add_(own)
+    return total
+
+
+def _write(base: Tensor, span: Span, task: Tensor, sign: Tensor, merge: str, scale: float, out: Tensor) -> None:
+    """Merge the entries of task [K,n] that agree with the sign [n], and add them to the base. Overwrites task."""
+    agreeing = task.mul_(sign).clamp_min_(0)
+    if merge == "max":
+        merged = agreeing.amax(dim=0)
+    else:
+        count = _total(agreeing.sign()).clamp_min_(1) if merge == "mean" else None
+        merged = _total(agreeing)
+        merged = merged if count is None else merged.div_(count)
+    start, stop = span
+    out[start:stop].copy_(torch.add(_wide(base[start:stop]), merged.mul_(sign), alpha=scale))
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _before(limit: float, dtype: torch.dtype) -> float:
+    if dtype == torch.float64:
+        return math.nextafter(limit, 0)
+    return float(torch.nextafter(torch.tensor(limit, dtype=dtype), torch.tensor(0.0, dtype=dtype)))
+
+
+def _chunks(spans: Sequence[Span], size: int) -> Iterator[Span]:
+    for start, stop in spans:
+        for at in range(start, stop, size):
+            yield at, min(at + size, stop)

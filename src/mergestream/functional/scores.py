@@ -1,0 +1,92 @@
+"""Evidence per expert, from logits alone. Pure functions; always fp32; a lower score is better.
+
+Shapes: K experts, B images, C classes, V views.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mergestream.runtime.errors import InputError
+
+LEAST_AGREEMENT = 0.1  # an expert that nobody agrees with is doubted, not ruled out
+
+
+def probabilities(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+    """p = softmax(z / tau), fp32. logits [K,B,C]; temperature a number or one per expert [K]."""
+    return torch.softmax(_scaled(logits, temperature), dim=-1)
+
+
+def entropy(logits: Tensor, temperature: float | Tensor = 1.0, shares: Tensor | None = None) -> Tensor:
+    """E_k = mean over x of -sum_c p log p, in nats (Eq. 3). logits [K,B,C] -> [K].
+
+    Here and below `shares` [B] say what each image counts in the mean; they sum to 1, and padding counts 0.
+    """
+    log_p = torch.log_softmax(_scaled(logits, temperature), dim=-1)
+    p = log_p.exp()
+    # Logits further apart than fp32 reaches give log p = -inf, and 0 * -inf is no number.
+    return -_mean(torch.where(p > 0, p * log_p, 0).sum(dim=-1), shares)
+
+
+def max_softmax(logits: Tensor, temperature: float | Tensor = 1.0, shares: Tensor | None = None) -> Tensor:
+    """1 - mean over x of max_c p: the maximum softmax turned round, so that lower is better. [K,B,C] -> [K]."""
+    return 1 - _mean(probabilities(logits, temperature).amax(dim=-1), shares)
+
+
+def entropy_agreement(logits: Tensor, temperature: float | Tensor = 1.0, shares: Tensor | None = None) -> Tensor:
+    """E_k / A_k^4, A_k the share of images on which another expert names the class that expert k names. -> [K].
+
+    An expert that is certain and alone is doubted. Of two experts both agree as often, so it is their entropy that
+    decides; A_k does not change with the scale of logits.
+    """
+    own = entropy(logits, temperature, shares)
+    if len(logits) == 1:
+        return own
+    said = logits.argmax(dim=-1)
+    alike = _mean((said[:, None] == said[None]).float(), shares)  # [K,K]
+    agreement = (alike.sum(dim=1) - alike.diagonal()) / (len(said) - 1)
+    return own / agreement.clamp_min(LEAST_AGREEMENT) ** 4
+
+
+def consistency(original: Tensor, views: Tensor, shares: Tensor | None = None) -> Tensor:
+    """C_k in [0,1] = mean over x and v of 1 - TV(p_k(x), p_k(v(x))). [K,B,C], [V,K,B,C] -> [K]."""
+    total_variation = (views - original).abs().sum(dim=-1) / 2
+    agreement = 1 - total_variation
+    return agreement.mean(dim=(0, 2)) if shares is None else _mean(agreement.mean(dim=0), shares)
+
+
+def require_finite(logits: Tensor, owner: str) -> Tensor:
+    """Logits [B,C], or images [B,...], as they are; non-finite ones are refused by the position of the image."""
+    finite = finite_images(logits)
+    if bool(finite.all()):
+        return logits
+    raise not_finite(owner, (~finite).nonzero().flatten().tolist())
+
+
+def finite_images(values: Tensor) -> Tensor:
+    """Which images [B] have only finite values [B,...]; nothing is read back to the host."""
+    return torch.isfinite(values).flatten(1).all(dim=-1)
+
+
+def not_finite(owner: str, images: list[int], batch: str = "this batch") -> InputError:
+    return InputError(
+        f"{owner} gave NaN or Inf for image {images[0]} of {batch} ({len(images)} in all). "
+        f"Check that image; weights in a narrow type may also overflow: load the pool with dtype=torch.float32."
+    )
+
+
+Score = Callable[[Tensor, float | Tensor, Tensor | None], Tensor]
+SCORES: dict[str, Score] = {"entropy": entropy, "max_softmax": max_softmax, "entropy_agreement": entropy_agreement}
+
+
+def _mean(values: Tensor, shares: Tensor | None) -> Tensor:
+    """[..., B] -> [...]."""
+    return values.mean(dim=-1) if shares is None else (values * shares).sum(dim=-1)
+
+
+def _scaled(logits: Tensor, temperature: float | Tensor) -> Tensor:
+    if not isinstance(temperature, Tensor):  # a number stays one: as a tensor it would be sent to the device each time
+        return logits.float() / temperature
+    divisor = temperature.to(logits.device, torch.float32)
+    return logits.float() / (divisor.reshape(-1, 1, 1) if divisor.ndim else divisor)

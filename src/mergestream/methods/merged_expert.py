@@ -1,0 +1,97 @@
+"""One model merged from a pool, as an expert folder whose card says what it was merged from."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mergestream.functional.coefficients import on_simplex
+from mergestream.methods import create_method
+from mergestream.methods.merged import MergedModel
+from mergestream.pool.checkpoint import ExpertCard, write_expert
+from mergestream.pool.exchange.folder import read_pool, require_free
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError
+
+
+def merge_pool(
+    folder: Path,
+    out: Path,
+    *,
+    encoder: Sequence[float] | None = None,
+    head: Sequence[float] | None = None,
+    method: str | None = None,
+) -> ExpertCard:
+    """By coefficients for the encoder (and others for the head), or by a method that merges once and for all."""
+    if (encoder is None) == (method is None) or (head is not None and encoder is None):
+        raise InputError("Say how to merge: --encoder with one number per expert (and --head), or --method mean.")
+    require_free(out)
+    present = read_pool(folder)
+    pool = ExpertPool.load(folder)
+    described: dict[str, Any]
+    if encoder is not None:
+        shares, of_head = _shares(encoder, pool), _shares(head if head is not None else encoder, pool)
+        network, described = pool.network(shares, of_head), {"encoder": shares, "head": of_head}
+    else:
+        network, described = _by_method(str(method), pool)
+    return write_expert(out, network.state_dict(), _card(out, pool, present.base, described))
+
+
+def numbers_of(text: str, option: str) -> list[float]:
+    """'0.5,0.3,0.2' as numbers."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option} is numbers with commas between, as in 0.5,0.3,0.2; got {text!r}.") from None
+
+
+def _shares(values: Sequence[float], pool: ExpertPool) -> list[float]:
+    try:
+        on_simplex(values, len(pool))
+    except InputError as error:
+        raise InputError(f"{error} The pool's experts, in this order: {', '.join(pool.names)}.") from None
+    return list(values)
+
+
+def _by_method(name: str, pool: ExpertPool) -> tuple[nn.Module, dict[str, Any]]:
+    method = create_method(name, pool)
+    if not isinstance(method, MergedModel) or not method.static:
+        raise InputError(
+            f"'{name}' makes no one model for all batches. Merge with mean, task_arithmetic, ties, fisher or regmean, "
+            f"or give coefficients with --encoder."
+        )
+    return method.network(), {"method": name}
+
+
+def _card(out: Path, pool: ExpertPool, base: ExpertCard | None, described: dict[str, Any]) -> ExpertCard:
+    shares = [described.get(part, [None] * len(pool)) for part in ("encoder", "head")]
+    parts = [
+        {"name": card.name, "weights_sha256": card.weights_sha256, "encoder": a, "head": h}
+        for card, a, h in zip(pool.cards, *shares, strict=True)
+        if (a, h) != (0, 0)
+    ]
+    used = [card for card in pool.cards if card.name in {part["name"] for part in parts}]
+    return ExpertCard.for_network(
+        out.name,
+        pool.template,
+        pool.classes,
+        # All sites whose data went in, so that a benchmark at one of them sees the leakage.
+        domain="+".join(dict.fromkeys(card.domain or card.name for card in used)),
+        class_counts=_summed(used),
+        recipe={"merged_from": parts, "method": described.get("method", "coefficients"), **_common_loss(used)},
+        base_sha256=base.weights_sha256 if base and all(card.base_sha256 for card in used) else None,
+    )
+
+
+def _common_loss(cards: Sequence[ExpertCard]) -> dict[str, Any]:
+    """The loss that all were trained with: rules that compare answers with class shares must know of weights in it."""
+    losses = {card.recipe.get("loss") for card in cards}
+    return {"loss": losses.pop()} if len(losses) == 1 and None not in losses else {}
+
+
+def _summed(cards: Sequence[ExpertCard]) -> dict[str, int]:
+    """How many images of each class went in; empty where a site did not say."""
+    if not all(card.class_counts for card in cards):
+        return {}
+    return {name: sum(card.class_counts.get(name, 0) for card in cards) for name in cards[0].classes}

@@ -1,0 +1,256 @@
+"""Names and modules -> a network with a known encoder/head split and preprocessing."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Container, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_type_hints
+
+from torch import Tensor, nn
+
+from mergestream.networks.head import find_head
+from mergestream.networks.preprocessing import Preprocessing, find_preprocessing
+from mergestream.runtime.errors import InputError, MergestreamError, NetworkError, unknown_name
+
+# Attributes that make no other function: of training, or of where a checkpoint lay.
+IGNORED = ("training", "momentum", "grad_checkpointing", "gradient_checkpointing", "name_or_path")
+# Where MONAI keeps its classifiers. What it has besides may download weights when it is made (Transchex), or hand its
+# arguments on to functions of other libraries (TorchVisionFCModel): a card must reach neither.
+MONAI_FAMILIES = tuple(f"monai.networks.nets.{file}" for file in ("densenet", "efficientnet", "resnet", "senet", "vit"))
+# What a library may raise when arguments are not its own.
+UNFIT = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How to build the network again: a library, a name in it, JSON arguments. 'custom' cannot be rebuilt by name."""
+
+    library: str
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.library}:{self.name}"
+
+    def __post_init__(self) -> None:
+        texts = isinstance(self.library, str) and isinstance(self.name, str)
+        if not texts or not isinstance(self.arguments, dict) or not all(isinstance(k, str) for k in self.arguments):
+            raise InputError(f"A network is a library, a name and named arguments, got {self!r}.")
+        # A card comes from another site: building its network must read no file and ask no server.
+        for key in self.arguments:
+            if key in ("pretrained", "checkpoint_path", "cache_dir") or key.startswith(("pretrained_", "weights")):
+                raise InputError(f"'{key}' is no argument of an architecture: weights come from safetensors only.")
+
+    def build(self) -> nn.Module:
+        if self.library not in BUILDERS:
+            raise NetworkError(
+                f"The network {self} cannot be built from its name: its arguments are not recorded. "
+                f"Pass an instance: ExpertPool.load(folder, network=YourNetwork(...))."
+            )
+        return BUILDERS[self.library](self.name, self.arguments)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A module, where its head is, and what it expects of pixels (None where that is not known)."""
+
+    module: nn.Module
+    architecture: Architecture
+    head: tuple[str, ...]
+    preprocessing: Preprocessing | None
+
+    def describe(self) -> dict[str, Any]:
+        """The JSON form written into expert cards and compared between experts."""
+        return {
+            "network": asdict(self.architecture),
+            "head": list(self.head),
+            "preprocessing": asdict(self.preprocessing) if self.preprocessing else None,
+        }
+
+
+def create_network(name: str, *, num_classes: int, **arguments: Any) -> Network:
+    """A network by timm name, or 'torchvision:NAME', 'monai:CLASS' or 'transformers:CLASS' (arguments: its config's).
+
+    Its weights are random; pretrained ones come from files, never from a network's arguments.
+    """
+    library, _, rest = name.rpartition(":")
+    counted = "num_labels" if library == "transformers" else "num_classes"
+    architecture = Architecture(library or "timm", rest, {**arguments, counted: num_classes})
+    return from_architecture(architecture)
+
+
+def from_architecture(architecture: Architecture) -> Network:
+    return _network(architecture.build().eval(), architecture, None, None)
+
+
+def from_module(
+    module: nn.Module, head: str | Iterable[str] | None = None, preprocessing: Preprocessing | None = None
+) -> Network:
+    """Any nn.Module; its head is found or given, its preprocessing found or given or unknown."""
+    return _network(module, _describe(module), head, preprocessing)
+
+
+def _network(
+    module: nn.Module,
+    architecture: Architecture,
+    head: str | Iterable[str] | None,
+    preprocessing: Preprocessing | None,
+) -> Network:
+    known = preprocessing or find_preprocessing(module, architecture.library, architecture.name)
+    return Network(module, architecture, find_head(module, head), known)
+
+
+def recover_architecture(module: nn.Module) -> Architecture:
+    """The name that builds this very module again, where timm's own record of it suffices; else it stays custom."""
+    described = _describe(module)
+    name = (getattr(module, "pretrained_cfg", None) or {}).get("architecture")
+    if described.library != "custom" or not name:
+        return described
+    candidate = Architecture("timm", name, {"num_classes": int(getattr(module, "num_classes", 0))})
+    try:
+        rebuilt = candidate.build()
+    except MergestreamError:
+        return described
+    shapes = [{key: tensor.shape for key, tensor in each.state_dict().items()} for each in (module, rebuilt)]
+    return candidate if shapes[0] == shapes[1] and first_difference(module, rebuilt) is None else described
+
+
+def first_difference(one: nn.Module, other: nn.Module) -> str | None:
+    """Where two modules of one class are configured differently though their tensors may fit, or None.
+
+    Two ViTs with 2 and 4 attention heads have the same shapes and are different functions.
+    """
+    mine, theirs = _settings(one), _settings(other)
+    for key in [*mine, *theirs]:
+        if mine.get(key) != theirs.get(key):
+            return f"{key} is {mine.get(key)!r} against {theirs.get(key)!r}"
+    return None
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """Plain attributes of all submodules, less those that matter in training only.
+
+    The outermost module's own attributes are its author's bookkeeping (an epoch, a site); Hugging Face has a config.
+    """
+    settings: dict[str, Any] = {"config": _json_config(module) if hasattr(module, "config") else None}
+    for path, child in module.named_modules():
+        if "drop" in path or "Drop" in type(child).__name__:
+            continue
+        settings[f"{path or 'network'} (type)"] = type(child).__name__
+        for name, value in vars(child).items():
+            if path and not name.startswith("_") and "drop" not in name and name not in IGNORED:
+                if isinstance(value, bool | int | float | str | tuple):
+                    settings[f"{path}.{name}"] = value
+                elif inspect.isfunction(value) or inspect.isbuiltin(value):
+                    settings[f"{path}.{name}"] = value.__qualname__
+    return settings
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits [B,C] in what a network returns: a tensor, Hugging Face's output, or MONAI's tuple."""
+    if isinstance(output, Tensor):
+        return output
+    logits = output[0] if isinstance(output, tuple | list) and output else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise NetworkError(f"The network returned {type(output).__name__}; expected logits [B,C] or '.logits'.")
+    return logits
+
+
+# --- building by name -------------------------------------------------------------------------------------
+
+
+def _describe(module: nn.Module) -> Architecture:
+    if type(module).__name__.endswith("ForImageClassification") and hasattr(module, "config"):
+        return Architecture("transformers", type(module).__name__, _json_config(module))
+    return Architecture("custom", f"{type(module).__module__}.{type(module).__qualname__}")
+
+
+def _json_config(module: nn.Module) -> dict[str, Any]:
+    config: Any = module.config
+    if not hasattr(config, "to_json_string"):
+        return {}
+    values = json.loads(config.to_json_string(use_diff=True))
+    # Who wrote a config, and where it lay, is not part of the architecture: two sites may differ in it.
+    foreign = ("transformers_version", "architectures", "_name_or_path", "name_or_path", "torch_dtype", "dtype")
+    return {key: value for key, value in values.items() if key not in foreign and "drop" not in key}
+
+
+def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
+    import timm
+
+    if not timm.is_model(name.split(".")[0]):
+        raise unknown_name("timm network", name, timm.list_models())
+    return _construct(timm.create_model, f"timm:{name}", {**arguments, "model_name": name, "pretrained": False})
+
+
+def _build_torchvision(name: str, arguments: dict[str, Any]) -> nn.Module:
+    from torchvision import models
+
+    classifiers = models.list_models(module=models)
+    if name not in classifiers:
+        raise unknown_name("torchvision network", name, classifiers)
+    return _construct(models.get_model, f"torchvision:{name}", {**arguments, "name": name, "weights": None})
+
+
+def _build_transformers(name: str, arguments: dict[str, Any]) -> nn.Module:
+    import transformers
+
+    known = [n for n in dir(transformers) if n.endswith("ForImageClassification")]
+    if name not in known:
+        raise unknown_name("transformers network", name, known)
+    network = getattr(transformers, name)
+    return network(_construct(network.config_class, f"transformers:{name}", arguments))
+
+
+def _build_monai(name: str, arguments: dict[str, Any]) -> nn.Module:
+    known = _monai_classifiers()
+    if name not in known:
+        raise unknown_name("MONAI classifier", name, known)
+    takes = inspect.signature(known[name]).parameters
+    # Some of MONAI's networks download weights unless they are told not to.
+    quiet = {"pretrained": False} if "pretrained" in takes else {}
+    given = {**_with_class_count_as_taken(arguments, takes), **quiet}
+    hint = "Give its arguments with --arg, but for the number of classes, which is known."
+    return _construct(known[name], f"monai:{name}", given, hint)
+
+
+def _monai_classifiers() -> dict[str, Any]:
+    """Classes and functions by name: all that may be called because a card says so."""
+    try:
+        from monai.networks import nets
+    except ImportError:
+        raise NetworkError("MONAI is not installed: pip install 'mergestream[monai]'.") from None
+    return {name: made for name, made in vars(nets).items() if _is_monai_classifier(made)}
+
+
+def _is_monai_classifier(candidate: Any) -> bool:
+    if getattr(candidate, "__module__", None) not in MONAI_FAMILIES:
+        return False
+    made = get_type_hints(candidate).get("return") if inspect.isfunction(candidate) else candidate
+    return inspect.isclass(made) and issubclass(made, nn.Module)
+
+
+def _with_class_count_as_taken(arguments: dict[str, Any], takes: Container[str]) -> dict[str, Any]:
+    """In a card the number of classes is num_classes; some of MONAI's networks call it out_channels."""
+    if "num_classes" in takes or "out_channels" not in takes or "out_channels" in arguments:
+        return arguments
+    return {"out_channels" if key == "num_classes" else key: value for key, value in arguments.items()}
+
+
+def _construct(factory: Any, title: str, arguments: dict[str, Any], hint: str = "") -> Any:
+    try:
+        return factory(**arguments)
+    except UNFIT as error:
+        where = getattr(inspect.getmodule(factory), "__name__", "")
+        why = str(error).split("\n")[0]
+        raise NetworkError(f"Cannot build {title} with {arguments}: {why} (in {where}). {hint}".rstrip()) from error
+
+
+BUILDERS = {
+    "timm": _build_timm,
+    "torchvision": _build_torchvision,
+    "transformers": _build_transformers,
+    "monai": _build_monai,
+}

@@ -1,0 +1,54 @@
+"""Deterministic, label-preserving views of a preprocessed batch [B,c,H,W], for augmentation consistency."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from mergestream.networks.preprocessing import Preprocessing
+from mergestream.runtime.errors import InputError, unknown_name
+
+BRIGHTNESS = 1.15
+# What the unaltered batch is called where logits are kept by the name of their view.
+ORIGINAL = "original"
+
+
+def hflip(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
+    return images.flip(-1)
+
+
+def vflip(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
+    return images.flip(-2)
+
+
+def rot180(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
+    return images.flip(-2, -1)
+
+
+def transpose(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
+    if images.shape[-1] != images.shape[-2]:
+        raise InputError(f"The view 'transpose' needs square images, got {tuple(images.shape[-2:])}.")
+    return images.transpose(-1, -2).contiguous()
+
+
+def brightness(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
+    """Every pixel 15 % brighter, clipped at white: for data whose left and right are classes."""
+    if preprocessing is None:
+        raise InputError("The view 'brightness' needs the pool's preprocessing (mean, std); give preprocessing=.")
+    mean, std = preprocessing.columns(images)
+    return (((images * std + mean) * BRIGHTNESS).clamp(0, 1) - mean) / std
+
+
+VIEWS: dict[str, Callable[[Tensor, Preprocessing | None], Tensor]] = {
+    "hflip": hflip,
+    "vflip": vflip,
+    "rot180": rot180,
+    "transpose": transpose,
+    "brightness": brightness,
+}
+
+
+def require_known(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if name not in VIEWS:
+            raise unknown_name("view", name, VIEWS)
+    return names

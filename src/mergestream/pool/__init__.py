@@ -1,0 +1,1 @@
+"""Experts on disk and in memory, and how their networks run."""

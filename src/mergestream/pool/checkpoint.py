@@ -1,0 +1,236 @@
+"""One expert on disk: `weights.safetensors` and its card `expert.json`, tied together by sha-256."""
+
+import importlib.metadata
+import math
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mergestream.networks.architecture import Architecture, Network
+from mergestream.networks.preprocessing import Preprocessing
+from mergestream.runtime.errors import CheckpointError, MergestreamError
+from mergestream.runtime.files import (
+    folder_written_whole,
+    holds_only,
+    read_json,
+    sha256_of_file,
+    write_atomically,
+    write_json,
+)
+
+SCHEMA_VERSION = 1
+WEIGHTS, CARD, STATISTICS, BASE = "weights.safetensors", "expert.json", "statistics.safetensors", "base"
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._ -]{0,99}")
+PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Mapped pages count as this process's memory until the file is closed, so it is closed after this many bytes.
+REOPEN_AFTER = 32 << 20
+
+
+@dataclass(frozen=True)
+class ExpertCard:
+    """Everything about an expert but its weights. It holds no file or patient names."""
+
+    name: str
+    architecture: Architecture
+    head: tuple[str, ...]
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing | None
+    domain: str | None = None
+    class_counts: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    temperature: float = 1.0
+    weights_sha256: str = ""
+    base_sha256: str | None = None
+    library_versions: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        problem = _problem(self)
+        if problem:
+            raise CheckpointError(f"The card of expert {self.name!r} is not valid: {problem}.")
+
+    @classmethod
+    def for_network(cls, name: str, network: Network, classes: tuple[str, ...], **details: Any) -> "ExpertCard":
+        return cls(name, network.architecture, network.head, classes, network.preprocessing, **details)
+
+    def to_json(self) -> dict[str, Any]:
+        value = asdict(self)
+        value["network"] = value.pop("architecture")
+        return {"schema_version": SCHEMA_VERSION, **value}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], where: Path) -> "ExpertCard":
+        try:
+            fields = {name: value[name] for name in cls.__dataclass_fields__ if name != "architecture"}
+            fields["architecture"] = Architecture(**value["network"])
+            preprocessing = value["preprocessing"]
+            fields["preprocessing"] = Preprocessing.from_json(preprocessing) if preprocessing else None
+            for name in ("classes", "head"):
+                fields[name] = tuple(value[name]) if isinstance(value[name], list) else value[name]
+            return cls(**fields)
+        except (KeyError, TypeError, ValueError, AttributeError, MergestreamError) as error:
+            raise CheckpointError(f"{where} is not an expert card: {error!r}.") from error
+
+
+def require_name(name: Any) -> str:
+    """An expert's name is its folder's, so it must be one plain path component."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise CheckpointError(
+            f"{name!r} cannot name an expert: use letters, digits, '.', '_', '-' and spaces, at most 100, "
+            f"not starting with a dot or a space."
+        )
+    return name
+
+
+def _problem(card: ExpertCard) -> str | None:
+    """What is wrong with a card's fields, in words; None where nothing is."""
+    require_name(card.name)
+    texts = {"classes": card.classes, "head": card.head}
+    for what, values in texts.items():
+        listed = isinstance(values, tuple) and values and all(isinstance(value, str) for value in values)
+        if not listed or len(set(values)) != len(values):
+            return f"{what} must be a list of different names, got {values!r}"
+    if not isinstance(card.temperature, int | float) or not 0 < card.temperature < math.inf:
+        return f"temperature must be a number above 0, got {card.temperature!r}"
+    counts = card.class_counts
+    if not isinstance(counts, dict) or not all(type(n) is int and n >= 0 for n in counts.values()):
+        return f"class_counts must be whole numbers by class, got {counts!r}"
+    strangers = [name for name in counts if name not in card.classes]
+    if strangers:
+        return f"class_counts names '{strangers[0]}', which is none of its classes {', '.join(card.classes)}"
+    for what in ("metrics", "recipe", "library_versions"):
+        if not isinstance(getattr(card, what), dict):
+            return f"{what} must be an object"
+    for what in ("domain", "base_sha256"):
+        if not isinstance(getattr(card, what), str | None):
+            return f"{what} must be text or null"
+    return None
+
+
+def write_expert(folder: Path, state: Mapping[str, Tensor], card: ExpertCard) -> ExpertCard:
+    """Write weights and card as one whole; whatever stood in `folder` before stays until both are safe."""
+    with folder_written_whole(folder, holds_only_an_expert) as scratch:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in without_tied(state).items()}
+        write_atomically(scratch / WEIGHTS, lambda path: save_file(tensors, str(path), metadata={"format": "pt"}))
+        sha256 = sha256_of_file(scratch / WEIGHTS)
+        card = replace(card, weights_sha256=sha256, library_versions=library_versions())
+        write_json(scratch / CARD, card.to_json())
+    return card
+
+
+def without_tied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict with each tensor under its first name only: a file holds tied tensors once."""
+    first: dict[Any, str] = {}
+    for name, tensor in state.items():
+        first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name, name)
+    return {name: state[name] for name in first.values()}
+
+
+def is_expert_folder(path: Path) -> bool:
+    return path.is_dir() and (path / CARD).is_file()
+
+
+def holds_only_an_expert(path: Path) -> bool:
+    return path.is_dir() and holds_only(path, {WEIGHTS, CARD, STATISTICS})
+
+
+def read_card(folder: Path) -> ExpertCard:
+    """The card of an expert folder, whose name must be the folder's."""
+    card = ExpertCard.from_json(read_json(folder / CARD, SCHEMA_VERSION), folder / CARD)
+    if card.name != folder.name:
+        raise CheckpointError(f"{folder / CARD} is the card of '{card.name}', but its folder is '{folder.name}'.")
+    return card
+
+
+def open_weights(folder: Path, card: ExpertCard) -> "WeightsFile":
+    """The weights of an expert folder, after its hash was found to be the card's."""
+    path = folder / WEIGHTS
+    if not path.is_file():
+        pickles = [p.name for p in sorted(folder.glob("*")) if p.suffix in PICKLES]
+        if pickles:
+            raise CheckpointError(_refuse_pickle(folder / pickles[0]))
+        raise CheckpointError(f"{path} is missing. Ask the site for the whole expert folder.")
+    if _looks_like_pickle(path):
+        raise CheckpointError(_refuse_pickle(path))
+    if sha256_of_file(path) != card.weights_sha256:
+        raise CheckpointError(
+            f"{path} does not match the sha-256 in its card: the file is truncated, damaged or was changed. "
+            f"Ask the site for it again."
+        )
+    return WeightsFile(path)
+
+
+class WeightsFile(Mapping[str, Tensor]):
+    """A safetensors file as a mapping that keeps only a few tensors' pages in memory at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: Any = None
+        self._mapped = 0
+        try:
+            self._stamp = _stamp(path)
+            with safe_open(str(path), framework="pt") as file:
+                self._dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} is not a safetensors file ({error}). Ask the site for it again.") from error
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._dtypes:
+            raise KeyError(name)
+        if self._file is None or self._mapped > REOPEN_AFTER:
+            if not self.path.is_file() or _stamp(self.path) != self._stamp:
+                raise CheckpointError(f"{self.path} was changed or removed while it was in use. Load the pool again.")
+            self._file, self._mapped = safe_open(str(self.path), framework="pt"), 0
+        tensor: Tensor = self._file.get_tensor(name)
+        self._mapped += tensor.nbytes
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dtypes)
+
+    def __len__(self) -> int:
+        return len(self._dtypes)
+
+    def dtypes(self) -> set[torch.dtype]:
+        """The floating types in the file, without reading a tensor."""
+        return {DTYPES[dtype] for dtype in self._dtypes.values() if dtype in DTYPES}
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """What tells a file from another one put in its place."""
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def library_versions() -> dict[str, str]:
+    names = ("mergestream", "torch", "torchvision", "timm", "safetensors")
+    return {"python": platform.python_version(), **{name: version_of(name) for name in names}}
+
+
+def version_of(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _looks_like_pickle(path: Path) -> bool:
+    with path.open("rb") as file:
+        start = file.read(4)
+    return start == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05")
+
+
+def _refuse_pickle(path: Path) -> str:
+    return (
+        f"{path} is a pickle; unpickling can run code, so only safetensors are read. Convert it where you trust it: "
+        f'safetensors.torch.save_file(torch.load("{path.name}", weights_only=True), "{WEIGHTS}").'
+    )

@@ -1,0 +1,158 @@
+"""What a pool is made of, read from a folder, from live modules or from state dicts, and checked to belong together."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mergestream.networks.architecture import (
+    Network,
+    create_network,
+    first_difference,
+    from_architecture,
+    from_module,
+    recover_architecture,
+)
+from mergestream.networks.flat_layout import Integers, Layout
+from mergestream.networks.head import class_names, count_classes, find_head
+from mergestream.networks.preprocessing import Preprocessing
+from mergestream.pool.bank import expert_folders, fill_bank, read_row, require_alike, require_some
+from mergestream.pool.checkpoint import BASE, CARD, ExpertCard, open_weights, read_card
+from mergestream.pool.statistics import Statistics, read_statistics
+from mergestream.runtime.errors import PoolError
+
+Device = torch.device | str
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Cards, bank [K,P] and integer buffers by expert; the network and its layout; how to read what is read late."""
+
+    cards: tuple[ExpertCard, ...]
+    bank: Tensor
+    integers: tuple[Integers, ...]
+    network: Network
+    layout: Layout
+    read_base: Callable[[], Tensor] | None = None
+    read_statistics: tuple[Callable[[], Statistics | None], ...] = ()
+
+
+def read_parts(root: Path, network: nn.Module | None, device: Device, dtype: torch.dtype | None) -> Parts:
+    """From a folder of expert folders; weights stream straight into the bank."""
+    folders = expert_folders(root) if root.is_dir() else []
+    if not folders:
+        raise PoolError(f"No expert in {root}: a pool is a folder of expert folders, each with {CARD}.")
+    cards = [read_card(path) for path in folders]
+    base = root / BASE
+    base_card = read_card(base) if base.is_dir() else None
+    require_alike(cards, base_card)
+    blueprint = _blueprint(cards[0], network)
+    layout = Layout.of(blueprint.module, blueprint.head)
+    _require_classes(cards[0].classes, blueprint)
+    layout.strip(blueprint.module)
+    states = {card.name: open_weights(path, card) for path, card in zip(folders, cards, strict=True)}
+    bank, integers = fill_bank(layout, states, device, dtype)
+    return Parts(
+        tuple(cards),
+        bank,
+        tuple(integers),
+        blueprint,
+        layout,
+        # Not the bank itself, which the function would keep alive.
+        partial(_read_base, layout, base, base_card, bank.dtype) if base_card else None,
+        tuple(partial(read_statistics, path, card) for path, card in zip(folders, cards, strict=True)),
+    )
+
+
+def parts_of_modules(
+    modules: Mapping[str, nn.Module],
+    base: nn.Module | None,
+    classes: Iterable[str] | None,
+    head: str | Iterable[str] | None,
+    preprocessing: Preprocessing | None,
+) -> Parts:
+    require_some(modules)
+    first = next(iter(modules.values()))
+    network = from_module(copy.deepcopy(first).eval(), head, preprocessing)
+    for name, module in modules.items():
+        if type(module) is not type(first):
+            raise PoolError(f"Expert '{name}' is a {type(module).__name__}, not a {type(first).__name__}.")
+        theirs = preprocessing or from_module(module, network.head).preprocessing
+        if theirs != network.preprocessing:
+            raise PoolError(f"Expert '{name}' differs in preprocessing: {theirs}, not {network.preprocessing}.")
+    for name, module in [*modules.items(), *([(BASE, base)] if base is not None else [])]:
+        difference = first_difference(first, module)
+        if difference:
+            raise PoolError(f"'{name}' is built differently from '{next(iter(modules))}': {difference}.")
+        if classes is None and class_names(module) != class_names(first):
+            raise PoolError(f"'{name}' names its classes {class_names(module)}, not {class_names(first)}.")
+    return _parts_of_states(
+        {name: module.state_dict() for name, module in modules.items()},
+        network,
+        None if base is None else base.state_dict(),
+        class_names(first) if classes is None else classes,
+    )
+
+
+def parts_of_states(
+    states: Mapping[str, Mapping[str, Tensor]],
+    network: nn.Module | str,
+    base: Mapping[str, Tensor] | None,
+    classes: Iterable[str] | None,
+    head: str | Iterable[str] | None,
+    preprocessing: Preprocessing | None,
+) -> Parts:
+    require_some(states)
+    if not isinstance(network, str):
+        blueprint = from_module(copy.deepcopy(network).eval(), head, preprocessing)
+    elif classes is None:
+        raise PoolError(f"To build '{network}' by name, give classes=: its head needs their number.")
+    else:
+        classes = tuple(classes)
+        blueprint = create_network(network, num_classes=len(classes))
+        found = find_head(blueprint.module, head)
+        blueprint = replace(blueprint, head=found, preprocessing=preprocessing or blueprint.preprocessing)
+    return _parts_of_states(states, blueprint, base, classes)
+
+
+def _parts_of_states(
+    states: Mapping[str, Mapping[str, Tensor]],
+    network: Network,
+    base: Mapping[str, Tensor] | None,
+    classes: Iterable[str] | None,
+) -> Parts:
+    layout = Layout.of(network.module, network.head)
+    count = count_classes(network.module, network.head)
+    if classes is None and count is None:
+        raise PoolError(f"Cannot tell how many classes the head {network.head} answers: give classes=.")
+    labels = tuple(map(str, range(count or 0))) if classes is None else tuple(classes)
+    _require_classes(labels, network)
+    if network.architecture.library == "custom":
+        network = replace(network, architecture=recover_architecture(network.module))
+    layout.strip(network.module)
+    bank, integers = fill_bank(layout, states, "cpu", None)
+    cards = [ExpertCard.for_network(name, network, labels) for name in states]
+    base_row = None if base is None else read_row(layout, base, BASE, bank.dtype)
+    read = None if base_row is None else lambda: base_row
+    return Parts(tuple(cards), bank, tuple(integers), network, layout, read)
+
+
+def _read_base(layout: Layout, folder: Path, card: ExpertCard, dtype: torch.dtype) -> Tensor:
+    return read_row(layout, open_weights(folder, card), BASE, dtype)
+
+
+def _require_classes(classes: Sequence[str], network: Network) -> None:
+    count = count_classes(network.module, network.head)
+    if count not in (None, len(classes)):
+        raise PoolError(f"{len(classes)} classes were given, but the head answers {count}.")
+
+
+def _blueprint(card: ExpertCard, module: nn.Module | None) -> Network:
+    network = from_architecture(card.architecture) if module is None else from_module(copy.deepcopy(module), card.head)
+    return replace(network, architecture=card.architecture, head=card.head, preprocessing=card.preprocessing)

@@ -1,0 +1,129 @@
+"""A pool's folder: its cards in order, and changes to it that happen whole or not at all."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from mergestream.pool.bank import expert_folders
+from mergestream.pool.checkpoint import (
+    BASE,
+    CARD,
+    SCHEMA_VERSION,
+    STATISTICS,
+    WEIGHTS,
+    ExpertCard,
+    is_expert_folder,
+    read_card,
+    require_name,
+)
+from mergestream.runtime.errors import CheckpointError, InputError, OutputError, PoolError
+from mergestream.runtime.files import (
+    folder_written_whole,
+    held_by_one_process,
+    read_json,
+    reason,
+    sha256_of_file,
+    write_atomically,
+    write_json,
+)
+
+
+@dataclass(frozen=True)
+class PoolFolder:
+    """The cards of a pool on disk by name, in order, and its base's. It may hold no expert yet."""
+
+    root: Path
+    cards: dict[str, ExpertCard]
+    base: ExpertCard | None
+
+    def folder(self, name: str) -> Path:
+        return self.root / name
+
+    def others(self, name: str) -> list[ExpertCard]:
+        return [card for card in self.cards.values() if card.name != name]
+
+
+def pool_root(pool: Path) -> Path:
+    """The pool's own place, links followed; refused where there is no folder."""
+    root = pool.resolve()
+    if not root.is_dir():
+        raise PoolError(
+            f"There is no pool at {pool}. For a new one, make that folder and put the shared start in base/."
+        )
+    return root
+
+
+def read_pool(pool: Path) -> PoolFolder:
+    root = pool_root(pool)
+    if is_expert_folder(root):
+        raise PoolError(f"{pool} is one expert's folder, not a pool. Give the folder that holds it.")
+    cards = {folder.name: read_card(folder) for folder in expert_folders(root)}
+    base = read_card(root / BASE) if (root / BASE).is_dir() else None
+    return PoolFolder(root, cards, base)
+
+
+@contextmanager
+def pool_for_change(pool: Path) -> Iterator[PoolFolder]:
+    """The pool as it is now, while no other process changes it."""
+    root = pool_root(pool)
+    with held_by_one_process(root):
+        yield read_pool(root)
+
+
+@contextmanager
+def pool_changed_whole(root: Path) -> Iterator[Path]:
+    """A second pool folder to change, which takes the pool's place in one step when the block ends without error.
+
+    Files that stay are hard links, so nothing large is copied; whatever else lies in the pool is carried over too.
+    """
+    with folder_written_whole(root, lambda _: True) as scratch:
+        try:
+            shutil.copytree(root, scratch, copy_function=_link, symlinks=True, dirs_exist_ok=True)
+        except (OSError, shutil.Error) as error:
+            raise OutputError(f"Cannot copy the pool {root} to change it: {reason(error)}.") from error
+        yield scratch
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # a file system without links, or another owner's file
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def card_in(folder: Path) -> ExpertCard:
+    """The card in a folder of any name: a site's parcel, or a kept version."""
+    if not folder.is_dir():
+        raise CheckpointError(f"There is no folder {folder}. An expert is a folder with {WEIGHTS} and {CARD}.")
+    return ExpertCard.from_json(read_json(folder / CARD, SCHEMA_VERSION), folder / CARD)
+
+
+def put_expert(folder: Path, source: Path, card: ExpertCard) -> None:
+    """Copy an expert's files into `folder`; what was checked must be what arrives."""
+    for name in (WEIGHTS, STATISTICS):
+        if (source / name).is_file():
+            write_atomically(folder / name, partial(shutil.copyfile, source / name))
+    if sha256_of_file(folder / WEIGHTS) != card.weights_sha256:
+        raise CheckpointError(f"{source / WEIGHTS} was changed while it was read. Try again.")
+    write_json(folder / CARD, card.to_json())
+
+
+def remove_expert(folder: Path) -> None:
+    """From a folder that is being changed; what it links to elsewhere stays."""
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
+
+
+def require_free(out: Path) -> None:
+    """An expert folder is named as its expert, and never written over another."""
+    require_name(out.name)
+    if out.name == BASE:
+        raise InputError(f"An expert cannot be called '{BASE}': that folder holds a pool's shared start.")
+    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+        raise OutputError(f"{out} is there already and is not written over. Choose a new folder.")

@@ -1,0 +1,106 @@
+"""One expert's weights, read whole and tried on noise pictures: do they fit, and how sure are they of nothing?"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mergestream.functional.scores import require_finite
+from mergestream.networks.architecture import Network, from_architecture, logits_of
+from mergestream.networks.flat_layout import Layout
+from mergestream.networks.head import count_classes
+from mergestream.networks.preprocessing import Preprocessing
+from mergestream.pool.checkpoint import ExpertCard, open_weights
+from mergestream.runtime.errors import CheckpointError
+
+PROBES = 16
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How large an expert's head is, and by how much its first answer leads on noise; None where it cannot be run."""
+
+    head_norm: float
+    lead: float | None = None
+
+
+class Gauge:
+    """Reads experts of one architecture, one at a time, so that a large pool needs the memory of one expert."""
+
+    def __init__(self, card: ExpertCard, folder: Path) -> None:
+        """card, folder: the expert that others are held to where its network cannot be built from its name."""
+        self._head = tuple(f"{part}." for part in card.head)
+        self._network = None if card.architecture.library == "custom" else _network(card)
+        self._layout = Layout.of(self._network.module, card.head) if self._network else None
+        self._shapes = None if self._network else _shapes(open_weights(folder, card))
+        preprocessing = card.preprocessing if self._network else None
+        self._probes = None if preprocessing is None else probes(preprocessing)
+        if self._network:
+            answers = count_classes(self._network.module, card.head)
+            if answers not in (None, len(card.classes)):
+                raise CheckpointError(
+                    f"Expert '{card.name}' names {len(card.classes)} classes, its head answers {answers}."
+                )
+
+    def read(self, folder: Path, card: ExpertCard) -> Reading:
+        """Refuses weights whose hash is not the card's, that do not fit the network, or that are not finite."""
+        state, owner = open_weights(folder, card), f"Expert '{card.name}'"
+        if self._layout is None:
+            return Reading(self._read_unbuilt(state, owner))
+        row = torch.empty(self._layout.size, dtype=torch.float32)
+        integers = self._layout.write_row(state, row, owner)
+        norm = float(row[self._layout.encoder_size :].norm())
+        if self._probes is None:
+            return Reading(norm)
+        assert self._network is not None
+        module = self._layout.attach(self._network.module, row, integers).eval()
+        try:
+            with torch.no_grad():
+                logits = logits_of(module(self._probes)).float()
+        except (RuntimeError, ValueError, AssertionError) as error:
+            size = tuple(self._probes.shape[2:])
+            why = str(error).split("\n")[0]
+            raise CheckpointError(f"{owner} cannot take pictures of its own size {size}: {why}") from error
+        return Reading(norm, lead_of(require_finite(logits, owner)))
+
+    def _read_unbuilt(self, state: Mapping[str, Tensor], owner: str) -> float:
+        assert self._shapes is not None
+        if _shapes(state) != self._shapes:
+            odd = sorted(set(_shapes(state).items()) ^ set(self._shapes.items()))[0][0]
+            raise CheckpointError(f"{owner} is not built as the pool's other experts: they differ at '{odd}'.")
+        squares = 0.0
+        for name in state:
+            tensor = state[name]
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise CheckpointError(f"{owner}: '{name}' holds NaN or Inf. Train or export this expert again.")
+            squares += float(tensor.float().square().sum()) if name.startswith(self._head) else 0.0
+        return squares**0.5
+
+
+def probes(preprocessing: Preprocessing) -> Tensor:
+    """Noise pictures [16,c,H,W], always the same: half white noise, half soft clouds."""
+    generator = torch.Generator().manual_seed(0)
+    channels, size = len(preprocessing.mean), preprocessing.size
+    white = torch.rand((PROBES // 2, channels, *size), generator=generator)
+    coarse = torch.rand((PROBES // 2, channels, 4, 4), generator=generator)
+    clouds = torch.nn.functional.interpolate(coarse, size, mode="bilinear", align_corners=False)
+    return preprocessing((torch.cat([white, clouds]) * 255).to(torch.uint8))
+
+
+def lead_of(logits: Tensor) -> float:
+    """By how much the first logit leads the mean of the others, on average over logits [B,C]."""
+    if logits.shape[-1] < 2:
+        return 0.0
+    first = logits.amax(dim=-1)
+    others = (logits.sum(dim=-1) - first) / (logits.shape[-1] - 1)
+    return float((first - others).mean())
+
+
+def _network(card: ExpertCard) -> Network:
+    return replace(from_architecture(card.architecture), head=card.head, preprocessing=card.preprocessing)
+
+
+def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(state[name].shape) for name in state}

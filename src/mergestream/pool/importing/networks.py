@@ -1,0 +1,37 @@
+"""The network that a foreign checkpoint belongs to, by name, with random weights."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mergestream.networks.architecture import Architecture, Network, create_network, from_module
+from mergestream.runtime.errors import InputError
+
+# Who wrote a Hugging Face configuration, and what the classes are called, is told elsewhere.
+NOT_ARGUMENTS = (
+    "architectures", "auto_map", "transformers_version", "model_type", "_name_or_path", "name_or_path", "torch_dtype",
+    "dtype", "num_labels", "id2label", "label2id",
+)  # fmt: skip
+Values = Mapping[str, Any]
+
+
+def build_network(name: str, classes: tuple[str, ...], config: Values, arguments: Values) -> Network:
+    """By timm name, or 'torchvision:NAME', 'transformers:CLASS', 'monai:CLASS'; `config` lay with the weights."""
+    library, _, rest = name.rpartition(":")
+    if library == "transformers":
+        return _transformers(rest, classes, config, arguments)
+    recorded = config.get("architecture")
+    if isinstance(recorded, str) and recorded != rest.split(".")[0]:
+        raise InputError(f"config.json beside the weights says they are of '{recorded}', not '{rest}'.")
+    own = config.get("model_args")
+    return create_network(name, num_classes=len(classes), **{**(own if isinstance(own, dict) else {}), **arguments})
+
+
+def _transformers(name: str, classes: tuple[str, ...], config: Values, arguments: Values) -> Network:
+    labels = config.get("id2label")
+    recorded = [str(label) for label in labels.values()] if isinstance(labels, dict) else []
+    if sorted(recorded) == sorted(classes) and tuple(recorded) != classes:
+        raise InputError(f"config.json has the classes in another order: {', '.join(recorded)}. Give them as they are.")
+    own = {key: value for key, value in config.items() if key not in NOT_ARGUMENTS}
+    named = {"id2label": dict(enumerate(classes)), "label2id": {label: i for i, label in enumerate(classes)}}
+    # Described anew, so that it equals the card of the same network made in Python.
+    return from_module(Architecture("transformers", name, {**own, **arguments, **named}).build().eval())

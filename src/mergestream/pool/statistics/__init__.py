@@ -1,0 +1,20 @@
+"""What experts measure on images so that others can merge them: Gram matrices of inputs, Fisher information."""
+
+from mergestream.networks.blocks import Blocks, find_blocks
+from mergestream.pool.statistics.fisher import FISHERS, information
+from mergestream.pool.statistics.grams import Gram, Grams, add_grams, watch_inputs
+from mergestream.pool.statistics.record import Statistics, read_statistics, write_statistics
+
+__all__ = [
+    "FISHERS",
+    "Blocks",
+    "Gram",
+    "Grams",
+    "Statistics",
+    "add_grams",
+    "find_blocks",
+    "information",
+    "read_statistics",
+    "watch_inputs",
+    "write_statistics",
+]

@@ -1,0 +1,1 @@
+"""Errors, files, processes, seeding and option checks: what every other room uses."""

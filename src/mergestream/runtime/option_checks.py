@@ -1,0 +1,65 @@
+"""Checks of options, with a sentence for what is wrong."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mergestream.runtime.errors import InputError, unknown_name
+
+
+def one_of(option: str, value: str, allowed: Sequence[str]) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"The option '{option}' is one of {', '.join(allowed)}; got {value!r}.")
+    if value not in allowed:
+        raise unknown_name(f"choice for '{option}'", value, allowed)
+    return value
+
+
+def number(
+    option: str,
+    value: float,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> float:
+    """A finite number within bounds: low and high belong to them, above and below do not."""
+    plain = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    found = _as_float(value) if plain else math.nan
+    if not math.isfinite(found) or not low <= found <= high or not above < found < below:
+        limits = {"of at least": low, "of at most": high, "above": above, "below": below}
+        bounds = [f"{word} {limit:g}" for word, limit in limits.items() if math.isfinite(limit)]
+        text = " ".join(["a finite number", " and ".join(bounds)]).strip()
+        raise InputError(f"The option '{option}' is {text}; got {value!r}.")
+    return found
+
+
+def _as_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def whole_number(option: str, value: int, *, low: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value < 2**63:
+        raise InputError(f"The option '{option}' is a whole number of at least {low}; got {value!r}.")
+    return int(value)
+
+
+def yes_or_no(option: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise InputError(f"The option '{option}' is True or False; got {value!r}.")
+    return value
+
+
+def names(option: str, value: Sequence[str]) -> tuple[str, ...]:
+    listed = (value,) if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
+        raise InputError(f"The option '{option}' is a list of names; got {value!r}.")
+    if len(set(listed)) != len(listed):
+        raise InputError(f"The option '{option}' names something twice: {list(listed)}.")
+    return tuple(listed)
