@@ -60,7 +60,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=0, help="threads that decode; 0 for one a core")
     parser.add_argument("--decode-on", default="cpu", choices=("cpu", "cuda"), help="JPEGs, where the files are")
     parser.add_argument("--overlap", type=int, default=Execution().overlap, help="experts beside each other")
-    parser.add_argument("--compile", action="store_true", help="compile the network before it is captured")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--limit", type=int, help="batches of each target, for a try")
     parser.add_argument("--json", type=Path)
@@ -78,7 +77,7 @@ def random_pool(given: argparse.Namespace) -> ms.ExpertPool:
         network = create_network(given.network, num_classes=7, **known)
         states[domain] = network.module.state_dict()
     pool = ms.ExpertPool.from_state_dicts(states, network.module, preprocessing=network.preprocessing)
-    execution = Execution(compile=given.compile, overlap=given.overlap)
+    execution = Execution(overlap=given.overlap)
     return pool.to(given.device, dtype=getattr(torch, given.dtype)).to(execution=execution)
 
 

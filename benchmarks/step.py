@@ -41,7 +41,6 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--overlap", type=int, default=Execution().overlap, help="experts beside each other")
-    parser.add_argument("--compile", action="store_true", help="compile the network before it is captured")
     parser.add_argument("--only", default="naive,eager,fast", help="which of the three")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -63,7 +62,7 @@ def main() -> None:
     if "fast" in chosen and given.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         resting = torch.cuda.memory_allocated() - images.numel()  # the batches are the benchmark's, not the step's
-        fast = pool.to(execution=Execution(compile=given.compile, overlap=given.overlap))
+        fast = pool.to(execution=Execution(overlap=given.overlap))
         method = ms.create_method("entropy_adaptive", fast, views=views)
         timings["fast"] = timed(lambda batch: method.step(batch).logits, images, given.device)
         method.settle()
@@ -180,7 +179,6 @@ def about(given: argparse.Namespace, views: tuple[str, ...]) -> dict[str, Any]:
         "batch": given.batch,
         "views": list(views),
         "dtype": given.dtype,
-        "compile": given.compile,
         "overlap": given.overlap,
         "device": given.device,
         **provenance(given.device),

@@ -32,7 +32,6 @@ def main() -> None:
     parser.add_argument("--experts-up-to", type=int, default=64)
     parser.add_argument("--batches-up-to", type=int, default=256)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--overlap", type=int, default=Execution().overlap)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
@@ -72,7 +71,7 @@ def measure(given: argparse.Namespace, experts: int, size: int) -> dict[str, Any
     pool = many(pool, experts).to(
         given.device,
         dtype=getattr(torch, given.dtype),
-        execution=Execution(compile=given.compile, overlap=given.overlap),
+        execution=Execution(overlap=given.overlap),
     )
     images = torch.randint(0, 256, (given.steps + 5, size, 3, *network.preprocessing.size), dtype=torch.uint8).to(
         given.device
@@ -99,7 +98,7 @@ def many(pool: ms.ExpertPool, count: int) -> ms.ExpertPool:
 
     picked = torch.arange(count) % len(pool)
     cards = tuple(replace(pool.cards[int(k)], name=f"expert{number}") for number, k in enumerate(picked))
-    integers = tuple(pool._parts.integers[int(k)] for k in picked)
+    integers = tuple(pool.integers[int(k)] for k in picked)
     return pool._with(bank=pool.bank[picked], cards=cards, integers=integers, read_statistics=())
 
 

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     given.network, given.arg, given.device, given.dtype = "zoo", [], "cpu", "float32"
-    given.compile, given.overlap = False, 1
+    given.overlap = 1
     found: dict[str, Any] = {**about(given, ("hflip",)), "rows": []}
     for name in given.networks.split(","):
         row = measure(argparse.Namespace(**{**vars(given), "network": name}))

@@ -16,7 +16,7 @@ from graphs import RECORDED, Late
 from mergestream.functional import merging
 from mergestream.methods import base, captured
 from mergestream.methods.captured import MOST_RECORDED, Way
-from mergestream.pool.execution import Execution, Recording, compiled_logits, patches_as_products
+from mergestream.pool.execution import Execution, Recording, patches_as_products
 from mergestream.runtime import log_once as telling
 from mergestream.runtime.errors import InputError
 from test_training_graph import HostTraffic
@@ -311,23 +311,6 @@ def test_patches_are_products_inside_the_block_alone() -> None:
         assert type(convolution) is not torch.nn.Conv2d
     assert type(convolution) is torch.nn.Conv2d
     torch.testing.assert_close(before, inside, rtol=1e-4, atol=1e-5)
-
-
-def test_experts_and_merged_models_share_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    from functools import partial
-
-    from torch._dynamo.testing import CompileCounter
-
-    asked = CompileCounter()
-    compiled_logits.cache_clear()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=asked))
-    pool = make_pool("vit")
-    fast = ms.create_method("entropy_adaptive", pool.to(execution=Execution(compile=True)))
-    slow = ms.create_method("entropy_adaptive", eager(pool))
-    for seed in range(4):
-        assert_same(fast.step(make_images(4, seed=seed)), slow.step(make_images(4, seed=seed)))
-    compiled_logits.cache_clear()
-    assert asked.frame_count == 2  # the batch with its view, for experts, and the batch alone, for the merged model
 
 
 @pytest.mark.parametrize(

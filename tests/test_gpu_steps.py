@@ -62,18 +62,16 @@ def steps_of(pool: ms.ExpertPool, batches: list[Tensor]) -> tuple[Tensor, Tensor
 
 
 @pytest.mark.parametrize(
-    ("dtype", "compile", "same", "close"),
+    ("dtype", "same", "close"),
     [
-        (torch.float32, False, 0.999, 1e-4),
-        (torch.bfloat16, False, 0.99, 1e-2),
-        (torch.bfloat16, True, 0.99, 1e-2),
+        (torch.float32, 0.999, 1e-4),
+        (torch.bfloat16, 0.99, 1e-2),
     ],
     ids=str,
 )
 def test_fast_steps_agree_with_eager_float32(
     trained: tuple[ms.ExpertPool, Tensor],
     dtype: torch.dtype,
-    compile: bool,
     same: float,
     close: float,
     record_property: Any,
@@ -81,7 +79,7 @@ def test_fast_steps_agree_with_eager_float32(
     pool, images = trained
     batches = list(images.cuda().split(32))
     reference = steps_of(pool.to("cuda", execution=Execution(capture=False)), batches)
-    found = steps_of(pool.to("cuda", dtype=dtype, execution=Execution(compile=compile)), batches)
+    found = steps_of(pool.to("cuda", dtype=dtype), batches)
     spread = reference[1].amax(dim=-1) - reference[1].amin(dim=-1)
     assert spread[:, 0].max() > 0.1, f"the experts' coefficients hardly differ: {spread[:, 0].max():.3f}"
     agreement = float((reference[0] == found[0]).float().mean())

@@ -340,7 +340,7 @@ def test_the_fingerprint_covers_temperatures_counts_and_integers() -> None:
         other.cards = (replace(other.cards[0], **change), *other.cards[1:])
         seen.add(other.fingerprint())
     other = make_pool("hand_written")
-    other._parts.integers[0]["norm.num_batches_tracked"] += 1
+    other.integers[0]["norm.num_batches_tracked"] += 1
     seen.add(other.fingerprint())
     assert len(seen) == 4
 

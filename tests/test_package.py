@@ -47,7 +47,7 @@ def test_the_public_surface_is_frozen() -> None:
         "load", "logits", "logits_of_views",
         "matrices", "merge", "module_with", "network", "network_with", "new_weights", "prepare", "preprocessing",
         "recording", "rows", "save", "statistics", "statistics_of", "temperatures", "to", "with_candidates",
-        "with_statistics", "without", "admit",
+        "with_statistics", "without",
     }  # fmt: skip
 
 

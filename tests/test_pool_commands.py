@@ -28,7 +28,7 @@ from mergestream.pool.exchange.changes import add_expert, replace_expert, restor
 from mergestream.pool.exchange.confidence import FACTOR
 from mergestream.pool.exchange.gauge import lead_of, probes
 from mergestream.pool.exchange.verification import verify_pool
-from mergestream.pool.expert_pool import candidates_folder
+from mergestream.pool.pool_files import candidates_folder
 from mergestream.pool.statistics import Statistics, write_statistics
 from mergestream.runtime import files
 

@@ -55,7 +55,6 @@ class Method(ABC):
     _cannot_be_captured = False
 
     def __init__(self, pool: ExpertPool) -> None:
-        pool.admit(self.name)
         self.pool = pool
 
     @abstractmethod

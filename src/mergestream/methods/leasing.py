@@ -73,6 +73,6 @@ def _make(method: Method) -> str:
         "dtype": str(pool.bank.dtype),
         "execution": vars(pool.execution),
         "temperatures": temperatures,
-        "integers": [{name: tensor.tolist() for name, tensor in own.items()} for own in pool._parts.integers],
+        "integers": [{name: tensor.tolist() for name, tensor in own.items()} for own in pool.integers],
     }
     return json.dumps(described, sort_keys=True, default=str)

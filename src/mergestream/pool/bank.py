@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -10,48 +9,13 @@ from torch import Tensor
 from mergestream.networks.flat_layout import Integers, Layout
 from mergestream.pool.checkpoint import (
     BASE,
-    CARD,
-    PICKLES,
-    SCHEMA_VERSION,
-    WEIGHTS,
     ExpertCard,
     WeightsFile,
-    holds_only_an_expert,
-    is_expert_folder,
     require_name,
 )
 from mergestream.runtime.errors import PoolError
-from mergestream.runtime.files import read_json, write_json
 
 ORDER = "pool.json"
-
-
-def expert_folders(root: Path) -> list[Path]:
-    """The experts in a pool folder, in the order that `pool.json` records, else by name.
-
-    A folder with weights but no card, or a recorded expert without a folder, is an error, not a silent absence.
-    """
-    folders = [p for p in sorted(root.glob("*")) if p.is_dir() and not p.name.startswith(".") and p.name != BASE]
-    for folder in folders:
-        weights = [p.name for p in folder.iterdir() if p.name == WEIGHTS or p.suffix in PICKLES]
-        if weights and not is_expert_folder(folder):
-            raise PoolError(f"{folder} holds {weights[0]} but no {CARD}. Ask the site for the whole expert folder.")
-    found = [folder for folder in folders if is_expert_folder(folder)]
-    order = read_json(root / ORDER, SCHEMA_VERSION).get("order", []) if (root / ORDER).exists() else []
-    missing = [name for name in order if name not in {folder.name for folder in found}]
-    if missing:
-        raise PoolError(f"{root / ORDER} lists the expert '{missing[0]}', but its folder is not there.")
-    return sorted(found, key=lambda folder: order.index(folder.name) if folder.name in order else len(order))
-
-
-def holds_only_a_pool(root: Path) -> bool:
-    """Whether a folder may be replaced by another pool: nothing but experts and their order is in it."""
-    return all(path.name == ORDER or holds_only_an_expert(path) for path in root.iterdir())
-
-
-def write_order(root: Path, names: Sequence[str]) -> None:
-    """Record the order of a pool's experts: coefficients and states are by position."""
-    write_json(root / ORDER, {"schema_version": SCHEMA_VERSION, "order": list(names)})
 
 
 def require_some(experts: Mapping[str, object]) -> None:

@@ -10,7 +10,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from mergestream.networks.architecture import logits_of
 from mergestream.runtime.option_checks import whole_number, yes_or_no
 
 WARM_UPS = 3
@@ -21,17 +20,14 @@ class Execution:
     """What may be done for speed; none of it is asked of a CPU.
 
     capture   record a step as one CUDA graph per shape of batch, where the method allows it; else every step is eager
-    compile   compile the network before it is recorded: a minute once for each size of batch, for long streams
     overlap   how many experts may run beside each other on the device
     """
 
     capture: bool = True
-    compile: bool = False
     overlap: int = 4
 
     def __post_init__(self) -> None:
         yes_or_no("capture", self.capture)
-        yes_or_no("compile", self.compile)
         whole_number("overlap", self.overlap, low=1)
 
 
@@ -46,9 +42,6 @@ class Recording:
     def note(self, owner: str, finite: Tensor) -> None:
         self.owners.append(owner)
         self.finite.append(finite)
-
-    def run(self, module: nn.Module, batch: Tensor) -> Tensor:
-        return compiled_logits()(module, batch) if self.execution.compile else logits_of(module(batch))
 
     def side_by_side(self, tasks: Sequence[Callable[[], Tensor]], device: torch.device) -> list[Tensor]:
         """The tasks' results; on a CUDA device `overlap` of them at a time, each on a stream of its own."""
@@ -81,16 +74,6 @@ def warm_up(function: Callable[[], object]) -> None:
 def _side_streams(device: torch.device, count: int) -> tuple[torch.cuda.Stream, ...]:
     """Always the same ones: libraries keep a workspace for every stream they have seen."""
     return tuple(torch.cuda.Stream(device) for _ in range(count))
-
-
-@lru_cache(maxsize=1)
-def compiled_logits() -> Callable[[nn.Module, Tensor], Tensor]:
-    """One for the process: experts and merged models of one architecture differ in their weights alone."""
-
-    def logits(module: nn.Module, batch: Tensor) -> Tensor:
-        return logits_of(module(batch))
-
-    return torch.compile(logits, dynamic=False)
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from mergestream.pool.checkpoint import (
     read_card,
     write_expert,
 )
-from mergestream.pool.expert_pool import ExpertPool, candidates_folder
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.pool_files import candidates_folder
 from mergestream.pool.statistics import write_statistics
 from mergestream.pool.statistics.measurement import measure_statistics
 from mergestream.runtime.errors import InputError, MergestreamError, NetworkError, TrainingError, unknown_name

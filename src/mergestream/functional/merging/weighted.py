@@ -1,6 +1,6 @@
 """Weighted sums of flat weights, in one pass over the memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -33,9 +33,9 @@ def merge(rows: Rows, encoder: Tensor, head: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def merge_integers(values: list[Tensor]) -> Tensor:
-    """Integer buffers (BatchNorm's counters) have no mean: the project's rule is their maximum."""
-    return torch.stack(values).amax(dim=0)
+def merge_integers(buffers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Merge the experts' integer buffers (BatchNorm's counters), which have no mean, by their maximum."""
+    return {name: torch.stack([own[name] for own in buffers]).amax(dim=0) for name in buffers[0]}
 
 
 def _weighted_sum_on_host(

@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mergestream.pool.bank import write_order
 from mergestream.pool.checkpoint import ExpertCard
 from mergestream.pool.exchange.checks import base_problems, examine
 from mergestream.pool.exchange.folder import (
@@ -16,6 +15,7 @@ from mergestream.pool.exchange.folder import (
     remove_expert,
 )
 from mergestream.pool.exchange.versions import keep_version, kept_version, present_version
+from mergestream.pool.pool_files import write_order
 from mergestream.runtime.errors import PoolError, unknown_name
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from mergestream.pool.bank import expert_folders
 from mergestream.pool.checkpoint import (
     BASE,
     CARD,
@@ -20,6 +19,7 @@ from mergestream.pool.checkpoint import (
     read_card,
     require_name,
 )
+from mergestream.pool.pool_files import expert_folders
 from mergestream.runtime.errors import CheckpointError, InputError, OutputError, PoolError
 from mergestream.runtime.files import (
     folder_written_whole,

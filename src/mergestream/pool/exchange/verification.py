@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mergestream.pool.bank import ORDER
 from mergestream.pool.checkpoint import (
     BASE,
     CARD,
@@ -26,7 +25,7 @@ from mergestream.pool.exchange.confidence import confidence_warnings
 from mergestream.pool.exchange.folder import card_in, pool_root
 from mergestream.pool.exchange.gauge import Gauge, Reading
 from mergestream.pool.exchange.versions import kept_versions, versions_folder
-from mergestream.pool.expert_pool import candidates_folder
+from mergestream.pool.pool_files import ORDER, candidates_folder
 from mergestream.runtime.errors import MergestreamError
 from mergestream.runtime.files import read_json
 

@@ -1,12 +1,11 @@
-"""What a pool is made of, read from a folder, from live modules or from state dicts, and checked to belong together."""
+"""Parts: everything a pool is built from, and how to take it from live modules or state dicts."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,19 +14,25 @@ from mergestream.networks.architecture import (
     Network,
     create_network,
     first_difference,
-    from_architecture,
     from_module,
     recover_architecture,
 )
 from mergestream.networks.flat_layout import Integers, Layout
 from mergestream.networks.head import class_names, count_classes, find_head
 from mergestream.networks.preprocessing import Preprocessing
-from mergestream.pool.bank import expert_folders, fill_bank, read_row, require_alike, require_some
-from mergestream.pool.checkpoint import BASE, CARD, ExpertCard, open_weights, read_card
-from mergestream.pool.statistics import Statistics, read_statistics
+from mergestream.pool.bank import fill_bank, read_row, require_some
+from mergestream.pool.checkpoint import BASE, ExpertCard
+from mergestream.pool.statistics import Statistics
 from mergestream.runtime.errors import PoolError
 
+if TYPE_CHECKING:
+    from mergestream.pool.expert_pool import ExpertPool
+
 Device = torch.device | str
+
+
+def absent() -> None:
+    """The reader of what a pool does not have."""
 
 
 @dataclass(frozen=True)
@@ -41,33 +46,7 @@ class Parts:
     layout: Layout
     read_base: Callable[[], Tensor] | None = None
     read_statistics: tuple[Callable[[], Statistics | None], ...] = ()
-
-
-def read_parts(root: Path, network: nn.Module | None, device: Device, dtype: torch.dtype | None) -> Parts:
-    """From a folder of expert folders; weights stream straight into the bank."""
-    folders = expert_folders(root) if root.is_dir() else []
-    if not folders:
-        raise PoolError(f"No expert in {root}: a pool is a folder of expert folders, each with {CARD}.")
-    cards = [read_card(path) for path in folders]
-    base = root / BASE
-    base_card = read_card(base) if base.is_dir() else None
-    require_alike(cards, base_card)
-    blueprint = _blueprint(cards[0], network)
-    layout = Layout.of(blueprint.module, blueprint.head)
-    _require_classes(cards[0].classes, blueprint)
-    layout.strip(blueprint.module)
-    states = {card.name: open_weights(path, card) for path, card in zip(folders, cards, strict=True)}
-    bank, integers = fill_bank(layout, states, device, dtype)
-    return Parts(
-        tuple(cards),
-        bank,
-        tuple(integers),
-        blueprint,
-        layout,
-        # Not the bank itself, which the function would keep alive.
-        partial(_read_base, layout, base, base_card, bank.dtype) if base_card else None,
-        tuple(partial(read_statistics, path, card) for path, card in zip(folders, cards, strict=True)),
-    )
+    read_candidates: Callable[[], ExpertPool | None] = absent
 
 
 def parts_of_modules(
@@ -116,8 +95,8 @@ def parts_of_states(
     else:
         classes = tuple(classes)
         blueprint = create_network(network, num_classes=len(classes))
-        found = find_head(blueprint.module, head)
-        blueprint = replace(blueprint, head=found, preprocessing=preprocessing or blueprint.preprocessing)
+        head_parts = find_head(blueprint.module, head)
+        blueprint = replace(blueprint, head=head_parts, preprocessing=preprocessing or blueprint.preprocessing)
     return _parts_of_states(states, blueprint, base, classes)
 
 
@@ -132,7 +111,7 @@ def _parts_of_states(
     if classes is None and count is None:
         raise PoolError(f"Cannot tell how many classes the head {network.head} answers: give classes=.")
     labels = tuple(map(str, range(count or 0))) if classes is None else tuple(classes)
-    _require_classes(labels, network)
+    require_classes(labels, network)
     if network.architecture.library == "custom":
         network = replace(network, architecture=recover_architecture(network.module))
     layout.strip(network.module)
@@ -143,16 +122,7 @@ def _parts_of_states(
     return Parts(tuple(cards), bank, tuple(integers), network, layout, read)
 
 
-def _read_base(layout: Layout, folder: Path, card: ExpertCard, dtype: torch.dtype) -> Tensor:
-    return read_row(layout, open_weights(folder, card), BASE, dtype)
-
-
-def _require_classes(classes: Sequence[str], network: Network) -> None:
+def require_classes(classes: Sequence[str], network: Network) -> None:
     count = count_classes(network.module, network.head)
     if count not in (None, len(classes)):
         raise PoolError(f"{len(classes)} classes were given, but the head answers {count}.")
-
-
-def _blueprint(card: ExpertCard, module: nn.Module | None) -> Network:
-    network = from_architecture(card.architecture) if module is None else from_module(copy.deepcopy(module), card.head)
-    return replace(network, architecture=card.architecture, head=card.head, preprocessing=card.preprocessing)

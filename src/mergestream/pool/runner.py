@@ -1,0 +1,225 @@
+"""PoolRunner: how a pool's experts and the networks merged from them run on a batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor, nn
+
+from mergestream.functional import merging
+from mergestream.functional.coefficients import on_simplex
+from mergestream.functional.scores import finite_images, require_finite
+from mergestream.networks.architecture import logits_of
+from mergestream.networks.batchnorm import reestimate
+from mergestream.networks.last_layer import LastLayer
+from mergestream.networks.preprocessing import Preprocessing, require_batch
+from mergestream.networks.views import ORIGINAL, VIEWS, require_known
+from mergestream.pool.execution import Execution, Recording, patches_as_products
+from mergestream.pool.parts import Parts
+from mergestream.runtime.errors import InputError, MergestreamError, NetworkError
+
+Coefficients = Sequence[float] | Tensor
+
+
+class PoolRunner:
+    """Expert logits, merges and forward passes over one contiguous bank [K,P]: encoder segment, then head."""
+
+    def __init__(self, parts: Parts, execution: Execution | None = None) -> None:
+        self._parts = parts
+        self._recording: Recording | None = None
+        self._attached: Tensor | None = None
+        self.execution = execution or Execution()
+        self.bank, self.template, self.layout = parts.bank, parts.network, parts.layout
+        self.names = tuple(card.name for card in parts.cards)
+        self.classes = parts.cards[0].classes
+        self.integers = parts.integers
+        self.merged_integers = merging.merge_integers(parts.integers)
+        self.layout.move_rest(self.layout.strip(self.template.module), self.device, self.bank.dtype)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def device(self) -> torch.device:
+        return self.bank.device
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        return self.template.preprocessing
+
+    @property
+    def rows(self) -> merging.Rows:
+        """The bank as encoder [K,E] and head [K,H]."""
+        return merging.Rows.of(self.bank, self.layout.encoder_size)
+
+    # --- logits -------------------------------------------------------------------------------------------
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Turn a batch into network input: resize and normalise uint8 of any size, pass floats through."""
+        require_batch(images, self.preprocessing)
+        if images.dtype == torch.uint8:
+            assert self.preprocessing is not None
+            images = self.preprocessing(images.to(self.device))
+        return images.to(self.device, self.bank.dtype).contiguous()
+
+    def logits(self, images: Tensor, view: str | None = None) -> Tensor:
+        """Every expert's logits [K,B,C] in fp32, of the batch or of a named view of it."""
+        batch = self.prepare(images)
+        if view is not None:
+            require_known((view,))
+            batch = VIEWS[view](batch, self.preprocessing)
+        return torch.stack([self._run_expert(k, batch) for k in range(len(self))])
+
+    def logits_of_views(self, images: Tensor, views: Sequence[str]) -> dict[str, Tensor]:
+        """Every expert's logits [K,B,C] of the batch as it is ('original') and of each named view of it."""
+        batch = self.prepare(images)
+        if self._recording is None:
+            return {ORIGINAL: self.logits(batch), **{view: self.logits(batch, view) for view in views}}
+        # One forward per expert: larger products, fewer launches.
+        stacked = torch.cat([batch, *(VIEWS[view](batch, self.preprocessing) for view in require_known(tuple(views)))])
+        tasks = [partial(self._run_expert, k, stacked) for k in range(len(self))]
+        logits = torch.stack(self._recording.side_by_side(tasks, self.device))
+        return dict(zip((ORIGINAL, *views), logits.chunk(1 + len(views), dim=1), strict=True))
+
+    def expert_logits(self, expert: int, images: Tensor) -> Tensor:
+        """One expert's logits [B,C] in fp32."""
+        return self._run_expert(expert, self.prepare(images))
+
+    def forward(self, weights: Tensor, images: Tensor, *, recalibrate_bn: bool = False) -> Tensor:
+        """Logits [B,C] in fp32 of the network whose flat weights [P] are given.
+
+        `recalibrate_bn` first overwrites the BatchNorm statistics inside `weights` with this batch's.
+        """
+        batch, module = self.prepare(images), self.module_with(weights)
+        if recalibrate_bn:
+            with self.input_errors(batch):
+                reestimate(module, batch)
+        return self._run(module, batch, "The merged model")
+
+    def forward_with_inputs(
+        self, weights: Tensor, images: Tensor, *, recalibrate_bn: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [B,C] as from `forward`, and the last layer's input [B,D], in fp32."""
+        if self.last_layer is None:
+            raise NetworkError(f"{self.template.architecture} does not end in one linear layer with a bias.")
+        with self.last_layer.remembering(self.module_with(weights)) as layer:
+            logits = self.forward(weights, images, recalibrate_bn=recalibrate_bn)
+            return logits, layer.inputs(len(logits))
+
+    @cached_property
+    def last_layer(self) -> LastLayer | None:
+        """The linear layer that writes the logits; None where the network does not end in one."""
+        return LastLayer.of(self.template.module, self.template.head, self.layout, len(self.classes))
+
+    @contextmanager
+    def recording(self) -> Iterator[Recording]:
+        """Read nothing back to the host inside the block; note on the device what an eager step would refuse."""
+        self._recording = Recording(self.execution)
+        try:
+            with ExitStack() as fast:
+                if self.execution.capture:
+                    from mergestream.pool.fused_blocks import fused_blocks  # it needs timm
+
+                    modules = [self._working, *self._experts]
+                    fast.enter_context(patches_as_products(modules))
+                    fast.enter_context(fused_blocks(modules))
+                yield self._recording
+        finally:
+            self._recording = None
+
+    # --- merged weights -----------------------------------------------------------------------------------
+
+    def new_weights(self) -> Tensor:
+        """An unfilled vector [P] to merge into, usable inside and outside inference mode."""
+        with torch.inference_mode(False):
+            return torch.empty(self.layout.size, dtype=self.bank.dtype, device=self.device)
+
+    def merge(
+        self,
+        encoder: Coefficients,
+        head: Coefficients | None = None,
+        out: Tensor | None = None,
+        *,
+        rows: merging.Rows | None = None,
+    ) -> Tensor:
+        """Merge weights [P] (Eq. 7): the encoder by `encoder` [K], the head by `head` [K] or the same.
+
+        `rows` replace the experts' own where a method changes them first.
+        """
+        a = self._checked(encoder)
+        h = a if head is None else self._checked(head)
+        out = self.new_weights() if out is None else out
+        return merging.merge(rows or self.rows, a, h, out)
+
+    def network(self, encoder: Coefficients, head: Coefficients | None = None) -> nn.Module:
+        """Build an ordinary frozen module with merged weights of its own, in eval mode."""
+        return self.network_with(self.merge(encoder, head))
+
+    def network_with(self, weights: Tensor) -> nn.Module:
+        """Build an ordinary frozen module with a copy of flat weights [P], in eval mode."""
+        module = copy.deepcopy(self.template.module)
+        return self.layout.attach(module, weights.clone(), self.merged_integers).eval()
+
+    def module_with(self, weights: Tensor) -> nn.Module:
+        """The pool's one working module with its parameters as views of `weights` [P]."""
+        if self._attached is not weights:
+            self.layout.attach(self._working, weights, self.merged_integers)
+            self._attached = weights
+        return self._working
+
+    def expert(self, expert: int) -> nn.Module:
+        """One expert as a frozen module whose parameters are views of the bank."""
+        return self._experts[expert]
+
+    def matrices(self, row: Tensor, prefix: str = "") -> dict[str, Tensor]:
+        """Parameters that may be the weight of a linear map or a convolution, by name, as views of a row [P]."""
+        views = self.layout.views(row)
+        names = [e.name for e in self.layout.parameters if len(e.shape) > 1 and e.name.startswith(prefix)]
+        return {name: views[name] for name in names}
+
+    # --- inside -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def input_errors(self, batch: Tensor) -> Iterator[None]:
+        """Report a network's failure on a batch as an error about the batch."""
+        try:
+            yield
+        except (torch.OutOfMemoryError, MergestreamError):
+            raise
+        except (AssertionError, RuntimeError, ValueError) as error:
+            expected = f" (the pool's preprocessing is for {self.preprocessing.size})" if self.preprocessing else ""
+            shape = tuple(batch.shape)
+            raise InputError(f"The network cannot take a batch of shape {shape}{expected}: {error}") from error
+
+    @cached_property
+    def _working(self) -> nn.Module:
+        return copy.deepcopy(self.template.module).eval()
+
+    @cached_property
+    def _experts(self) -> list[nn.Module]:
+        return [
+            self.layout.attach(copy.deepcopy(self.template.module), row, own).eval()
+            for row, own in zip(self.bank, self.integers, strict=True)
+        ]
+
+    def _checked(self, coefficients: Coefficients) -> Tensor:
+        if self._recording is not None and isinstance(coefficients, Tensor):
+            return coefficients
+        return on_simplex(coefficients, len(self), self.device)
+
+    def _run_expert(self, expert: int, batch: Tensor) -> Tensor:
+        return self._run(self._experts[expert], batch, f"Expert '{self.names[expert]}'")
+
+    def _run(self, module: nn.Module, batch: Tensor, owner: str) -> Tensor:
+        with self.input_errors(batch):
+            logits = logits_of(module(batch))
+        if logits.shape != (len(batch), len(self.classes)):
+            raise NetworkError(f"Expected logits [{len(batch)},{len(self.classes)}], got {tuple(logits.shape)}.")
+        if self._recording is None:
+            return require_finite(logits.float(), owner)
+        self._recording.note(owner, finite_images(logits))
+        return logits.float()
