@@ -16,6 +16,7 @@ from mergestream.functional.merging import fused
 from mergestream.methods import leasing
 from mergestream.pool.execution import Execution
 from mergestream.pool.fused_blocks import FusedBlock, fused_blocks
+from mergestream.runtime.errors import InputError
 from mergestream.runtime.parallel import quiet
 from mergestream.training import Recipe
 from mergestream.training.plan import TrainPlan
@@ -119,7 +120,7 @@ def test_a_batch_that_is_not_finite_is_refused_late_and_leaves_no_trace() -> Non
     bad = good[0].clone()
     bad[2] = torch.nan
     method.step(bad)
-    with pytest.raises(ms.errors.InputError, match="image 2 of this batch"):
+    with pytest.raises(InputError, match="image 2 of this batch"):
         method.settle()
     after = method.state_dict()["state"]
     assert all(torch.equal(after[key], before[key]) for key in ("encoder", "head"))

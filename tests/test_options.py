@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 import mergestream as ms
 from conftest import CLASSES, HandWritten, make_experts, make_images, make_pool
+from mergestream.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 from mergestream.networks.views import BRIGHTNESS, VIEWS
 
-MEAN, STD = ms.preprocessing.IMAGENET_MEAN, ms.preprocessing.IMAGENET_STD
+MEAN, STD = IMAGENET_MEAN, IMAGENET_STD
 
 
 def viewed(images: Tensor, view: str) -> Tensor:

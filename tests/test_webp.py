@@ -19,6 +19,7 @@ from mergestream.data.datasets.pixels import read_pixels
 from mergestream.data.datasets.webp import decode_webp
 from mergestream.data.feeding import feed
 from mergestream.data.intake.shades import image_pixels
+from mergestream.networks.preprocessing import resize
 from mergestream.runtime.errors import DataError
 
 PACS = Path(__file__).parents[2] / "shared" / "data" / "pacs-128.zip"
@@ -146,7 +147,7 @@ def test_files_of_a_zip_are_fed_and_a_damaged_one_is_named(tmp_path: Path) -> No
         number = int(Path(data.ids[place]).stem)
         whole = by_pillow(images[number])
         assert whole is not None
-        assert torch.equal(pixels, ms.preprocessing.resize(whole[None], (16, 16), "bilinear")[0])
+        assert torch.equal(pixels, resize(whole[None], (16, 16), "bilinear")[0])
     with pytest.raises(DataError, match=r"07\.webp cannot be read"):
         next(fed)
 
