@@ -17,9 +17,9 @@ from torch import Tensor
 import mergestream as ms
 from mergestream.data.datasets import phantom
 from mergestream.methods import ORIGINAL
-from mergestream.serving.findings import CLASS_DRIFT, ENTROPY_DRIFT, GuardSettings
-from mergestream.serving.guards import Seen, look_at_batch
-from mergestream.serving.windows import Memory, look_at_stream, remember
+from mergestream.serving.guards.batch_guards import Seen, look_at_batch
+from mergestream.serving.guards.findings import CLASS_DRIFT, ENTROPY_DRIFT, GuardSettings
+from mergestream.serving.guards.stream_guards import Memory, look_at_stream, remember
 
 SETTINGS = GuardSettings()
 SEED = 23  # not 5, 7 or 11: the defaults were set while looking at those patients

@@ -34,8 +34,8 @@ import mergestream as ms
 from mergestream.bench.demo.demo import MICRO
 from mergestream.networks.architecture import create_network
 from mergestream.pool.checkpoint import BASE, ExpertCard, write_expert
-from mergestream.serving.audit.reading import raw_lines
-from mergestream.serving.audit.verifying import verify
+from mergestream.serving.audit.log_files import raw_lines
+from mergestream.serving.audit.verification import verify
 
 SETTLED = 2000  # requests after which memory should not grow any more
 PICTURES = 512

@@ -12,11 +12,11 @@ import torch
 import mergestream as ms
 from conftest import make_pool
 from mergestream.data.intake.pictures import Picture, picture_of
-from mergestream.serving.audit.writing import AuditLog
-from mergestream.serving.engine import Engine
-from mergestream.serving.findings import GuardSettings
-from mergestream.serving.persistence import recent_lines
-from mergestream.serving.settings import EngineSettings
+from mergestream.serving.audit.log_writer import AuditLog
+from mergestream.serving.engine.engine import Engine
+from mergestream.serving.engine.persistence import recent_lines
+from mergestream.serving.engine.settings import EngineSettings
+from mergestream.serving.guards.findings import GuardSettings
 
 # Pictures here are noise and experts nobody's: the guard rails would be right to step in.
 PLAIN = EngineSettings(guards=GuardSettings(fallback="none"))

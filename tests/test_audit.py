@@ -26,8 +26,8 @@ from mergestream.runtime.errors import InputError, MergestreamError, OutputError
 from mergestream.serving.audit.anchors import head, read_anchor
 from mergestream.serving.audit.keys import HmacKey, Signer, create_key, read_signer, read_verifier
 from mergestream.serving.audit.lines import BEGINNING, AuditError, Link, canonical, encoded_body, parse, seal
-from mergestream.serving.audit.verifying import Report, in_words, verify
-from mergestream.serving.audit.writing import AuditLog
+from mergestream.serving.audit.log_writer import AuditLog
+from mergestream.serving.audit.verification import Report, in_words, verify
 
 SECRET = HmacKey(bytes(range(32)))
 LINES = 30

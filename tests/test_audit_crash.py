@@ -13,9 +13,9 @@ import pytest
 
 from mergestream.serving.audit.keys import HmacKey
 from mergestream.serving.audit.lines import parse
-from mergestream.serving.audit.reading import raw_lines
-from mergestream.serving.audit.verifying import verify
-from mergestream.serving.audit.writing import AuditLog
+from mergestream.serving.audit.log_files import raw_lines
+from mergestream.serving.audit.log_writer import AuditLog
+from mergestream.serving.audit.verification import verify
 
 SECRET = HmacKey(b"s" * 32)
 
@@ -25,7 +25,7 @@ import itertools, os, sys, threading, types
 package = types.ModuleType("mergestream"); package.__path__ = [sys.argv[1]]; sys.modules["mergestream"] = package
 from pathlib import Path
 from mergestream.serving.audit.keys import HmacKey
-from mergestream.serving.audit.writing import AuditLog
+from mergestream.serving.audit.log_writer import AuditLog
 log = AuditLog.open(Path(sys.argv[2]), HmacKey(b"s" * 32), rotate_bytes=int(sys.argv[3]))
 os.write(1, b"open\\n")
 def work(thread):
@@ -107,7 +107,7 @@ import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 from mergestream.serving.audit.keys import HmacKey
 from mergestream.serving.audit.lines import AuditError
-from mergestream.serving.audit.writing import AuditLog
+from mergestream.serving.audit.log_writer import AuditLog
 path, threads = Path(sys.argv[2]), int(sys.argv[3])
 _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, most))
@@ -163,8 +163,8 @@ import sys, types
 package = types.ModuleType("mergestream"); package.__path__ = [sys.argv[1]]; sys.modules["mergestream"] = package
 from pathlib import Path
 from mergestream.serving.audit.lines import AuditError
-from mergestream.serving.audit.verifying import verify
-from mergestream.serving.audit.writing import AuditLog
+from mergestream.serving.audit.verification import verify
+from mergestream.serving.audit.log_writer import AuditLog
 disk = Path(sys.argv[2]); path = disk / "audit.jsonl"
 ballast = disk / "ballast"; ballast.write_bytes(b"x" * 200_000)
 log, written, failed = AuditLog.open(path, rotate_bytes=100_000), 0, 0

@@ -25,14 +25,14 @@ from mergestream.cli.app import app
 from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.reading import read_uploads
 from mergestream.runtime.errors import InputError
-from mergestream.serving.audit.comparing import compare
+from mergestream.serving.audit.comparison import compare
 from mergestream.serving.audit.keys import HmacKey
 from mergestream.serving.audit.lines import AuditError
-from mergestream.serving.audit.replaying import Recompute, files_by_hash, in_words, replay
-from mergestream.serving.audit.verifying import verify
-from mergestream.serving.audit.writing import AuditLog
-from mergestream.serving.engine import Engine
-from mergestream.serving.reproducing import Reproducer
+from mergestream.serving.audit.log_writer import AuditLog
+from mergestream.serving.audit.replay import Recompute, files_by_hash, in_words, replay
+from mergestream.serving.audit.verification import verify
+from mergestream.serving.engine.engine import Engine
+from mergestream.serving.engine.reproducing import Reproducer
 
 SECRET = HmacKey(b"s" * 32)
 STEPS, BATCH = 5, 3

@@ -17,9 +17,9 @@ import mergestream as ms
 from engines import Service, picture, small_pool, tensor_of
 from mergestream.data.intake.pictures import Picture
 from mergestream.runtime.errors import InputError
-from mergestream.serving.answers import Answer
 from mergestream.serving.audit.lines import AuditError
-from mergestream.serving.batching import BatchingSettings, ClosingError, MicroBatcher, OverloadedError
+from mergestream.serving.engine.answers import Answer
+from mergestream.serving.micro_batching import BatchingSettings, ClosingError, MicroBatcher, OverloadedError
 
 
 @pytest.fixture(scope="module")

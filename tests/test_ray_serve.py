@@ -22,11 +22,11 @@ from benching import write_pool
 from engines import PLAIN, batch
 from engines import Service as PlainService
 from mergestream.runtime.errors import InputError, UnknownNameError
-from mergestream.serving.audit.verifying import verify
-from mergestream.serving.batching import OverloadedError
+from mergestream.serving.audit.verification import verify
 from mergestream.serving.engine_request import EngineRequest
-from mergestream.serving.ray_cluster import start
-from mergestream.serving.ray_serve import PinnedEngines, place_of
+from mergestream.serving.micro_batching import OverloadedError
+from mergestream.serving.replicas.ray_cluster import start
+from mergestream.serving.replicas.ray_engines import PinnedEngines, place_of
 from test_intake import drawn, saved
 
 STREAMS = ("lyon", "brest", "turin", "aachen")
@@ -113,7 +113,7 @@ def test_what_changes_the_service_reaches_every_engine(engines: PinnedEngines, f
 
 @pytest.mark.slow
 def test_the_http_service_in_front_is_the_same(engines: PinnedEngines) -> None:
-    from mergestream.serving.app import create_app
+    from mergestream.serving.http.app import create_app
     from mergestream.serving.metrics import Metrics
     from mergestream.serving.opening import Opened
     from mergestream.serving.service import Service

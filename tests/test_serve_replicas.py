@@ -20,7 +20,7 @@ import torch
 from benching import command, write_pool
 from mergestream.runtime.errors import InputError, UnknownNameError
 from mergestream.serving.engine_request import EngineRequest
-from mergestream.serving.ray_serve import place_of
+from mergestream.serving.replicas.ray_engines import place_of
 from mergestream.serving.startup import ServeRequest, serve
 from services import STREAMS, RunningService, direct, form, pixels, png, probabilities, tensor
 

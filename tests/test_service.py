@@ -23,8 +23,8 @@ import mergestream as ms
 from benching import command, write_pool
 from dicoms import SECRET, dicom
 from mergestream.serving.audit.keys import create_key, read_verifier
-from mergestream.serving.audit.verifying import verify
-from mergestream.serving.problems import PROBLEMS
+from mergestream.serving.audit.verification import verify
+from mergestream.serving.http.problems import PROBLEMS
 from services import (
     STREAMS,
     RunningService,

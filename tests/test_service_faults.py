@@ -15,8 +15,8 @@ import pytest
 
 from benching import command, write_pool
 from live_service import LiveService, Senders
-from mergestream.serving.audit.reading import raw_lines
-from mergestream.serving.audit.verifying import Report, verify
+from mergestream.serving.audit.log_files import raw_lines
+from mergestream.serving.audit.verification import Report, verify
 from test_intake import drawn, saved
 
 pytestmark = pytest.mark.slow

@@ -31,20 +31,20 @@ from dicoms import SECRET
 from engines import PLAIN, batch, small_pool
 from mergestream.cli import app as cli
 from mergestream.runtime.errors import InputError, MergestreamError
-from mergestream.serving import server
-from mergestream.serving.app import create_app
-from mergestream.serving.audit.writing import AuditLog
-from mergestream.serving.batching import OverloadedError
-from mergestream.serving.engine import Engine
-from mergestream.serving.limiting import HeldBytes, RateLimiter, ServiceLimits, body_of
+from mergestream.serving.audit.log_writer import AuditLog
+from mergestream.serving.engine.engine import Engine
+from mergestream.serving.http import server
+from mergestream.serving.http.app import create_app
+from mergestream.serving.http.problems import OWN, PROBLEMS, ClientGone, Problem, problem_of
+from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, ServiceLimits, body_of
+from mergestream.serving.http.tokens import ADMINISTRATOR, CLIENT, Tokens, create_token
+from mergestream.serving.http.uploads import files_of
 from mergestream.serving.logs import JsonLines
 from mergestream.serving.metrics import Metrics
+from mergestream.serving.micro_batching import OverloadedError
 from mergestream.serving.opening import NoLog, Opened
-from mergestream.serving.problems import OWN, PROBLEMS, ClientGone, Problem, problem_of
 from mergestream.serving.service import Service
 from mergestream.serving.startup import ServeRequest, serve
-from mergestream.serving.tokens import ADMINISTRATOR, CLIENT, Tokens, create_token
-from mergestream.serving.uploads import files_of
 from services import STREAMS, RunningService, encoded, form, npy, png
 
 ROOT = Path(__file__).parent.parent

@@ -28,17 +28,17 @@ from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.reading import read_upload
 from mergestream.methods import leasing
 from mergestream.runtime.errors import InputError, MergestreamError, OutputError, PoolError, UnknownNameError
-from mergestream.serving import encoding
-from mergestream.serving.audit.comparing import compare
+from mergestream.serving.audit.comparison import compare
 from mergestream.serving.audit.lines import AuditError
-from mergestream.serving.audit.replaying import replay
-from mergestream.serving.encoding import state_from_json, state_to_json
-from mergestream.serving.findings import GuardSettings
-from mergestream.serving.recomputing import Remembered, recompute, recompute_step
-from mergestream.serving.registry import NAME, State, TooManyStreamsError, require_name
-from mergestream.serving.settings import EngineSettings
-from mergestream.serving.switching import Lineup, carried_over
-from mergestream.serving.windows import Memory
+from mergestream.serving.audit.replay import replay
+from mergestream.serving.engine import encoding
+from mergestream.serving.engine.encoding import state_from_json, state_to_json
+from mergestream.serving.engine.recomputing import Remembered, recompute, recompute_step
+from mergestream.serving.engine.registry import NAME, State, TooManyStreamsError, require_name
+from mergestream.serving.engine.settings import EngineSettings
+from mergestream.serving.engine.switching import Lineup, carried_over
+from mergestream.serving.guards.findings import GuardSettings
+from mergestream.serving.guards.stream_guards import Memory
 
 MOVING = {"momentum": 0.7}
 
@@ -334,7 +334,7 @@ def test_a_state_file_that_cannot_be_written_costs_no_answer(pool: ms.ExpertPool
 
 
 def test_one_service_a_folder(pool: ms.ExpertPool, tmp_path: Path) -> None:
-    from mergestream.serving.persistence import StateFolder
+    from mergestream.serving.engine.persistence import StateFolder
 
     with Service(tmp_path, pool), pytest.raises(OutputError, match="Another service"):
         StateFolder(tmp_path / "state")
@@ -591,7 +591,7 @@ def test_an_expert_that_the_guard_rails_alone_ask_may_refuse_and_leaves_no_trace
 def test_a_logged_step_is_computed_again_bit_for_bit(
     name: str, fallback: str, most_numbers: int, pool: ms.ExpertPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mergestream.serving.encoding.MOST_NUMBERS", most_numbers)
+    monkeypatch.setattr("mergestream.serving.engine.encoding.MOST_NUMBERS", most_numbers)
     options = MOVING if name == "entropy_adaptive" else {}
     always = GuardSettings(
         fallback=fallback, fallback_on=("structureless_pictures",), window=8, fewest=2, drift_after=2

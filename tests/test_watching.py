@@ -22,7 +22,7 @@ from dicoms import SECRET, dicom
 from mergestream.data.intake import Limits, Picture
 from mergestream.runtime.errors import InputError, OutputError
 from mergestream.serving.structured_report import Finding, write
-from mergestream.serving.watching import Pace, watch
+from mergestream.serving.watched_folder.watcher import Pace, watch
 
 FAST = Pace(batch_size=4, batch_seconds=0.1, look_seconds=0.03, retry_seconds=0.2)
 
@@ -243,7 +243,7 @@ def test_long_names_have_answers_too(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys, threading
 from pathlib import Path
-from mergestream.serving.watching import Pace, watch
+from mergestream.serving.watched_folder.watcher import Pace, watch
 
 folder, log = Path(sys.argv[1]), open(sys.argv[2], "a")
 def answer(pictures):

@@ -30,7 +30,7 @@ def verify_log(
     """Find every changed, removed, repeated, inserted or moved line. Exit code 1 if there is one."""
     from mergestream.serving.audit.anchors import read_anchor
     from mergestream.serving.audit.keys import read_verifier
-    from mergestream.serving.audit.verifying import in_words, verify
+    from mergestream.serving.audit.verification import in_words, verify
 
     report = verify(log, read_verifier(key) if key else None, read_anchor(anchor) if anchor else None)
     typer.echo(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(in_words(report)))
@@ -65,8 +65,8 @@ def replay_log(
     Bit for bit the same on the same hardware, versions and settings. Run 'audit verify' first.
     """
     from mergestream.cli.terminal import progress
-    from mergestream.serving.audit.replaying import in_words, replay
-    from mergestream.serving.reproducing import Reproducer
+    from mergestream.serving.audit.replay import in_words, replay
+    from mergestream.serving.engine.reproducing import Reproducer
 
     track = progress(Console(stderr=True))
     report = replay(log, images, Reproducer(pool), sequence=step, tolerance=tolerance, track=track)

@@ -106,6 +106,6 @@ def serve_token(
     role: Annotated[str, typer.Option(help="client: read and send pictures; administrator: all.")] = "client",
 ) -> None:
     """Make a token and print it, once: the file holds its hash only. Remove its line there to revoke it."""
-    from mergestream.serving.tokens import create_token
+    from mergestream.serving.http.tokens import create_token
 
     typer.echo(create_token(tokens, role, name))

@@ -11,11 +11,11 @@ from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import one_of
 from mergestream.serving.audit.keys import Signer, read_signer
-from mergestream.serving.audit.writing import AuditLog
-from mergestream.serving.engine import Engine
+from mergestream.serving.audit.log_writer import AuditLog
+from mergestream.serving.engine.engine import Engine
+from mergestream.serving.engine.persistence import recent_lines
+from mergestream.serving.engine.settings import EngineSettings
 from mergestream.serving.opening import Log, NoLog, Opened
-from mergestream.serving.persistence import recent_lines
-from mergestream.serving.settings import EngineSettings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from mergestream.data.intake.pictures import Picture
 from mergestream.pool.checkpoint import ExpertCard
-from mergestream.serving.answers import Answer
 from mergestream.serving.audit.lines import AuditError
+from mergestream.serving.engine.answers import Answer
 from mergestream.serving.metrics import Metrics
 
 

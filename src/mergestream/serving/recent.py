@@ -5,7 +5,7 @@ from collections import Counter, deque
 from datetime import UTC, datetime
 from typing import Any
 
-from mergestream.serving.answers import Answer, PerExpert
+from mergestream.serving.engine.answers import Answer, PerExpert
 
 KEPT = 200  # steps a stream
 

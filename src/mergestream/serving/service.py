@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from mergestream.data.intake import Picture, read_uploads
-from mergestream.serving.answers import Answer
 from mergestream.serving.audit.lines import AuditError
-from mergestream.serving.batching import MicroBatcher
-from mergestream.serving.limiting import HeldBytes, RateLimiter, ServiceLimits
+from mergestream.serving.engine.answers import Answer
+from mergestream.serving.http.problems import Problem
+from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, ServiceLimits
+from mergestream.serving.http.tokens import Tokens
 from mergestream.serving.metrics import Metrics
+from mergestream.serving.micro_batching import MicroBatcher
 from mergestream.serving.opening import Answering, Companion, Opened
-from mergestream.serving.problems import Problem
 from mergestream.serving.recent import RecentSteps
-from mergestream.serving.tokens import Tokens
 
 STOPPED, CHECKED, ASKED = "service_stopped", "log_checked", "change_asked"
 # The engine lets one of them compute at a time; the others write the audit log meanwhile.

@@ -13,20 +13,20 @@ from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import make_folder
 from mergestream.runtime.option_checks import one_of, whole_number
 from mergestream.runtime.option_text import parse_options
-from mergestream.serving.batching import BatchingSettings
+from mergestream.serving.engine.settings import EngineSettings
 from mergestream.serving.engine_request import EngineRequest, open_engine
-from mergestream.serving.findings import GuardSettings
-from mergestream.serving.folder import FolderThread
-from mergestream.serving.gate import is_loopback
-from mergestream.serving.limiting import ServiceLimits
+from mergestream.serving.guards.findings import GuardSettings
+from mergestream.serving.http.gate import is_loopback
+from mergestream.serving.http.request_limits import ServiceLimits
+from mergestream.serving.http.server import Address, run
+from mergestream.serving.http.tokens import Tokens
 from mergestream.serving.logs import log_to_stderr
 from mergestream.serving.metrics import Metrics
+from mergestream.serving.micro_batching import BatchingSettings
 from mergestream.serving.opening import CountedLog, Opened
-from mergestream.serving.ray_cluster import require_ray_serve, start
-from mergestream.serving.server import Address, run
+from mergestream.serving.replicas.ray_cluster import require_ray_serve, start
 from mergestream.serving.service import ENGINE_THREADS, Service
-from mergestream.serving.settings import EngineSettings
-from mergestream.serving.tokens import Tokens
+from mergestream.serving.watched_folder.folder_thread import FolderThread
 
 DEVICES = ("auto", "cpu", "cuda")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")

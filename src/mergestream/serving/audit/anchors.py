@@ -9,7 +9,7 @@ from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.files import read_json
 from mergestream.serving.audit.keys import Verifier
 from mergestream.serving.audit.lines import SCHEMA_VERSION, AuditError, LineError, faults, parse
-from mergestream.serving.audit.reading import last_line
+from mergestream.serving.audit.log_files import last_line
 
 HASH = re.compile(r"[0-9a-f]{64}")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mergestream.runtime.files import reason
 from mergestream.serving.audit.lines import AuditError
-from mergestream.serving.audit.reading import rotated_file, rotated_numbers
+from mergestream.serving.audit.log_files import rotated_file, rotated_numbers
 
 MODE = 0o640
 ROOM = 64 * 1024  # more than a step's line takes

@@ -1,0 +1,108 @@
+"""Taking up a log that a killed process left: the last line is checked, a torn one is put aside and kept."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mergestream.runtime.errors import InputError
+from mergestream.runtime.files import reason, write_atomically
+from mergestream.serving.audit.keys import Signer
+from mergestream.serving.audit.lines import BEGINNING, AuditError, LineError, Link, faults, parse
+from mergestream.serving.audit.log_files import last_line, tail_of
+
+OPENING = b'{"body":'  # how every line begins
+
+
+@dataclass(frozen=True)
+class Torn:
+    """A torn end that was put aside and is not told of in the log yet."""
+
+    file: Path
+    bytes: int
+    sha256: str
+
+    def rename_as_recorded(self, log: Path, sequence: int) -> None:
+        """Its name from now on holds the number of the line that tells of it."""
+        self.file.replace(log.with_name(f"{log.name}.{sequence}.torn"))
+
+
+def put_torn_end_aside(path: Path) -> None:
+    """Move what a kill or a power failure left of a last line into a file of its own.
+
+    Killed in the middle of this, it does the same again when the log is opened next.
+    """
+    if not path.is_file():
+        return
+    tail = tail_of(path)
+    torn, end = tail.torn, tail.end
+    if not torn and tail.line is not None and not _is_json(tail.line):
+        # A power failure can also leave a hole before the newline.
+        torn, end = tail.line + b"\n", tail.end - len(tail.line) - 1
+    if not torn:
+        return
+    if end == 0 and not (torn.startswith(OPENING) or OPENING.startswith(torn)):
+        raise InputError(f"{path} is no audit log, and is left as it is. Choose another file for the log.")
+    if end and (before := tail_of(path, end).line) is not None:
+        _parsed(path, path.name, before)
+    aside = path.with_name(f"{path.name}.{hashlib.sha256(torn).hexdigest()[:16]}.unrecorded.torn")
+    write_atomically(aside, lambda temporary: temporary.write_bytes(torn))
+    _truncate(path, end)
+
+
+def unrecorded(path: Path) -> Iterator[Torn]:
+    pattern = re.compile(re.escape(path.name) + r"\.[0-9a-f]{16}\.unrecorded\.torn")
+    for file in sorted(each for each in path.parent.glob("*") if pattern.fullmatch(each.name)):
+        content = file.read_bytes()
+        yield Torn(file, len(content), hashlib.sha256(content).hexdigest())
+
+
+def last_link(path: Path, signer: Signer | None) -> Link:
+    """Where the chain goes on. The last line must be sound, and signed as the next one will be."""
+    found = last_line(path)
+    if found is None:
+        return BEGINNING
+    name, text = found
+    line = _parsed(path, name, text)
+    wanted = signer.key if signer else None
+    if line["key"] != wanted:
+        raise InputError(
+            f"The audit log {path} was signed with {line['key'] or 'no key'}, not with {wanted or 'no key'}. "
+            "One log has one key: give that one, or begin a new log beside it and keep both."
+        )
+    if wrong := faults(line, signer):
+        raise AuditError(f"The last line of {path.with_name(name)} {wrong[0]}. Run 'audit verify' before going on.")
+    return Link(line["sequence"], line["hash"])
+
+
+def _parsed(path: Path, name: str, text: bytes) -> dict[str, Any]:
+    try:
+        return parse(text)
+    except LineError as error:
+        raise AuditError(
+            f"The last line of {path.with_name(name)} {error}. Nothing was touched: run 'audit verify'."
+        ) from error
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text.decode("ascii"))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _truncate(path: Path, end: int) -> None:
+    try:
+        handle = os.open(path, os.O_RDWR)
+        try:
+            os.ftruncate(handle, end)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise AuditError(f"Cannot mend the end of {path}: {reason(error)}.") from error

@@ -1,0 +1,1 @@
+"""The engine: images in, answers and audit lines out; one state per stream."""

@@ -1,0 +1,249 @@
+"""The engine of the service: decoded pictures in, an answer out, and a line in the audit log before it leaves.
+
+Locks, always taken in this order: a stream's own, while one of its batches is answered, so that its steps follow each
+other; `_compute`, one for the device, while a batch is computed. The log and the stream's file are written outside of
+the second, so that one stream's disk overlaps with another's arithmetic.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from mergestream.data.intake.pictures import Picture
+from mergestream.methods import create_method
+from mergestream.pool.checkpoint import library_versions
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError, OutputError, PoolError
+from mergestream.serving.engine.answers import Answer, answer_of, input_of, measured
+from mergestream.serving.engine.encoding import state_in_line, state_to_json
+from mergestream.serving.engine.persistence import (
+    DELETED,
+    RELOADED,
+    RESET,
+    STARTED,
+    STEP,
+    SWITCHED,
+    Saved,
+    StateFolder,
+    recovered,
+)
+from mergestream.serving.engine.registry import Registry, State, Stream
+from mergestream.serving.engine.settings import EngineSettings
+from mergestream.serving.engine.standing import LiveMethods, standing, taken_up
+from mergestream.serving.engine.stepping import Outcome, environment, take_step
+from mergestream.serving.engine.switching import Lineup
+
+log = logging.getLogger(__name__)
+
+
+class Audit(Protocol):
+    """The log: a line is on the disk when `append` returns it, or AuditError says that it is not."""
+
+    def append(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+class Engine:
+    """Independent streams over one pool. For any number of threads. `recent` are the log's lines, to go on from."""
+
+    def __init__(
+        self,
+        pool: ExpertPool,
+        method: str,
+        options: Mapping[str, Any],
+        *,
+        audit: Audit,
+        state_folder: Path,
+        settings: EngineSettings | None = None,
+        recent: Iterable[Mapping[str, Any]] = (),
+        load_pool: Callable[[], ExpertPool] | None = None,
+    ) -> None:
+        self.settings = settings or EngineSettings()
+        self.settings.guards.require_expert(pool.names)
+        self._audit, self._load_pool = audit, load_pool
+        self._compute, self._changing = threading.Lock(), threading.Lock()
+        self._versions = library_versions()
+        self._registry = Registry(self.settings.most_streams)
+        # With their defaults, which another version may have changed when the log is replayed.
+        whole = create_method(method, pool, **options).options()
+        self._folder = StateFolder(state_folder)
+        try:
+            saved, off = recovered(self._folder.streams(), recent)
+            off = self._folder.switched_off() if off is None else off
+            self._lineup = Lineup(pool, method, whole, [name for name in off if name in pool.names])
+            self._live = LiveMethods(self._lineup, self.settings.live_methods)
+            about = {**self._circumstances(self._lineup), **self._limits(), "streams": self._take_up(saved)}
+            self._audit.append(STARTED, about)
+        except BaseException:
+            self._folder.close()
+            raise
+
+    @property
+    def lineup(self) -> Lineup:
+        """Pool, method and who is switched off, as the next batch will find them."""
+        return self._lineup
+
+    def answer(self, stream: str, pictures: Sequence[Picture]) -> Answer:
+        """Answer the next batch of a stream. Whatever is raised, the stream stands where it stood."""
+        if not 1 <= len(pictures) <= self.settings.most_images:
+            raise InputError(f"A batch holds 1 to {self.settings.most_images} pictures; got {len(pictures)}.")
+        with self._registry.held(stream, create=True) as held:
+            started = time.perf_counter()
+            done = self._step(held, pictures)
+            body = self._body(held, done, pictures)
+            line = self._audit.append(STEP, {**body, "seconds": time.perf_counter() - started})
+            held.answered(done.after, len(pictures))
+            self._save(held)
+            guards, seconds = self.settings.guards, time.perf_counter() - started
+            answer = answer_of(stream, held.steps - 1, done.lineup, done.outcome, guards, line, seconds, done.restarted)
+            held.last = answer.summary()
+            return answer
+
+    def streams(self) -> list[dict[str, Any]]:
+        return [stream.describe() for stream in self._registry.all()]
+
+    def reset(self, stream: str) -> None:
+        """Forget a stream's averages and what its guard rails remember; its steps go on counting."""
+        with self._registry.held(stream) as held:
+            self._audit.append(RESET, {"stream": stream, "steps": held.steps, "images": held.images})
+            held.state, held.restarted = None, None
+            self._save(held)
+
+    def delete(self, stream: str) -> None:
+        with self._registry.held(stream) as held:
+            self._audit.append(DELETED, {"stream": stream, "steps": held.steps, "images": held.images})
+            self._registry.remove(held)
+            self._folder.delete(stream)
+        with self._compute:
+            self._live.forget(stream)
+
+    def switch(self, expert: str, *, on: bool) -> tuple[str, ...]:
+        """Switch an expert on or off for every stream's next batch; answers who is off."""
+        with self._changing:
+            lineup = _proven(self._lineup.switched(expert, on=on))
+            body = {"expert": expert, "on": on, "switched_off": list(lineup.off)}
+            self._audit.append(SWITCHED, {**body, "pool_sha256": lineup.identity["pool_sha256"]})
+            self._use(lineup)
+            self._save_switches()
+            return lineup.off
+
+    def reload(self) -> dict[str, Any]:
+        """Read the pool again and use it from the next batch on. Whatever is raised, the old one goes on."""
+        if self._load_pool is None:
+            raise InputError("This service was started with a pool in memory: there is nothing to load again.")
+        with self._changing:
+            old, pool = self._lineup, self._load_pool()
+            lineup = self._checked(old, pool)
+            before, after = old.identity["pool_sha256"], lineup.identity["pool_sha256"]
+            body = {"before": before, "after": after, "changed": before != after, "experts": list(pool.names)}
+            names = [stream.name for stream in self._registry.all()] if before != after else []
+            body = {**body, "switched_off": list(lineup.off), "restarted": names}
+            self._audit.append(RELOADED, body)
+            self._use(lineup)
+            self._save_switches()
+            return body
+
+    def close(self) -> None:
+        """Let go of the state folder; every state is in it already."""
+        self._folder.close()
+
+    def _step(self, stream: Stream, pictures: Sequence[Picture]) -> "_Done":
+        with self._compute:
+            lineup = self._lineup
+            before, why = standing(stream, lineup)
+            method = self._live.standing_at(stream.name, before)
+            guards = self.settings.guards
+            outcome = take_step(lineup, method, before.memory, pictures, guards, self.settings.weights_hash)
+            after = replace(before, method=outcome.method_state, memory=outcome.memory)
+            self._live.stands_at(stream.name, after)
+        return _Done(lineup, before, outcome, after, why)
+
+    def _body(self, stream: Stream, done: "_Done", pictures: Sequence[Picture]) -> dict[str, Any]:
+        """The audit line of a step. Pictures are in it by their hashes only."""
+        lineup = done.lineup
+        return {
+            "stream": stream.name,
+            "step": stream.steps,
+            "images_so_far": stream.images + len(pictures),
+            "inputs": [input_of(picture) for picture in pictures],
+            **self._circumstances(lineup),
+            "graph": done.outcome.step.graph,
+            "restarted": done.restarted,
+            "state_before": state_in_line(state_to_json(done.before)),
+            "state_after": state_in_line(state_to_json(done.after)),
+            **measured(done.outcome, lineup, self.settings.guards),
+        }
+
+    def _circumstances(self, lineup: Lineup) -> dict[str, Any]:
+        """All that a step's numbers depend on beside pictures and state."""
+        about = {**lineup.identity, "experts": list(lineup.pool.names), "switched_off": list(lineup.off)}
+        settings = {"guards": self.settings.guards.to_json(), "weights_hash": self.settings.weights_hash}
+        return {**about, **settings, "versions": self._versions, **environment(lineup.pool)}
+
+    def _limits(self) -> dict[str, Any]:
+        return {name: value for name, value in self.settings.to_json().items() if name.startswith("most_")}
+
+    def _use(self, lineup: Lineup) -> None:
+        with self._compute:
+            self._lineup, self._live = lineup, LiveMethods(lineup, self.settings.live_methods)
+
+    def _checked(self, old: Lineup, pool: ExpertPool) -> Lineup:
+        """A line-up of a pool that was read again, after it was found fit to take the old one's place."""
+        if pool.classes != old.pool.classes:
+            raise PoolError(
+                f"The pool now has the classes {pool.classes}, not {old.pool.classes}: start a new service."
+            )
+        self.settings.guards.require_expert(pool.names)
+        return _proven(Lineup(pool, old.method, old.options, [name for name in old.off if name in pool.names]))
+
+    def _save(self, stream: Stream) -> None:
+        counts = {"stream": stream.name, "steps": stream.steps, "images": stream.images}
+        settings = {"method": self._lineup.method, "options": self._lineup.options}
+        with _in_the_log_anyway():
+            self._folder.save({**counts, **settings, "state": state_to_json(stream.state)})
+
+    def _save_switches(self) -> None:
+        with _in_the_log_anyway():
+            self._folder.save_switches(self._lineup.off)
+
+    def _take_up(self, saved: Mapping[str, Saved]) -> list[dict[str, Any]]:
+        """The streams of an earlier process; what is told of them in the log."""
+        for name in self._folder.streams().keys() - saved.keys():
+            self._folder.delete(name)  # the log says so
+        self._save_switches()
+        streams = [taken_up(each, self._lineup) for each in saved.values()]
+        for stream in streams:
+            self._registry.add(stream)
+            self._save(stream)
+        return [{"stream": each.name, "steps": each.steps, "restarted": each.restarted} for each in streams]
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A step that was computed and is not in the log yet."""
+
+    lineup: Lineup
+    before: State
+    outcome: Outcome
+    after: State
+    restarted: str | None
+
+
+def _proven(lineup: Lineup) -> Lineup:
+    """A line-up that the method was found to work on, hashed now and not while streams wait."""
+    lineup.create_method()
+    lineup.active.fingerprint()
+    return lineup
+
+
+@contextmanager
+def _in_the_log_anyway() -> Iterator[None]:
+    """A file that cannot be written is no reason to withhold an answer: its content is restored from the log."""
+    try:
+        yield
+    except OutputError as error:
+        log.warning("a state was not written: %s", error)

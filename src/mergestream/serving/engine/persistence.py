@@ -1,0 +1,151 @@
+"""The streams' states on disk, and how a killed service finds them again.
+
+A step is written twice: first the audit line, flushed to the disk, which holds the state after the step; then the
+stream's own file, put in place by a rename and not flushed. So
+
+- a line that could not be written: the step did not happen; state, file and log are those before it, and the caller is
+  told;
+- killed between line and file: the log is one step ahead of the file, and the caller was not answered. At the next
+  start the last event of a stream in the log is the truth (`recovered`), so the step counts, as the log says it does;
+- a power failure may also lose or tear files that were not flushed: they are older than the log or unreadable, and the
+  log is the truth again;
+- a log that was moved away: the files are the truth, at most one step behind it.
+
+The same holds for deleted and reset streams and for switched-off experts, which are events in the log too. A state too
+large for a line (encoding.MOST_NUMBERS; the Gram matrices of a method that learns from the stream) stands there as its
+hash; where the file does not fit that hash, the stream begins again and says so. Never does a stream go on from a state
+that the log does not know.
+"""
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mergestream.runtime.errors import CheckpointError, OutputError
+from mergestream.runtime.files import make_folder, read_json, reason, sha256_of_json, write_json
+from mergestream.serving.audit.log_files import rotated_file, rotated_numbers
+from mergestream.serving.engine.encoding import is_whole
+from mergestream.serving.engine.registry import NAME
+
+SCHEMA_VERSION = 1
+STEP, RESET, DELETED, SWITCHED = "step", "stream_reset", "stream_deleted", "expert_switched"
+STARTED, RELOADED = "service_started", "pool_reloaded"
+Saved = dict[str, Any]
+log = logging.getLogger(__name__)
+
+
+def recovered(saved: Mapping[str, Saved], lines: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Saved], Any]:
+    """The streams by name as the log tells of them, from files where it does not; and who is switched off, or None."""
+    streams, off = dict(saved), None
+    for line in lines:
+        kind, body = line["kind"], line["body"]
+        try:
+            if kind == STEP:
+                streams[body["stream"]] = _after_step(body, saved.get(body["stream"]))
+            elif kind == RESET:
+                streams[body["stream"]] = {name: body[name] for name in ("stream", "steps", "images")}
+            elif kind == DELETED:
+                streams.pop(body["stream"], None)
+            elif kind in (SWITCHED, RELOADED):
+                off = body["switched_off"]
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"Line {line.get('sequence')} of the audit log is not a '{kind}' of this version: {error!r}. "
+                "Begin a new log beside it and keep both."
+            ) from error
+    return streams, off
+
+
+def _after_step(body: Mapping[str, Any], on_disk: Saved | None) -> Saved:
+    stream: Saved = {"stream": body["stream"], "steps": body["step"] + 1, "images": body["images_so_far"]}
+    stream |= {"method": body["method"], "options": body["options"]}
+    state = body["state_after"]
+    if is_whole(state):
+        return {**stream, "state": state}
+    kept = (on_disk or {}).get("state")
+    if kept is not None and sha256_of_json(kept) == state["sha256"]:
+        return {**stream, "state": kept}
+    return {**stream, "lost": "the service ended before its last state was on disk."}
+
+
+def recent_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a log's current file and of the one before it: more than any file of a state can be behind."""
+    numbers = rotated_numbers(path)
+    for file in [*(rotated_file(path, number) for number in numbers[-1:]), path]:
+        if file.is_file():
+            with file.open("rb") as lines:
+                yield from _readable(lines)
+
+
+def _readable(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            log.warning("the audit log holds a line that cannot be read: run 'mergestream audit verify'")
+            continue
+        if isinstance(value, dict) and isinstance(value.get("body"), dict):
+            yield value
+
+
+class StateFolder:
+    """`<folder>/<stream>.json`, one a stream, and `<folder>/.service.json`. Held by one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = make_folder(folder)
+        self._lock: int | None = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.close()
+            raise OutputError(
+                f"Another service keeps its streams in {folder}. Stop it, or choose another one."
+            ) from error
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def streams(self) -> dict[str, Saved]:
+        """What can be read. A damaged file is left out, with a warning: the log may know more."""
+        found = {}
+        for file in sorted(self.folder.glob("*.json")):
+            if NAME.fullmatch(file.stem):
+                try:
+                    found[file.stem] = _checked(read_json(file, SCHEMA_VERSION))
+                except CheckpointError as error:
+                    log.warning("a stream's state is left out: %s", error)
+        return found
+
+    def save(self, stream: Saved) -> None:
+        """Put a stream's file in place. Not flushed to the disk: the audit line of the same step was."""
+        content = {"schema_version": SCHEMA_VERSION, "sha256": sha256_of_json(stream), "content": stream}
+        path = self.folder / f"{stream['stream']}.json"
+        temporary = path.with_suffix(".new")
+        try:
+            temporary.write_text(json.dumps(content), encoding="utf-8")
+            temporary.replace(path)
+        except OSError as error:
+            raise OutputError(f"Cannot write {path}: {reason(error)}.") from error
+
+    def delete(self, name: str) -> None:
+        (self.folder / f"{name}.json").unlink(missing_ok=True)
+
+    def switched_off(self) -> list[str]:
+        file = self.folder / ".service.json"
+        return list(read_json(file, SCHEMA_VERSION)["switched_off"]) if file.exists() else []
+
+    def save_switches(self, off: Iterable[str]) -> None:
+        write_json(self.folder / ".service.json", {"schema_version": SCHEMA_VERSION, "switched_off": list(off)})
+
+
+def _checked(value: Mapping[str, Any]) -> Saved:
+    content = value.get("content")
+    if not isinstance(content, dict) or sha256_of_json(content) != value.get("sha256"):
+        raise CheckpointError("A stream's file does not match its hash: it was changed or torn.")
+    return content

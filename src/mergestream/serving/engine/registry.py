@@ -1,0 +1,112 @@
+"""The streams of a service: one for every site or scanner, each with a lock and a state of its own."""
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from mergestream.runtime.errors import InputError, MergestreamError, UnknownNameError
+from mergestream.serving.engine.switching import MethodState
+from mergestream.serving.guards.stream_guards import Memory
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+
+
+class TooManyStreamsError(MergestreamError):
+    """A stream more than the service was set up for."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a stream carries from batch to batch: the method's state on these experts, the guard rails' memory."""
+
+    pool_sha256: str
+    experts: tuple[str, ...]
+    method: MethodState
+    memory: Memory
+
+
+@dataclass
+class Stream:
+    """For whoever holds its lock. `state` is replaced, never changed; None stands for the beginning."""
+
+    name: str
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    steps: int = 0
+    images: int = 0
+    state: State | None = None
+    deleted: bool = False
+    restarted: str | None = None  # why its averages began again, until an answer has told so
+    last: dict[str, Any] | None = None  # the last answer, in short
+
+    def describe(self) -> dict[str, Any]:
+        return {"stream": self.name, "steps": self.steps, "images": self.images, "last": self.last}
+
+    def answered(self, state: State, images: int) -> None:
+        self.state, self.steps, self.images = state, self.steps + 1, self.images + images
+        self.restarted = None
+
+
+def require_name(name: str) -> str:
+    """A stream's name is a file's name and stands in the log. What was sent is not repeated: it may be anything."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InputError(
+            "A stream's name has 1 to 64 small letters, digits, '-' and '_', and begins with a letter or digit. "
+            "Name the site or the scanner, never a patient."
+        )
+    return name
+
+
+class Registry:
+    """The streams by name. One that failed at its first batch was never there."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._streams: dict[str, Stream] = {}
+
+    def add(self, stream: Stream) -> None:
+        with self._lock:
+            self._streams[stream.name] = stream
+
+    @contextmanager
+    def held(self, name: str, *, create: bool = False) -> Iterator[Stream]:
+        """A stream, for this thread alone while the block lasts."""
+        require_name(name)
+        while True:
+            stream = self._found(name, create)
+            with stream.lock:
+                if stream.deleted or (stream.steps == 0 and not create):  # whoever held it before failed or deleted it
+                    self.remove(stream)
+                    continue
+                try:
+                    yield stream
+                finally:
+                    if stream.steps == 0 and not stream.deleted:
+                        self.remove(stream)
+                return
+
+    def all(self) -> list[Stream]:
+        with self._lock:
+            return [self._streams[name] for name in sorted(self._streams) if self._streams[name].steps]
+
+    def _found(self, name: str, create: bool) -> Stream:
+        with self._lock:
+            stream = self._streams.get(name)
+            if stream is None and not create:
+                raise UnknownNameError("There is no such stream; the first batch sent to one creates it.")
+            if stream is None:
+                if len(self._streams) >= self._most:
+                    raise TooManyStreamsError(
+                        f"This service keeps {self._most} streams at most. Delete one, or start it with more."
+                    )
+                stream = self._streams[name] = Stream(name)
+            return stream
+
+    def remove(self, stream: Stream) -> None:
+        """Take out a stream that this thread holds."""
+        with self._lock:
+            stream.deleted = True
+            if self._streams.get(stream.name) is stream:
+                del self._streams[stream.name]

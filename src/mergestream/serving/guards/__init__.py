@@ -1,0 +1,1 @@
+"""Checks of batches and streams: findings, drift alarms and abstention."""

@@ -1,0 +1,77 @@
+"""The FastAPI application: routes around a service, behind the gate."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from mergestream.pool.checkpoint import version_of
+from mergestream.serving.http.gate import GUARDED, Gate
+from mergestream.serving.http.problems import problem_of, response
+from mergestream.serving.http.routes import health_routes, image_routes, page_routes, pool_routes, stream_routes
+from mergestream.serving.service import Service
+
+DESCRIPTION = """Pictures in, one merged model's answers out, with an audit trail. For research. Not a medical device.
+
+Where tokens are configured, send 'Authorization: Bearer TOKEN' to every address under /v1 and to /metrics. Clients
+read and send pictures; what changes streams or the pool is for administrators.
+
+Whatever is not answered is a problem document (application/problem+json) with a stable code."""
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application of a service that somebody else starts and stops."""
+    app = FastAPI(
+        title="mergestream",
+        version=version_of("mergestream"),
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.service = service
+    for part in (image_routes, stream_routes, pool_routes, health_routes, page_routes):
+        app.include_router(part.router)
+    app.include_router(page_routes.dashboard_router())
+    app.add_middleware(Gate, service=service)
+    app.add_exception_handler(HTTPException, _as_problem)
+    app.add_exception_handler(RequestValidationError, _as_problem)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+async def _as_problem(request: Request, error: Exception) -> Response:
+    problem = problem_of(error)
+    assert problem is not None
+    if problem.code == "method_not_allowed":
+        # Starlette names those of the first route only, where several share an address.
+        known = request.app.openapi()["paths"].get(getattr(request.scope.get("route"), "path", None), {})
+        problem.headers |= {"Allow": ", ".join(sorted(map(str.upper, known)))} if known else {}
+    return response(problem, request.state.request_id)
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document, with tokens, and without the 422 that it adds for a form of its own."""
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        for path, methods in schema["paths"].items():
+            for about in methods.values():
+                if path.startswith(GUARDED):
+                    about["security"] = [{"token": []}, {}]
+                for answer in about["responses"].values():
+                    _only_problem_json(answer)
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schema["components"]["schemas"].pop(unused, None)
+        app.openapi_schema = schema
+    return app.openapi_schema
+
+
+def _only_problem_json(answer: dict[str, Any]) -> None:
+    """FastAPI writes a problem's schema under application/json; it is sent as problem+json."""
+    content = answer.get("content", {})
+    if "application/problem+json" in content and "application/json" in content:
+        content["application/problem+json"]["schema"] = content.pop("application/json")["schema"]

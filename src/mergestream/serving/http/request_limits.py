@@ -1,0 +1,117 @@
+"""How much a client may ask for: requests by rate, bytes of a body as they come in, bytes that all requests hold."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from starlette.types import Receive
+
+from mergestream.data.intake.limits import MEBIBYTE, Limits
+from mergestream.runtime.option_checks import number, whole_number
+from mergestream.serving.http.problems import ClientGone, Problem
+from mergestream.serving.micro_batching import BatchingSettings, OverloadedError
+
+MOST_KEYS = 4096  # tokens or addresses whose rate is remembered
+
+
+@dataclass(frozen=True)
+class ServiceLimits:
+    """body_bytes      of one request
+    body_seconds    until its body must be there
+    answer_seconds  until it must be answered
+    held_bytes      of all requests together, bodies and decoded pictures
+    requests        under way at a time
+    rate, burst     requests a second of one token or address in the long run, and at once; a rate of 0 is none
+    """
+
+    body_bytes: int = 256 * MEBIBYTE
+    body_seconds: float = 60.0
+    answer_seconds: float = 120.0
+    held_bytes: int = 2048 * MEBIBYTE
+    requests: int = 1024
+    rate: float = 100.0
+    burst: int = 200
+    intake: Limits = field(default_factory=Limits)
+    batching: BatchingSettings = field(default_factory=BatchingSettings)
+
+    def __post_init__(self) -> None:
+        for limit in ("body_bytes", "held_bytes", "requests", "burst"):
+            whole_number(limit, getattr(self, limit), low=1)
+        for limit in ("body_seconds", "answer_seconds"):
+            number(limit, getattr(self, limit), above=0)
+        number("rate", self.rate, low=0)
+
+
+class RateLimiter:
+    """A bucket of tokens for everyone who asks; whoever has not asked for longest is forgotten first."""
+
+    def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._burst, self._clock = rate, float(burst), clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def admit(self, key: str) -> None:
+        if self._rate == 0:
+            return
+        now = self._clock()
+        left, then = self._buckets.pop(key, (self._burst, now))
+        left = min(self._burst, left + (now - then) * self._rate)
+        admitted = left >= 1
+        self._buckets[key] = (left - 1 if admitted else left, now)
+        if len(self._buckets) > MOST_KEYS:
+            self._buckets.popitem(last=False)
+        if not admitted:
+            wait = max(1, round((1 - left) / self._rate + 0.5))
+            said = f"This service takes {self._rate:g} requests a second from each client. Wait a moment."
+            raise Problem("rate_limited", said, {"Retry-After": str(wait)})
+
+
+class HeldBytes:
+    """Memory that requests take, all together. For one event loop."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self.total = most, 0
+
+    @contextmanager
+    def share(self) -> Iterator["Share"]:
+        """What one request takes; given back when it ends, however it ends."""
+        share = Share(self)
+        try:
+            yield share
+        finally:
+            self.total -= share.taken
+
+    def take(self, count: int) -> None:
+        if self.total + count > self._most:
+            raise OverloadedError("The service holds as many pictures as its memory allows. Try again in a moment.")
+        self.total += count
+
+
+class Share:
+    def __init__(self, held: HeldBytes) -> None:
+        self._held, self.taken = held, 0
+
+    def take(self, count: int) -> None:
+        self._held.take(count)
+        self.taken += count
+
+
+async def body_of(receive: Receive, most: int, seconds: float) -> AsyncIterator[bytes]:
+    """A body piece by piece, counted as it comes in, whatever its length was announced to be."""
+    size, deadline = 0, asyncio.get_running_loop().time() + seconds
+    more = True
+    while more:
+        try:
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
+        except TimeoutError:
+            raise Problem("body_too_slow", f"A body must be here within {seconds:g} s.") from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        size += len(chunk)
+        if size > most:
+            raise Problem("body_too_large", f"A body may have {most:,} bytes here, and this one has more.")
+        yield chunk

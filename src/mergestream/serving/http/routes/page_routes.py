@@ -1,0 +1,102 @@
+"""Pages for people: the dashboard, and the HTTP interface on one page that needs nothing from elsewhere."""
+
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, HTMLResponse, Response
+
+from mergestream.serving.http.problems import PROBLEMS, Problem
+
+DASHBOARD = Path(__file__).parents[2] / "dashboard"
+STYLE = Path(__file__).with_name("docs.css")
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".woff2": "font/woff2",
+}
+router = APIRouter(include_in_schema=False)
+
+
+def dashboard_router() -> APIRouter:
+    """An address for each file of the dashboard. They are listed now, so no path of a client is ever opened."""
+    files = APIRouter(include_in_schema=False)
+    for file in sorted(DASHBOARD.iterdir()) if DASHBOARD.is_dir() else []:
+        if file.suffix in TYPES and file.is_file():
+            files.add_api_route(f"/{file.name}", _sender(file), methods=["GET"])
+    files.add_api_route("/", _sender(DASHBOARD / "index.html"), methods=["GET"])
+    return files
+
+
+def _sender(file: Path) -> Any:
+    async def send() -> Response:
+        if not file.is_file():
+            raise Problem("not_found", "This installation has no dashboard. /docs lists what there is.")
+        return FileResponse(file, media_type=TYPES[file.suffix])
+
+    return send
+
+
+@router.get("/docs.css")
+async def style() -> FileResponse:
+    return FileResponse(STYLE, media_type=TYPES[".css"])
+
+
+@router.get("/docs")
+async def documents(request: Request) -> HTMLResponse:
+    return HTMLResponse(page(request.app.openapi()))
+
+
+def page(schema: dict[str, Any]) -> str:
+    """The OpenAPI document as plain HTML."""
+    operations = [
+        _operation(method, path, about)
+        for path, methods in schema["paths"].items()
+        for method, about in methods.items()
+    ]
+    codes = "".join(
+        f"<tr id='{escape(code)}'><td><code>{escape(code)}</code></td><td>{kind.status}</td>"
+        f"<td>{escape(kind.title)}</td></tr>"
+        for code, kind in sorted(PROBLEMS.items(), key=lambda item: (item[1].status, item[0]))
+    )
+    info = schema["info"]
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width'><link rel='stylesheet' href='docs.css'>"
+        f"<title>{escape(info['title'])}</title></head><body><main><h1>{escape(info['title'])} "
+        f"<small>{escape(info['version'])}</small></h1>{_text(info['description'])}"
+        "<p>The same for programs: <a href='openapi.json'>openapi.json</a>. <a href='./'>Dashboard</a>.</p>"
+        f"{''.join(operations)}<h2>Problems</h2><table><thead><tr><th scope='col'>code</th>"
+        f"<th scope='col'>status</th><th scope='col'>meaning</th></tr></thead><tbody>{codes}</tbody></table>"
+        "</main></body></html>"
+    )
+
+
+def _operation(method: str, path: str, about: dict[str, Any]) -> str:
+    parameters = "".join(
+        f"<li><code>{escape(each['name'])}</code> ({escape(each['in'])}): {escape(each.get('description', ''))}</li>"
+        for each in about.get("parameters", [])
+    )
+    body = "".join(
+        f"<li>body: <code>{escape(kind)}</code></li>" for kind in about.get("requestBody", {}).get("content", {})
+    )
+    answers = "".join(
+        f"<li><b>{escape(status)}</b> {escape(_first(answer))}</li>" for status, answer in about["responses"].items()
+    )
+    return (
+        f"<section><h2>{escape(about['summary'])}</h2><p><code>{method.upper()} {escape(path)}</code></p>"
+        f"{_text(about.get('description', ''))}<ul>{parameters}{body}</ul>"
+        f"<details><summary>Answers</summary><ul>{answers}</ul></details></section>"
+    )
+
+
+def _first(answer: dict[str, Any]) -> str:
+    return str(answer.get("description", "")).replace("`", "")
+
+
+def _text(text: str) -> str:
+    return "".join(f"<p>{escape(paragraph)}</p>" for paragraph in text.split("\n\n") if paragraph.strip())

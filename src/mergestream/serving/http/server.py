@@ -1,0 +1,189 @@
+"""uvicorn around the application: connections that dawdle are closed, and a signal ends it in order."""
+
+import asyncio
+import json
+import logging
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mergestream.runtime.errors import InputError
+from mergestream.runtime.files import reason
+from mergestream.serving.http.app import create_app
+from mergestream.serving.http.problems import MEDIA_TYPE, Problem, document
+from mergestream.serving.service import Service
+
+HEADER_SECONDS = 15.0
+KEEP_ALIVE_SECONDS = 15
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+GRACE_SECONDS = 30.0  # beyond what a body and an answer may take
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the service listens; with certificate and key it speaks TLS."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+class Connection(H11Protocol):
+    """uvicorn's, which would wait forever for the first request's headers to be complete."""
+
+    _headers_due: float | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """uvicorn stops its timer with any byte; here only complete headers do."""
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
+            self._headers_due = None
+        elif self._is_idle():
+            self._await_headers()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002
+        problem = Problem("malformed_http", "Send HTTP/1.1 with complete headers of moderate size.")
+        body = json.dumps(document(problem, secrets.token_hex(8))).encode()
+        headers = [("content-type", MEDIA_TYPE), ("content-length", str(len(body))), ("connection", "close")]
+        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _is_idle(self) -> bool:
+        return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
+
+    def _await_headers(self) -> None:
+        self._headers_due = self._headers_due or self.loop.time() + HEADER_SECONDS
+        self.timeout_keep_alive_task = self.loop.call_at(self._headers_due, self._close_idle)
+
+    def _close_idle(self) -> None:
+        if self._is_idle():
+            self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """Ended by a signal without dying of it: the exit code is then the caller's to choose."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        self.catch_signals()
+        try:
+            yield
+        finally:
+            with suppress(NotImplementedError):
+                for number in SIGNALS:
+                    asyncio.get_running_loop().remove_signal_handler(number)
+
+    def catch_signals(self) -> None:
+        """Also again while the service loads: Ray's core takes them for itself, and would end the process with them."""
+        loop = asyncio.get_running_loop()
+        with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
+            for number in SIGNALS:
+                loop.add_signal_handler(number, self._asked_to_end)
+
+    def _asked_to_end(self) -> None:
+        """A second signal does not wait for clients that are slow to send."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def run(service: Service, address: Address, on_ready: Callable[[str], None] = lambda _: None) -> None:
+    """Serve until a signal comes; then finish accepted work and let go of everything."""
+    with _listening(address) as sock:
+        asyncio.run(_serve(service, address, sock, on_ready))
+
+
+async def _serve(service: Service, address: Address, sock: socket.socket, on_ready: Callable[[str], None]) -> None:
+    server, url = Server(_config(service, address)), url_of(address, sock)
+    failure: list[BaseException] = []
+
+    async def load() -> None:
+        try:
+            await service.start()
+            server.catch_signals()
+            if not server.should_exit:  # a signal may have come meanwhile
+                on_ready(url)
+        except BaseException as error:
+            failure.append(error)
+            server.should_exit = True
+
+    async def note_end() -> None:
+        """From now on it is not ready, and what still comes in over open connections is refused."""
+        while not server.should_exit:
+            await asyncio.sleep(0.05)
+            if not loading.done():
+                server.catch_signals()
+        service.closing = True
+
+    loading, noting = asyncio.create_task(load()), asyncio.create_task(note_end())
+    try:
+        await server.serve(sockets=[sock])
+    finally:
+        server.should_exit = True
+        await asyncio.gather(loading, noting)
+        await service.stop()
+    if failure:
+        raise failure[0]
+
+
+def _config(service: Service, address: Address) -> uvicorn.Config:
+    limits = service.limits
+    try:
+        config = uvicorn.Config(
+            create_app(service),
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=int(limits.body_seconds + limits.answer_seconds + GRACE_SECONDS),
+            limit_concurrency=4 * limits.requests,
+            ssl_certfile=address.certificate,
+            ssl_keyfile=address.key,
+        )
+        config.load()
+    except OSError as error:  # ssl.SSLError too
+        raise InputError(f"The TLS certificate or its key cannot be used: {reason(error) or error}.") from error
+    return config
+
+
+@contextmanager
+def _listening(address: Address) -> Iterator[socket.socket]:
+    """A socket that listens; an address that is taken is an error before anything is loaded."""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+        family, kind, protocol, _, place = found[0]
+        # With its protocol named: asyncio sends without delay (TCP_NODELAY) only then, and 40 ms an answer hang on it.
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(place)
+        sock.listen(1024)
+    except (OSError, OverflowError) as error:
+        said = f"Cannot listen at {address.host}, port {address.port}: {error}. Choose another with --host or --port."
+        raise InputError(said) from error
+    with sock:
+        yield sock
+
+
+def url_of(address: Address, sock: socket.socket) -> str:
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"{'https' if address.certificate else 'http'}://{host}:{sock.getsockname()[1]}"

@@ -1,0 +1,86 @@
+"""The files of a multipart body, kept in memory and nowhere else. Their names and headers are never looked at."""
+
+from collections.abc import AsyncIterator
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from mergestream.serving.http.problems import Problem
+from mergestream.serving.http.request_limits import Share
+
+FIELD = b"images"
+
+
+class _Files:
+    """What the parser tells, piece by piece."""
+
+    def __init__(self, most_files: int, most_bytes: int, share: Share) -> None:
+        self.files: list[bytes] = []
+        self._file = bytearray()
+        self.complete = False
+        self._most_files, self._most_bytes, self._share = most_files, most_bytes, share
+        self._header, self._value, self._disposition = b"", b"", b""
+
+    def on_part_begin(self) -> None:
+        if len(self.files) >= self._most_files:
+            raise Problem("body_too_large", f"A request may hold {self._most_files:,} files, and this one has more.")
+        self._disposition = b""
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def on_header_end(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._header, self._value = b"", b""
+
+    def on_headers_finished(self) -> None:
+        kind, options = parse_options_header(self._disposition)
+        if kind != b"form-data" or options.get(b"name") != FIELD:
+            raise Problem("invalid_request", "Every part of the form is a file in the field 'images'.")
+        self._file = bytearray()
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if len(self._file) + end - start > self._most_bytes:
+            raise Problem("too_large", f"A file may have {self._most_bytes:,} bytes, and this one has more.")
+        self._share.take(end - start)
+        self._file += data[start:end]
+
+    def on_part_end(self) -> None:
+        self.files.append(bytes(self._file))
+        self._file.clear()
+
+    def on_end(self) -> None:
+        self.complete = True
+
+
+async def files_of(
+    content_type: str, body: AsyncIterator[bytes], share: Share, *, most_files: int, most_bytes: int
+) -> list[bytes]:
+    """The files in the field 'images', in order. `share` is charged with what they take."""
+    kind, options = parse_options_header(content_type.encode("latin-1", "replace"))
+    if kind != b"multipart/form-data":
+        raise Problem("unsupported_media_type", "Send multipart/form-data with the files in the field 'images'.")
+    if not options.get(b"boundary"):
+        raise _malformed()
+    found = _Files(most_files, most_bytes, share)
+    names = [name for name in dir(found) if name.startswith("on_")]
+    try:
+        parser = MultipartParser(options[b"boundary"], {name: getattr(found, name) for name in names})  # type: ignore[arg-type]
+        async for chunk in body:
+            parser.write(chunk)
+        parser.finalize()
+    except FormParserError:
+        raise _malformed() from None
+    if not found.complete:
+        raise _malformed()
+    if not found.files:
+        raise Problem("empty", "The form holds no file in the field 'images'.")
+    return found.files
+
+
+def _malformed() -> Problem:
+    return Problem("malformed_multipart", "The body is cut off, or its parts are not separated as announced.")

@@ -1,0 +1,1 @@
+"""Several engines on a Ray cluster, behind one service."""

@@ -1,0 +1,1 @@
+"""A folder in place of HTTP: files put into it are answered in batches."""
