@@ -134,7 +134,7 @@ def _handler(told: StandIn) -> type[BaseHTTPRequestHandler]:
 
         def _file(self, name: str) -> None:
             file = FOLDER / name
-            if file.parent != FOLDER or not file.is_file():
+            if FOLDER not in file.resolve().parents or not file.is_file():
                 return self._json({"title": "Not found"}, 404)
             return self._send(200, file.read_bytes(), TYPES[file.suffix])
 

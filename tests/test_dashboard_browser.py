@@ -27,6 +27,15 @@ CHARTS = ("encoder", "head", "entropy", "predictions", "latency")
 # Experts that nobody trained are unsure of everything, and the guard rails would be right to say so of every batch.
 CALM = ("--guard", "near_uniform=1", "--guard", "equal_within=0", "--guard", "saturated=1000")
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>alert(1)</script>&amp;"
+# Whether the encoder's chart is filled in the middle of each of the first steps' slots.
+FILLED = """(steps) => {
+  const plot = document.querySelector('#figure-encoder .u-over');
+  const canvas = document.querySelector('#figure-encoder canvas');
+  const y = (plot.offsetTop + plot.clientHeight * 0.47) * devicePixelRatio;
+  const row = canvas.getContext('2d').getImageData(0, y, canvas.width, 1).data;
+  const middle = (step) => Math.round((plot.offsetLeft + (step + 0.5) * plot.clientWidth / 24) * devicePixelRatio);
+  return [...Array(steps).keys()].map((step) => row[4 * middle(step) + 3] > 0);
+}"""
 Pictures = Sequence[np.ndarray]
 
 
@@ -138,8 +147,8 @@ def opened(
 
 
 def drawn(page: Any, chart: str = "encoder") -> str:
-    page.wait_for_selector(f"#figure-{chart} svg.chart")
-    return page.locator(f"#figure-{chart} svg.chart").get_attribute("aria-label")
+    page.wait_for_selector(f"#figure-{chart} .chart")
+    return page.locator(f"#figure-{chart} .chart").get_attribute("aria-label")
 
 
 def until(page: Any, condition: str) -> None:
@@ -199,7 +208,7 @@ def test_from_the_first_batch_to_an_alarm(browser: Any, service: Running) -> Non
         page.wait_for_selector("#findings-title ~ .scroll tbody tr")
         service.send("south", black())
         until(page, "document.querySelector('#findings-title ~ .scroll td').textContent === '1 to 2'")
-        assert page.locator("#figure-encoder .sign").count() == 2
+        assert page.locator("#figure-encoder .finding-mark").count() == 2
 
 
 def test_streams_are_chosen_by_keyboard(browser: Any, service: Running) -> None:
@@ -268,14 +277,14 @@ def test_earlier_steps_are_looked_at(browser: Any, service: Running) -> None:
         page.keyboard.press("ArrowLeft")
         told = page.locator("#step ~ output")
         assert told.inner_text().startswith("1, ")
-        assert page.locator("#figure-head .picked").get_attribute("visibility") == "visible"
+        assert page.locator("#figure-head .picked").is_visible()
         service.send("d-steps", gradients(8))
         until(page, "document.querySelector('#step').max === '4'")
         assert told.inner_text().startswith("1, ")  # stays where the reader looks
         page.keyboard.press("End")
         assert told.inner_text().startswith("4 (newest)")
         page.locator("#figure-entropy").scroll_into_view_if_needed()
-        box = page.locator("#figure-entropy svg.chart").bounding_box()
+        box = page.locator("#figure-entropy .chart").bounding_box()
         page.mouse.move(box["x"] + 50, box["y"] + 80)
         until(page, "document.querySelector('#step ~ output').textContent.startsWith('0, ')")
 
@@ -326,7 +335,7 @@ def test_what_an_administrator_does(browser: Any, service: Running) -> None:
         until(page, f"document.querySelector('#experts [data-key={first}] .onoff').textContent === 'off'")
         assert page.locator("#said").inner_text() == f"{first} was switched off."
         service.send("f-admin", gradients(4))
-        until(page, f"document.querySelector('#figure-encoder svg').ariaLabel.includes('{first} 0.00')")
+        until(page, f"document.querySelector('#figure-encoder .chart').ariaLabel.includes('{first} 0.00')")
         card.locator("button").click()
         page.locator("#confirm-yes").click()
         until(page, f"document.querySelector('#experts [data-key={first}] .onoff').textContent === 'on'")
@@ -440,11 +449,10 @@ def test_a_batch_without_a_merged_model_is_told(browser: Any) -> None:
     )
     with served(told) as address, opened(browser, address) as page:
         assert "At step 2" in drawn(page)
-        path = page.locator("#figure-encoder .area.c0").first.get_attribute("d")
-        assert path.count("M") == 2  # a gap, not a zero
+        assert page.evaluate(FILLED, 4) == [True, False, True, False]  # a gap, not a zero
         told.add_step("ward")
         told.streams["ward"][-1].update(encoder_coefficients={}, head_coefficients={})
-        until(page, "document.querySelector('#figure-encoder svg').ariaLabel.includes('there are none')")
+        until(page, "document.querySelector('#figure-encoder .chart').ariaLabel.includes('there are none')")
 
 
 def test_a_stream_begun_again_is_not_mixed_with_the_old_one(browser: Any) -> None:
@@ -455,4 +463,4 @@ def test_a_stream_begun_again_is_not_mixed_with_the_old_one(browser: Any) -> Non
         assert "steps 0 to 8" in drawn(page)
         told.streams["ward"] = []
         told.add_step("ward", seed=5)
-        until(page, "document.querySelector('#figure-encoder svg').ariaLabel.includes('steps 0 to 0')")
+        until(page, "document.querySelector('#figure-encoder .chart').ariaLabel.includes('steps 0 to 0')")

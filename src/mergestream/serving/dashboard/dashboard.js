@@ -124,7 +124,7 @@ function showAdministration() {
   });
 }
 
-startTheme(byId("theme"));
+startTheme(byId("theme"), () => panel.redraw());
 byId("reload").addEventListener("click", actions.reload);
 byId("pause").addEventListener("click", () => {
   connection.pause(!connection.isPaused);

@@ -1,32 +1,22 @@
-// One quantity of a stream: a picture with a legend, and the same numbers as a table.
+// One quantity of a stream: a chart with a legend, and the same numbers as a table.
 
-import { ceilingOf, frame, movePicked, scaleOf } from "./axes.js";
-import { drawAreas, drawBars, drawLimit, drawLines, swatch } from "./charts.js";
+import { Chart } from "./chart.js";
 import { create, keyed, say } from "./dom.js";
+import { swatch } from "./swatches.js";
 import { clock, listed } from "./words.js";
 
-const HEIGHT = 210;
-const DRAWN = { areas: drawAreas, bars: drawBars, lines: drawLines };
-const NARROWEST = 240;
-
-const highestOf = (kind, series, steps) => {
-  const at = (place) => series.map(({ values }) => values[place] ?? 0);
-  const highest = steps.map((
-    _,
-    place,
-  ) => (kind !== "lines" ? at(place).reduce((sum, each) => sum + each, 0) : Math.max(0, ...at(place))));
-  return Math.max(0, ...highest);
-};
+const NARROWEST = 120; // pixels; narrower than this the figure is hidden or not laid out yet
 
 export class Figure {
-  #shown = null;
+  #view = null;
+  #chart = null;
 
   constructor(quantity, onPoint) {
     this.quantity = quantity;
     const { id, title, about } = quantity;
     this.picture = create("div", {
       class: "picture",
-      onpointermove: (event) => onPoint(this.#placeAt(event)),
+      onpointermove: (event) => onPoint(this.#chart?.placeAt(event) ?? null),
       onpointerleave: () => onPoint(null),
     });
     this.legend = create("ul", { class: "legend" });
@@ -69,15 +59,15 @@ export class Figure {
       this.legend,
       this.table,
     );
-    new ResizeObserver(() => this.#draw()).observe(this.picture);
+    new ResizeObserver(() => this.draw()).observe(this.picture);
   }
 
   // view: { steps, experts, classes, picked: a place in steps or null, changed: whether steps have come or gone }
   show(view) {
-    const before = this.#shown;
-    this.#shown = { ...view, series: this.quantity.series(view) };
-    if (view.changed || !before) {
-      this.#draw();
+    const isFirst = this.#view === null;
+    this.#view = { ...view, series: this.quantity.series(view), limit: this.quantity.limit?.(view) };
+    if (view.changed || isFirst) {
+      this.draw();
       this.#fillTable();
     }
     this.#showPicked();
@@ -89,45 +79,40 @@ export class Figure {
     this.picture.hidden = this.legend.hidden = isTable;
     this.toggle.setAttribute("aria-expanded", String(isTable));
     this.toggle.firstChild.textContent = isTable ? "Show as chart" : "Show as table";
-    this.#draw();
+    this.draw();
     this.#fillTable();
     this.#showPicked();
   }
 
-  #draw() {
-    const width = Math.floor(this.picture.clientWidth);
-    if (!this.#shown || width < NARROWEST / 2) return;
-    const { steps, series } = this.#shown;
-    const { kind, unit, limitWords } = this.quantity;
-    const limit = this.quantity.limit?.(this.#shown);
-    const top = this.quantity.top ?? ceilingOf(Math.max(highestOf(kind, series, steps), (limit ?? 0) * 1.08));
-    this.scale = scaleOf(width, HEIGHT, steps, top);
-    const drawn = DRAWN[kind](this.scale, series);
-    const svg = frame(this.scale, unit, this.#sentence(), limit ? drawLimit(this.scale, limit, limitWords) : [], drawn);
-    this.picture.replaceChildren(svg);
+  // Again from the start: also when the width or the theme has changed.
+  draw() {
+    if (!this.#view || this.picture.clientWidth < NARROWEST) return;
+    this.#chart?.remove();
+    this.#chart = new Chart(this.picture, this.quantity, this.#view, this.#sentence());
     this.#showPicked();
   }
 
   #sentence() {
-    const { steps, series } = this.#shown;
+    const { steps, series } = this.#view;
     const { title, one, format } = this.quantity;
     const last = steps.length - 1;
-    const told = series.filter(({ values }) => values[last] !== null).map(({ name, values }) =>
+    const values = series.filter(({ values }) => values[last] !== null).map(({ name, values }) =>
       `${name} ${format(values[last])}`
     );
     return `${title} over steps ${steps[0].step} to ${steps[last].step}. At step ${steps[last].step} ` +
-      (told.length ? `${one} ${listed(told)}.` : "there are none: the safe choice answered.");
+      (values.length ? `${one} ${listed(values)}.` : "there are none: the safe choice answered.");
   }
 
   #showPicked() {
-    if (!this.#shown) return;
-    const { steps, series, picked } = this.#shown;
-    const svg = this.picture.querySelector("svg");
-    if (svg && this.scale.steps === steps) movePicked(svg, this.scale, picked);
+    if (!this.#view) return;
+    const { steps, series, limit, picked } = this.#view;
+    this.#chart?.pick(picked === null ? null : steps[picked].step);
     const place = picked ?? steps.length - 1;
+    const items = series.map((each, number) => ({ ...each, number, value: each.values[place] }));
+    if (limit) items.push({ name: this.quantity.limitWords, style: "soft round0", number: 2, value: limit });
     keyed(
       this.legend,
-      series.map((each, number) => ({ ...each, number })),
+      items,
       (each) => `${each.style} ${each.name}`,
       (each) =>
         create(
@@ -137,14 +122,14 @@ export class Figure {
           create("span", { class: "name" }, each.name),
           create("b"),
         ),
-      (item, each) => say(item.lastChild, this.quantity.format(each.values[place])),
+      (item, each) => say(item.lastChild, this.quantity.format(each.value)),
     );
   }
 
   #fillTable() {
-    if (this.table.hidden || !this.#shown) return;
-    const { steps } = this.#shown;
-    const series = this.quantity.columns?.(this.#shown) ?? this.#shown.series;
+    if (this.table.hidden || !this.#view) return;
+    const { steps } = this.#view;
+    const series = this.quantity.columns?.(this.#view) ?? this.#view.series;
     const heading = (text) => create("th", { scope: "col" }, text);
     this.head.replaceChildren(
       create("tr", {}, heading("Step"), heading("Time"), series.map(({ name }) => heading(name))),
@@ -158,10 +143,5 @@ export class Figure {
         series.map(({ values }) => create("td", {}, this.quantity.format(values[place]))),
       );
     this.body.replaceChildren(...steps.map(row).reverse());
-  }
-
-  #placeAt(event) {
-    if (!this.scale || !this.#shown.steps.length) return null;
-    return this.scale.placeAt(event.clientX - this.picture.getBoundingClientRect().left);
   }
 }

@@ -3,7 +3,7 @@
 import { create, say } from "./dom.js";
 import { Findings } from "./findings.js";
 import { Figure } from "./figure.js";
-import { QUANTITIES } from "./series.js";
+import { QUANTITIES } from "./quantities.js";
 import { ago, clock, NONE, plural } from "./words.js";
 
 export class Panel {
@@ -24,7 +24,7 @@ export class Panel {
       value: 0,
       oninput: () => this.#slide(),
     });
-    this.told = create("output", { for: "step", "aria-live": "off" });
+    this.stepText = create("output", { for: "step", "aria-live": "off" });
     this.findings = new Findings();
     const button = (text, action) =>
       create("button", {
@@ -47,7 +47,7 @@ export class Panel {
           button("Delete stream", actions.remove),
         ),
       ),
-      create("div", { class: "step-choice" }, create("label", { for: "step" }, "Look at step"), this.slider, this.told),
+      create("div", { class: "step-choice" }, create("label", { for: "step" }, "Look at step"), this.slider, this.stepText),
       create("div", { class: "figures" }, this.figures.map((figure) => figure.element)),
       this.findings.element,
     );
@@ -69,6 +69,11 @@ export class Panel {
     const changed = isOther || before.steps !== steps || before.experts.join("\n") !== experts.join("\n");
     if (changed) this.findings.show(steps);
     this.#showSteps(changed);
+  }
+
+  // After a change of theme: a canvas does not follow the page's colours by itself.
+  redraw() {
+    this.figures.forEach((figure) => figure.draw());
   }
 
   get #picked() {
@@ -97,7 +102,7 @@ export class Panel {
     });
     this.slider.disabled = steps.length < 2;
     if (!steps.length) {
-      say(this.told, "no step since the service started");
+      say(this.stepText, "no step since the service started");
       return;
     }
     const picked = this.#picked;
@@ -107,7 +112,7 @@ export class Panel {
     const words = `${step.step}${picked === null ? " (newest)" : ""}, ${clock(step.time)}, ${
       plural(step.images, "image")
     }`;
-    say(this.told, words);
+    say(this.stepText, words);
     this.slider.max = last;
     if (this.#hovered === null) this.slider.value = picked ?? last;
     this.slider.setAttribute("aria-valuetext", words);

@@ -1,8 +1,8 @@
 // The pool's cards: who is in it, from where, how good at home, and whether it is switched on.
 
-import { swatch } from "./charts.js";
+import { swatch } from "./swatches.js";
 import { byId, create, keyed, say } from "./dom.js";
-import { expertStyle } from "./series.js";
+import { expertStyle } from "./quantities.js";
 import { fixed, plural } from "./words.js";
 
 const AT_A_GLANCE = 1; // metrics

@@ -1,4 +1,4 @@
-// How grave a finding is: told by a word and by a shape, the colour only adds to it.
+// The severity of a finding, as a word and a shape; colour only adds to them.
 
 import { shape } from "./dom.js";
 
@@ -10,12 +10,15 @@ const OUTLINES = {
 };
 const WORDS = { alarm: "Alarm", warning: "Warning", info: "Note" };
 
-const known = (severity) => (ORDER.includes(severity) ? severity : "warning");
-export const wordOf = (severity) => WORDS[known(severity)];
-export const gravity = (severity) => ORDER.indexOf(known(severity));
+const gradeOf = (severity) => (ORDER.includes(severity) ? severity : "warning");
+export const wordOf = (severity) => WORDS[gradeOf(severity)];
+export const gravity = (severity) => ORDER.indexOf(gradeOf(severity));
 export const worst = (findings) =>
-  findings.map((each) => known(each.severity)).sort((one, other) => gravity(other) - gravity(one))[0] ?? null;
+  findings.map((each) => gradeOf(each.severity)).sort((one, other) => gravity(other) - gravity(one))[0] ?? null;
 
-export const sign = (severity) => shape("path", { class: `sign ${known(severity)}`, d: OUTLINES[known(severity)] });
-export const icon = (severity) =>
-  shape("svg", { class: "icon", viewBox: "-1 -1 14 14", width: 14, height: 14, "aria-hidden": "true" }, sign(severity));
+export const icon = (severity, size = 14) =>
+  shape(
+    "svg",
+    { class: "icon", viewBox: "-1 -1 14 14", width: size, height: size, "aria-hidden": "true" },
+    shape("path", { class: `sign ${gradeOf(severity)}`, d: OUTLINES[gradeOf(severity)] }),
+  );

@@ -1,8 +1,8 @@
 // The streams, as tabs: arrow keys, Home and End move and choose (WAI-ARIA's pattern).
 
-import { bar } from "./charts.js";
+import { bar } from "./swatches.js";
 import { byId, create, keyed, say } from "./dom.js";
-import { expertStyle } from "./series.js";
+import { expertStyle } from "./quantities.js";
 import { gravity, icon, wordOf, worst } from "./severity.js";
 import { ago, plural } from "./words.js";
 

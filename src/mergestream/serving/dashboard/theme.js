@@ -5,7 +5,7 @@ const root = document.documentElement;
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : prefersDark.matches);
 
-export const startTheme = (button) => {
+export const startTheme = (button, onChange) => {
   const show = () => {
     button.textContent = isDark() ? "Light" : "Dark";
     button.setAttribute("aria-label", `${button.textContent} colours`);
@@ -20,7 +20,11 @@ export const startTheme = (button) => {
       localStorage.setItem(KEY, root.dataset.theme);
     } catch { /* for this visit only */ }
     show();
+    onChange();
   });
-  prefersDark.addEventListener("change", show);
+  prefersDark.addEventListener("change", () => {
+    show();
+    onChange();
+  });
   show();
 };

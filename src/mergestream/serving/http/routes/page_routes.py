@@ -25,9 +25,9 @@ router = APIRouter(include_in_schema=False)
 def dashboard_router() -> APIRouter:
     """An address for each file of the dashboard. They are listed now, so no path of a client is ever opened."""
     files = APIRouter(include_in_schema=False)
-    for file in sorted(DASHBOARD.iterdir()) if DASHBOARD.is_dir() else []:
-        if file.suffix in TYPES and file.is_file():
-            files.add_api_route(f"/{file.name}", _sender(file), methods=["GET"])
+    for file in sorted(DASHBOARD.rglob("*")):
+        if file.suffix in TYPES:
+            files.add_api_route(f"/{file.relative_to(DASHBOARD).as_posix()}", _sender(file), methods=["GET"])
     files.add_api_route("/", _sender(DASHBOARD / "index.html"), methods=["GET"])
     return files
 

@@ -1,4 +1,5 @@
-// Which quantities are shown, and how a step's answer becomes series: names in a fixed order, one style each.
+// The quantities that are charted, and their series: names in a fixed order, each with its values and its style.
+// A style is a colour of colours.css and how often the colours were used before ("c0 round0").
 
 import { milliseconds, nats, share, whole } from "./words.js";
 
@@ -103,7 +104,7 @@ export const QUANTITIES = [
     kind: "lines",
     format: milliseconds,
     about: "From decoded images to an answer in the audit log.",
-    series: ({ steps }) => [{ name: "time", style: "plain", values: steps.map((step) => step.milliseconds ?? null) }],
+    series: ({ steps }) => [{ name: "time", style: "accent round0", values: steps.map((step) => step.milliseconds ?? null) }],
     one: "the time in milliseconds is",
   },
 ];
