@@ -37,7 +37,7 @@ def main() -> None:
     given = parser.parse_args()
     pool = ms.ExpertPool.load(given.pool).to(given.device, dtype=getattr(torch, given.dtype))
     shown = pool.preprocessing
-    data = ms.load_dataset(given.dataset, given.root, size=shown.size, interpolation=shown.interpolation, lazy=True)
+    data = ms.load_dataset(given.dataset, given.root, size=shown.size, interpolation=shown.interpolation)
     images = {name: data[name].batch(torch.arange(len(data[name]))).to(given.device) for name in data.domains}
     labels = {name: data[name].labels for name in data.domains}
     rows = []

@@ -39,19 +39,6 @@ def test_the_speed_of_a_step_is_that_of_its_record(network, bar):
     assert len(found["timings"]["fast"]) == 300
 
 
-def test_the_speed_of_pacs_is_that_of_its_record():
-    stream, told = json.loads((RESULTS / "pacs_stream.json").read_text()), (ROOT / "docs" / "speed.md").read_text()
-    memory, files = (stream[way]["seconds"] for way in ("memory", "files"))
-    assert f"{memory:.2f} s, median of three passes" in told
-    assert f"{files:.2f} s from files (bar: 6 s)" in told
-    passes = sorted(sum(each.values()) for each in stream["memory"]["timings"])
-    assert f"took {passes[0]:.2f} to {passes[-1]:.2f} s" in told
-    assert f"| pieces as well (now) | {memory:.2f} s | {files:.2f} s |" in (ROOT / "docs" / "feeding.md").read_text()
-    assert f"{files:.2f} s** on an H200" in (ROOT / "docs" / "log.md").read_text()
-    assert memory <= 2.0
-    assert files <= 6.0
-
-
 @pytest.mark.parametrize(("rows", "key"), [("by_experts", "experts"), ("by_batch", "batch")])
 def test_the_curves_of_a_step_are_those_of_their_record(rows, key):
     found = json.loads((RESULTS / "step_curves.json").read_text())

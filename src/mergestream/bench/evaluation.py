@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from torch import Tensor
 from mergestream.bench.partial_run import PartialRun
 from mergestream.bench.records import Run, is_finished, run_hash, step_record
 from mergestream.data.datasets.base import DomainData
-from mergestream.data.feeding import feed
 from mergestream.data.streams import Stream, in_order
 from mergestream.methods import ORIGINAL, ExpertLogits, Method
 from mergestream.pool.expert_pool import ExpertPool
@@ -67,20 +65,20 @@ def evaluate(
     steps, answers = partial.restore(method) if partial else ([], [])
     logits_of = expert_logits or {}
     left = range(len(steps), len(batches))
-    with closing(feed(data, (batches[number] for number in left), method.pool.device)) as fed:
-        for number, images in zip(left, fed, strict=True):
-            picked = torch.as_tensor(batches[number])
-            known = {view: logits[:, picked] for view, logits in logits_of.items()}
-            began = time.perf_counter()
-            step = method.step(images, expert_logits=known)
-            method.settle()  # a batch that is refused is not written down
-            # A captured step comes back before the device is done with it.
-            step = replace(step, seconds=max(step.seconds, time.perf_counter() - began))
-            steps.append(step_record(number, step, batches[number]))
-            answers.append(torch.softmax(step.logits, dim=-1).cpu())
-            if partial:
-                partial.keep(method, steps, answers)
-            on_step()
+    for number in left:
+        picked = torch.as_tensor(batches[number])
+        images = data.batch(picked).to(method.pool.device)
+        known = {view: logits[:, picked] for view, logits in logits_of.items()}
+        began = time.perf_counter()
+        step = method.step(images, expert_logits=known)
+        method.settle()  # a batch that is refused is not written down
+        # A captured step comes back before the device is done with it.
+        step = replace(step, seconds=max(step.seconds, time.perf_counter() - began))
+        steps.append(step_record(number, step, batches[number]))
+        answers.append(torch.softmax(step.logits, dim=-1).cpu())
+        if partial:
+            partial.keep(method, steps, answers)
+        on_step()
     order = torch.as_tensor(np.concatenate(list(batches)))
     return Run.finish(
         describe_run(method, data, batches) if arguments is None else arguments,
@@ -157,8 +155,7 @@ def domain_logits(pool: ExpertPool, data: DomainData, view: str, *, batch_size: 
     """Expert logits [K,N,C] of a whole domain, in one view of it or as it is ('original')."""
     shown = None if view == ORIGINAL else view
     chunks = torch.arange(len(data)).split(batch_size or (GPU_CHUNK if pool.device.type == "cuda" else CPU_CHUNK))
-    with closing(feed(data, chunks, pool.device, ahead=1)) as fed:  # chunks are large
-        return torch.cat([pool.logits(images, shown).cpu() for images in fed], dim=1)
+    return torch.cat([pool.logits(data.batch(chunk).to(pool.device), shown).cpu() for chunk in chunks], dim=1)
 
 
 def describe_run(method: Method, data: DomainData, batches: Stream | Sequence[np.ndarray]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """What every data set gives: named domains, each with images, labels and what else is known of a sample."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -55,41 +55,26 @@ class DomainData:
         """(N, 3, H, W)."""
         return tuple(self.images.shape)
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether a batch is there for the asking, with nothing to decode."""
-        return True
-
-    @property
-    def decoders(self) -> int:
-        """How many threads may make one batch."""
-        return 1
-
     def batch(self, indices: Tensor) -> Tensor:
-        """uint8 [B,3,H,W]; labels stay behind."""
-        return self.images[indices]
-
-    def pieces(self, positions: Sequence[int], out: Tensor) -> list[Callable[[], Any]]:
-        """Independent pieces of work, for as many threads, that together write a batch to `out` [B,3,H,W]."""
-        return [partial(_gather, self.images, positions, out)] if positions else []
+        """Images uint8 [B,3,H,W] of some samples, in the order given."""
+        # Copies whole rows: ten times as fast as `images[indices]`, which walks over single bytes.
+        return self.images.index_select(0, torch.as_tensor(indices))
 
     def subset(self, indices: Tensor) -> "DomainData":
         """Some of the samples, in the order given."""
-        return replace(self, images=self.images[indices], **self._told_of(indices))
-
-    def _told_of(self, indices: Tensor) -> dict[str, Any]:
-        """What is known of some of the samples, beside their images."""
 
         def pick(values: Sequence[Any] | None) -> list[Any] | None:
             return None if values is None else [values[int(i)] for i in indices]
 
-        return {
-            "labels": self.labels[indices],
-            "acquired": pick(self.acquired),
-            "ids": pick(self.ids),
-            "groups": pick(self.groups),
-            "subgroups": {name: pick(values) or [] for name, values in self.subgroups.items()},
-        }
+        return replace(
+            self,
+            images=self.batch(indices),
+            labels=self.labels[indices],
+            acquired=pick(self.acquired),
+            ids=pick(self.ids),
+            groups=pick(self.groups),
+            subgroups={name: pick(values) or [] for name, values in self.subgroups.items()},
+        )
 
     def class_counts(self) -> dict[str, int]:
         counts = torch.bincount(self.labels, minlength=len(self.classes)).tolist()
@@ -101,21 +86,11 @@ class DomainData:
     @cached_property
     def _fingerprint(self) -> str:
         digest = hashlib.sha256(repr((self.dataset, self.name, self.classes, self.shape)).encode())
-        for part in self._content():
-            digest.update(part)
+        digest.update(self.images.contiguous().numpy().data)
         digest.update(self.labels.contiguous().numpy().data)
         if self.groups is not None:
             digest.update(repr(list(self.groups)).encode())
         return digest.hexdigest()
-
-    def _content(self) -> Iterator[bytes | memoryview]:
-        """All that the pixels are, for the fingerprint."""
-        yield self.images.contiguous().numpy().data
-
-
-def _gather(images: Tensor, positions: Sequence[int], out: Tensor) -> None:
-    # Rows side by side: ten times as fast as indexing, which walks over single bytes.
-    torch.stack([images[position] for position in positions], out=out)
 
 
 def concatenate(parts: Sequence[DomainData]) -> tuple[DomainData, list[str]]:

@@ -14,11 +14,10 @@ from mergestream.data.datasets.about import About
 from mergestream.data.datasets.base import Dataset, DomainData
 from mergestream.data.datasets.decoding import Decoding, decode
 from mergestream.data.datasets.index import Index, Sample, some
-from mergestream.data.datasets.lazy import FileDomain, FileImages
 from mergestream.data.datasets.roots import Root
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import DataError, InputError, unknown_name
-from mergestream.runtime.option_checks import one_of, whole_number
+from mergestream.runtime.option_checks import whole_number
 
 Reader = Callable[..., Index]
 
@@ -57,18 +56,13 @@ class FileSource:
         skip_bad: int = 0,
         allow_missing_classes: bool = False,
         workers: int = 0,
-        lazy: bool = False,
-        decode_on: str = "cpu",
         on_image: Callable[[], None] = lambda: None,
         **options: Any,
     ) -> Dataset:
         """Domains are decoded when they are first asked for, to `size`; with `cache_folder` only once and for all.
 
-        Up to `skip_bad` images that are missing or cannot be read are left out; one more is refused. With `lazy` images
-        stay files until a batch asks for them, and JPEGs may be decoded on a GPU (`decode_on="cuda"`: other pixels).
+        Up to `skip_bad` images that are missing or cannot be read are left out; one more is refused.
         """
-        gpu = one_of("decode_on", decode_on, ("cpu", "cuda")) == "cuda"
-        _require_sense(lazy=lazy, gpu=gpu, cached=cache_folder is not None)
         opened, index = self.index(root, **options)
         index.require_usable(allow_missing_classes=allow_missing_classes)
         # Its checks are those of any size and interpolation.
@@ -81,9 +75,6 @@ class FileSource:
         @cache
         def read_domain(domain: str) -> DomainData:
             samples = index.of(domain)
-            if lazy:
-                files = FileImages(opened, samples, how)
-                return FileDomain(self.about.name, domain, index.classes, files, gpu=gpu, **_told(samples))
             decoded = decode(opened, samples, how, on_image)
             allowed.charge([f"{samples[position].file}: {why}" for position, why in decoded.bad.items()])
             if len(decoded.bad) == len(samples):
@@ -135,13 +126,6 @@ def _told(samples: list[Sample]) -> dict[str, Any]:
         "groups": None if set(groups) == {None} else [s.group or f"id:{s.id}" for s in samples],
         "subgroups": {kind: [sample.subgroups.get(kind, "unknown") for sample in samples] for kind in kinds},
     }
-
-
-def _require_sense(*, lazy: bool, gpu: bool, cached: bool) -> None:
-    if gpu and not lazy:
-        raise InputError("decode_on='cuda' decodes batch by batch: it needs lazy=True.")
-    if lazy and cached:
-        raise InputError("lazy=True keeps no decoded images, and cache_folder is where they are kept: choose one.")
 
 
 def require_options(dataset: str, given: Iterable[str], known: Sequence[str]) -> None:
