@@ -31,8 +31,9 @@ from pydicom.uid import (
 import mergestream as ms
 from dicoms import SECRET, UIDS, compressed, dataset, dicom, item, written
 from mergestream.data.datasets.pixels import read_pixels
-from mergestream.data.intake import IntakeError, Limits, Picture, Source, read_upload, stack
-from mergestream.data.intake.dicom import frames, isolation
+from mergestream.data.intake import Allowance, IntakeError, Limits, Picture, Source, read_upload, stack
+from mergestream.data.intake.dicom import dicom_file, frames, process_pool
+from mergestream.data.intake.dicom.file_decoding import decode_file
 from mergestream.runtime.errors import DataError
 
 LIMITS = Limits()
@@ -116,6 +117,15 @@ def test_a_table_of_values_of_interest(syntax: str) -> None:
     shown = grey(dicom(stored, syntax, VOILUTSequence=[table], WindowCenter=5, WindowWidth=5))
     wanted = entries[np.clip(stored.astype(int) - 50, 0, 199)].astype(float) * 255 / 1023
     assert np.abs(shown - wanted).max() <= 0.5 + 1e-9
+
+
+def test_a_table_of_eight_bits_may_have_more_than_256_entries() -> None:
+    """pydicom's apply_voi counts its entries in eight bits, and gives other shades."""
+    stored = numbers()
+    entries = (np.arange(4096) // 16).astype("<u2")
+    table = item(LUTDescriptor=[4096, 0, 8], LUTData=entries.tobytes())
+    table["LUTDescriptor"].VR, table["LUTData"].VR = "US", "OW"
+    assert (grey(dicom(stored, VOILUTSequence=[table])) == stored // 16).all()
 
 
 @pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
@@ -432,13 +442,25 @@ def test_frames_that_are_missing_or_too_many_are_not_guessed() -> None:
 
 def test_a_missing_decoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "find_spec", lambda name: None if name == "openjpeg" else name)
-    error = refusal((FILES / "MR_small_jp2klossless.dcm").read_bytes())
+    with pytest.raises(IntakeError, match=r"pip install 'mergestream\[serve\]'") as caught:
+        decoded_here((FILES / "MR_small_jp2klossless.dcm").read_bytes())
+    assert caught.value.code == "decoder_missing"
+    monkeypatch.setattr(frames, "find_spec", lambda name: None if name == "libjpeg" else name)
+    with pytest.raises(IntakeError, match=r"pip install 'mergestream\[jpeg-lossless\]'") as caught:
+        decoded_here((FILES / "SC_rgb_jpeg_gdcm.dcm").read_bytes())
+    assert caught.value.code == "decoder_missing"
+
+
+def decoded_here(data: bytes) -> list[np.ndarray]:
+    """Decoded in this process, where names can be patched."""
+    return list(decode_file(data, Allowance(LIMITS))[1])
+
+
+def test_without_pydicom_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dicom_file, "find_spec", lambda name: None)
+    error = refusal(SHOWN["windowed"])
     assert error.code == "decoder_missing"
     assert "pip install 'mergestream[serve]'" in error.sentence
-    monkeypatch.setattr(frames, "find_spec", lambda name: None if name == "libjpeg" else name)
-    error = refusal((FILES / "SC_rgb_jpeg_gdcm.dcm").read_bytes())
-    assert error.code == "decoder_missing"
-    assert "pip install 'mergestream[jpeg-lossless]'" in error.sentence
 
 
 def test_a_patient_turns_up_in_no_error_log_warning_or_picture(
@@ -449,10 +471,12 @@ def test_a_patient_turns_up_in_no_error_log_warning_or_picture(
     made.add_new("WindowWidth", "LO", SECRET)
     made.add_new("WindowCenter", "LO", SECRET)
     made.add_new("SOPInstanceUID", "LO", SECRET)
+    files = written(made), dicom(numbers()), dicom(numbers(), PhotometricInterpretation=SECRET)
+    caplog.clear()  # of what pydicom says when it writes such a file
     texts = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for data in (written(made), dicom(numbers()), dicom(numbers(), PhotometricInterpretation=SECRET)):
+        for data in files:
             try:
                 texts += [repr(picture) for picture in read(data)]
             except IntakeError as error:
@@ -463,7 +487,7 @@ def test_a_patient_turns_up_in_no_error_log_warning_or_picture(
     assert not [text for text in texts if SECRET in text or UIDS["StudyInstanceUID"] in text]
 
 
-# --- the process that decodes JPEG --------------------------------------------------------------------------
+# --- the processes that decode ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -472,7 +496,7 @@ def wavelet() -> bytes:
 
 
 def idle_process(limits: Limits) -> int:
-    (process,) = isolation.decoders(limits.pixels)._idle
+    (process,) = process_pool.decoder_pool(limits)._idle
     return process._process.pid
 
 
@@ -505,7 +529,7 @@ def test_a_decoder_may_not_take_more_memory_than_its_images_need(wavelet: bytes)
     limits = Limits(pixels=5_000_003)
     read(wavelet, limits)
     told = Path(f"/proc/{idle_process(limits)}/limits").read_text()
-    most = isolation.OWN_BYTES + isolation.BYTES_A_PIXEL * limits.pixels
+    most = process_pool.memory_bytes(limits)
     assert [line.split()[3] for line in told.splitlines() if line.startswith("Max address space")] == [str(most)]
     assert [line.split()[3] for line in told.splitlines() if line.startswith("Max file size")] == ["0"]
 

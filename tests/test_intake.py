@@ -400,16 +400,8 @@ def test_bombs_are_refused_fast_and_in_little_memory(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", MEASURE, tmp_path], capture_output=True, text=True, check=True)
     results = json.loads(done.stdout)
     codes = {name: results[name][0] for name in BOMBS}
-    assert all(code in ("damaged", "too_large", "too_many") for name, code in codes.items() if name != "dicom runs")
-    # Runs beyond the frame are never unpacked, and what is in it is a picture.
-    assert codes["dicom runs"] == 1
-    assert {name: mib for name, (_, mib, _, size) in results.items() if mib > 40 + 3 * size} == {
-        # Inflating stops at what an upload may have anyway.
-        name: results[name][1]
-        for name in ("deflated",)
-        if results[name][1] > 40
-    }
-    assert results["deflated"][1] < 200
+    assert all(code in ("damaged", "too_large", "too_many") for code in codes.values()), codes
+    assert {name: mib for name, (_, mib, _, size) in results.items() if mib > 40 + 3 * size} == {}
     assert max(seconds for _, _, seconds, _ in results.values()) < 3
 
 

@@ -44,7 +44,7 @@ def written(image: Image.Image, **options: Any) -> bytes:
 def by_pillow(content: bytes) -> Tensor | None:
     try:
         with Image.open(io.BytesIO(content)) as image:
-            return image_pixels(image)
+            return torch.from_numpy(image_pixels(image))
     except Exception:
         return None
 
@@ -95,7 +95,7 @@ def test_what_moves_is_left_to_pillow() -> None:
     frames = [picture(seed, 20, 20, "RGB", rough=False) for seed in (0, 1)]
     content = written(frames[0], save_all=True, append_images=frames[1:], lossless=True)
     assert decode_webp(content) is None
-    assert torch.equal(read_pixels(content, "a.webp"), image_pixels(frames[0]))
+    assert torch.equal(read_pixels(content, "a.webp"), torch.from_numpy(image_pixels(frames[0])))
 
 
 @pytest.mark.parametrize("lossless", [False, True])

@@ -1,7 +1,8 @@
 """How much one request may cost: limits, and what is left of them while files are read."""
 
 import time
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from mergestream.data.intake.refusals import IntakeError
 from mergestream.runtime.errors import InputError
@@ -14,8 +15,7 @@ class Limits:
     """What may come in. All are checked before memory is taken for what a header claims."""
 
     file_bytes: int = 64 * MEBIBYTE  # of a file as received, and of a deflated DICOM data set once inflated
-    header_bytes: int = 4 * MEBIBYTE  # of the DICOM elements that say how pixels are shown
-    header_elements: int = 200_000  # DICOM elements and items that are walked over
+    header_elements: int = 50_000  # elements of a DICOM file, and items of its sequences
     pixels: int = 1 << 25  # of an image: 33.5 million, more than a full-field mammogram
     frames: int = 256  # of a DICOM file
     images: int = 256  # of a request
@@ -31,10 +31,19 @@ class Limits:
 class Allowance:
     """What is left of a request's limits. One for each request, used by one thread."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, images: int | None = None, decoded_bytes: int | None = None) -> None:
         self.limits = limits
-        self._images, self._bytes = limits.images, limits.decoded_bytes
+        self._images = limits.images if images is None else images
+        self._bytes = limits.decoded_bytes if decoded_bytes is None else decoded_bytes
         self._deadline = time.monotonic() + limits.seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """Limits and what is left of them, for the decoding process; it is killed at the deadline."""
+        return {"limits": asdict(self.limits), "images": self._images, "decoded_bytes": self._bytes}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "Allowance":
+        return cls(Limits(**fields["limits"]), fields["images"], fields["decoded_bytes"])
 
     def next_file(self) -> None:
         self._deadline = time.monotonic() + self.limits.seconds

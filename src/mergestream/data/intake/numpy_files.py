@@ -30,7 +30,7 @@ def read_array(data: bytes, allowance: Allowance) -> list[np.ndarray]:
     if channels_first:
         batch = batch.transpose(0, 2, 3, 1)
     # Copies: a view would keep the whole upload in memory as long as one of its pictures.
-    return [three_channels(image.copy()).numpy() for image in batch]
+    return [three_channels(image) for image in batch]
 
 
 def _header(data: bytes) -> tuple[tuple[int, ...], bool, int]:

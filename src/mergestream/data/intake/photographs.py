@@ -56,7 +56,7 @@ def _decoded(data: bytes, format_name: str, allowance: Allowance) -> np.ndarray:
         if format_name == "TIFF":
             _require_small_tiles(image, allowance)
         allowance.take(1, image.height, image.width)
-        return image_pixels(image).numpy()
+        return image_pixels(image)
 
 
 def _require_size(width: int, height: int, allowance: Allowance) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable
 
+from mergestream.data.intake.dicom.dicom_file import read_dicom
 from mergestream.data.intake.limits import MEBIBYTE, Allowance, Limits
 from mergestream.data.intake.numpy_files import MAGIC as NUMPY
 from mergestream.data.intake.numpy_files import read_array
@@ -43,7 +44,7 @@ def read_upload(data: bytes, limits: Limits, allowance: Allowance | None = None)
         mebibytes = limits.file_bytes / MEBIBYTE
         raise IntakeError("too_large", f"A file may have {mebibytes:,.1f} MiB, and this one has more.")
     if data[128:132] == b"DICM":  # first: a preamble may look like the start of a TIFF file
-        return _dicom(data, allowance)
+        return read_dicom(data, allowance)
     sha256 = hashlib.sha256(data).hexdigest()
     if data.startswith(NUMPY):
         arrays = read_array(data, allowance)
@@ -63,16 +64,6 @@ def read_uploads(files: Iterable[bytes], limits: Limits) -> list[Picture]:
     if not pictures:
         raise IntakeError("empty", "The request holds no file.")
     return pictures
-
-
-def _dicom(data: bytes, allowance: Allowance) -> list[Picture]:
-    try:
-        from mergestream.data.intake.dicom.reading import read_dicom
-    except ImportError:
-        raise IntakeError(
-            "decoder_missing", "The service cannot read DICOM: pip install 'mergestream[serve]'."
-        ) from None
-    return read_dicom(data, allowance)
 
 
 def _photograph_format(data: bytes) -> str:

@@ -38,3 +38,7 @@ class IntakeError(InputError):
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         return IntakeError, (self.code, self.sentence)
+
+
+def damaged_dicom() -> IntakeError:
+    return IntakeError("damaged", "The DICOM file is damaged or cut off: its elements do not fit together.")

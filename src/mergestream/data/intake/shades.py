@@ -1,28 +1,23 @@
 """Decoded images of any depth -> uint8: by the same rule for the images that experts learn from and those they see."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import torch
-from PIL import Image
-from torch import Tensor
 
 from mergestream.runtime.errors import DataError
 
 
-def image_pixels(image: Image.Image) -> Tensor:
+def image_pixels(image: Any) -> np.ndarray:
     """uint8 [3,H,W] of an image that Pillow has opened."""
     deep = image.mode in ("I", "F") or image.mode.startswith("I;")
     return three_channels(stretched(np.asarray(image)) if deep else np.array(image.convert("RGB")))
 
 
-def three_channels(pixels: np.ndarray) -> Tensor:
-    """[H,W], [H,W,1] or [H,W,3] -> [3,H,W]."""
-    if pixels.ndim == 3 and pixels.shape[-1] == 1:
-        pixels = pixels[..., 0]
-    if pixels.ndim == 2:
-        pixels = np.repeat(pixels[..., None], 3, axis=-1)
-    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+def three_channels(pixels: np.ndarray) -> np.ndarray:
+    """[H,W], [H,W,1] or [H,W,3] -> [3,H,W], a copy."""
+    channels_first = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    return np.broadcast_to(channels_first, (3, *channels_first.shape[1:])).copy(order="C")
 
 
 def stretched(values: np.ndarray) -> np.ndarray:

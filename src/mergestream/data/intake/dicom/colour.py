@@ -3,16 +3,15 @@
 import numpy as np
 from pydicom.dataset import Dataset
 
-from mergestream.data.intake.dicom.elements import damaged
-from mergestream.data.intake.dicom.form import Form
-from mergestream.data.intake.dicom.tables import read_table
-from mergestream.data.intake.refusals import IntakeError
+from mergestream.data.intake.dicom.lookup_table import read_table
+from mergestream.data.intake.dicom.pixel_format import PixelFormat
+from mergestream.data.intake.refusals import IntakeError, damaged_dicom
 from mergestream.data.intake.shades import by_levels
 
 PALETTE = "{}PaletteColorLookupTable{}"
 
 
-def show_palette(values: np.ndarray, dataset: Dataset, form: Form, *, little: bool) -> np.ndarray:
+def show_palette(values: np.ndarray, dataset: Dataset, form: PixelFormat, *, little_endian: bool) -> np.ndarray:
     """Each value's entry in three tables; of 16 bits the upper eight are kept."""
     planes = []
     for name in ("Red", "Green", "Blue"):
@@ -22,7 +21,7 @@ def show_palette(values: np.ndarray, dataset: Dataset, form: Form, *, little: bo
             dataset,
             PALETTE.format(name, "Descriptor"),
             PALETTE.format(name, "Data"),
-            little=little,
+            little_endian=little_endian,
             signed=form.pixel_representation == 1,
         )
         eight_bits = table._replace(entries=(table.entries >> max(table.bits - 8, 0)).astype(np.uint8))
@@ -30,10 +29,10 @@ def show_palette(values: np.ndarray, dataset: Dataset, form: Form, *, little: bo
     return np.stack(planes, axis=-1)
 
 
-def show_rgb(values: np.ndarray, form: Form, colour: str) -> np.ndarray:
+def show_rgb(values: np.ndarray, form: PixelFormat, colour: str) -> np.ndarray:
     """RGB as it is; of other depths the whole range is brought to 0 to 255, and nothing is stretched."""
     if colour != "RGB" or values.ndim != 3 or values.shape[-1] != 3:
-        raise damaged()
+        raise damaged_dicom()
     if values.dtype == np.uint8 and form.bits_stored == 8:
         return values
     most = (1 << form.bits_stored) - 1

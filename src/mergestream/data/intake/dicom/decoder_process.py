@@ -1,9 +1,10 @@
-"""A program of its own: decodes JPEG frames that it is sent, in little memory, able to do nothing else.
+"""A program of its own: decodes DICOM files that it is sent, in bounded memory, able to do nothing else.
 
-Decoders in C leak, run on or crash on hostile frames. Here that costs one process, which is started again. It imports
-nothing of mergestream, so that it starts in a moment: python -P decoder_process.py MEMORY_BYTES.
+Decoders in C leak, run on or crash on hostile input. Here that costs one process, which is started again.
+Run as: python -P decoder_process.py MEMORY_BYTES.
 
-A message is two lengths (8 bytes each), a JSON head and a body. A request's body is a frame, an answer's are pixels.
+A message is two lengths (8 bytes each), a JSON head and a body. A request's body is a file. The answer is one message
+per frame, whose body are the pixels, and one that ends it.
 """
 
 import json
@@ -13,10 +14,11 @@ import struct
 import sys
 import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO
 
 LENGTHS = struct.Struct("<QQ")
-# What failed decodings leak; a process that has grown by so much is replaced.
+# Failed decodings leak; a process that has grown by this much is replaced.
 MOST_GROWTH = 256 << 20
 
 
@@ -27,10 +29,10 @@ def write_message(pipe: BinaryIO, head: dict[str, Any], body: bytes | memoryview
     pipe.flush()
 
 
-def read_message(pipe: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
-    """The next message; None where the other side has gone."""
+def read_message(pipe: BinaryIO, most: int) -> tuple[dict[str, Any], bytes] | None:
+    """The next message; None if the other side has gone, or announces more than `most` bytes."""
     lengths = pipe.read(LENGTHS.size)
-    if len(lengths) < LENGTHS.size:
+    if len(lengths) < LENGTHS.size or sum(LENGTHS.unpack(lengths)) > most:
         return None
     head_length, body_length = LENGTHS.unpack(lengths)
     head, body = pipe.read(head_length), pipe.read(body_length)
@@ -39,32 +41,51 @@ def read_message(pipe: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
 
 def main(memory_bytes: int) -> None:
     """Serve requests until the other side closes the pipe."""
-    from pydicom.pixels.decoders import base  # noqa: F401  before the limit, as imports map much they never touch
-
+    _import_decoder()  # before the limit: imports map much memory that they never touch
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     for limit, value in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(limit, (value, value))
     first = _resident_bytes()
     write_message(sys.stdout.buffer, {"ready": True})
-    while (request := read_message(sys.stdin.buffer)) is not None:
-        head, body = _answer(*request)
-        head["retire"] = _resident_bytes() - first > MOST_GROWTH
-        write_message(sys.stdout.buffer, head, body)
+    while (request := read_message(sys.stdin.buffer, memory_bytes)) is not None:
+        end = _answer(*request)
+        end["retire"] = _resident_bytes() - first > MOST_GROWTH
+        write_message(sys.stdout.buffer, end)
 
 
-def _answer(options: dict[str, Any], frame: bytes) -> tuple[dict[str, Any], bytes | memoryview]:
-    from pydicom.encaps import encapsulate
-    from pydicom.pixels import get_decoder
+def _import_decoder() -> None:
+    """Import the decoder alone: the packages' own __init__ files load torch, which takes seconds and gigabytes."""
+    root = Path(__file__).parents[3]
+    for folder in ("", "data", "data/intake", "data/intake/dicom", "runtime"):
+        package = ModuleType(".".join(["mergestream", *Path(folder).parts]))
+        package.__path__ = [str(root / folder)]
+        sys.modules[package.__name__] = package
+    from pydicom import config
+
+    from mergestream.data.intake.dicom import file_decoding  # noqa: F401
+
+    config.settings.reading_validation_mode = config.IGNORE
+
+
+def _answer(request: dict[str, Any], data: bytes) -> dict[str, Any]:
+    """Send the frames; return the last message."""
+    from mergestream.data.intake.dicom.file_decoding import decode_file
+    from mergestream.data.intake.limits import Allowance
+    from mergestream.data.intake.refusals import IntakeError, damaged_dicom
 
     try:
-        decoder = get_decoder(options.pop("transfer_syntax"))
-        source = encapsulate([frame])
-        array, properties = decoder.as_array(source, index=0, decoding_plugin="pylibjpeg", **options)
-        colour = properties["photometric_interpretation"]
-        return {"dtype": array.dtype.str, "shape": array.shape, "colour": colour}, memoryview(array.tobytes())
-    except Exception:  # what it says may quote the frame
-        return {"failed": True}, b""
+        identifiers, frames = decode_file(data, Allowance.from_json(request))
+        for frame in frames:
+            write_message(sys.stdout.buffer, {"shape": frame.shape}, memoryview(frame.tobytes()))
+        return {"identifiers": identifiers}
+    except IntakeError as error:
+        refusal = error
+    except MemoryError:
+        refusal = IntakeError("too_large", "The DICOM file needs more memory than the service allows.")
+    except Exception:  # pydicom and NumPy may raise anything on contradicting headers, and quote them
+        refusal = damaged_dicom()
+    return {"refusal": [refusal.code, refusal.sentence]}
 
 
 def _resident_bytes() -> int:

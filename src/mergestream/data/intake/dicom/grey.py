@@ -6,26 +6,27 @@ from functools import partial
 import numpy as np
 from pydicom.dataset import Dataset
 
-from mergestream.data.intake.dicom.elements import damaged
-from mergestream.data.intake.dicom.form import Form
-from mergestream.data.intake.dicom.tables import Table, read_table
-from mergestream.data.intake.refusals import IntakeError
+from mergestream.data.intake.dicom.lookup_table import LookupTable, read_table
+from mergestream.data.intake.dicom.pixel_format import PixelFormat
+from mergestream.data.intake.refusals import IntakeError, damaged_dicom
 from mergestream.data.intake.shades import by_levels, stretched
 
 Transform = Callable[[np.ndarray], np.ndarray]
 WHITE = 255
 
 
-def show_grey(values: np.ndarray, dataset: Dataset, form: Form, frame: int, *, little: bool) -> np.ndarray:
+def show_grey(
+    values: np.ndarray, dataset: Dataset, form: PixelFormat, frame: int, *, little_endian: bool
+) -> np.ndarray:
     """uint8 [H,W] of one frame, counted from 0."""
-    rescale = _rescale(dataset, form, frame, little)
-    window = _window(dataset, form, frame, little)
+    rescale = _rescale(dataset, form, frame, little_endian)
+    window = _window(dataset, form, frame, little_endian)
     inverted = form.photometric_interpretation == "MONOCHROME1"
 
     def shade(levels: np.ndarray) -> np.ndarray:
         rescaled = rescale(levels)
         if not np.isfinite(rescaled).all():
-            raise damaged()
+            raise damaged_dicom()
         shades = stretched(rescaled) if window is None else np.rint(window(rescaled)).astype(np.uint8)
         return WHITE - shades if inverted else shades
 
@@ -52,25 +53,25 @@ def sigmoid(values: np.ndarray, centre: float, width: float) -> np.ndarray:
 WINDOWS = {"LINEAR": linear, "LINEAR_EXACT": linear_exact, "SIGMOID": sigmoid}
 
 
-def _rescale(dataset: Dataset, form: Form, frame: int, little: bool) -> Transform:
+def _rescale(dataset: Dataset, form: PixelFormat, frame: int, little_endian: bool) -> Transform:
     """The modality transformation: a table, a slope and an intercept, or nothing."""
     if dataset.get("ModalityLUTSequence"):
-        table = _sequence_table(dataset.ModalityLUTSequence, form, little)
+        table = _sequence_table(dataset.ModalityLUTSequence, form, little_endian)
         return lambda levels: table.look_up(levels).astype(np.float64)
     holder = _holder(dataset, frame, "PixelValueTransformationSequence", "RescaleSlope")
     if holder is None:
         return lambda levels: levels.astype(np.float64)
     slope, intercept = _first(holder, "RescaleSlope"), _first(holder, "RescaleIntercept")
     if slope == 0:
-        raise damaged()
+        raise damaged_dicom()
     return lambda levels: levels.astype(np.float64) * slope + intercept
 
 
-def _window(dataset: Dataset, form: Form, frame: int, little: bool) -> Transform | None:
+def _window(dataset: Dataset, form: PixelFormat, frame: int, little_endian: bool) -> Transform | None:
     """The first table of values of interest, or the first window; None where there is neither."""
     holder = _holder(dataset, frame, "FrameVOILUTSequence", "VOILUTSequence")
     if holder is not None:
-        table = _sequence_table(holder.VOILUTSequence, form, little)
+        table = _sequence_table(holder.VOILUTSequence, form, little_endian)
         return lambda values: table.look_up(values) * (WHITE / ((1 << table.bits) - 1))
     holder = _holder(dataset, frame, "FrameVOILUTSequence", "WindowWidth")
     if holder is None:
@@ -80,12 +81,14 @@ def _window(dataset: Dataset, form: Form, frame: int, little: bool) -> Transform
         raise IntakeError("unsupported_format", f"The DICOM window's function is not one of {', '.join(WINDOWS)}.")
     width = _first(holder, "WindowWidth")
     if width <= 0 or (name == "LINEAR" and width < 1):
-        raise damaged()
+        raise damaged_dicom()
     return partial(WINDOWS[name], centre=_first(holder, "WindowCenter"), width=width)
 
 
-def _sequence_table(items: Sequence[Dataset], form: Form, little: bool) -> Table:
-    return read_table(items[0], "LUTDescriptor", "LUTData", little=little, signed=form.pixel_representation == 1)
+def _sequence_table(items: Sequence[Dataset], form: PixelFormat, little_endian: bool) -> LookupTable:
+    return read_table(
+        items[0], "LUTDescriptor", "LUTData", little_endian=little_endian, signed=form.pixel_representation == 1
+    )
 
 
 def _holder(dataset: Dataset, frame: int, group: str, keyword: str) -> Dataset | None:
@@ -101,5 +104,5 @@ def _first(holder: Dataset, keyword: str) -> float:
     value = holder.get(keyword)
     number = float(value[0] if isinstance(value, Sequence) and not isinstance(value, str) else value)
     if not np.isfinite(number):
-        raise damaged()
+        raise damaged_dicom()
     return number

@@ -1,24 +1,17 @@
-"""The part of a DICOM file that says how pixels are stored and shown, and which object it is. Nothing else is read."""
+"""The elements of a DICOM file that describe its pixels, read by pydicom. Other elements are skipped as raw bytes."""
 
 import io
-import logging
-import warnings
 import zlib
 from dataclasses import dataclass
-from functools import cache
 
-import pydicom
 from pydicom.datadict import tag_for_keyword
 from pydicom.dataset import Dataset
 from pydicom.filereader import read_dataset
 
-from mergestream.data.intake.dicom.elements import Element, Syntax, Walk, damaged
 from mergestream.data.intake.limits import MEBIBYTE, Limits
-from mergestream.data.intake.pictures import Source
-from mergestream.data.intake.refusals import IntakeError
+from mergestream.data.intake.refusals import IntakeError, damaged_dicom
 
-START = 132  # after the preamble and 'DICM'
-FILE_META = Syntax(explicit=True, little=True)
+PREAMBLE_BYTES = 132  # with the letters 'DICM'
 DEFLATED = "1.2.840.10008.1.2.1.99"
 EXPLICIT, IMPLICIT, BIG_ENDIAN = "1.2.840.10008.1.2.1", "1.2.840.10008.1.2", "1.2.840.10008.1.2.2"
 
@@ -26,7 +19,7 @@ IDENTIFIERS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInsta
 STORED = (
     "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration", "NumberOfFrames", "Rows", "Columns",
     "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation",
-    "ExtendedOffsetTable", "ExtendedOffsetTableLengths",
+    "ExtendedOffsetTable", "ExtendedOffsetTableLengths", "PixelData",
 )  # fmt: skip
 SHOWN = (
     "WindowCenter", "WindowWidth", "VOILUTFunction", "RescaleIntercept", "RescaleSlope",
@@ -35,103 +28,99 @@ SHOWN = (
     "BluePaletteColorLookupTableDescriptor", "RedPaletteColorLookupTableData", "GreenPaletteColorLookupTableData",
     "BluePaletteColorLookupTableData",
 )  # fmt: skip
-KEPT = frozenset(tag_for_keyword(name) for name in (*IDENTIFIERS, *STORED, *SHOWN))
-TRANSFER_SYNTAX, PIXEL_DATA = 0x00020010, 0x7FE00010
-# A scanner writes some twenty for each of its frames; pydicom makes an object of each.
-MOST_ITEMS, ITEMS = 20_000, {True: b"\xfe\xff\x00\xe0", False: b"\xff\xfe\xe0\x00"}
-FLOAT_PIXEL_DATA = (0x7FE00008, 0x7FE00009)
+TAGS = [tag_for_keyword(name) for name in (*IDENTIFIERS, *STORED, *SHOWN)]
+PIXEL_DATA, FLOAT_PIXEL_DATA = 0x7FE00010, (0x7FE00008, 0x7FE00009)
+UNDEFINED_LENGTH = 0xFFFFFFFF
+ITEM_TAGS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")  # little and big endian
 
 
 @dataclass(frozen=True)
-class Header:
-    """What is kept of a file: the elements about pixels, the pixels as stored, and how they are compressed."""
+class DicomHeader:
+    """The elements about pixels, and the pixel data as stored."""
 
     dataset: Dataset
     transfer_syntax: str
-    little: bool
-    pixels: memoryview
+    pixels: bytes
     pixel_vr: str
     encapsulated: bool
 
-    def source(self) -> Source:
-        """The object's identifiers; empty where the file has none."""
-        return Source(*(str(self.dataset.get(name) or "").strip() for name in IDENTIFIERS))
+    @property
+    def little_endian(self) -> bool:
+        return self.transfer_syntax != BIG_ENDIAN
+
+    def identifiers(self) -> list[str]:
+        """The object's UIDs; empty where the file has none."""
+        return [str(self.dataset.get(name) or "").strip() for name in IDENTIFIERS]
 
 
-def read_header(data: bytes, limits: Limits) -> Header:
-    """Walk over a file and keep what is needed."""
-    _keep_pydicom_silent()
-    transfer_syntax, start = _file_meta(data)
-    body = memoryview(data)[start:]
+def read_header(data: bytes, limits: Limits) -> DicomHeader:
+    """Read the needed elements of a file that has its preamble."""
+    file = io.BytesIO(data)
+    file.seek(PREAMBLE_BYTES)
+    meta = read_dataset(file, is_implicit_VR=False, is_little_endian=True, stop_when=lambda tag, *_: tag >> 16 != 2)
+    transfer_syntax = str(meta.get("TransferSyntaxUID") or "")
+    if not transfer_syntax:
+        raise IntakeError("damaged", "The DICOM file does not say its transfer syntax (0002,0010).")
+    body = data[file.tell() :]
+    if not body:
+        raise damaged_dicom()
     if transfer_syntax == DEFLATED:
-        body, transfer_syntax = memoryview(_inflated(body, limits)), EXPLICIT
-    syntax = Syntax(explicit=transfer_syntax != IMPLICIT, little=transfer_syntax != BIG_ENDIAN)
-    kept, pixels = _kept(body, syntax, limits)
-    dataset = read_dataset(io.BytesIO(kept), is_implicit_VR=not syntax.explicit, is_little_endian=syntax.little)
-    vr = pixels.vr.decode() if pixels.vr else "OW"
-    return Header(dataset, transfer_syntax, syntax.little, body[pixels.value : pixels.end], vr, pixels.undefined)
+        body, transfer_syntax = _inflated(body, limits), EXPLICIT
+    dataset = _elements(body, transfer_syntax, limits)
+    pixels = dataset.get_item("PixelData")
+    vr = str(pixels.VR or "OW")
+    return DicomHeader(dataset, transfer_syntax, pixels.value or b"", vr, pixels.length == UNDEFINED_LENGTH)
 
 
-def _file_meta(data: bytes) -> tuple[str, int]:
-    """The transfer syntax, and where the data set starts."""
-    transfer_syntax = None
-    for element in Walk(memoryview(data), most=100).elements(START, FILE_META):
-        if element.tag >> 16 != 2:
-            break
-        if element.tag == TRANSFER_SYNTAX:
-            transfer_syntax = data[element.value : element.end].rstrip(b"\0 ").decode("ascii")
-        # Looked at here, since what follows may not be written as this part is.
-        if data[element.stop : element.stop + 2] != b"\x02\0":
-            if transfer_syntax is None:
-                break
-            return transfer_syntax, element.stop
-    raise IntakeError("damaged", "The DICOM file does not say its transfer syntax (0002,0010).")
+def _elements(body: bytes, transfer_syntax: str, limits: Limits) -> Dataset:
+    # pydicom makes an object of every item, a thousand bytes for eight of the file's.
+    if max(map(body.count, ITEM_TAGS)) > limits.header_elements:
+        raise _too_many_elements()
+    file, count, end, pixels_seen = io.BytesIO(body), 0, 0, False
+
+    def stop(tag: int, _: str | None, length: int) -> bool:
+        """Check an element before its value is read; stop after the pixels."""
+        nonlocal count, end, pixels_seen
+        count += 1
+        if pixels_seen:
+            return True
+        if count > limits.header_elements:
+            raise _too_many_elements()
+        if tag in FLOAT_PIXEL_DATA:
+            raise IntakeError("unsupported_format", "DICOM pixels that are floating numbers are not read here.")
+        end = len(body) if length == UNDEFINED_LENGTH else file.tell() + length
+        if end > len(body):
+            raise damaged_dicom()
+        pixels_seen = tag == PIXEL_DATA
+        return False
+
+    dataset = read_dataset(
+        file,
+        is_implicit_VR=transfer_syntax == IMPLICIT,
+        is_little_endian=transfer_syntax != BIG_ENDIAN,
+        stop_when=stop,
+        specific_tags=TAGS,
+    )
+    absent = "PixelData" not in dataset
+    if absent and (pixels_seen or end < len(body)):  # cut off inside a compressed frame, or inside an element's head
+        raise damaged_dicom()
+    if absent:
+        raise IntakeError(
+            "not_an_image", "The DICOM object holds no pixels (7FE0,0010), so there is nothing to classify."
+        )
+    return dataset
 
 
-def _inflated(body: memoryview, limits: Limits) -> bytes:
+def _inflated(body: bytes, limits: Limits) -> bytes:
     inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-    try:
-        inflated = inflate.decompress(body, limits.file_bytes)
-    except zlib.error:
-        raise damaged() from None
+    inflated = inflate.decompress(body, limits.file_bytes)
     if inflate.unconsumed_tail:
         mebibytes = limits.file_bytes / MEBIBYTE
         raise IntakeError("too_large", f"A deflated DICOM file may hold {mebibytes:,.1f} MiB, and this one has more.")
     if not inflate.eof:
-        raise damaged()
+        raise damaged_dicom()
     return inflated
 
 
-def _kept(body: memoryview, syntax: Syntax, limits: Limits) -> tuple[bytes, Element]:
-    """The elements that are needed, as they stand in the file, and where the pixels lie."""
-    kept, size, seen = list[memoryview](), 0, set[int]()
-    for element in Walk(body, limits.header_elements).elements(0, syntax):
-        if element.tag in FLOAT_PIXEL_DATA:
-            raise IntakeError("unsupported_format", "DICOM pixels that are floating numbers are not read here.")
-        if element.tag == PIXEL_DATA:
-            return _joined(kept, syntax), element
-        if element.tag in KEPT:
-            size += element.stop - element.start
-            if size > limits.header_bytes:
-                raise IntakeError("too_large", "The DICOM elements about pixels are larger than the service reads.")
-            if element.tag in seen:
-                raise damaged()
-            seen.add(element.tag)
-            kept.append(body[element.start : element.stop])
-    raise IntakeError("not_an_image", "The DICOM object holds no pixels (7FE0,0010), so there is nothing to classify.")
-
-
-def _joined(kept: list[memoryview], syntax: Syntax) -> bytes:
-    joined = b"".join(kept)
-    if joined.count(ITEMS[syntax.little]) > MOST_ITEMS:
-        raise IntakeError("too_large", "The DICOM header has more items than the service reads.")
-    return joined
-
-
-@cache
-def _keep_pydicom_silent() -> None:
-    """pydicom quotes a header's values in its log and its warnings; no word of a patient may get there."""
-    pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
-    pydicom.config.debugging = False
-    logging.getLogger("pydicom").setLevel(logging.CRITICAL + 1)
-    warnings.filterwarnings("ignore", module=r"pydicom(\.|$)")
+def _too_many_elements() -> IntakeError:
+    return IntakeError("too_large", "The DICOM header has more elements than the service reads.")

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mergestream.data.intake.dicom.form import Form
+from mergestream.data.intake.dicom.pixel_format import PixelFormat
 from mergestream.data.intake.refusals import IntakeError
 
 START_OF_FRAME = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
@@ -20,7 +20,7 @@ class Size(NamedTuple):
     precision: int
 
 
-def require_size(frame: bytes, form: Form, jpeg2000: bool) -> None:
+def require_size(frame: bytes, form: PixelFormat, jpeg2000: bool) -> None:
     """Refuse a stream whose own size is not that of its DICOM header."""
     size = _jpeg2000_size(frame) if jpeg2000 else _jpeg_size(frame)
     if size is None or size[:3] != (form.rows, form.columns, form.samples_per_pixel):

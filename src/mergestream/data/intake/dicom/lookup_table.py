@@ -1,14 +1,18 @@
-"""Lookup tables in DICOM headers: a descriptor of three numbers, and the entries."""
+"""Lookup tables in DICOM headers: a descriptor of three numbers, and the entries.
+
+Not by pydicom's `apply_voi` and `apply_color_lut`: they count in the entries' own type, so a table of 8 bits with more
+than 256 entries gives wrong shades there; they refuse padded tables, and read palettes in the machine's byte order.
+"""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 from pydicom.dataset import Dataset
 
-from mergestream.data.intake.dicom.elements import damaged
+from mergestream.data.intake.refusals import damaged_dicom
 
 
-class Table(NamedTuple):
+class LookupTable(NamedTuple):
     """Entries [N]; the first stands for the stored value `first`, and all are below 2^bits."""
 
     entries: np.ndarray
@@ -21,29 +25,29 @@ class Table(NamedTuple):
         return self.entries[places]
 
 
-def read_table(holder: Dataset, descriptor: str, entries: str, *, little: bool, signed: bool) -> Table:
+def read_table(holder: Dataset, descriptor: str, entries: str, *, little_endian: bool, signed: bool) -> LookupTable:
     """A table from two elements of a data set or an item."""
-    order = "<" if little else ">"
+    order = "<" if little_endian else ">"
     count, first, bits = (int(number) for number in _words(holder.get(descriptor), f"{order}u2"))
     count, first = count & 0xFFFF or 1 << 16, first & 0xFFFF
     if signed and first >= 1 << 15:
         first -= 1 << 16
     if not 1 <= bits <= 16:
-        raise damaged()
-    return Table(_entries(holder.get(entries), count, bits, order), first, bits)
+        raise damaged_dicom()
+    return LookupTable(_entries(holder.get(entries), count, bits, order), first, bits)
 
 
 def _entries(value: Any, count: int, bits: int, order: str) -> np.ndarray:
     narrow = bits <= 8 and isinstance(value, bytes) and len(value) in (count, count + count % 2)
-    found = _words(value, "u1" if narrow else f"{order}u2")[:count]
-    if len(found) < count:
-        raise damaged()
-    # Some writers put entries of 8 bits into the upper half of 16.
-    if bits <= 8 and found.max() > 255:
-        found = found >> 8
-    if int(found.max()) >> bits:
-        raise damaged()
-    return found
+    words = _words(value, "u1" if narrow else f"{order}u2")[:count]
+    if len(words) < count:
+        raise damaged_dicom()
+    # Some writers put 8-bit entries into the upper half of 16.
+    if bits <= 8 and words.max() > 255:
+        words = words >> 8
+    if int(words.max()) >> bits:
+        raise damaged_dicom()
+    return words
 
 
 def _words(value: Any, dtype: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""JPEG frames decoded in processes apart, with a limit on their memory and time: a crash there is a refusal here."""
+"""Child processes that decode DICOM files, limited in memory and time: a crash there is a refusal here."""
 
 import atexit
 import os
@@ -14,52 +14,57 @@ import numpy as np
 
 from mergestream.data.intake.dicom import decoder_process
 from mergestream.data.intake.dicom.decoder_process import read_message, write_message
-from mergestream.data.intake.limits import Allowance, too_slow
+from mergestream.data.intake.limits import Allowance, Limits, too_slow
 from mergestream.data.intake.refusals import IntakeError
 from mergestream.runtime.errors import WorkerError
 
 PROGRAM = Path(decoder_process.__file__)
 # Python, NumPy and the decoders themselves; most of it is mapped and never touched.
 OWN_BYTES = 1 << 30
-# Input, output and what decoders keep between: JPEG 2000 works on 32-bit numbers, three a colour pixel.
-BYTES_A_PIXEL = 40
+# The file, the data set once inflated, and the pixels as stored.
+COPIES_OF_THE_FILE = 3
+# Working memory: JPEG 2000 needs three 32-bit numbers per colour pixel, a window a few 64-bit ones per pixel.
+BYTES_PER_PIXEL = 40
+MOST_HEAD_BYTES = 1 << 16
 # What a Python started by hand or by a cluster may need to find its libraries.
 ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "LANG", "LC_ALL")
 
 
-class Decoders:
+class DecoderPool:
     """As many processes as cores, started when needed. Safe to use from several threads."""
 
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
-        self._idle: list[_Process] = []
+        self._idle: list[DecoderProcess] = []
         self._slots = threading.BoundedSemaphore(os.cpu_count() or 1)
         atexit.register(self.close)
 
-    def decode(self, options: dict[str, Any], frame: bytes, allowance: Allowance) -> tuple[np.ndarray, str]:
-        """Pixels [H,W] or [H,W,3] of one frame, and the colour they are in."""
+    def decode(self, data: bytes, allowance: Allowance) -> tuple[list[str], list[np.ndarray]]:
+        """A file's UIDs, and its frames uint8 [H,W] or [H,W,3]."""
         if not self._slots.acquire(timeout=allowance.seconds_left()):
             raise too_slow(allowance.limits)
         try:
-            process = self._running() or _Process(self._memory_bytes)
-            answer = process.ask(options, frame, allowance)
+            process = self._running() or DecoderProcess(self._memory_bytes)
+            answer = process.ask(data, allowance)
             if process.usable:
                 self._idle.append(process)
         finally:
             self._slots.release()
-        if answer is None or "failed" in answer[0]:
-            raise IntakeError("damaged", "A compressed frame of the DICOM file is damaged and cannot be decoded.")
-        head, body = answer
-        return np.frombuffer(body, dtype=head["dtype"]).reshape(head["shape"]), head["colour"]
+        if answer is None:
+            raise IntakeError("damaged", "The DICOM file is damaged and cannot be decoded.")
+        end, frames = answer
+        if "refusal" in end:
+            raise IntakeError(*end["refusal"])
+        return end["identifiers"], frames
 
-    def _running(self) -> "_Process | None":
+    def _running(self) -> "DecoderProcess | None":
         """An idle process; one that somebody ended meanwhile is not a client's fault."""
         while (process := self._taken()) is not None:
             if process.running():
                 return process
         return None
 
-    def _taken(self) -> "_Process | None":
+    def _taken(self) -> "DecoderProcess | None":
         try:
             return self._idle.pop()
         except IndexError:  # asked for, not looked up first: another thread may take the last one in between
@@ -71,22 +76,29 @@ class Decoders:
 
 
 @cache
-def _decoders(memory_bytes: int, process_id: int) -> Decoders:  # noqa: ARG001  a forked process must start its own
-    return Decoders(memory_bytes)
+def _pool(memory_bytes: int, process_id: int) -> DecoderPool:  # noqa: ARG001  a forked process must start its own
+    return DecoderPool(memory_bytes)
 
 
-def decoders(pixels: int) -> Decoders:
-    """The processes that decode images of at most so many pixels."""
-    return _decoders(OWN_BYTES + BYTES_A_PIXEL * pixels, os.getpid())
+def decoder_pool(limits: Limits) -> DecoderPool:
+    """The processes that have enough memory for files within these limits."""
+    return _pool(memory_bytes(limits), os.getpid())
 
 
-class _Process:
-    """One decoder; used by one thread at a time."""
+def memory_bytes(limits: Limits) -> int:
+    return OWN_BYTES + COPIES_OF_THE_FILE * limits.file_bytes + BYTES_PER_PIXEL * limits.pixels
+
+
+Answer = tuple[dict[str, Any], list[np.ndarray]]  # the last message, and the frames before it
+
+
+class DecoderProcess:
+    """One child process; used by one thread at a time."""
 
     def __init__(self, memory_bytes: int) -> None:
         # Nothing of the service's settings, which may hold keys, goes along. Threads of BLAS would map much memory.
-        known = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-        settings = {**known, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        inherited = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        settings = {**inherited, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-P", str(PROGRAM), str(memory_bytes)],
             stdin=subprocess.PIPE,
@@ -97,8 +109,8 @@ class _Process:
         self._input, self._output = cast(BinaryIO, self._process.stdin), cast(BinaryIO, self._process.stdout)
         self.usable = True
 
-    def ask(self, options: dict[str, Any], frame: bytes, allowance: Allowance) -> tuple[dict[str, Any], bytes] | None:
-        """The answer; None where the process died of the question. One that takes too long is killed."""
+    def ask(self, data: bytes, allowance: Allowance) -> Answer | None:
+        """The answer; None if the process died of the file. One that takes too long is killed."""
         late = threading.Event()
 
         def end() -> None:
@@ -109,7 +121,7 @@ class _Process:
         timer.daemon = True
         timer.start()
         try:
-            answer = self._exchange(options, frame)
+            answer = self._exchange(data, allowance)
         except OSError:
             answer = None
         finally:
@@ -119,18 +131,24 @@ class _Process:
         if answer is None and late.is_set():
             raise too_slow(allowance.limits)
         if not self._ready:
-            raise WorkerError(f"The decoder of compressed DICOM does not start. Try it: {sys.executable} {PROGRAM} 0.")
+            raise WorkerError(f"The decoder of DICOM files does not start. Try it: {sys.executable} {PROGRAM} 0.")
         return answer
 
     _ready = False
 
-    def _exchange(self, options: dict[str, Any], frame: bytes) -> tuple[dict[str, Any], bytes] | None:
+    def _exchange(self, data: bytes, allowance: Allowance) -> Answer | None:
         if not self._ready:
-            self._ready = read_message(self._output) is not None
+            self._ready = read_message(self._output, MOST_HEAD_BYTES) is not None
         if not self._ready:
             return None
-        write_message(self._input, options, frame)
-        return read_message(self._output)
+        write_message(self._input, allowance.to_json(), data)
+        frames, most = list[np.ndarray](), 3 * allowance.limits.pixels + MOST_HEAD_BYTES
+        while (message := read_message(self._output, most)) is not None and len(frames) <= allowance.limits.frames:
+            head, body = message
+            if "shape" not in head:
+                return head, frames
+            frames.append(np.frombuffer(body, np.uint8).reshape(head["shape"]))
+        return None
 
     def running(self) -> bool:
         if self._process.poll() is not None:

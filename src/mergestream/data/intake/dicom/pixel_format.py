@@ -5,9 +5,8 @@ from typing import Any
 
 from pydicom.dataset import Dataset
 
-from mergestream.data.intake.dicom.elements import damaged
 from mergestream.data.intake.limits import Allowance
-from mergestream.data.intake.refusals import IntakeError
+from mergestream.data.intake.refusals import IntakeError, damaged_dicom
 
 GREY = ("MONOCHROME1", "MONOCHROME2")
 SAMPLES = {
@@ -17,7 +16,7 @@ SAMPLES = {
 
 
 @dataclass(frozen=True)
-class Form:
+class PixelFormat:
     """The image pixel module; names are those of pydicom's decoders."""
 
     number_of_frames: int
@@ -36,14 +35,19 @@ class Form:
         whole = self.rows * self.columns * self.samples_per_pixel * self.bits_allocated // 8
         return whole * 2 // 3 if self.photometric_interpretation == "YBR_FULL_422" else whole
 
+    @property
+    def most_run_length_bytes(self) -> int:
+        """More than any encoder needs for a frame: its header, and two bytes per byte."""
+        return 64 + 2 * self.frame_bytes + 2 * self.samples_per_pixel * self.bits_allocated
+
     def decoder_options(self) -> dict[str, Any]:
-        """For pydicom's decoders, one frame at a time."""
-        return {**asdict(self), "number_of_frames": 1}
+        """Options of pydicom's decoders, but the number of frames."""
+        return {name: value for name, value in asdict(self).items() if name != "number_of_frames"}
 
 
-def form_of(dataset: Dataset, allowance: Allowance) -> Form:
+def read_pixel_format(dataset: Dataset, allowance: Allowance) -> PixelFormat:
     """Read and check; room for all frames is set aside before any is decoded."""
-    form = Form(
+    form = PixelFormat(
         number_of_frames=_number(dataset, "NumberOfFrames", 1),
         rows=_number(dataset, "Rows"),
         columns=_number(dataset, "Columns"),
@@ -67,27 +71,27 @@ def _number(dataset: Dataset, keyword: str, default: int | None = None) -> int:
     if value is None or value == "":
         value = default
     if value is None:
-        raise damaged()
+        raise damaged_dicom()
     return int(value)
 
 
-def _require_supported(form: Form, high_bit: int) -> None:
+def _require_supported(form: PixelFormat, high_bit: int) -> None:
     if min(form.number_of_frames, form.rows, form.columns) < 1:
-        raise damaged()
+        raise damaged_dicom()
     if form.photometric_interpretation not in SAMPLES:
         known = ", ".join(SAMPLES)
         raise IntakeError("unsupported_format", f"The DICOM image's kind of colour is not read here; known: {known}.")
     if SAMPLES[form.photometric_interpretation] != form.samples_per_pixel:
-        raise damaged()
+        raise damaged_dicom()
     if form.bits_allocated not in (8, 16, 32):
         raise IntakeError("unsupported_format", "DICOM pixels of 8, 16 or 32 bits are read here, and no others.")
     if not 1 <= form.bits_stored <= form.bits_allocated or form.pixel_representation not in (0, 1):
-        raise damaged()
+        raise damaged_dicom()
     if high_bit != form.bits_stored - 1:
         raise IntakeError("unsupported_format", "DICOM pixels that do not start at their lowest bit are not read here.")
     if form.planar_configuration not in (0, 1):
-        raise damaged()
+        raise damaged_dicom()
     if form.photometric_interpretation.startswith("YBR") and (form.bits_allocated, form.bits_stored) != (8, 8):
         raise IntakeError("unsupported_format", "DICOM colour as luminance and chrominance is read with 8 bits only.")
     if form.samples_per_pixel == 3 and form.pixel_representation:
-        raise damaged()
+        raise damaged_dicom()
