@@ -51,7 +51,8 @@ def _require_source(picture: Picture) -> Source:
     source = picture.source
     if source is None:
         raise InputError("A structured report refers to a DICOM image, and this picture did not come from one.")
-    if not all(UID(uid).is_valid for uid in vars(source).values()):
+    # IGNORE: pydicom would quote an invalid UID in its log.
+    if not all(UID(uid, pydicom.config.IGNORE).is_valid for uid in vars(source).values()):
         raise InputError("A structured report needs the image's UIDs of class, instance, study and series, each valid.")
     return source
 
