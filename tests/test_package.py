@@ -131,14 +131,37 @@ def test_options_are_keyword_only_and_documented() -> None:
         assert all(p.name.removesuffix("_") in documented for p in parameters)
 
 
-def test_import_is_quick() -> None:
+HEAVY = {"torch", "timm", "torchvision", "lightning", "matplotlib", "PIL", "numpy"}
+
+
+@pytest.mark.parametrize("script", ["import mergestream", "import mergestream.cli.app"])
+def test_import_loads_no_heavy_library(script: str) -> None:
+    loaded = python(f"import sys; {script}; print(*sys.modules)").split()
+    assert "mergestream" in loaded
+    assert not HEAVY & set(loaded)
+
+
+def test_version_and_help_load_no_heavy_library() -> None:
     script = """
-import time, torch, timm
-start = time.perf_counter()
-import mergestream
-print(time.perf_counter() - start)
+import sys
+from mergestream.cli.app import main
+try:
+    main()
+finally:
+    print("loaded:", *sys.modules)
 """
-    assert min(float(python(script)) for _ in range(3)) < 2
+    for option in ("--version", "--help"):
+        text = python(script, option)
+        assert "mergestream" in text
+        assert not HEAVY & set(text.rpartition("loaded:")[2].split())
+
+
+def test_public_names_are_listed_and_load_on_first_use() -> None:
+    assert set(ms.__all__) <= set(dir(ms))
+    assert set(ms.__all__) == {name for names in ms._MODULES.values() for name in names}
+    assert all(getattr(ms, name) is not None for name in ms.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Pool'"):
+        ms.Pool  # noqa: B018
 
 
 def test_import_works_where_optional_libraries_are_absent() -> None:

@@ -1,3 +1,5 @@
+"""`python -m mergestream`: the command line."""
+
 from mergestream.cli.app import main
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from mergestream.cli.shared_options import AsJson
+
 audit = typer.Typer(
     help="The service's audit log: was it changed, how far does it go, does a step come out the same again.",
     no_args_is_help=True,
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")]
 Log = Annotated[Path, typer.Argument(help="The log; its rotated files LOG.000001, … lie beside it.")]
 
 

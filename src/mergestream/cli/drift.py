@@ -1,15 +1,14 @@
 """`mergestream drift`: parse, call one function, print."""
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from mergestream.cli.terminal import progress, show
+from mergestream.cli.shared_options import AsJson, DataOption
+from mergestream.cli.terminal import command_text, progress, show
 
 
 def drift(
@@ -39,9 +38,9 @@ def drift(
     recalibrate_bn: Annotated[
         bool, typer.Option("--recalibrate-bn", help="Re-estimate BatchNorm statistics from every batch.")
     ] = False,
-    data_option: Annotated[list[str] | None, typer.Option(help="An option of the data set: 'part=test'.")] = None,
+    data_option: DataOption = None,
     device: Annotated[str, typer.Option(help="Of the landscape: auto, cpu or cuda.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """How far apart a pool's experts are, layer by layer, and what averaging them loses.
 
@@ -54,7 +53,7 @@ def drift(
     from mergestream.bench.landscape.outcome import landscape_in_words
 
     console = Console(stderr=as_json)
-    command = shlex.join(["mergestream", *sys.argv[1:]])
+    command = command_text()
     request = request_from(
         pool=pool,
         dataset=landscape,

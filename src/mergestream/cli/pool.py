@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mergestream.cli.shared_options import AsJson
+
 if TYPE_CHECKING:
     from mergestream.pool.exchange.changes import Taken
 
@@ -15,7 +17,6 @@ pool = typer.Typer(
     no_args_is_help=True,
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")]
 Pool = Annotated[Path, typer.Argument(help="The pool: a folder of expert folders, and base/ where there is one.")]
 Expert = Annotated[Path, typer.Argument(help="The folder a site sent: weights.safetensors, expert.json.")]
 Name = Annotated[

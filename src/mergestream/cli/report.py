@@ -1,14 +1,12 @@
 """`mergestream report`: parse, call one function, print."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from mergestream.cli.terminal import progress, show
+from mergestream.cli.terminal import command_text, progress, show
 
 
 def report(
@@ -29,10 +27,9 @@ def report(
     from mergestream.bench.report.report import tables_beside
     from mergestream.bench.report.report_run import make_report
 
-    command = shlex.join(["mergestream", *sys.argv[1:]])
     console = Console()
     findings = make_report(
-        runs, out, progress(console), command=command, tables=tables, drift=drift, landscape=landscape
+        runs, out, progress(console), command=command_text(), tables=tables, drift=drift, landscape=landscape
     )
     warnings = [f"Warning: {sentence}" for sentence in findings.bench.sentences[:5]]
     files = {"Report": out, "Tables": tables or tables_beside(out)}

@@ -1,5 +1,7 @@
-"""What commands show: progress with the time left, tables, sentences."""
+"""Terminal output of the commands: progress with the time left, tables, sentences."""
 
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 if TYPE_CHECKING:
     from mergestream.bench.report.tables import Table
     from mergestream.runtime.parallel import Advance, Track
+
+
+def command_text() -> str:
+    """Return the command as the user typed it, for records and pages."""
+    return shlex.join(["mergestream", *sys.argv[1:]])
 
 
 def show(console: Console, tables: Sequence["Table"], sentences: Sequence[str], files: dict[str, Path]) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from mergestream.cli.shared_options import AllowMissingClasses, DataOption, Engine, SkipBad
 from mergestream.cli.terminal import progress
 
 
@@ -41,17 +42,15 @@ def train(
     argument: Annotated[
         list[str] | None, typer.Option("--arg", help="An argument of the network, as in 'img_size=126'.")
     ] = None,
-    data_option: Annotated[list[str] | None, typer.Option(help="An option of the data set: 'part=train'.")] = None,
+    data_option: DataOption = None,
     keep_candidates: Annotated[
         bool, typer.Option("--keep-candidates", help="Keep every setting's expert, for DiWA's averages.")
     ] = False,
     statistics: Annotated[
         int, typer.Option(help="Measure Gram and Fisher statistics on so many training images of each site.")
     ] = 0,
-    skip_bad: Annotated[int, typer.Option(help="So many missing or unreadable images may be left out.")] = 0,
-    allow_missing_classes: Annotated[
-        bool, typer.Option("--allow-missing-classes", help="A domain may lack a class.")
-    ] = False,
+    skip_bad: SkipBad = 0,
+    allow_missing_classes: AllowMissingClasses = False,
     accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, typer.Option(help="Lightning's: 32-true, bf16-mixed, 16-mixed.")] = "32-true",
     devices: Annotated[int, typer.Option(help="GPUs that share every batch; several fits at once are --jobs.")] = 1,
@@ -67,7 +66,7 @@ def train(
     jobs: Annotated[
         int | None, typer.Option(help="Processes on this machine.", show_default="one a core, or one a GPU")
     ] = None,
-    engine: Annotated[str, typer.Option(help="local, or ray: a cluster that sees the same paths.")] = "local",
+    engine: Engine = "local",
 ) -> None:
     """Train every domain's expert from one shared start; the setting with the lowest validation loss stays.
 

@@ -1,0 +1,97 @@
+"""`mergestream bench`: parse, call one function, print."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from mergestream.cli.shared_options import AllowMissingClasses, AsJson, DataOption, Engine, SkipBad
+from mergestream.cli.terminal import command_text, progress, show
+
+SHOWN = 12  # warnings in the terminal; all of them are in the files
+
+
+def bench(
+    dataset: Annotated[str, typer.Option(help="A data set by its name in 'data list'.")],
+    pool: Annotated[list[str], typer.Option(help="A pool's folder; again for pools of other training seeds.")],
+    root: Annotated[Path | None, typer.Option(help="The data set's folder or zip.")] = None,
+    out: Annotated[Path, typer.Option(help="Where runs and tables go.")] = Path("runs"),
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="'all', or methods with options: 'mean, entropy_adaptive(head=shared|select, momentum=0.9)'."
+        ),
+    ] = None,
+    streams: Annotated[
+        str | None, typer.Option(help="Streams, as in 'iid,dirichlet:0.05'.", show_default="iid")
+    ] = None,
+    targets: Annotated[
+        str, typer.Option(help="Domains, 'a+b' for several streamed together, 'all', or 'pairs'.")
+    ] = "all",
+    seeds: Annotated[str | None, typer.Option(help="Seeds of the streams, as in '0,1,2'.", show_default="0")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a batch.", show_default="32")] = None,
+    protocol: Annotated[
+        str, typer.Option(help="lodo: leave each domain out; ood: all experts on the set's outside test sets.")
+    ] = "lodo",
+    preset: Annotated[
+        str | None, typer.Option(help="What the paper ran: paper-table1, paper-table2, paper-table3, paper-fig4.")
+    ] = None,
+    data_option: DataOption = None,
+    images: Annotated[int | None, typer.Option(help="At most so many images of each target, always the same.")] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="The method that others are compared with.", show_default="entropy_adaptive")
+    ] = None,
+    skip_bad: SkipBad = 0,
+    allow_missing_classes: AllowMissingClasses = False,
+    allow_seen: Annotated[
+        bool, typer.Option("--allow-seen", help="Keep experts that were trained on the target.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes on this machine.", show_default="one a core; one on a GPU")
+    ] = None,
+    engine: Engine = "local",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Compare methods: leave each domain out, stream it through every method, and print tables with intervals.
+
+    All methods see the same batches. What is done already under --out is not done again, also after a kill.
+    """
+    from mergestream.bench.analysis.comparison import in_words
+    from mergestream.bench.engine.benchmark import run_bench
+    from mergestream.bench.engine.request import plan_from
+    from mergestream.bench.report.bench_report import terminal_tables
+    from mergestream.runtime.parallel import default_workers
+
+    console = Console(stderr=as_json)
+    plan = plan_from(
+        dataset=dataset,
+        root=root,
+        pools=pool,
+        methods=methods,
+        streams=streams,
+        targets=targets,
+        seeds=seeds,
+        batch_size=batch_size,
+        protocol=protocol,
+        preset=preset,
+        data_options=data_option or [],
+        images=images,
+        reference=reference,
+        skip_bad=skip_bad,
+        allow_missing_classes=allow_missing_classes,
+        allow_seen=allow_seen,
+        device=device,
+    )
+    workers = jobs if jobs is not None else default_workers(device)
+    findings = run_bench(plan, out, progress(console), jobs=workers, engine=engine, command=command_text())
+    if as_json:
+        typer.echo((out / "results.json").read_text(encoding="utf-8"))
+        return
+    warnings = [f"Warning: {sentence}" for sentence in findings.sentences]
+    rest = [f"{len(warnings) - SHOWN} more warnings: {out / 'results.md'}"] if len(warnings) > SHOWN else []
+    files = {"Tables": out / "results.md", "LaTeX": out / "results.tex", "Every run": out / "results.csv"}
+    files["Records"] = out / "runs"
+    sentences = [*in_words(findings.duels), *warnings[:SHOWN], *rest]
+    show(console, terminal_tables(findings), sentences, files)

@@ -1,0 +1,67 @@
+"""`mergestream data …`: parse, call one function, print."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from mergestream.cli.shared_options import AsJson, DataOption
+from mergestream.cli.terminal import progress
+
+data = typer.Typer(help="Data sets: what is supported, is mine complete, write a tiny stand-in.", no_args_is_help=True)
+
+
+@data.command("list")
+def list_data(as_json: AsJson = False) -> None:
+    """Every data set: what it shows, its domains and classes, its licence and where to get it."""
+    from mergestream.bench.report.data_text import card_in_words
+    from mergestream.data.datasets import DATASETS
+
+    cards = [source.about for source in DATASETS.values()]
+    if as_json:
+        typer.echo(json.dumps([card.to_json() for card in cards], indent=2, ensure_ascii=False))
+        return
+    for card in cards:
+        typer.echo("\n".join(card_in_words(card)) + "\n")
+
+
+@data.command("verify")
+def verify_data(
+    name: Annotated[str, typer.Argument(help="A data set by its name in 'data list'.")],
+    root: Annotated[Path, typer.Argument(help="Its folder or zip.")],
+    data_option: DataOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Is this copy complete? Reads every image. Exit code 1 if something is missing or differs."""
+    from mergestream.bench.report.data_text import verification_in_words
+    from mergestream.data.datasets import file_source_of
+    from mergestream.data.datasets.verification import verify
+    from mergestream.runtime.option_text import parse_options
+
+    console = Console(stderr=as_json)
+    options = dict(parse_options(data_option or []))
+    found = verify(file_source_of(name), root, progress(console), **options)
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+    else:
+        for sentence in verification_in_words(found):
+            console.print(sentence, highlight=False, soft_wrap=True, markup=False)
+    if not found.complete:
+        raise typer.Exit(1)
+
+
+@data.command("fake")
+def fake_data(
+    name: Annotated[str, typer.Argument(help="A data set by its name in 'data list'.")],
+    folder: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+) -> None:
+    """Write a tiny stand-in in exactly the published layout: invented pictures, to try loaders and pipelines on."""
+    from mergestream.data.datasets import file_source_of
+    from mergestream.runtime.files import folder_written_whole
+
+    source = file_source_of(name)
+    with folder_written_whole(folder, lambda _: False) as scratch:
+        source.write_standin(scratch)
+    typer.echo(f"A stand-in of '{name}': {folder} (invented pictures, not data)")

@@ -1,0 +1,38 @@
+"""`mergestream demo`: parse, call one function, print."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from mergestream.cli.shared_options import AsJson
+from mergestream.cli.terminal import progress, show
+
+
+def demo(
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write all of it.", show_default="demo, or demo-quick with --quick")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller version that takes about a minute.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The whole story on the embedded phantom hospitals: train experts, leave each hospital out, compare methods.
+
+    The data are synthetic. What is done already under --out is not done again.
+    """
+    from mergestream.bench.analysis.comparison import in_words
+    from mergestream.bench.demo.demo import Plan, run_demo
+    from mergestream.bench.demo.demo_tables import DIFFERENCES, SYNTHETIC, main_tables
+    from mergestream.bench.report.page import NOTICE
+
+    out = out or Path("demo-quick" if quick else "demo")
+    console = Console(stderr=as_json)
+    console.print(f"{SYNTHETIC} {NOTICE}", soft_wrap=True)
+    command = f"mergestream demo --out {out}" + (" --quick" if quick else "")
+    findings = run_demo(out, Plan.quick() if quick else Plan.full(), progress(console), command)
+    if as_json:
+        typer.echo((out / "results.json").read_text(encoding="utf-8"))
+        return
+    files = {"Report": out / "report.html", "Numbers": out / "results.json", "Records": out / "runs"}
+    show(console, main_tables(findings, compact=True), [*in_words(findings.duels), DIFFERENCES], files)
