@@ -33,9 +33,7 @@ from mergestream.networks.architecture import from_architecture
 from mergestream.pool.checkpoint import BASE, ExpertCard, open_weights, read_card, write_expert
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.seeding import cpu_threads
-from mergestream.training import train_expert
-from mergestream.training.experts import write_start
-from mergestream.training.fitting import fit
+from mergestream.training import fit, train_expert, write_start
 
 RECIPE = replace(Plan.full().expert, seed=0)
 STEPS = (100, 200, 300, 400, 500, 600)
@@ -65,7 +63,7 @@ def train_epochs(out: Path, base: Path, data: Dataset, site: str) -> None:
             own = ExpertCard.for_network(site, network, data.classes, domain=site)
             write_expert(out / f"step{int(line['step'])}" / site, state, own)
 
-    fit(network, data[site], RECIPE, on_look=keep)
+    fit(network, data[site], RECIPE, on_validation=keep)
 
 
 def answers_at(out: Path, data: Dataset, steps: tuple[int, ...]) -> Answers:

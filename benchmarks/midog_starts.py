@@ -22,8 +22,9 @@ from mergestream.bench.engine.request import plan_from as bench_plan
 from mergestream.pool.checkpoint import BASE, library_versions, read_card
 from mergestream.runtime.option_text import parse_value
 from mergestream.runtime.parallel import quiet, run_jobs
-from mergestream.training import HEAD_INITS, Recipe
-from mergestream.training.plan import plan_from as train_plan
+from mergestream.training import Recipe
+from mergestream.training.head_start import HEAD_INITS
+from mergestream.training.training_plan import plan_from as train_plan
 from mergestream.training.training_run import run_training
 
 METHODS = "ensemble, mean, entropy_adaptive(head=shared), entropy_adaptive"

@@ -17,18 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
 
 from mergestream.data.datasets.opening import DataRequest, open_data
 from mergestream.networks.architecture import create_network, logits_of
 from mergestream.pool.checkpoint import library_versions
 from mergestream.runtime.parallel import quiet
 from mergestream.training import Recipe, augmentation
-from mergestream.training.plan import TrainPlan
-from mergestream.training.settings import parse_settings
-from mergestream.training.stepping import Stepper
+from mergestream.training.initial_weights import encoder_weights
+from mergestream.training.stepper import Stepper
+from mergestream.training.sweeps import parse_settings
+from mergestream.training.training_plan import TrainPlan
 from mergestream.training.training_run import run_training
-from mergestream.training.weights import encoder_weights
 
 WARM_UP = 20
 
@@ -77,7 +76,6 @@ def write(path: Path | None, found: dict[str, Any]) -> None:
 
 def one_fit(given: argparse.Namespace, recipe: Recipe) -> list[dict[str, Any]]:
     """The rival, then our three ways, one after the other on the same batches."""
-    fabric = Fabric(accelerator="cuda", devices=1, precision="bf16-mixed")
     with tempfile.TemporaryDirectory() as folder:
         network = fresh(given)
         data = open_data(DataRequest(given.dataset, given.root), network.preprocessing, Path(folder))
@@ -88,10 +86,10 @@ def one_fit(given: argparse.Namespace, recipe: Recipe) -> list[dict[str, Any]]:
     rows = [timed("eager TF32 loop (rival)", rival(given, recipe, images, labels, batches), recipe, count)]
     for name, choice in (("eager", "never"), ("graph", "auto"), ("compiled graph", "always")):
         chosen = replace(recipe, compile=choice)
-        stepper = Stepper(fabric, fresh(given), images, labels, batches, chosen)
-        stepper._plain.train()
+        stepper = Stepper(fresh(given), images, labels, batches, chosen)
+        stepper.module.train()
         rows.append(timed(f"{name} bf16 (ours)", stepper.take, recipe, count))
-        assert stepper.how == name, stepper.how
+        assert stepper.execution == name, stepper.execution
     return rows
 
 
@@ -100,13 +98,15 @@ def rival(given: argparse.Namespace, recipe: Recipe, images: Any, labels: Any, b
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     network = fresh(given)
-    module = network.module.cuda().train()
+    module = network.module.train()
     optimiser = torch.optim.Adam(module.parameters(), lr=recipe.learning_rate)
 
     def take(step: int) -> None:
         picked = batches[step - 1]
         draws = augmentation.draw(len(picked), recipe.augmentation, recipe.views, picked.device)
-        inputs = augmentation.changed(images[picked], draws, recipe.augmentation, recipe.views, network.preprocessing)
+        inputs = augmentation.prepare_batch(
+            images[picked], draws, recipe.augmentation, recipe.views, network.preprocessing
+        )
         loss = torch.nn.functional.cross_entropy(logits_of(module(inputs)), labels[picked])
         optimiser.zero_grad()
         loss.backward()
@@ -157,7 +157,7 @@ def whole_pool(given: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         "fits": len(fits),
         "seconds": seconds,
         "images_per_second": len(fits) * recipe.steps * recipe.batch_size / seconds,
-        "seconds_by_fit": [candidate.diary["seconds"] for candidate in fits],
+        "seconds_by_fit": [candidate.progress["seconds"] for candidate in fits],
         "experts": [
             {
                 "domain": card.domain,
@@ -179,6 +179,7 @@ def fresh(given: argparse.Namespace) -> Any:
     encoder = encoder_weights(given.network, {"img_size": given.img_size}, given.init)
     if encoder is not None:
         network.module.load_state_dict(encoder, strict=False)
+    network.module.cuda()
     return network
 
 

@@ -479,7 +479,7 @@ def test_workers_end_with_their_parent(consortium: Path, tmp_path: Path, how: st
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=20)
         assert process.returncode == 130
-        assert "interrupted. What is finished is kept" in said
+        assert "interrupted. Finished work is kept" in said
     else:
         process.kill()
         process.wait()

@@ -10,7 +10,8 @@ import mergestream as ms
 from conftest import has_blocks, make_images, make_pool
 from mergestream.data.datasets import phantom
 from mergestream.methods import METHODS
-from mergestream.training import Fit, Keeping, Recipe, fit
+from mergestream.training import Fit, Recipe, fit
+from mergestream.training.fit_checkpoint import FitCheckpoint
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CASES = [
@@ -89,7 +90,7 @@ def test_a_captured_step_learns_what_an_eager_one_learns(optimiser: str, precisi
     """The same draws of augmentation, flips and dropout, and the same sums."""
     recipe = replace(RECIPE, optimiser=optimiser, precision=precision, loss="weighted", schedule="cosine")
     eager, graph = phantom_fit(replace(recipe, compile="never")), phantom_fit(recipe)
-    assert (eager.how, graph.how) == ("eager", "graph")
+    assert (eager.execution, graph.execution) == ("eager", "graph")
     tolerance = 1e-3 if precision == "32-true" else 3e-2
     for one, two in zip(eager.history, graph.history, strict=True):
         assert two == pytest.approx(one, rel=tolerance, abs=tolerance)
@@ -98,7 +99,7 @@ def test_a_captured_step_learns_what_an_eager_one_learns(optimiser: str, precisi
 def test_a_compiled_step_learns_what_an_eager_one_learns() -> None:
     recipe = replace(RECIPE, dropout=0.0)  # a compiled dropout draws in its own order
     eager, compiled = phantom_fit(replace(recipe, compile="never")), phantom_fit(replace(recipe, compile="always"))
-    assert compiled.how == "compiled graph"
+    assert compiled.execution == "compiled graph"
     for one, two in zip(eager.history, compiled.history, strict=True):
         assert two == pytest.approx(one, rel=1e-2, abs=1e-2)
 
@@ -111,12 +112,12 @@ def test_a_captured_fit_goes_on_after_a_kill(tmp_path: Path) -> None:
         if len(taken) == 7:
             raise KeyboardInterrupt
 
-    whole, keeping = phantom_fit(RECIPE), Keeping(tmp_path / "unfinished")
+    whole, checkpoint = phantom_fit(RECIPE), FitCheckpoint(tmp_path / "unfinished")
     with pytest.raises(KeyboardInterrupt):
-        phantom_fit(RECIPE, on_step=tick, keeping=keeping)
-    again = phantom_fit(RECIPE, on_step=lambda: taken.append(1), keeping=keeping)
+        phantom_fit(RECIPE, on_step=tick, checkpoint=checkpoint)
+    again = phantom_fit(RECIPE, on_step=lambda: taken.append(1), checkpoint=checkpoint)
     assert len(taken) == 7 + 12 - 4
-    assert again.how == "graph"
+    assert again.execution == "graph"
     for one, two in zip(whole.history, again.history, strict=True):
         assert two == pytest.approx(one, rel=1e-3, abs=1e-3)
 
@@ -124,7 +125,7 @@ def test_a_captured_fit_goes_on_after_a_kill(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [{"schedule": "one_cycle"}, {"precision": "16-mixed"}])
 def test_what_a_graph_cannot_hold_is_stepped_eagerly(change: dict) -> None:
     fitted = phantom_fit(replace(RECIPE, **change))
-    assert fitted.how == "eager"
+    assert fitted.execution == "eager"
     assert fitted.history[-1]["validation_loss"] < fitted.history[0]["validation_loss"] * 1.5
     with pytest.raises(ms.MergestreamError, match="another schedule than"):
         phantom_fit(replace(RECIPE, **change, compile="always"))

@@ -89,7 +89,7 @@ def test_the_command_line_is_frozen() -> None:
             "--dataset", "--network", "--out", "--root", "--domain", "--init", "--head-init", "--loss", "--settings",
             "--steps", "--batch-size", "--learning-rate", "--augmentation", "--validate-every", "--seed", "--arg",
             "--data-option", "--keep-candidates", "--statistics", "--skip-bad", "--allow-missing-classes",
-            "--accelerator", "--precision", "--jobs", "--engine", "--criterion", "--devices", "--compile",
+            "--accelerator", "--precision", "--jobs", "--engine", "--criterion", "--compile",
             "--keep-every", "--tensorboard",
         },
         "report": {"runs", "--out", "--tables", "--drift", "--landscape"},

@@ -24,14 +24,19 @@ from mergestream.networks.architecture import create_network
 from mergestream.pool.checkpoint import read_card
 from mergestream.runtime.files import write_atomically
 from mergestream.runtime.parallel import quiet
-from mergestream.training import HEAD_INITS, Keeping, Recipe, fit, fitting, probe
-from mergestream.training.augmentation import augmented, draw
-from mergestream.training.losses import balanced, class_weights
-from mergestream.training.optimisers import add_dropout, set_rate
-from mergestream.training.plan import TrainPlan
+from mergestream.training import Recipe, fit, fit_checkpoint
+from mergestream.training.augmentation import augment, draw
+from mergestream.training.base_checkpoint import probe
+from mergestream.training.fit_checkpoint import FitCheckpoint
+from mergestream.training.head_dropout import add_dropout
+from mergestream.training.head_start import HEAD_INITS
+from mergestream.training.losses import balanced_loss, class_weights
+from mergestream.training.optimisers import set_rate
 from mergestream.training.recipe import SCHEDULES
-from mergestream.training.settings import parse_settings
-from mergestream.training.training_run import run_training, work_folder
+from mergestream.training.sweeps import parse_settings
+from mergestream.training.training_candidates import work_folder
+from mergestream.training.training_plan import TrainPlan
+from mergestream.training.training_run import run_training
 
 ARGUMENTS = tuple(sorted(NETWORK.items()))
 QUICK = Recipe(steps=12, batch_size=8, learning_rate=1e-3, validate_every=4, accelerator="cpu")
@@ -158,7 +163,7 @@ def test_where_heads_start(head_init: str, data: Path, tmp_path: Path) -> None:
 
 def test_another_base_in_the_folder_is_refused(data: Path, tmp_path: Path) -> None:
     run_training(plan_for(data), tmp_path / "p", quiet)
-    with pytest.raises(ms.MergestreamError, match="The base that lies there has head_init 'shared'"):
+    with pytest.raises(ms.MergestreamError, match="The existing base has head_init 'shared'"):
         run_training(plan_for(data, head_init="zero"), tmp_path / "p", quiet)
 
 
@@ -177,14 +182,14 @@ def test_a_full_disk_ends_its_candidate_and_no_other(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writing the state of one of two settings meets a device that is truly full."""
-    written = fitting.write_state
+    written = fit_checkpoint.write_state
 
     def write(path: Path, state: dict) -> None:
         if state["optimiser"]["param_groups"][0]["weight_decay"]:
             write_atomically(path, lambda _: os.write(os.open("/dev/full", os.O_WRONLY), b"state"))
         written(path, state)
 
-    monkeypatch.setattr(fitting, "write_state", write)
+    monkeypatch.setattr(fit_checkpoint, "write_state", write)
     found = run_training(plan_for(data, QUICK, replace(QUICK, weight_decay=0.1)), tmp_path / "p", quiet)
     for card, (good, full) in found:
         assert good.failed is None
@@ -212,8 +217,8 @@ def test_an_interrupted_fit_goes_on_to_the_same_bits(schedule: str, data: Path, 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(network(), lyon, recipe, tick, keeping=Keeping(tmp_path / "unfinished"))
-    again = fit(network(), lyon, recipe, lambda: taken.append(1), keeping=Keeping(tmp_path / "unfinished"))
+        fit(network(), lyon, recipe, tick, checkpoint=FitCheckpoint(tmp_path / "unfinished"))
+    again = fit(network(), lyon, recipe, lambda: taken.append(1), checkpoint=FitCheckpoint(tmp_path / "unfinished"))
     assert len(taken) == 7 + 12 - 4  # from the last validation, at step 4
     assert again.history == whole.history
     assert all(torch.equal(again.state[name], tensor) for name, tensor in whole.state.items())
@@ -224,35 +229,17 @@ def test_a_kill_costs_the_seconds_asked_for_and_no_more_is_written(data: Path, t
     lyon = ms.load_dataset("table", root=data, size=16, interpolation="bicubic")["lyon"]
     seen: list[bool] = []
     for seconds in (0.0, 3600.0):
-        keeping = Keeping(tmp_path / "unfinished", seconds)
+        checkpoint = FitCheckpoint(tmp_path / "unfinished", seconds)
         torch.manual_seed(0)
         network = create_network("vit_tiny_patch16_224", num_classes=3, **NETWORK)
         fit(
             network,
             lyon,
             replace(QUICK, steps=5),
-            lambda keeping=keeping: seen.append(keeping.path.exists()),
-            keeping=keeping,
+            lambda checkpoint=checkpoint: seen.append(checkpoint.path.exists()),
+            checkpoint=checkpoint,
         )
     assert seen == [False] * 4 + [True] + [False] * 5
-
-
-def test_two_devices_share_a_batch_and_learn_what_one_learns(data: Path) -> None:
-    """Fabric's own processes, on the CPU: the same draws, and a loss weighed over the whole batch."""
-    lyon = ms.load_dataset("table", root=data, size=16, interpolation="bicubic")["lyon"]
-    recipe = replace(QUICK, loss="weighted", label_smoothing=0.1, batch_size=7, optimiser="sgd", learning_rate=0.01)
-    fits = []
-    for devices in (1, 2):
-        torch.manual_seed(0)
-        network = create_network("vit_tiny_patch16_224", num_classes=3, **NETWORK)
-        fits.append(fit(network, lyon, replace(recipe, devices=devices)))
-    one, two = fits
-    assert two.how == "eager"
-    assert [line["step"] for line in two.history] == [4, 8, 12]
-    for name, tensor in one.state.items():
-        torch.testing.assert_close(two.state[name], tensor, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ms.MergestreamError, match="A batch of 8 cannot be shared by 9 devices"):
-        replace(QUICK, devices=9)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
@@ -273,7 +260,7 @@ def test_mixed_precision_trains_float32_weights(precision: str, data: Path) -> N
 
 def test_the_criterion_chooses_the_step_and_the_setting(data: Path, tmp_path: Path) -> None:
     losses, labels = torch.tensor([1.0, 3.0, 5.0, 8.0]), torch.tensor([0, 0, 0, 2])
-    assert balanced(losses, labels) == pytest.approx((3 + 8) / 2)  # the class without images does not count
+    assert balanced_loss(losses, labels) == pytest.approx((3 + 8) / 2)  # the class without images does not count
     recipe = replace(QUICK, criterion="balanced", loss="weighted")
     for card, candidates in run_training(plan_for(data, recipe), tmp_path / "p", quiet):
         assert card.metrics["criterion"] == candidates[0].criterion
@@ -318,22 +305,20 @@ def test_tensorboard_files_hold_the_curve(data: Path, tmp_path: Path, monkeypatc
         events = EventAccumulator(str(work_folder(out) / "tensorboard" / candidate.folder.name)).Reload()
         assert set(events.Tags()["scalars"]) == {"loss/training", "loss/validation", "accuracy/validation"}
         curve = [(scalar.step, pytest.approx(scalar.value, rel=1e-5)) for scalar in events.Scalars("loss/validation")]
-        assert [(line["step"], line["validation_loss"]) for line in candidate.diary["curve"]] == curve
+        assert [(line["step"], line["validation_loss"]) for line in candidate.progress["curve"]] == curve
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ms.MergestreamError, match=r"pip install 'mergestream\[tensorboard\]'"):
         run_training(plan_for(data, tensorboard=True), tmp_path / "q", quiet)
 
 
 def test_what_cannot_be_done_here_is_refused(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ms.MergestreamError, match="local engine"):
-        run_training(plan_for(data, replace(QUICK, devices=2)), tmp_path / "p", quiet, engine="ray")
-    for wrong in ("precision=64", "accelerator=tpu", "compile=maybe", "criterion=best", "devices=0"):
+    for wrong in ("precision=64", "accelerator=tpu", "compile=maybe", "criterion=best", "devices=2"):
         with pytest.raises(ms.MergestreamError):
             parse_settings(wrong, QUICK)
     if not torch.cuda.is_available():
-        for recipe in (replace(QUICK, accelerator="cuda"), replace(QUICK, compile="always")):
+        for other in ({"accelerator": "cuda"}, {"compile": "always"}, {"precision": "16-mixed"}):
             with pytest.raises(ms.MergestreamError, match="CUDA"):
-                run_training(plan_for(data, recipe), tmp_path / "q", quiet)
+                run_training(plan_for(data, replace(QUICK, **other)), tmp_path / "q", quiet)
 
 
 def test_a_cosine_warms_up_and_ends_at_nothing() -> None:
@@ -365,8 +350,11 @@ def test_hyper_parameter_sets() -> None:
     grid = parse_settings("learning_rate=1e-5|1e-4, views=()|(hflip,)", QUICK)
     assert [(r.learning_rate, r.views) for r in grid] == [(lr, v) for lr in (1e-5, 1e-4) for v in ((), ("hflip",))]
     seeds = parse_settings("seed=3|4", QUICK)
-    assert [(recipe.seed, recipe.splits_by) for recipe in seeds] == [(3, 0), (4, 0)]  # one validation split for both
-    assert replace(QUICK, seed=5).splits_by == 5
+    assert [(recipe.seed, recipe.seed_of_split) for recipe in seeds] == [
+        (3, 0),
+        (4, 0),
+    ]  # one validation split for both
+    assert replace(QUICK, seed=5).seed_of_split == 5
     for wrong in ("diva", "domainbed:", "colour=red", "dropout=", "dropout=2", "optimiser=best", "steps=0"):
         with pytest.raises(ms.MergestreamError):
             parse_settings(wrong, QUICK)
@@ -384,11 +372,11 @@ def test_augmentation_keeps_range_differs_by_image_and_is_seeded() -> None:
     torch.manual_seed(0)
     pixels = torch.rand(64, 3, 24, 24)
     device = pixels.device
-    assert augmented(pixels, 0, draw(64, 0, (), device)) is pixels
+    assert augment(pixels, 0, draw(64, 0, (), device)) is pixels
     torch.manual_seed(1)
-    one = augmented(pixels[:1].expand(64, -1, -1, -1), 1.0, draw(64, 1.0, (), device))
+    one = augment(pixels[:1].expand(64, -1, -1, -1), 1.0, draw(64, 1.0, (), device))
     torch.manual_seed(1)
-    again = augmented(pixels[:1].expand(64, -1, -1, -1), 1.0, draw(64, 1.0, (), device))
+    again = augment(pixels[:1].expand(64, -1, -1, -1), 1.0, draw(64, 1.0, (), device))
     assert torch.equal(one, again)
     assert float(one.min()) >= 0
     assert float(one.max()) <= 1
@@ -396,7 +384,7 @@ def test_augmentation_keeps_range_differs_by_image_and_is_seeded() -> None:
     grey = (one - one.mean(dim=1, keepdim=True)).abs().amax(dim=(1, 2, 3)) < 1e-6
     assert 1 <= int(grey.sum()) <= 16  # about one in ten
     smooth = torch.linspace(0, 1, 24).expand(64, 3, 24, 24)
-    mild, strong = (float((augmented(smooth, s, draw(64, s, (), device)) - smooth).abs().mean()) for s in (0.01, 1.0))
+    mild, strong = (float((augment(smooth, s, draw(64, s, (), device)) - smooth).abs().mean()) for s in (0.01, 1.0))
     assert mild < 0.01 < 0.05 < strong
 
 

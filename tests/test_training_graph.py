@@ -1,7 +1,6 @@
 """A captured training step may not wait for the host: watched here without a GPU, on tensors that only claim one."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -16,10 +15,9 @@ from torchvision.transforms.v2.functional._color import _hsv_to_rgb, _rgb_to_hsv
 from benching import NETWORK
 from mergestream.networks import preprocessing
 from mergestream.networks.architecture import Network, create_network
-from mergestream.training import Recipe, compiling, stepping
-from mergestream.training.augmentation import _rgb
-from mergestream.training.optimisers import add_dropout
-from mergestream.training.stepping import COMPILED, EAGER, GRAPH, Stepper, how_to_step
+from mergestream.training import Recipe, augmentation, compile_cache, stepper
+from mergestream.training.head_dropout import add_dropout
+from mergestream.training.stepper import COMPILED, EAGER, GRAPH, Stepper, choose_execution
 
 
 class HostTraffic(TorchDispatchMode):
@@ -35,17 +33,6 @@ class HostTraffic(TorchDispatchMode):
         if any(tensor.device.type == "cpu" for tensor in tensors) or "item" in str(function):
             self.seen.append(str(function))
         return result
-
-
-class Alone:
-    """What a step wants of Fabric, on one device."""
-
-    world_size, global_rank = 1, 0
-    autocast = staticmethod(nullcontext)
-    backward = staticmethod(torch.Tensor.backward)
-
-    def setup(self, *parts: Any) -> tuple[Any, ...]:
-        return parts
 
 
 @pytest.fixture
@@ -66,14 +53,13 @@ def test_a_step_touches_nothing_of_the_host(loss: str, claimed_gpu: Network, mon
     # PyTorch's own part is made for graphs, but its backward asks for a true device, and its optimiser looks at the
     # learning rate when it is built.
     monkeypatch.setattr(torch.Tensor, "backward", lambda _: None)
-    monkeypatch.setattr(stepping, "create_optimiser", lambda *_: mock.Mock(param_groups=[]))
+    monkeypatch.setattr(stepper, "create_optimiser", lambda *_: mock.Mock(param_groups=[]))
     recipe = Recipe(dropout=0.1, loss=loss, views=("hflip", "vflip"), label_smoothing=0.1)
     images = torch.empty(20, 3, 16, 16, dtype=torch.uint8, device="cuda")
     labels = torch.empty(20, dtype=torch.long, device="cuda")
     batches = torch.empty(4, 8, dtype=torch.long, device="cuda")
     weights = torch.empty(3, device="cuda") if loss == "weighted" else None
-    stepper = Stepper(Alone(), claimed_gpu, images, labels, batches, recipe, weights)
-    learn = stepper._unwrapped(compiled=False)
+    learn = Stepper(claimed_gpu, images, labels, batches, recipe, weights)._create_step(compiled=False)
     learn(batches[0])  # what is made once is made here, as in the warm-up
     with HostTraffic() as traffic:
         learn(batches[1])
@@ -89,19 +75,23 @@ def test_host_traffic_would_be_seen() -> None:
 
 def test_hue_and_back_is_torchvisions() -> None:
     pixels = torch.rand(8, 3, 12, 12, generator=torch.Generator().manual_seed(0))
-    hsv = _rgb_to_hsv(pixels)
-    torch.testing.assert_close(_rgb(*hsv.split(1, dim=1)), _hsv_to_rgb(hsv), rtol=0, atol=1e-5)
-    torch.testing.assert_close(_rgb(*hsv.split(1, dim=1)), pixels, rtol=0, atol=1e-5)
+    pixels[0] = 0.5  # grey has no hue
+    pixels[1, 1] = pixels[1, 0]
+    hsv = augmentation._rgb_to_hsv(pixels)
+    assert torch.equal(hsv, _rgb_to_hsv(pixels))
+    rgb = augmentation._hsv_to_rgb(*hsv.split(1, dim=1))
+    torch.testing.assert_close(rgb, _hsv_to_rgb(hsv), rtol=0, atol=1e-5)
+    torch.testing.assert_close(rgb, pixels, rtol=0, atol=1e-5)
 
 
 def test_how_steps_are_taken() -> None:
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert how_to_step(Recipe(), cpu) == EAGER
-    assert how_to_step(Recipe(steps=5001), gpu) == COMPILED
-    assert how_to_step(Recipe(steps=100), gpu) == GRAPH
-    assert how_to_step(Recipe(steps=100, compile="always"), gpu) == COMPILED
-    for eager in ({"compile": "never"}, {"schedule": "one_cycle"}, {"precision": "16-mixed"}, {"devices": 2}):
-        assert how_to_step(Recipe(**eager), gpu) == EAGER
+    assert choose_execution(Recipe(), cpu) == EAGER
+    assert choose_execution(Recipe(steps=5001), gpu) == COMPILED
+    assert choose_execution(Recipe(steps=100), gpu) == GRAPH
+    assert choose_execution(Recipe(steps=100, compile="always"), gpu) == COMPILED
+    for eager in ({"compile": "never"}, {"schedule": "one_cycle"}, {"precision": "16-mixed"}):
+        assert choose_execution(Recipe(**eager), gpu) == EAGER
 
 
 def test_the_next_fit_of_a_network_uses_what_was_compiled_for_the_first() -> None:
@@ -110,20 +100,20 @@ def test_the_next_fit_of_a_network_uses_what_was_compiled_for_the_first() -> Non
 
     asked = CompileCounter()
     recipe = Recipe(dropout=0.1)
-    compiling._networks.clear()
+    compile_cache._networks.clear()
     answers = []
     with mock.patch.object(torch, "compile", partial(torch.compile, backend=asked)):
         for seed in range(3):
             torch.manual_seed(seed)
             fresh = create_network("vit_tiny_patch16_224", num_classes=3, **NETWORK)
-            network = compiling.standing_for(fresh, recipe)
+            network = compile_cache.shared_network(fresh, recipe)
             add_dropout(network, recipe.dropout)
             images = torch.ones(2, 3, 16, 16)
             torch.testing.assert_close(network.module.eval()(images), fresh.module.eval()(images), rtol=1e-5, atol=1e-6)
-            answers.append(compiling.compiled_forward(network.module.train())(images))
-    assert len(compiling._networks) == 1
+            answers.append(compile_cache.compiled_forward(network.module.train())(images))
+    assert len(compile_cache._networks) == 1
     assert asked.frame_count == 1
     assert not torch.equal(answers[0], answers[1])
-    other = compiling.standing_for(create_network("vit_tiny_patch16_224", num_classes=4, **NETWORK), recipe)
+    other = compile_cache.shared_network(create_network("vit_tiny_patch16_224", num_classes=4, **NETWORK), recipe)
     assert other.module is not network.module
-    compiling._networks.clear()
+    compile_cache._networks.clear()

@@ -19,8 +19,9 @@ from mergestream.pool.statistics.measurement import measure_statistics
 from mergestream.runtime.files import write_json
 from mergestream.runtime.parallel import quiet
 from mergestream.training import split
-from mergestream.training.plan import plan_from
-from mergestream.training.training_run import run_training, work_folder
+from mergestream.training.training_candidates import work_folder
+from mergestream.training.training_plan import plan_from
+from mergestream.training.training_run import run_training
 
 
 @dataclass(frozen=True, eq=False)

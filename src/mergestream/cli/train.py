@@ -53,7 +53,6 @@ def train(
     allow_missing_classes: AllowMissingClasses = False,
     accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, typer.Option(help="Lightning's: 32-true, bf16-mixed, 16-mixed.")] = "32-true",
-    devices: Annotated[int, typer.Option(help="GPUs that share every batch; several fits at once are --jobs.")] = 1,
     compile_: Annotated[
         str, typer.Option("--compile", help="On a GPU: auto (where it pays), always or never.")
     ] = "auto",
@@ -75,7 +74,7 @@ def train(
     from mergestream.bench.report.training_text import training_in_words
     from mergestream.runtime.parallel import default_workers
     from mergestream.training import Recipe
-    from mergestream.training.plan import plan_from
+    from mergestream.training.training_plan import plan_from
     from mergestream.training.training_run import run_training
 
     console = Console()
@@ -100,7 +99,6 @@ def train(
             seed=seed,
             accelerator=accelerator,
             precision=precision,
-            devices=devices,
             compile=compile_,
         ),
         head_init=head_init,

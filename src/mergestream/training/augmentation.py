@@ -1,16 +1,17 @@
-"""DomainBed's augmentation on a whole batch at once, on its device, every image with draws of its own.
+"""DomainBed's augmentation of a whole batch on its device, with separate draws for every image.
 
 RandomResizedCrop (70 to 100 % of the area), ColorJitter (0.3 for brightness, contrast, saturation and hue) and
 RandomGrayscale (one in ten), scaled by a strength; flips are views and belong to the data set.
 
-What is random comes in as `draws`, uniform in 0 to 1, so that a compiled pipeline draws what an eager one draws.
+Random numbers come in as `draws`, uniform in 0 to 1, so that a compiled pipeline draws the same as an eager one. The
+conversions between RGB and hue are torchvision's, written without tables that it copies to the device on every call:
+a captured step may not do that.
 """
 
 import math
 
 import torch
 from torch import Tensor
-from torchvision.transforms.v2.functional._color import _rgb_to_hsv
 
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.networks.views import VIEWS
@@ -21,36 +22,36 @@ AUGMENTATION_DRAWS = CROP_DRAWS + COLOUR_DRAWS + GREY_DRAWS
 
 
 def draw(count: int, strength: float, views: tuple[str, ...], device: torch.device) -> Tensor:
-    """The draws [D,B] that `changed` wants for `count` images."""
+    """Draw the numbers [D,B] that `prepare_batch` needs for `count` images."""
     return torch.rand((AUGMENTATION_DRAWS if strength else 0) + len(views), count, device=device)
 
 
-def changed(
+def prepare_batch(
     images: Tensor, draws: Tensor, strength: float, views: tuple[str, ...], preprocessing: Preprocessing
 ) -> Tensor:
-    """uint8 [B,3,H,W] -> what the network is trained on: augmented, normalised, each view on a random half."""
+    """Augment uint8 images [B,3,H,W], normalise them, and apply each view to a random half."""
     pixels = images.to(torch.float32) / 255
     flips = draws[AUGMENTATION_DRAWS:] if strength else draws
-    return flipped(preprocessing.normalised(augmented(pixels, strength, draws)), flips, views, preprocessing)
+    return apply_views(preprocessing.normalised(augment(pixels, strength, draws)), flips, views, preprocessing)
 
 
-def augmented(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
-    """float [B,3,H,W] in 0 to 1 -> the same, cropped and recoloured."""
+def augment(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
+    """Crop and recolour float images [B,3,H,W] in 0 to 1."""
     if strength == 0:
         return pixels
     crop, colour, grey = draws[:AUGMENTATION_DRAWS].split((CROP_DRAWS, COLOUR_DRAWS, GREY_DRAWS))
-    return _greyed(_jittered(_cropped(pixels, strength, crop), strength, colour), strength, grey)
+    return _drop_colour(_jitter_colour(_crop(pixels, strength, crop), strength, colour), strength, grey)
 
 
-def flipped(images: Tensor, draws: Tensor, views: tuple[str, ...], preprocessing: Preprocessing) -> Tensor:
-    """Each view on a random half of a prepared batch [B,c,H,W]."""
-    for view, drawn in zip(views, draws, strict=True):
-        images = torch.where(_each(drawn) < 0.5, VIEWS[view](images, preprocessing), images)
+def apply_views(images: Tensor, draws: Tensor, views: tuple[str, ...], preprocessing: Preprocessing) -> Tensor:
+    """Apply each view to a random half of a prepared batch [B,c,H,W]."""
+    for view, values in zip(views, draws, strict=True):
+        images = torch.where(_per_image(values) < 0.5, VIEWS[view](images, preprocessing), images)
     return images
 
 
-def _cropped(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
-    """A random part of every image, of 1 - 0.3·strength to 1 of its area and of sides 3:4 to 4:3, resized back."""
+def _crop(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
+    """Crop every image to 1 - 0.3·strength to 1 of its area, sides 3:4 to 4:3, and resize it back."""
     area = 1 - 0.3 * strength * draws[0]
     shape = torch.exp(strength * math.log(4 / 3) * _signed(draws[1]))
     height, width = ((area / shape).sqrt().clamp(max=1), (area * shape).sqrt().clamp(max=1))
@@ -61,29 +62,39 @@ def _cropped(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
     return torch.nn.functional.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
 
 
-def _jittered(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
-    """Brightness, contrast, saturation and hue, each by a random factor; always in this order."""
-    brightness, contrast, saturation = (_each(1 + 0.3 * strength * _signed(drawn)) for drawn in draws[:3])
+def _jitter_colour(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
+    """Change brightness, contrast, saturation and hue by random amounts, always in this order."""
+    brightness, contrast, saturation = (_per_image(1 + 0.3 * strength * _signed(row)) for row in draws[:3])
     pixels = (pixels * brightness).clamp(0, 1)
     middle = _grey(pixels).mean(dim=(1, 2, 3), keepdim=True)
     pixels = torch.lerp(middle.expand_as(pixels), pixels, contrast).clamp(0, 1)
     pixels = torch.lerp(_grey(pixels).expand_as(pixels), pixels, saturation).clamp(0, 1)
-    hue, rest = _rgb_to_hsv(pixels).split((1, 2), dim=1)
-    turn = _each(0.3 * strength * _signed(draws[3]))
-    return _rgb(hue + turn, *rest.split(1, dim=1))
+    hue, saturations, values = _rgb_to_hsv(pixels).split(1, dim=1)
+    turn = _per_image(0.3 * strength * _signed(draws[3]))
+    return _hsv_to_rgb(hue + turn, saturations, values)
 
 
-def _rgb(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
-    """[B,1,H,W] each -> [B,3,H,W]; torchvision's own sends a table to the device in every call, which a captured step
-    may not do.
-    """
+def _rgb_to_hsv(pixels: Tensor) -> Tensor:
+    """Convert [B,3,H,W] to hue, saturation and value."""
+    red, green, _ = pixels.unbind(dim=1)
+    low, high = torch.aminmax(pixels, dim=1)
+    spread, one = high - low, torch.ones_like(high)
+    grey = high == low
+    from_red, from_green, from_blue = ((high[:, None] - pixels) / torch.where(grey, one, spread)[:, None]).unbind(dim=1)
+    other = torch.where(high == green, from_red + 2 - from_blue, from_green + 4 - from_red)
+    hue = torch.where(high == red, from_blue - from_green, other)
+    return torch.stack([(hue * (1 / 6) + 1).fmod(1), spread / torch.where(grey, one, high), high], dim=1)
+
+
+def _hsv_to_rgb(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
+    """Convert [B,1,H,W] each to [B,3,H,W]."""
     offsets = torch.cat([torch.full_like(hue, shift) for shift in (5.0, 3.0, 1.0)], dim=1)
     turned = (offsets + 6 * hue) % 6
     return value - value * saturation * torch.minimum(turned, 4 - turned).clamp(0, 1)
 
 
-def _greyed(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
-    chosen = _each(draws[0]) < 0.1 * strength
+def _drop_colour(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
+    chosen = _per_image(draws[0]) < 0.1 * strength
     return torch.where(chosen, _grey(pixels).expand_as(pixels), pixels)
 
 
@@ -93,10 +104,10 @@ def _grey(pixels: Tensor) -> Tensor:
 
 
 def _signed(draws: Tensor) -> Tensor:
-    """0 to 1 -> -1 to 1."""
+    """Stretch 0 to 1 to -1 to 1."""
     return 2 * draws - 1
 
 
-def _each(values: Tensor) -> Tensor:
-    """[B] -> [B,1,1,1]: one value an image."""
+def _per_image(values: Tensor) -> Tensor:
+    """Reshape [B] to [B,1,1,1]."""
     return values[:, None, None, None]

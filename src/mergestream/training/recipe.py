@@ -1,9 +1,8 @@
-"""How to fit a network: every choice by name, checked, and written into the expert's card."""
+"""The recipe of a fit: every choice by name, checked, and written into the expert's card."""
 
 from dataclasses import dataclass
 
 from mergestream.networks.views import require_known
-from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
 
 OPTIMISERS = ("adam", "adamw", "sgd")
@@ -17,7 +16,7 @@ COMPILE = ("auto", "always", "never")
 
 @dataclass(frozen=True)
 class Recipe:
-    """One setting. The defaults are DomainBed's and DiWA's: Adam at 5e-5, constant, 5,001 steps of 32, augmented."""
+    """Hyper-parameters of one fit. Defaults as in DomainBed and DiWA: Adam at 5e-5, 5,001 steps of 32, augmented."""
 
     steps: int = 5001
     batch_size: int = 32
@@ -25,31 +24,30 @@ class Recipe:
     weight_decay: float = 0.0
     dropout: float = 0.0  # before the head
     optimiser: str = "adam"
-    schedule: str = "constant"  # or cosine, after a tenth of the steps that warm up
+    schedule: str = "constant"  # or cosine (the first tenth of the steps warms up), or one_cycle
     augmentation: float = 1.0  # strength of crop, colour and grey: 0 none, 1 DomainBed's
-    views: tuple[str, ...] = ("hflip",)  # label-preserving, each on a random half of a batch
-    loss: str = "plain"  # or class-weighted, by the training split's class counts
+    views: tuple[str, ...] = ("hflip",)  # label-preserving, each applied to a random half of a batch
+    loss: str = "plain"  # or weighted by class, from the training split's counts
     label_smoothing: float = 0.0
     freeze_bn: bool = False  # keep BatchNorm's statistics as the start has them
-    criterion: str = "plain"  # what the validation split chooses by: cross-entropy, over images or over classes
+    criterion: str = "plain"  # validation cross-entropy that chooses the step: mean over images, or balanced
     validate_every: int = 100
     validation_share: float = 0.2
     seed: int = 0
-    split_seed: int | None = None  # of the validation split, where runs of several seeds are to share one
+    split_seed: int | None = None  # of the validation split, so that fits of several seeds can share one
     accelerator: str = "auto"
     precision: str = "32-true"
-    devices: int = 1  # that share every batch
-    compile: str = "auto"  # on a CUDA device, where it pays; the arithmetic is the same, its rounding is not
-    threads: int = 1  # on a CPU the thread count decides the order of sums, and so the bits
+    compile: str = "auto"  # on a CUDA device; the arithmetic is the same, the rounding differs
+    threads: int = 1  # on a CPU the number of threads decides the order of sums, and so the exact weights
 
     @property
-    def splits_by(self) -> int:
+    def seed_of_split(self) -> int:
         return self.seed if self.split_seed is None else self.split_seed
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "validate_every", "threads", "devices"):
+        for name in ("steps", "batch_size", "validate_every", "threads"):
             whole_number(name, getattr(self, name), low=1)
-        for name in ("seed", "splits_by"):
+        for name in ("seed", "seed_of_split"):
             whole_number(name, getattr(self, name), low=0)
         number("learning_rate", self.learning_rate, above=0)
         number("weight_decay", self.weight_decay, low=0)
@@ -64,7 +62,5 @@ class Recipe:
         one_of("accelerator", self.accelerator, ACCELERATORS)
         one_of("precision", self.precision, PRECISIONS)
         one_of("compile", self.compile, COMPILE)
-        if self.devices > self.batch_size:
-            raise InputError(f"A batch of {self.batch_size} cannot be shared by {self.devices} devices.")
         yes_or_no("freeze_bn", self.freeze_bn)
         require_known(self.views)

@@ -1,11 +1,11 @@
-"""How confident an expert should be: one temperature, fitted on its own validation split."""
+"""Temperature scaling of an expert on its own validation split."""
 
 import torch
 from torch import Tensor, nn
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature tau that minimises the cross-entropy of z / tau on held-out logits [N,C] (Guo et al. 2017)."""
+    """Return the temperature tau that minimises the cross-entropy of z / tau on logits [N,C] (Guo et al. 2017)."""
     log_tau = torch.zeros((), requires_grad=True)
     optimiser = torch.optim.LBFGS([log_tau], max_iter=100, line_search_fn="strong_wolfe")
 
@@ -16,5 +16,5 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         return loss
 
     optimiser.step(closure)  # type: ignore[no-untyped-call]
-    # A split without a single error asks for tau -> 0; an expert is never trusted that far.
+    # A split without a single error would push tau to 0; no expert is trusted that far.
     return float(log_tau.detach().exp().clamp(0.05, 20))

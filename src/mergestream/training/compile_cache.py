@@ -1,4 +1,4 @@
-"""What is compiled once a process: the next fit of the same network pours its weights in and compiles nothing."""
+"""Networks and augmentations compiled once per process; later fits of the same architecture compile nothing."""
 
 import json
 from collections.abc import Callable
@@ -19,8 +19,8 @@ _networks: dict[str, nn.Module] = {}
 _forwards: "WeakKeyDictionary[nn.Module, Any]" = WeakKeyDictionary()
 
 
-def standing_for(network: Network, recipe: Recipe) -> Network:
-    """The network that stands for its architecture in this process, with the given one's weights."""
+def shared_network(network: Network, recipe: Recipe) -> Network:
+    """Return this process's one network of the architecture, loaded with the given network's weights."""
     key = json.dumps([network.describe(), recipe.dropout, recipe.precision], sort_keys=True)
     module = _networks.setdefault(key, network.module)
     if module is not network.module:
@@ -35,12 +35,12 @@ def compiled_forward(module: nn.Module) -> Any:
 
 
 @lru_cache(maxsize=8)
-def compiled_changes(
+def compiled_augmentation(
     strength: float, views: tuple[str, ...], preprocessing: Preprocessing
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Augmentation, normalisation and flips of a batch as a few kernels."""
 
-    def change(images: Tensor, draws: Tensor) -> Tensor:
-        return augmentation.changed(images, draws, strength, views, preprocessing)
+    def prepare(images: Tensor, draws: Tensor) -> Tensor:
+        return augmentation.prepare_batch(images, draws, strength, views, preprocessing)
 
-    return torch.compile(change, dynamic=False)
+    return torch.compile(prepare, dynamic=False)

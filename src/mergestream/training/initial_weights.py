@@ -1,4 +1,4 @@
-"""Where an encoder's first weights come from: a local safetensors file, timm's published ones, or chance."""
+"""Initial weights of an encoder: random, timm's published ones, or a local safetensors file."""
 
 import sys
 from pathlib import Path
@@ -11,18 +11,18 @@ from torch import Tensor
 
 from mergestream.networks.architecture import Network, create_network
 from mergestream.runtime.errors import CheckpointError, NetworkError
-from mergestream.training.starts import head_state
+from mergestream.training.head_start import head_state
 
 RANDOM, PRETRAINED = "random", "pretrained"
 
 
 def encoder_weights(network: str, arguments: dict[str, Any], init: str) -> dict[str, Tensor] | None:
-    """The encoder's weights by name: None for random ones, 'pretrained' for timm's, else those of a file."""
+    """Return the encoder's weights by name, or None for random ones."""
     if init == RANDOM:
         return None
-    built = create_network(network, num_classes=2, **arguments)
-    state = _published(network, arguments) if init == PRETRAINED else _read(Path(init))
-    return _fitted(built, state, init)
+    target = create_network(network, num_classes=2, **arguments)
+    state = _load_published(network, arguments) if init == PRETRAINED else _read(Path(init))
+    return _encoder_part(target, state, init)
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -34,20 +34,20 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"Cannot read the weights in {path}: {error}. Give a safetensors file.") from error
 
 
-def _published(network: str, arguments: dict[str, Any]) -> dict[str, Tensor]:
+def _load_published(network: str, arguments: dict[str, Any]) -> dict[str, Tensor]:
     import timm
 
     try:
         return timm.create_model(network, pretrained=True, **arguments).state_dict()
     except Exception as error:  # a hub may fail in any way
         raise NetworkError(
-            f"timm's weights of '{network}' could not be had: {error}. Where no hub can be reached, give a local file: "
+            f"Cannot get timm's weights of '{network}': {error}. Without access to a hub, give a local file: "
             f"--init FILE, or --init random."
         ) from error
 
 
-def _fitted(network: Network, state: dict[str, Tensor], source: str) -> dict[str, Tensor]:
-    """The encoder's part under the network's own names and shapes; timm resamples position embeddings."""
+def _encoder_part(network: Network, state: dict[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Select the encoder's weights and check names and shapes; timm resamples position embeddings."""
     adapt = getattr(sys.modules[type(network.module).__module__], "checkpoint_filter_fn", None)
     state = adapt(state, network.module) if adapt is not None else state
     heads, own = set(head_state(network)), network.module.state_dict()

@@ -1,4 +1,4 @@
-"""The consortium's shared start: an encoder, and a head for its classes."""
+"""Initial heads: zero, drawn per site, or fitted on the frozen encoder."""
 
 import zlib
 from collections.abc import Iterable, Mapping
@@ -10,8 +10,8 @@ from mergestream.networks.architecture import Network, from_architecture
 from mergestream.runtime.errors import NetworkError
 from mergestream.runtime.seeding import seeded
 
-# Where every site's head starts: one seeded head for all; each its own; zero; or the average of the heads that the
-# sites fit on the frozen encoder.
+# How heads start: one seeded head for all sites; one per site; zero; or the average of the heads that the sites fit
+# on the frozen encoder.
 HEAD_INITS = ("shared", "independent", "zero", "linear_probe")
 PROBE_STEPS, PROBE_DECAY = 200, 1e-4
 
@@ -23,26 +23,27 @@ def zero_head(network: Network) -> None:
 
 
 def redraw_head(network: Network, seed: int, domain: str) -> None:
-    """A head of this site's own, from its name and the seed: unrelated to any other site's."""
+    """Draw a head for this site from its name and the seed, unrelated to any other site's."""
     with seeded(zlib.crc32(f"{domain}:{seed}".encode())):
         fresh = from_architecture(network.architecture)
-    own = head_state(fresh)
-    network.module.load_state_dict({**network.module.state_dict(), **own})
+    network.module.load_state_dict({**network.module.state_dict(), **head_state(fresh)})
 
 
 def head_of(network: Network) -> nn.Module:
     if len(network.head) != 1:
-        raise NetworkError(f"The head has {len(network.head)} parts, {network.head}; one is needed to start it anew.")
+        raise NetworkError(
+            f"The head has {len(network.head)} parts, {network.head}; only a head of one part can be initialised."
+        )
     return network.module.get_submodule(network.head[0])
 
 
 def head_state(network: Network) -> dict[str, Tensor]:
-    inside = tuple(f"{part}." for part in network.head)
-    return {name: tensor for name, tensor in network.module.state_dict().items() if name.startswith(inside)}
+    prefixes = tuple(f"{part}." for part in network.head)
+    return {name: tensor for name, tensor in network.module.state_dict().items() if name.startswith(prefixes)}
 
 
 def fit_probe(network: Network, inputs: Iterable[Tensor], labels: Tensor) -> dict[str, Tensor]:
-    """A head fitted from zero on the frozen encoder's features of prepared batches; only the head leaves the site."""
+    """Fit a head from zero on the frozen encoder's features of prepared batches [B,c,H,W] and return its weights."""
     features = _features(network, inputs)
     zero_head(network)
     head = head_of(network).train()
@@ -60,19 +61,19 @@ def fit_probe(network: Network, inputs: Iterable[Tensor], labels: Tensor) -> dic
 
 
 def average_heads(heads: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of the sites' probes, every site counting once."""
+    """Average the sites' heads; every site counts once."""
     return {name: torch.stack([head[name] for head in heads]).mean(dim=0) for name in heads[0]}
 
 
 @torch.no_grad()
 def _features(network: Network, inputs: Iterable[Tensor]) -> Tensor:
-    """What reaches the head."""
-    found: list[Tensor] = []
+    """Inputs of the head [N,D]."""
+    features: list[Tensor] = []
     network.module.eval()
-    hook = head_of(network).register_forward_pre_hook(lambda _, given: found.append(given[0].detach()))
+    hook = head_of(network).register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].detach()))
     try:
         for batch in inputs:
             network.module(batch)
     finally:
         hook.remove()
-    return torch.cat(found)
+    return torch.cat(features)

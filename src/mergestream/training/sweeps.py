@@ -1,4 +1,4 @@
-"""Hyper-parameter sets: one setting, a published set, or a grid written as 'learning_rate=1e-5|5e-5, dropout=0|0.1'."""
+"""Sets of recipes to try: one, a published set, or a grid written as 'learning_rate=1e-5|5e-5, dropout=0|0.1'."""
 
 import hashlib
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.option_text import parse_value, split_outside_brackets
 from mergestream.training.recipe import Recipe
 
-# DiWA's choices (Ramé et al. 2022), its default first.
+# DiWA's values (Ramé et al. 2022), its default first.
 DIWA = {
     "learning_rate": (5e-5, 3e-5, 1e-5),
     "dropout": (0.0, 0.1, 0.5),
@@ -28,44 +28,44 @@ DOMAINBED: dict[str, Callable[[np.random.RandomState], Any]] = {
 
 
 def parse_settings(text: str, start: Recipe) -> tuple[Recipe, ...]:
-    """Recipes that differ from `start` as told: 'one', 'diwa', 'domainbed:20' (the first is the start), or a grid."""
+    """Parse 'one', 'diwa', 'domainbed:20' (the first is `start`) or a grid into recipes that differ from `start`."""
     name, _, count = text.partition(":")
     if name == "one":
         return (start,)
     if name == "diwa":
         return _grid({option: list(values) for option, values in DIWA.items()}, replace(start, freeze_bn=True))
     if name == "domainbed":
-        return _drawn(_count(count), start)
+        return _random_search(_parse_count(count), start)
     if "=" not in text:
         raise unknown_name("set of settings", text, ("one", "diwa", "domainbed:20", "option=this|that"))
-    return _grid(dict(_choices(item) for item in split_outside_brackets(text, ",")), start)
+    return _grid(dict(_parse_values(item) for item in split_outside_brackets(text, ",")), start)
 
 
-def _choices(item: str) -> tuple[str, list[Any]]:
+def _parse_values(item: str) -> tuple[str, list[Any]]:
     name, _, values = item.partition("=")
-    known = [field.name for field in fields(Recipe)]
-    if name.strip() not in known:
-        raise unknown_name("option of training", name.strip(), known)
-    found = [parse_value(value) for value in split_outside_brackets(values, "|")]
-    if not found:
+    options = [field.name for field in fields(Recipe)]
+    if name.strip() not in options:
+        raise unknown_name("option of training", name.strip(), options)
+    parsed = [parse_value(value) for value in split_outside_brackets(values, "|")]
+    if not parsed:
         raise InputError(f"The option '{name.strip()}' has no value.")
-    return name.strip(), found
+    return name.strip(), parsed
 
 
 def _grid(choices: dict[str, list[Any]], start: Recipe) -> tuple[Recipe, ...]:
-    if "seed" in choices:  # losses on different validation splits could not be compared
-        start = replace(start, split_seed=start.splits_by)
+    if "seed" in choices:  # losses are comparable only on one validation split
+        start = replace(start, split_seed=start.seed_of_split)
     return tuple(dict.fromkeys(replace(start, **dict(zip(choices, each))) for each in product(*choices.values())))  # noqa: B905
 
 
-def _drawn(count: int, start: Recipe) -> tuple[Recipe, ...]:
-    """DomainBed's sweep: setting 0 is the default, every other drawn from its own seed, one per option."""
+def _random_search(count: int, start: Recipe) -> tuple[Recipe, ...]:
+    """DomainBed's sweep: the first recipe is `start`; in the others each option is drawn with its own seed."""
 
-    def one(number: int) -> Recipe:
+    def draw_recipe(number: int) -> Recipe:
         draws = {name: draw(_random(number, start.seed, name)) for name, draw in DOMAINBED.items()}
         return replace(start, **draws)
 
-    return (start, *(one(number) for number in range(1, count)))
+    return (start, *(draw_recipe(number) for number in range(1, count)))
 
 
 def _random(hparams_seed: int, trial_seed: int, name: str) -> np.random.RandomState:
@@ -73,11 +73,11 @@ def _random(hparams_seed: int, trial_seed: int, name: str) -> np.random.RandomSt
 
 
 def _seed_hash(*arguments: Any) -> int:
-    """DomainBed's own: the md5 of the arguments' text."""
+    """DomainBed's seed: the md5 of the arguments' text."""
     return int(hashlib.md5(str(arguments).encode()).hexdigest(), 16) % 2**31  # noqa: S324
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise InputError(f"Write how many settings to draw, as in 'domainbed:20'; got '{text}'.")
     return int(text)

@@ -1,4 +1,4 @@
-"""What is to be trained: data, network, start, and every setting that is tried at every domain."""
+"""The plan of a training run: data, network, initial weights, and the recipes to try at every domain."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,17 +10,17 @@ from mergestream.data.datasets.opening import DataRequest
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import number, one_of, whole_number
 from mergestream.runtime.option_text import parse_options
+from mergestream.training.head_start import HEAD_INITS
 from mergestream.training.recipe import Recipe
-from mergestream.training.settings import parse_settings
-from mergestream.training.starts import HEAD_INITS
+from mergestream.training.sweeps import parse_settings
 
-# Views that are flips: those of a data set are part of its training too.
+# Views of a data set that training applies too.
 FLIPS = ("hflip", "vflip")
 
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """Which data, which network from which weights, and every setting that is tried at every domain."""
+    """Data, network, initial weights, and the recipes to try at every domain."""
 
     data: DataRequest
     network: str
@@ -28,11 +28,11 @@ class TrainPlan:
     arguments: tuple[tuple[str, Any], ...] = ()
     init: str = "pretrained"
     head_init: str = "shared"
-    domain: str | None = None  # one site alone, from the consortium's base
+    domain: str | None = None  # only this site, from the consortium's base
     keep_candidates: bool = False
-    statistics: int = 0  # of so many training images each, for methods that want them
+    statistics: int = 0  # training images per expert for Gram and Fisher statistics; 0 measures none
     seed: int = 0
-    keep_every: float = 0.0  # seconds of work that a kill may cost, rounded up to the next validation
+    keep_every: float = 0.0  # seconds between saved states; a kill costs at most this much work
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
@@ -41,11 +41,6 @@ class TrainPlan:
         number("keep_every", self.keep_every, low=0)
         if not self.settings:
             raise InputError("There is no setting to train with.")
-
-    @property
-    def devices(self) -> int:
-        """The most that one fit shares."""
-        return max(recipe.devices for recipe in self.settings)
 
     @property
     def accelerator(self) -> str:
@@ -66,7 +61,7 @@ def plan_from(
     start: Recipe,
     **more: Any,
 ) -> TrainPlan:
-    """A plan as it is written on a command line; `start` is the recipe that the settings differ from."""
+    """Parse a plan from command-line texts; the settings differ from the recipe `start`."""
     flips = tuple(view for view in source_of(dataset).about.views if view in FLIPS)
     return TrainPlan(
         data=DataRequest(

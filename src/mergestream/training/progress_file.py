@@ -1,0 +1,97 @@
+"""Progress of fits through small files: workers on other processes and machines write them, the first process reads."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mergestream.runtime.errors import CheckpointError
+from mergestream.runtime.files import read_json, write_json
+from mergestream.runtime.parallel import Advance, Track
+from mergestream.training.tensorboard_log import TensorboardLog
+
+SCHEMA_VERSION = 1
+SECONDS_BETWEEN_WRITES = 0.5
+Progress = dict[str, Any]
+
+
+class ProgressFile:
+    """Steps, seconds and losses of one fit, for the progress bar and the candidate's record."""
+
+    def __init__(self, path: Path, steps: int, tensorboard: Path | None = None) -> None:
+        self._path = path
+        self.progress: Progress = {
+            "schema_version": SCHEMA_VERSION,
+            "step": 0,
+            "steps": steps,
+            "seconds": 0.0,
+            "curve": [],
+        }
+        self._start, self._written = time.monotonic(), -SECONDS_BETWEEN_WRITES
+        self._tensorboard = None if tensorboard is None else TensorboardLog(tensorboard)
+
+    def add_step(self) -> None:
+        self.progress["step"] += 1
+        if time.monotonic() - self._written >= SECONDS_BETWEEN_WRITES:
+            self._write()
+
+    def add_validation(self, line: dict[str, float]) -> None:
+        """Add a validation; a resumed fit reports its earlier ones again."""
+        self.progress["curve"].append(line)
+        self.progress["step"] = int(line["step"])
+        if self._tensorboard is not None:
+            self._tensorboard.add(line)
+
+    def close(self) -> None:
+        if self.progress["curve"]:  # otherwise the expert was cached, and the earlier file stays valid
+            self._write()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+
+    def _write(self) -> None:
+        self.progress["seconds"] = round(time.monotonic() - self._start, 3)
+        write_json(self._path, self.progress)
+        self._written = time.monotonic()
+
+
+def read_progress(path: Path) -> Progress | None:
+    """Return a fit's progress, or None if it has written none yet."""
+    try:
+        return read_json(path, SCHEMA_VERSION)
+    except CheckpointError:
+        return None
+
+
+@contextmanager
+def follow_progress(title: str, paths: Sequence[Path], steps: Sequence[int], track: Track) -> Iterator[None]:
+    """Show all fits as one progress bar during a block: the sum of their steps, and the latest losses."""
+    done = threading.Event()
+    with track(title, sum(steps)) as advance:
+        watcher = threading.Thread(target=_watch, args=(paths, advance, done), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+
+
+def _watch(paths: Sequence[Path], advance: Advance, done: threading.Event) -> None:
+    shown = [0] * len(paths)
+    last = False
+    while not last:
+        last = done.wait(SECONDS_BETWEEN_WRITES)
+        for number, path in enumerate(paths):
+            progress = read_progress(path)
+            if progress is not None and progress["step"] > shown[number]:
+                advance(progress["step"] - shown[number], _summary(path.stem, progress))
+                shown[number] = progress["step"]
+
+
+def _summary(name: str, progress: Progress) -> str:
+    if not progress["curve"]:
+        return f"{name}: step {progress['step']}"
+    line = progress["curve"][-1]
+    return f"{name}: loss {line['training_loss']:.3f}, validation {line['validation_loss']:.3f}"

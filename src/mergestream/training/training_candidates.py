@@ -1,0 +1,129 @@
+"""Candidates of a training run: one fit per domain and recipe, and the choice of the best one per domain."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mergestream.data.datasets.opening import open_data
+from mergestream.networks.preprocessing import Preprocessing
+from mergestream.pool.checkpoint import (
+    BASE,
+    CARD,
+    ExpertCard,
+    holds_only_an_expert,
+    open_weights,
+    read_card,
+    write_expert,
+)
+from mergestream.runtime.errors import MergestreamError, TrainingError
+from mergestream.runtime.files import folder_written_whole, sha256_of_json
+from mergestream.training.expert_training import train_expert
+from mergestream.training.progress_file import Progress, ProgressFile, read_progress
+from mergestream.training.recipe import Recipe
+from mergestream.training.training_plan import TrainPlan
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Result of one recipe at one domain: the expert's folder and its losses, or why the fit failed."""
+
+    domain: str
+    recipe: Recipe
+    folder: Path
+    loss: float | None  # plain cross-entropy on the validation split
+    criterion: float | None = None  # the value by which candidates are compared; the same unless the recipe differs
+    failed: str | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    progress: Progress = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "domain": self.domain,
+            "recipe": asdict(self.recipe),
+            "expert": self.folder.name,
+            "validation_loss": self.loss,
+            "criterion": self.criterion,
+            "failed": self.failed,
+            "metrics": self.metrics,
+            "seconds": self.progress.get("seconds"),
+            "curve": self.progress.get("curve", []),
+        }
+
+
+def work_folder(out: Path) -> Path:
+    """Folder beside the pool for decoded images and candidates; it can be deleted when training is finished."""
+    return out.with_name(f"{out.name}.work")
+
+
+def candidate_folder(out: Path, domain: str, recipe: Recipe) -> Path:
+    return work_folder(out) / "candidates" / f"{expert_name(domain)}-{sha256_of_json(asdict(recipe))[:8]}"
+
+
+def progress_path(out: Path, domain: str, recipe: Recipe) -> Path:
+    return work_folder(out) / "progress" / f"{candidate_folder(out, domain, recipe).name}.json"
+
+
+def expert_name(domain: str) -> str:
+    """Convert a domain's name to a folder name."""
+    return "".join(character if character.isalnum() or character in "-_." else "_" for character in domain)
+
+
+def train_candidate(plan: TrainPlan, out: Path, preprocessing: Preprocessing, domain: str, recipe: Recipe) -> Candidate:
+    """Train one recipe at one domain. A failed fit is recorded, and the others continue."""
+    data = open_data(plan.data, preprocessing, work_folder(out))[domain]
+    folder, path = candidate_folder(out, domain, recipe), progress_path(out, domain, recipe)
+    events = work_folder(out) / "tensorboard" / folder.name if plan.tensorboard else None
+    file = ProgressFile(path, recipe.steps, events)
+    try:
+        card = train_expert(
+            folder,
+            out / BASE,
+            data,
+            recipe,
+            file.add_step,
+            on_validation=file.add_validation,
+            keep_every=plan.keep_every,
+        )
+        file.close()
+    except (TrainingError, OSError, torch.OutOfMemoryError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Candidate(domain, recipe, folder, None, failed=reason, progress=file.progress)
+    return Candidate(
+        domain,
+        recipe,
+        folder,
+        float(card.metrics["validation"]["nll"]),
+        float(card.metrics["criterion"]),
+        metrics=card.metrics,
+        progress=read_progress(path) or {},
+    )
+
+
+def install_best(out: Path, candidates: Sequence[Candidate]) -> ExpertCard:
+    """Copy the candidate with the lowest criterion into the pool as the domain's expert."""
+    finished = [candidate for candidate in candidates if candidate.criterion is not None]
+    if not finished:
+        reasons = "; ".join(dict.fromkeys(str(candidate.failed) for candidate in candidates))
+        raise TrainingError(f"No setting could be trained at '{candidates[0].domain}': {reasons}.")
+    best = min(finished, key=lambda candidate: (candidate.criterion, candidate.folder.name))
+    card = read_card(best.folder)
+    renamed = replace(card, name=expert_name(best.domain))
+    try:
+        installed = read_card(out / renamed.name)
+        if installed.weights_sha256 == card.weights_sha256:
+            return installed
+    except MergestreamError:
+        pass
+    return write_expert(out / renamed.name, dict(open_weights(best.folder, card)), renamed)
+
+
+def copy_candidates(candidates: Sequence[Candidate], folder: Path) -> None:
+    """Copy all candidates into a pool beside the pool, for DiWA's averages."""
+    for candidate in candidates:
+        if candidate.loss is not None and not (folder / candidate.folder.name / CARD).exists():
+            with folder_written_whole(folder / candidate.folder.name, holds_only_an_expert) as scratch:
+                shutil.copytree(candidate.folder, scratch, dirs_exist_ok=True)

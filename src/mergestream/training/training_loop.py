@@ -1,0 +1,194 @@
+"""The training loop: steps, validations, the best step kept, resumable at any moment."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mergestream.data.datasets.base import DomainData
+from mergestream.functional.metrics import risk_by_confidence, summarise
+from mergestream.networks.architecture import Network, logits_of
+from mergestream.networks.preprocessing import Preprocessing, resize
+from mergestream.runtime.errors import NetworkError, TrainingError
+from mergestream.runtime.seeding import cpu_threads, seeded
+from mergestream.training.compile_cache import shared_network
+from mergestream.training.fit_checkpoint import FitCheckpoint
+from mergestream.training.losses import balanced_loss, class_weights
+from mergestream.training.precision import autocast, choose_device
+from mergestream.training.recipe import Recipe
+from mergestream.training.stepper import COMPILED, Stepper, choose_execution
+from mergestream.training.temperature import fit_temperature
+from mergestream.training.validation_split import split
+
+OnStep = Callable[[], None]
+OnValidation = Callable[[dict[str, float]], None]
+VALIDATION_BATCH = 256
+
+
+def ignore(*_: object) -> None:
+    """The default callback; a named function, because other processes must be able to import it."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The weights of the best step, their validation metrics, and the losses over time."""
+
+    state: dict[str, Tensor]
+    step: int
+    metrics: dict[str, Any]
+    temperature: float
+    history: list[dict[str, float]]
+    execution: str  # eager, graph or compiled graph
+    criterion: float  # the value that chose the step
+
+
+def fit(
+    network: Network,
+    data: DomainData,
+    recipe: Recipe,
+    on_step: OnStep = ignore,
+    *,
+    on_validation: OnValidation = ignore,
+    checkpoint: FitCheckpoint | None = None,
+) -> Fit:
+    """Minimise the recipe's loss on the training split; keep the step that does best on the validation split.
+
+    The validation split is never augmented. With a `checkpoint` a killed fit continues from its last saved state, and
+    reports its earlier validations again.
+    """
+    if network.preprocessing is None:
+        raise NetworkError("Training needs to know the network's preprocessing; give preprocessing=.")
+    with seeded(recipe.seed), cpu_threads(recipe.threads):
+        loop = _Loop(network, network.preprocessing, data, recipe, checkpoint)
+        for line in loop.history:
+            on_validation(line)
+        for step in range(loop.step + 1, recipe.steps + 1):
+            loop.stepper.take(step)
+            on_step()
+            if step % recipe.validate_every == 0 or step == recipe.steps:
+                on_validation(loop.validate(step))
+        return loop.finish()
+
+
+class _Loop:
+    """A fit under way; `_state` lists what its checkpoint holds."""
+
+    def __init__(
+        self,
+        network: Network,
+        preprocessing: Preprocessing,
+        data: DomainData,
+        recipe: Recipe,
+        checkpoint: FitCheckpoint | None,
+    ) -> None:
+        device = choose_device(recipe)
+        if choose_execution(recipe, device) == COMPILED:
+            network = shared_network(network, recipe)
+        network.module.to(device)
+        self._recipe, self._data, self._checkpoint = recipe, data, checkpoint
+        self._module, self._preprocessing, self._device = network.module, preprocessing, device
+        training, self._validation = split(len(data), recipe.validation_share, recipe.seed_of_split, data.groups)
+        self._images = resize(data.images, preprocessing.size, preprocessing.interpolation).to(device)
+        self._labels = data.labels.to(device)
+        weights = class_weights(data, training).to(device) if recipe.loss == "weighted" else None
+        self.stepper = Stepper(network, self._images, self._labels, _batches(training, recipe), recipe, weights)
+        self._best: dict[str, Any] = {"value": math.inf, "step": 0, "state": {}}
+        self.history: list[dict[str, float]] = []
+        self.step = 0
+        self._set_train_mode()
+        self._restore()
+
+    def validate(self, step: int) -> dict[str, float]:
+        """Evaluate the current weights on the validation split, keep them if they are the best, and save the state."""
+        logits, labels = self._predict(), self._labels[self._validation.to(self._device)]
+        losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+        loss = float(losses.mean())
+        if not math.isfinite(loss):
+            raise TrainingError(f"The loss on '{self._data.name}' became {loss} by step {step}: lower learning_rate.")
+        line = {
+            "step": step,
+            "training_loss": float(self.stepper.loss),
+            "validation_loss": loss,
+            "validation_accuracy": float((logits.argmax(dim=-1) == labels).float().mean()),
+        }
+        self.history.append(line)
+        value = loss if self._recipe.criterion == "plain" else balanced_loss(losses, labels)
+        if value < self._best["value"]:
+            state = {name: tensor.detach().cpu().clone() for name, tensor in self._module.state_dict().items()}
+            self._best = {"value": value, "step": step, "state": state}
+        self.step = step
+        if self._checkpoint is not None and step < self._recipe.steps:
+            self._checkpoint.save_if_due(self._state)
+        return line
+
+    def finish(self) -> Fit:
+        best = self._best
+        self._module.load_state_dict(best["state"])
+        logits = self._predict().cpu()
+        labels = self._data.labels[self._validation]
+        probabilities = torch.softmax(logits, dim=-1)
+        metrics = summarise(probabilities, labels, self._data.classes)
+        metrics["risk_by_confidence"] = risk_by_confidence(probabilities, labels)
+        metrics["mean_probability"] = dict(zip(self._data.classes, probabilities.mean(dim=0).tolist(), strict=True))
+        if self._checkpoint is not None:
+            self._checkpoint.remove()
+        return Fit(
+            state=best["state"],
+            step=best["step"],
+            metrics=metrics,
+            temperature=fit_temperature(logits, labels),
+            history=self.history,
+            execution=self.stepper.execution,
+            criterion=best["value"],
+        )
+
+    @torch.no_grad()
+    def _predict(self) -> Tensor:
+        """Logits [N,C] of the validation split, uncompiled: its shapes would need another compilation."""
+        module = self._module.eval()
+        logits = []
+        with autocast(self._recipe, self._device):
+            for indices in self._validation.to(self._device).split(VALIDATION_BATCH):
+                pixels = self._images[indices].to(torch.float32) / 255
+                logits.append(logits_of(module(self._preprocessing.normalised(pixels))).float())
+        self._set_train_mode()
+        return torch.cat(logits)
+
+    def _set_train_mode(self) -> None:
+        self._module.train()
+        if self._recipe.freeze_bn:
+            for module in self._module.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "module": self._module.state_dict(),
+            **self.stepper.state_dict(),
+            "best": self._best,
+            "history": self.history,
+        }
+
+    def _restore(self) -> None:
+        state = None if self._checkpoint is None else self._checkpoint.load()
+        if state is not None:
+            self._module.load_state_dict(state["module"])
+            self.stepper.load_state_dict(state)
+            self.step, self._best, self.history = state["step"], state["best"], state["history"]
+
+
+def _batches(training: Tensor, recipe: Recipe) -> Tensor:
+    """Indices [steps,B] from repeated shuffles of the training split."""
+    generator = torch.Generator().manual_seed(recipe.seed)
+    size = min(recipe.batch_size, len(training))
+    queue, batches = torch.empty(0, dtype=torch.long), []
+    for _ in range(recipe.steps):
+        if len(queue) < size:
+            queue = torch.cat([queue, training[torch.randperm(len(training), generator=generator)]])
+        batches.append(queue[:size])
+        queue = queue[size:]
+    return torch.stack(batches)
