@@ -24,7 +24,7 @@ from mergestream.bench.claims.claim_tables import claims_by_stream
 from mergestream.bench.claims.evidence import evidence_of_runs
 from mergestream.bench.claims.gains import check_gains
 from mergestream.bench.claims.starts import check_starts
-from mergestream.bench.demo.demo import MICRO, NETWORK, Plan
+from mergestream.bench.demo.demo import FULL, MICRO, NETWORK
 from mergestream.bench.drift.weights import analyse_drift
 from mergestream.bench.report.figures import new_figure
 from mergestream.bench.report.tables import to_markdown
@@ -35,7 +35,7 @@ from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.seeding import cpu_threads
 from mergestream.training import fit, train_expert, write_start
 
-RECIPE = replace(Plan.full().expert, seed=0)
+RECIPE = replace(FULL.expert, seed=0)
 STEPS = (100, 200, 300, 400, 500, 600)
 LATE = (400, 500, 600)
 OTHERS = ((500, 600), (200, 400, 600), (100, 300, 600), (100, 200, 300))
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--layer-wise", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    data = load_dataset("phantom", images=Plan.full().images)
+    data = load_dataset("phantom", images=FULL.images)
     with cpu_threads(1):
         train_starts(given.out, data)
         for site in data.domains:

@@ -1,12 +1,15 @@
 """A tiny consortium for the benchmark's suites: three sites' experts and the stand-in of their own table of images."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -14,6 +17,7 @@ from torch import nn
 
 import mergestream as ms
 from conftest import make_base, make_experts
+from mergestream.cli import app as cli
 from mergestream.data.datasets.standins.own import CLASSES, SITES, write_table
 from mergestream.networks.architecture import create_network
 from mergestream.pool.checkpoint import BASE, ExpertCard, write_expert
@@ -66,6 +70,23 @@ def write_pool(
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command line in this process: starting another one takes longer than most of the work."""
+    shown, errors, code = io.StringIO(), io.StringIO(), 0
+    with (
+        mock.patch.object(sys, "argv", ["mergestream", *arguments]),
+        mock.patch.dict(os.environ, {"COLUMNS": "120", **environment}),
+        redirect_stdout(shown),
+        redirect_stderr(errors),
+    ):
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    return subprocess.CompletedProcess(arguments, code, shown.getvalue(), errors.getvalue())
+
+
+def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
     line = [sys.executable, "-m", "mergestream", *arguments]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", **environment}
     return subprocess.run(line, capture_output=True, text=True, env=variables, check=False)

@@ -1,7 +1,6 @@
 """`mergestream bench` end to end: the real command line on a tiny consortium's own table of images."""
 
 import csv
-import io
 import json
 import os
 import shutil
@@ -9,10 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import jsonschema
 import pytest
@@ -21,12 +18,11 @@ import torch
 import mergestream as ms
 from benching import bench_arguments, command, contents, write_consortium, write_pool
 from mergestream.bench import evaluation
-from mergestream.bench.engine import jobs as bench_jobs
+from mergestream.bench.engine import pool_at_target
 from mergestream.bench.engine.benchmark import run_bench
+from mergestream.bench.engine.named_plans import PLANS
 from mergestream.bench.engine.plan import BenchPlan
-from mergestream.bench.engine.presets import PRESETS
 from mergestream.bench.engine.request import plan_from
-from mergestream.cli import app as cli
 from mergestream.data.datasets import DATASETS
 from mergestream.data.datasets.standins.own import SITES
 from mergestream.runtime.parallel import quiet, run_jobs
@@ -139,14 +135,14 @@ def test_expert_logits_are_computed_once_for_all_methods(
 ) -> None:
     counted = []
     compute = evaluation.domain_logits
-    monkeypatch.setattr(bench_jobs, "domain_logits", lambda *a, **k: counted.append(a[2]) or compute(*a, **k))
+    monkeypatch.setattr(pool_at_target, "domain_logits", lambda *a, **k: counted.append(a[2]) or compute(*a, **k))
     forwards = []
     run_expert = ms.ExpertPool._run_expert
     monkeypatch.setattr(ms.ExpertPool, "_run_expert", lambda *a: forwards.append(len(a[2])) or run_expert(*a))
     methods = "ensemble, select_expert, ensemble(average=probabilities), entropy_adaptive, single_expert"
     plan = plan_from(
         dataset="table", root=consortium / "data", pools=[str(consortium / "pool")], methods=methods,
-        streams="iid,sorted", seeds="0,1", batch_size=4,
+        streams="iid,sorted", seeds="0,1", batch_sizes="4",
     )  # fmt: skip
     run_bench(plan, tmp_path, quiet)
     assert sorted(counted) == sorted(["original", "hflip"] * len(SITES))
@@ -154,15 +150,13 @@ def test_expert_logits_are_computed_once_for_all_methods(
     assert sum(forwards) == 2 * 18 * len(SITES) * 2
 
 
-@pytest.mark.parametrize("preset", list(PRESETS))
-def test_presets_run(consortium: Path, tmp_path: Path, preset: str) -> None:
-    plan = plan_from(
-        dataset="table", root=consortium / "data", pools=[str(consortium / "pool")], preset=preset, seeds="0"
-    )
+@pytest.mark.parametrize("name", list(PLANS))
+def test_named_plans_run(consortium: Path, tmp_path: Path, name: str) -> None:
+    plan = plan_from(dataset="table", root=consortium / "data", pools=[str(consortium / "pool")], plan=name, seeds="0")
     findings = run_bench(plan, tmp_path, quiet)
-    assert {row.stream for row in findings.rows} == set(PRESETS[preset].streams)
+    assert {row.stream for row in findings.rows} == set(PLANS[name].streams)
     labels = {row.label for row in findings.rows}
-    if preset == "paper-table3":
+    if name == "paper-table3":
         assert {"entropy_adaptive", "entropy_adaptive(head=shared)", "entropy_adaptive(encoder=uniform)"} <= labels
     else:
         assert {"mean", "ensemble", "ties", "adamerging", "task_arithmetic", "fisher", "entropy_adaptive"} <= labels
@@ -255,14 +249,11 @@ def test_several_pools_are_paired_by_pool(consortium: Path, tmp_path: Path) -> N
 
 
 def refusal(folder: Path, out: Path, *more: str) -> str:
-    """What the command line says, in this process: starting another for every sentence takes too long."""
-    said = io.StringIO()
-    line = ["mergestream", *bench_arguments(folder, out, *more)]
-    with mock.patch.object(sys, "argv", line), redirect_stderr(said), pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 1
-    assert said.getvalue().count("\n") == 1, said.getvalue()
-    return said.getvalue()
+    """The one line on stderr of a command that fails."""
+    done = command(*bench_arguments(folder, out, *more))
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
 
 
 @pytest.mark.parametrize(
@@ -275,7 +266,7 @@ def refusal(folder: Path, out: Path, *more: str) -> str:
         (("--streams", "diriclet:0.1"), "Did you mean 'dirichlet'"),
         (("--streams", "dirichlet"), "with its number"),
         (("--targets", "nice"), "target in 'table'"),
-        (("--preset", "paper-table9"), "Did you mean 'paper-table"),
+        (("--plan", "paper-table9"), "Did you mean 'paper-table"),
         (("--protocol", "ood"), "no outside test sets"),
         (("--protocol", "loo"), "protocol"),
         (("--images", "0"), "'images' is a whole number of at least 1"),

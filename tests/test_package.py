@@ -95,8 +95,9 @@ def test_the_command_line_is_frozen() -> None:
         "report": {"runs", "--out", "--tables", "--drift", "--landscape"},
         "bench": {
             "--dataset", "--root", "--pool", "--out", "--methods", "--streams", "--targets", "--seeds", "--batch-size",
-            "--protocol", "--preset", "--data-option", "--images", "--reference", "--skip-bad", "--allow-seen",
-            "--allow-missing-classes", "--jobs", "--engine", "--device", "--json",
+            "--protocol", "--plan", "--preset", "--data-option", "--images", "--reference", "--skip-bad",
+            "--allow-seen", "--allow-missing-classes", "--jobs", "--engine", "--device", "--json", "--batch-sizes",
+            "--loud-heads", "--timed", "--dtype",
         },
     }  # fmt: skip
 

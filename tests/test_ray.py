@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import mergestream as ms
-from benching import NETWORK, bench_arguments, command, contents, write_consortium
+from benching import NETWORK, bench_arguments, contents, process, write_consortium
 from mergestream.data.datasets.standins.own import write_table
 from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.parallel import run_jobs
@@ -91,9 +91,9 @@ def test_a_cluster_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch)
 def test_the_cluster_gives_the_bits_of_one_machine(address: str, tmp_path: Path) -> None:
     write_consortium(tmp_path)
     methods = ("--methods", "mean,entropy_adaptive,ensemble,adamerging")
-    here = command(*bench_arguments(tmp_path, tmp_path / "here", *methods))
+    here = process(*bench_arguments(tmp_path, tmp_path / "here", *methods))
     assert here.returncode == 0, here.stderr
-    there = command(*bench_arguments(tmp_path, tmp_path / "there", *methods), "--engine", "ray", RAY_ADDRESS=address)
+    there = process(*bench_arguments(tmp_path, tmp_path / "there", *methods), "--engine", "ray", RAY_ADDRESS=address)
     assert there.returncode == 0, there.stderr
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
     assert len(contents(tmp_path / "here")) > 20
@@ -119,9 +119,9 @@ def test_the_cluster_trains_the_experts_of_one_machine(address: str, tmp_path: P
         "--head-init",
         "linear_probe",
     ]
-    here = command("train", *fixed, *quick, "--out", str(tmp_path / "here"), "--jobs", "1")
+    here = process("train", *fixed, *quick, "--out", str(tmp_path / "here"), "--jobs", "1")
     assert here.returncode == 0, here.stderr
-    there = command("train", *fixed, *quick, "--out", str(tmp_path / "there"), "--engine", "ray", RAY_ADDRESS=address)
+    there = process("train", *fixed, *quick, "--out", str(tmp_path / "there"), "--engine", "ray", RAY_ADDRESS=address)
     assert there.returncode == 0, there.stderr
     one, two = (ms.ExpertPool.load(tmp_path / out) for out in ("here", "there"))
     assert one.fingerprint() == two.fingerprint()

@@ -13,7 +13,7 @@ from scoring import resampled, scores
 from torch import Tensor
 from units import Unit
 
-from mergestream.bench.engine.jobs import method_of
+from mergestream.bench.engine.pool_at_target import method_of
 from mergestream.bench.engine.variants import parse_variants
 from mergestream.data.streams import in_order
 from mergestream.methods import Method

@@ -21,7 +21,7 @@ from crew import side_by_side
 from pools import OpenPool, Place, known_note, open_pool, train
 from recipes import CANDIDATES, MAIN_STREAMS, PROFILES, PoolSpec, domains_of, pools_of
 
-from mergestream.bench.engine.jobs import method_of
+from mergestream.bench.engine.pool_at_target import method_of
 from mergestream.bench.engine.variants import parse_variants
 
 DATASET = "pacs"

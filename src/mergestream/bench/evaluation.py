@@ -92,37 +92,42 @@ def evaluate(
     )
 
 
+@dataclass(frozen=True)
+class StreamedRun:
+    """One stream of a target with the arguments of its run."""
+
+    stream: Stream
+    arguments: dict[str, Any]
+
+
 def evaluate_streams(
     method: Method,
     data: DomainData,
-    wanted: Sequence[tuple[Stream, dict[str, Any]]],
-    runs: Path,
+    runs: Sequence[StreamedRun],
+    folder: Path,
     expert_logits: ExpertLogits,
     *,
     batch_size: int,
-) -> list[Path]:
-    """One method on several streams of one target, each with its run's arguments; finished runs are left alone.
+) -> None:
+    """Run one method on several streams of one target and save each run under `folder`; finished runs are left alone.
 
-    A static method answers once, in the order of the data, so that its answers do not depend on which streams there
-    are; a stream only reorders them.
+    A static method answers once, in batches of `batch_size` in the order of the data, so that its answers do not depend
+    on which streams there are; a stream only reorders them.
     """
     answered: Run | None = None
-    folders = []
-    for stream, arguments in wanted:
-        folder = runs / run_hash(arguments)
-        folders.append(folder)
-        if is_finished(folder):
+    for run in runs:
+        place = folder / run_hash(run.arguments)
+        if is_finished(place):
             continue
         if method.static:
             answered = answered or evaluate(method, data, in_order(len(data), batch_size), expert_logits=expert_logits)
-            answered.reordered(arguments, stream.batches).save(folder)
+            answered.reordered(run.arguments, run.stream.batches).save(place)
         else:
-            partial = PartialRun(folder.with_name(f".{folder.name}.partial"))
-            evaluate(method, data, stream, expert_logits=expert_logits, arguments=arguments, partial=partial).save(
-                folder
-            )
+            partial = PartialRun(place.with_name(f".{place.name}.partial"))
+            evaluate(
+                method, data, run.stream, expert_logits=expert_logits, arguments=run.arguments, partial=partial
+            ).save(place)
             partial.remove()
-    return folders
 
 
 def _as_stream(batches: Stream | Sequence[np.ndarray]) -> Stream:

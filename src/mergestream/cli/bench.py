@@ -17,6 +17,10 @@ def bench(
     pool: Annotated[list[str], typer.Option(help="A pool's folder; again for pools of other training seeds.")],
     root: Annotated[Path | None, typer.Option(help="The data set's folder or zip.")] = None,
     out: Annotated[Path, typer.Option(help="Where runs and tables go.")] = Path("runs"),
+    plan: Annotated[
+        str | None,
+        typer.Option("--plan", "--preset", help="What the paper ran: paper-table1, paper-table3 or paper-fig4."),
+    ] = None,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -30,13 +34,13 @@ def bench(
         str, typer.Option(help="Domains, 'a+b' for several streamed together, 'all', or 'pairs'.")
     ] = "all",
     seeds: Annotated[str | None, typer.Option(help="Seeds of the streams, as in '0,1,2'.", show_default="0")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images a batch.", show_default="32")] = None,
+    batch_size: Annotated[
+        str | None,
+        typer.Option("--batch-size", "--batch-sizes", help="Images per batch, as in '32' or '1,8,32'."),
+    ] = None,
     protocol: Annotated[
         str, typer.Option(help="lodo: leave each domain out; ood: all experts on the set's outside test sets.")
     ] = "lodo",
-    preset: Annotated[
-        str | None, typer.Option(help="What the paper ran: paper-table1, paper-table2, paper-table3, paper-fig4.")
-    ] = None,
     data_option: DataOption = None,
     images: Annotated[int | None, typer.Option(help="At most so many images of each target, always the same.")] = None,
     reference: Annotated[
@@ -47,11 +51,18 @@ def bench(
     allow_seen: Annotated[
         bool, typer.Option("--allow-seen", help="Keep experts that were trained on the target.")
     ] = False,
+    loud_heads: Annotated[
+        str, typer.Option(help="Factors of the first expert's head, as in '1,100': a hostile or badly scaled expert.")
+    ] = "1",
+    timed: Annotated[
+        bool, typer.Option("--timed", help="Share no logits between methods, so that milliseconds are real.")
+    ] = False,
     jobs: Annotated[
-        int | None, typer.Option(help="Processes on this machine.", show_default="one a core; one on a GPU")
+        int | None, typer.Option(help="Processes on this machine.", show_default="one per core; one on a GPU")
     ] = None,
     engine: Engine = "local",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",
     as_json: AsJson = False,
 ) -> None:
     """Compare methods: leave each domain out, stream it through every method, and print tables with intervals.
@@ -65,27 +76,30 @@ def bench(
     from mergestream.runtime.parallel import default_workers
 
     console = Console(stderr=as_json)
-    plan = plan_from(
+    request = plan_from(
         dataset=dataset,
         root=root,
         pools=pool,
+        plan=plan,
         methods=methods,
         streams=streams,
         targets=targets,
         seeds=seeds,
-        batch_size=batch_size,
+        batch_sizes=batch_size,
         protocol=protocol,
-        preset=preset,
         data_options=data_option or [],
         images=images,
         reference=reference,
         skip_bad=skip_bad,
         allow_missing_classes=allow_missing_classes,
         allow_seen=allow_seen,
+        loud_heads=loud_heads,
+        timed=timed,
         device=device,
+        dtype=dtype,
     )
     workers = jobs if jobs is not None else default_workers(device)
-    findings = run_bench(plan, out, progress(console), jobs=workers, engine=engine, command=command_text())
+    findings = run_bench(request, out, progress(console), jobs=workers, engine=engine, command=command_text())
     if as_json:
         typer.echo((out / "results.json").read_text(encoding="utf-8"))
         return
@@ -93,5 +107,4 @@ def bench(
     rest = [f"{len(warnings) - SHOWN} more warnings: {out / 'results.md'}"] if len(warnings) > SHOWN else []
     files = {"Tables": out / "results.md", "LaTeX": out / "results.tex", "Every run": out / "results.csv"}
     files["Records"] = out / "runs"
-    sentences = [*in_words(findings.duels), *warnings[:SHOWN], *rest]
-    show(console, terminal_tables(findings), sentences, files)
+    show(console, terminal_tables(findings), [*in_words(findings.duels), *warnings[:SHOWN], *rest], files)

@@ -17,22 +17,23 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="A smaller version that takes about a minute.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The whole story on the embedded phantom hospitals: train experts, leave each hospital out, compare methods.
+    """The whole journey on the embedded phantom hospitals: train experts, leave each hospital out, compare methods.
 
     The data are synthetic. What is done already under --out is not done again.
     """
     from mergestream.bench.analysis.comparison import in_words
-    from mergestream.bench.demo.demo import Plan, run_demo
-    from mergestream.bench.demo.demo_tables import DIFFERENCES, SYNTHETIC, main_tables
+    from mergestream.bench.demo.demo import FULL, QUICK, run_demo
+    from mergestream.bench.demo.demo_report import SYNTHETIC, main_tables
     from mergestream.bench.report.page import NOTICE
+    from mergestream.bench.report.sections.summary import DIFFERENCES
 
     out = out or Path("demo-quick" if quick else "demo")
     console = Console(stderr=as_json)
     console.print(f"{SYNTHETIC} {NOTICE}", soft_wrap=True)
     command = f"mergestream demo --out {out}" + (" --quick" if quick else "")
-    findings = run_demo(out, Plan.quick() if quick else Plan.full(), progress(console), command)
+    rows, duels = run_demo(out, QUICK if quick else FULL, progress(console), command)
     if as_json:
         typer.echo((out / "results.json").read_text(encoding="utf-8"))
         return
     files = {"Report": out / "report.html", "Numbers": out / "results.json", "Records": out / "runs"}
-    show(console, main_tables(findings, compact=True), [*in_words(findings.duels), DIFFERENCES], files)
+    show(console, main_tables(rows, compact=True), [*in_words(duels), DIFFERENCES], files)

@@ -1,25 +1,19 @@
-"""The benchmark: decode, score the experts, run what is not done, compare, write tables."""
+"""The benchmark: decode images, score the experts, run what is not done, compare, write tables."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mergestream.bench.analysis.collapse import collapses, unspoken_classes
 from mergestream.bench.analysis.comparison import Duel, duel, rows_of
 from mergestream.bench.analysis.overview import few_batches, line_of, majority_shares
 from mergestream.bench.analysis.standings import standings
 from mergestream.bench.analysis.subgroups import subgroup_rows
-from mergestream.bench.engine.jobs import (
-    RUNS,
-    answer,
-    forget_what_was_opened,
-    load_pool,
-    method_of,
-    preprocessing_of,
-    survey,
-)
+from mergestream.bench.engine.jobs import RUNS, Place, answer, survey
 from mergestream.bench.engine.plan import BenchPlan, Target, targets_of
+from mergestream.bench.engine.pool_at_target import close_all, load_pool, method_of, preprocessing_of
 from mergestream.bench.engine.sources import strangers
 from mergestream.bench.engine.variants import Variant
 from mergestream.bench.records import Run
@@ -33,45 +27,76 @@ from mergestream.runtime.files import make_folder
 from mergestream.runtime.parallel import Track, run_jobs
 from mergestream.runtime.seeding import cpu_threads
 
-Named = list[tuple[str, str]]  # a method's label and why it was left out
+
+@dataclass(frozen=True)
+class FinishedPlan:
+    """A plan whose runs are all on disk, in the order of the plan."""
+
+    plan: BenchPlan
+    dataset: Dataset
+    network: str
+    folders: list[Path]
+    labels: dict[Variant, str]  # what tables call the methods that ran
+    left_out: list[tuple[str, str]]  # methods that could not run, and why
+    warnings: list[str]
 
 
 def run_bench(
     plan: BenchPlan, out: Path, track: Track, *, jobs: int = 1, engine: str = "local", command: str = ""
 ) -> BenchFindings:
     """Do all that is not done yet, then write tables and records under `out`."""
-    out = out.resolve()  # workers on other nodes start elsewhere
-    _require_apart(plan, out)
-    make_folder(out / RUNS)
-    forget_what_was_opened()  # in an earlier call: files may have changed since
-    with cpu_threads(1):
-        dataset, targets, network, warnings = _prepare(plan, out, track)
-        folders, left_out, labels = _run(plan, out, targets, track, jobs, engine)
-    runs = [Run.load(folder) for folder in folders]
-    ours, told = _reference(plan, labels)
-    findings = BenchFindings(
-        plan=plan.to_json(),
-        command=command,
-        rows=rows_of(runs),
-        duels=_duels(ours, runs),
-        standings=standings([run for run in runs if run.arguments["method"] != "single_expert"]),
-        majority_shares=majority_shares(runs),
-        subgroups=subgroup_rows(run for run in runs if run.arguments["method"] != "single_expert"),
-        collapses=collapses(runs),
-        left_out=left_out,
-        warnings=[*warnings, *told, *_dataset_warnings(dataset), *few_batches(runs), *unspoken_classes(runs)],
-        runs=[line_of(run) for run in runs],
-        dataset=dataset.name,
-        synthetic=dataset.synthetic,
-        network=network,
-    )
+    done = run_plan(plan, out, track, jobs=jobs, engine=engine)
+    findings = _findings(done, command)
     findings = replace(findings, warnings=[*findings.warnings, *_replaced(out, findings)])
     write_findings(findings, out)
     return findings
 
 
+def run_plan(plan: BenchPlan, out: Path, track: Track, *, jobs: int = 1, engine: str = "local") -> FinishedPlan:
+    """Run what is not done yet of a plan; every run is one folder under `out`/runs."""
+    out = out.resolve()  # workers on other nodes start elsewhere
+    if plan.data.root is not None and out.is_relative_to(Path(plan.data.root)):
+        raise InputError(f"--out {out} lies inside the data's root: its files would be read as data. Choose another.")
+    make_folder(out / RUNS)
+    close_all()
+    with cpu_threads(1):
+        dataset, targets, network, warnings = _prepare(plan, out, track)
+        places = [(pool, target, head) for pool in plan.pools for target in targets for head in plan.loud_heads]
+        return replace(_run(plan, out, places, track, jobs, engine, dataset), network=network, warnings=warnings)
+
+
+def _findings(done: FinishedPlan, command: str) -> BenchFindings:
+    runs = [Run.load(folder) for folder in done.folders]
+    merged = [run for run in runs if run.arguments["method"] != "single_expert"]
+    ours, warnings = _reference(done)
+    dataset = done.dataset
+    overlap = [f"'{dataset.name}': {dataset.overlap}"] if dataset.overlap else []
+    return BenchFindings(
+        plan=done.plan.to_json(),
+        command=command,
+        rows=rows_of(runs),
+        duels=duels_with(ours, merged),
+        standings=standings(merged),
+        majority_shares=majority_shares(runs),
+        subgroups=subgroup_rows(merged),
+        collapses=collapses(runs),
+        left_out=done.left_out,
+        warnings=[*done.warnings, *warnings, *overlap, *few_batches(runs), *unspoken_classes(runs)],
+        runs=[line_of(run) for run in runs],
+        dataset=dataset.name,
+        synthetic=dataset.synthetic,
+        network=done.network,
+    )
+
+
+def duels_with(ours: str, runs: Sequence[Run]) -> list[Duel]:
+    """The reference against every other method."""
+    labels = dict.fromkeys(run.arguments["label"] for run in runs)
+    return [each for theirs in labels if theirs != ours for each in duel(runs, ours, theirs)]
+
+
 class _Ticker:
-    """What is called after every image, before it is known who counts them."""
+    """Called after every image, before it is known who counts them."""
 
     advance: Callable[[], None] = staticmethod(lambda: None)
 
@@ -80,7 +105,7 @@ class _Ticker:
 
 
 def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[Target, ...], str, list[str]]:
-    """Open the data, decode every target's images, and look for what a reader should know."""
+    """Open the data, decode every target's images, and collect warnings."""
     warnings: list[str] = []
     pools = {folder: load_pool(folder, "cpu") for folder in plan.pools}
     targets: tuple[Target, ...] = ()
@@ -111,45 +136,35 @@ def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[T
 
 
 def _run(
-    plan: BenchPlan, out: Path, targets: Sequence[Target], track: Track, jobs: int, engine: str
-) -> tuple[list[Path], Named, dict[Variant, str]]:
-    """All runs' folders in the order of the plan, the methods that were left out, and what tables call the others."""
-    places = [(pool, target) for pool in plan.pools for target in targets]
+    plan: BenchPlan, out: Path, places: Sequence[Place], track: Track, jobs: int, engine: str, dataset: Dataset
+) -> FinishedPlan:
+    where: dict[str, Any] = {"workers": jobs, "engine": engine, "device": plan.device}
     with track("scoring the experts on every target", len(places)) as advance:
-        surveys = run_jobs(
-            survey,
-            [(plan, out, *place) for place in places],
-            workers=jobs,
-            on_done=advance,
-            engine=engine,
-            device=plan.device,
-        )
-    work: list[tuple[BenchPlan, Path, str, Target, Variant]] = []
-    for place, found in zip(places, surveys, strict=True):
-        work += [(plan, out, *place, task.variant) for task in found.tasks if task.to_do]
+        surveys = run_jobs(survey, [(plan, out, place) for place in places], on_done=advance, **where)
+    work = [
+        (plan, out, place, each.variant)
+        for place, surveyed in zip(places, surveys, strict=True)
+        for each in surveyed.variants
+        if each.to_do
+    ]
     with track("running the methods", len(work)) as advance:
-        run_jobs(answer, work, workers=jobs, on_done=advance, engine=engine, device=plan.device)
-    folders = [folder for found in surveys for task in found.tasks for folder in task.folders]
-    left_out = dict(each for found in reversed(surveys) for each in found.impossible)
-    labels = {task.variant: task.label for found in surveys for task in found.tasks}
-    return folders, list(left_out.items()), labels
+        run_jobs(answer, work, on_done=advance, **where)
+    planned = [each for surveyed in surveys for each in surveyed.variants]
+    left_out = dict(each for surveyed in reversed(surveys) for each in surveyed.impossible)
+    folders = [folder for each in planned for folder in each.folders]
+    return FinishedPlan(plan, dataset, "", folders, {e.variant: e.label for e in planned}, list(left_out.items()), [])
 
 
-def _reference(plan: BenchPlan, labels: Mapping[Variant, str]) -> tuple[str, list[str]]:
+def _reference(done: FinishedPlan) -> tuple[str, list[str]]:
     """The label of the method that others are compared with, and a sentence if it is not the one asked for."""
-    usual = plan.reference or "entropy_adaptive"
-    methods = {variant: label for variant, label in labels.items() if variant.method != "single_expert"}
-    named = [label for variant, label in methods.items() if usual in (str(variant), label)]
-    named += [label for variant, label in methods.items() if variant.method == usual]
-    ours = next(iter([*named, *methods.values()]), "")
-    told = f"'{plan.reference}' could not be run: the others are compared with {ours}."
-    return ours, [] if named or plan.reference is None else [told]
-
-
-def _duels(ours: str, runs: Sequence[Run]) -> list[Duel]:
-    """The reference against every other method, single experts aside."""
-    labels = dict.fromkeys(r.arguments["label"] for r in runs if r.arguments["method"] != "single_expert")
-    return [found for theirs in labels if theirs != ours for found in duel(runs, ours, theirs)]
+    asked = done.plan.reference
+    usual = asked or "entropy_adaptive"
+    methods = {variant: label for variant, label in done.labels.items() if variant.method != "single_expert"}
+    matches = [label for variant, label in methods.items() if usual in (str(variant), label)]
+    matches += [label for variant, label in methods.items() if variant.method == usual]
+    ours = next(iter([*matches, *methods.values()]), "")
+    missing = f"'{asked}' could not be run: the others are compared with {ours}."
+    return ours, [] if matches or asked is None else [missing]
 
 
 def _require_runnable(plan: BenchPlan, pools: Mapping[str, ExpertPool], dataset: Dataset) -> None:
@@ -162,7 +177,8 @@ def _require_runnable(plan: BenchPlan, pools: Mapping[str, ExpertPool], dataset:
             )
         for variant in plan.variants:
             try:
-                if variant.method != "single_expert":
+                # Single experts and RegMean++'s statistics depend on who is left out: the survey checks them.
+                if variant.method not in ("single_expert", "regmean_pp"):
                     method_of(variant, pool, dataset)
             except PoolError:
                 if not plan.skip_impossible:
@@ -170,7 +186,7 @@ def _require_runnable(plan: BenchPlan, pools: Mapping[str, ExpertPool], dataset:
 
 
 def _replaced(out: Path, findings: BenchFindings) -> list[str]:
-    """Whose tables this benchmark writes over; their runs stay."""
+    """A sentence if the tables of another benchmark are overwritten; its runs stay."""
     try:
         before = json.loads((out / "results.json").read_text(encoding="utf-8"))
         other = before["plan"] != json.loads(json.dumps(findings.plan)) and before["command"]
@@ -183,18 +199,9 @@ def _replaced(out: Path, findings: BenchFindings) -> list[str]:
     )
 
 
-def _require_apart(plan: BenchPlan, out: Path) -> None:
-    if plan.data.root is not None and out.is_relative_to(Path(plan.data.root)):
-        raise InputError(f"--out {out} lies inside the data's root: its files would be read as data. Choose another.")
-
-
 def _require_distinct(pools: Mapping[str, ExpertPool]) -> None:
     seen: dict[str, str] = {}
     for folder, pool in pools.items():
         other = seen.setdefault(pool.fingerprint(), folder)
         if other != folder:
             raise PoolError(f"The pools {other} and {folder} hold the same experts, which would count twice.")
-
-
-def _dataset_warnings(dataset: Dataset) -> list[str]:
-    return [f"'{dataset.name}': {dataset.overlap}"] if dataset.overlap else []

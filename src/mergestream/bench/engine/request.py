@@ -1,16 +1,17 @@
-"""What a person asked for, in words -> a plan."""
+"""A plan from the words of a command line."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from mergestream.bench.engine.named_plans import PLANS
 from mergestream.bench.engine.plan import BenchPlan
-from mergestream.bench.engine.presets import PRESETS, Preset
 from mergestream.bench.engine.variants import parse_variants
 from mergestream.data.datasets.opening import DataRequest
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.option_text import parse_options
 
-METHODS, STREAMS, SEEDS, BATCH_SIZE = "all", "iid", "0", 32
+Number = TypeVar("Number", int, float)
 
 
 def plan_from(
@@ -22,54 +23,56 @@ def plan_from(
     streams: str | None = None,
     targets: str = "all",
     seeds: str | None = None,
-    batch_size: int | None = None,
+    batch_sizes: str | None = None,
     protocol: str = "lodo",
-    preset: str | None = None,
+    plan: str | None = None,
     data_options: Sequence[str] = (),
     images: int | None = None,
     reference: str | None = None,
     skip_bad: int = 0,
     allow_missing_classes: bool = False,
     allow_seen: bool = False,
+    loud_heads: str = "1",
     device: str = "auto",
+    dtype: str = "float32",
+    timed: bool = False,
 ) -> BenchPlan:
-    """A plan from the command line's words. A preset fills what is not given; what is given stands above it."""
-    given = _preset(preset)
-    asked = METHODS if methods is None and given is None else methods
+    """Options that are given replace those of the named plan."""
+    if plan is not None and plan not in PLANS:
+        raise unknown_name("plan", plan, PLANS)
+    named = None if plan is None else PLANS[plan]
+    asked = "all" if methods is None and named is None else methods
+    variants = named.variants if asked is None and named is not None else parse_variants(asked or "")
     options = parse_options(data_options)
-    where = None if root is None else str(root.resolve())
+    folder = None if root is None else str(root.resolve())
     return BenchPlan(
-        data=DataRequest(dataset, where, options, images, skip_bad, allow_missing_classes),
+        data=DataRequest(dataset, folder, options, images, skip_bad, allow_missing_classes),
         pools=tuple(str(Path(pool).resolve()) for pool in pools),
-        variants=parse_variants(asked) if asked is not None else given.variants,  # type: ignore[union-attr]
-        targets=_listed(targets),
-        streams=_listed(streams) if streams else given.streams if given else (STREAMS,),
-        seeds=_seeds(seeds) if seeds else given.seeds if given else _seeds(SEEDS),
-        batch_size=batch_size if batch_size is not None else given.batch_size if given else BATCH_SIZE,
+        variants=variants,
+        targets=_items(targets),
+        streams=_items(streams) if streams else named.streams if named else ("iid",),
+        seeds=_numbers("Seeds", seeds, int) if seeds else named.seeds if named else (0,),
+        batch_sizes=_numbers("Batch sizes", batch_sizes, int) if batch_sizes else named.batch_sizes if named else (32,),
+        loud_heads=_numbers("Factors of a head", loud_heads, float),
         protocol=protocol,
         allow_seen=allow_seen,
         reference=reference,
-        # 'all' and presets mean all that this pool allows; what a person names must run.
-        skip_impossible=asked is None or "all" in _listed(asked),
+        # 'all' and named plans mean all that this pool allows; a method that a person names must run.
+        skip_impossible=asked is None or "all" in _items(asked),
         device=device,
-        preset=preset,
+        dtype=dtype,
+        preset=plan,
+        timed=timed,
     )
 
 
-def _preset(name: str | None) -> Preset | None:
-    if name is None:
-        return None
-    if name not in PRESETS:
-        raise unknown_name("preset", name, PRESETS)
-    return PRESETS[name]
-
-
-def _listed(text: str) -> tuple[str, ...]:
+def _items(text: str) -> tuple[str, ...]:
     return tuple(item.strip() for item in text.split(",") if item.strip())
 
 
-def _seeds(text: str) -> tuple[int, ...]:
+def _numbers(what: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
     try:
-        return tuple(int(item) for item in _listed(text))
+        return tuple(kind(item) for item in _items(text))
     except ValueError:
-        raise InputError(f"Seeds are whole numbers separated by commas, got '{text}'.") from None
+        whole = "whole numbers" if kind is int else "numbers"
+        raise InputError(f"{what} are {whole} separated by commas, got '{text}'.") from None

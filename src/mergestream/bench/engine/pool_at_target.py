@@ -1,0 +1,183 @@
+"""One pool at one target, opened: its sources, streams and methods, and the experts' logits computed once."""
+
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mergestream.bench.engine.plan import BenchPlan, Target
+from mergestream.bench.engine.sources import sources_for
+from mergestream.bench.engine.variants import Variant
+from mergestream.bench.evaluation import StreamedRun, describe_run, domain_logits
+from mergestream.data.datasets import Dataset, DomainData, concatenate
+from mergestream.data.datasets.opening import open_data
+from mergestream.data.streams import Stream, create_stream
+from mergestream.methods import METHODS, ORIGINAL, Method, create_method
+from mergestream.networks.preprocessing import Preprocessing
+from mergestream.networks.views import require_known
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError, PoolError
+from mergestream.runtime.files import mapped_array, sha256_of_json, write_atomically
+from mergestream.runtime.option_checks import names
+
+CACHE = "cache"
+# Raised whenever the same pool and images would give other logits: what is cached is then computed again.
+LOGITS_REVISION = 1
+
+
+class PoolAtTarget:
+    """One pool and one target, opened. A loud head is one of the plan's factors of the first expert's head."""
+
+    def __init__(self, plan: BenchPlan, out: Path, pool: str, target: Target, loud_head: float) -> None:
+        self.plan, self.target, self.loud_head = plan, target, loud_head
+        self._logits_folder = out / CACHE / "logits"
+        whole = load_pool(pool, plan.device, plan.dtype)
+        self.dataset = open_data(plan.data, preprocessing_of(whole, pool), out)
+        every = [self.dataset[domain] for domain in target.domains]
+        sources = sources_for(
+            whole, Path(pool), target.domains, every, leave_out=plan.protocol == "lodo", allow_seen=plan.allow_seen
+        )
+        self.pool = sources if loud_head == 1 else with_loud_head(sources, loud_head)
+        self._left_out = set(whole.names) - set(self.pool.names)
+        if len(self.pool) < 2 and any(spec.startswith("mixture") for spec in target.streams):
+            raise InputError(
+                f"Without the experts of {target.name} only '{self.pool.names[0]}' is left: a mixture of targets needs "
+                f"two experts or more."
+            )
+        parts = [_some(data, plan.data.images) for data in every]
+        self.data = parts[0]
+        self._domains: list[str] | None = None
+        if len(parts) > 1:
+            self.data, self._domains = concatenate(parts)
+        streams = [
+            (seed, size, self._stream(spec, seed, size))
+            for spec in target.streams
+            for size in plan.batch_sizes
+            for seed in plan.seeds_of(pool)
+        ]
+        # 'note' and 'note:0.1' are one stream.
+        self._streams = list({(seed, stream.name): (seed, size, stream) for seed, size, stream in streams}.values())
+
+    def _stream(self, spec: str, seed: int, size: int) -> Stream:
+        """A stream whose name tells it from those of other batch sizes and perturbations."""
+        known = {"acquired": self.data.acquired, "domains": self._domains}
+        stream = create_stream(spec, self.data.labels, batch_size=size, seed=seed, **known)
+        name = stream.name if len(self.plan.batch_sizes) == 1 else f"{stream.name}, batch {size}"
+        return replace(stream, name=name if len(self.plan.loud_heads) == 1 else f"{name}, head x{self.loud_head:g}")
+
+    def variants(self) -> list[Variant]:
+        """Those of the plan. An unnamed single expert stands for each; an expert that is left out does not run."""
+        variants: list[Variant] = []
+        alone = [Variant("single_expert", (("expert", name),)) for name in self.pool.names]
+        for variant in self.plan.variants:
+            variants += alone if variant == Variant("single_expert") else [variant]
+        variants += alone if self.plan.every_expert else []
+        return [v for v in dict.fromkeys(variants) if dict(v.options).get("expert") not in self._left_out]
+
+    def method(self, variant: Variant) -> Method:
+        return method_of(variant, self.pool, self.dataset)
+
+    def runs(self, method: Method) -> list[StreamedRun]:
+        """Every stream with its run's arguments."""
+        plan = self.plan
+        fixed: dict[str, Any] = {"protocol": plan.protocol}
+        fixed |= {key: True for key in ("allow_seen", "timed") if getattr(plan, key)}
+        return [
+            StreamedRun(stream, {**describe_run(method, self.data, stream), "seed": seed, "batch_size": size, **fixed})
+            for seed, size, stream in self._streams
+        ]
+
+    def logits(self, view: str) -> Tensor:
+        """Expert logits [K,N,C] of the target in one view, computed once for all methods and kept on disk."""
+        path = self._logits_path(view)
+        stored = mapped_array(path)
+        if stored is None:
+            computed = stored = domain_logits(self.pool, self.data, view).numpy()
+            write_atomically(path, lambda temporary: _save_array(temporary, computed))
+        return torch.from_numpy(stored)
+
+    def _logits_path(self, view: str) -> Path:
+        key = sha256_of_json([LOGITS_REVISION, self.pool.fingerprint(), self.data.fingerprint(), view])
+        return self._logits_folder / f"{key[:32]}.npy"
+
+    @cached_property
+    def stored_logits(self) -> dict[str, Tensor]:
+        """Logits that are on disk; none where steps are timed, so that they compute their own."""
+        views = () if self.plan.timed else (ORIGINAL, *self.dataset.views)
+        return {view: self.logits(view) for view in views if self._logits_path(view).exists()}
+
+
+# A worker gets one job after the other of the same target: it opens what they share once.
+@lru_cache(maxsize=1)
+def open_target(plan: BenchPlan, out: Path, pool: str, target: Target, loud_head: float) -> PoolAtTarget:
+    return PoolAtTarget(plan, out, pool, target, loud_head)
+
+
+@lru_cache(maxsize=1)  # the same for one target after the other
+def load_pool(folder: str, device: str, dtype: str = "float32") -> ExpertPool:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("There is no CUDA device here: --device cpu, or auto.")
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    return ExpertPool.load(folder, device=chosen, dtype=None if dtype == "float32" else getattr(torch, dtype))
+
+
+def preprocessing_of(pool: ExpertPool, folder: str) -> Preprocessing:
+    if pool.preprocessing is None:
+        raise PoolError(
+            f"The pool {folder} does not say how images are prepared for its network; save it with preprocessing=."
+        )
+    return pool.preprocessing
+
+
+def close_all() -> None:
+    """Forget pools, data and targets opened by an earlier call: their files may have changed since."""
+    open_target.cache_clear()
+    load_pool.cache_clear()
+    open_data.cache_clear()
+
+
+def with_loud_head(pool: ExpertPool, factor: float) -> ExpertPool:
+    """The pool with its first expert's head multiplied: the same predictions, but larger logits."""
+    bank = pool.bank.clone()
+    bank[0, pool.layout.encoder_size :] *= factor
+    return pool._with(bank=bank)
+
+
+def method_of(variant: Variant, pool: ExpertPool, dataset: Dataset) -> Method:
+    """A variant on a pool, with views that keep the data set's labels true."""
+    options = dict(variant.options)
+    if "views" in METHODS[variant.method].option_names():
+        options["views"] = views_for(variant, dataset)
+    return create_method(variant.method, pool, **options)
+
+
+def views_for(variant: Variant, dataset: Dataset) -> tuple[str, ...]:
+    """The views asked for, if they keep this data set's labels true; else its first one in place of the default."""
+    asked = dict(variant.options).get("views")
+    if asked is not None:
+        views = require_known(names("views", asked))
+        wrong = [view for view in views if view not in dataset.views]
+        if wrong:
+            raise InputError(
+                f"The view '{wrong[0]}' does not keep the labels of '{dataset.name}' true; its views: "
+                f"{', '.join(dataset.views)}."
+            )
+        return views
+    return ("hflip",) if "hflip" in dataset.views else dataset.views[:1]
+
+
+def _some(data: DomainData, count: int | None) -> DomainData:
+    """At most `count` images, always the same ones: a seeded choice that keeps their order."""
+    if count is None or count >= len(data):
+        return data
+    chosen = np.sort(np.random.RandomState(0).permutation(len(data))[:count])
+    return data.subset(torch.from_numpy(chosen))
+
+
+def _save_array(path: Path, array: np.ndarray) -> None:
+    with path.open("wb") as file:
+        np.save(file, array)

@@ -1,0 +1,61 @@
+"""Statistics of every expert of a trained pool, measured on its own site's training images."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from mergestream.bench.engine.pool_at_target import preprocessing_of
+from mergestream.bench.evaluation import leave_one_domain_out
+from mergestream.data.datasets.opening import DataRequest, open_data
+from mergestream.pool.blockwise import Settings
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.statistics import Statistics, write_statistics
+from mergestream.pool.statistics.measurement import BLOCKWISE, blockwise_kind, measure_statistics
+from mergestream.training import split
+
+REGMEAN_PP: Settings = {"ratio": 1.0, "ridge": 0.01, "convolutions": True}
+
+
+def measure_pool(
+    folder: Path, request: DataRequest, work: Path, images: Mapping[str, int], device: str = "cpu"
+) -> None:
+    """Write each expert's statistics into its folder; what is there is left alone. `images`: how many, by kind.
+
+    RegMean++'s ('gram_pp') belong to a set of experts, so there is one for every domain that may be left out.
+    """
+    pool = ExpertPool.load(folder, device=device)
+    dataset = open_data(request, preprocessing_of(pool, str(folder)), work)
+
+    def own_images(names: tuple[str, ...], kind: str) -> dict[str, Tensor]:
+        chosen = {}
+        for card in (pool.cards[pool.index(name)] for name in names):
+            data, recipe = dataset[card.domain or card.name], card.recipe
+            training, _ = split(len(data), recipe["validation_share"], int(recipe["seed"]), data.groups)
+            chosen[card.name] = data.batch(training[: images[kind]])
+        return chosen
+
+    subpools = [pool.without(fold.target) for fold in leave_one_domain_out(pool.names)] if BLOCKWISE in images else []
+    blockwise = {blockwise_kind(each, REGMEAN_PP): each for each in subpools}
+    plain = [kind for kind in images if kind != BLOCKWISE]
+    kinds = {name: [*plain, *(k for k, each in blockwise.items() if name in each.names)] for name in pool.names}
+    if all(_has(own, kinds[name]) for name, own in zip(pool.names, pool.statistics, strict=True)):
+        return
+    measured = pool
+    for kind in plain:
+        measured = measure_statistics(measured, own_images(pool.names, kind), (kind,))
+    statistics = _by_name(measured)
+    for kind, each in blockwise.items():
+        own = _by_name(measure_statistics(each, own_images(each.names, BLOCKWISE), (BLOCKWISE,), **REGMEAN_PP))
+        for name in each.names:
+            statistics[name] = statistics[name].with_kind(kind, dict(own[name].of(kind)), own[name].images[kind])
+    for card in pool.cards:
+        write_statistics(folder / card.name, statistics[card.name], card)
+
+
+def _by_name(pool: ExpertPool) -> dict[str, Statistics]:
+    return {name: own for name, own in zip(pool.names, pool.statistics, strict=True) if own is not None}
+
+
+def _has(own: Statistics | None, kinds: list[str]) -> bool:
+    return own is not None and all(kind in own.images for kind in kinds)
