@@ -17,14 +17,14 @@ from mergestream.functional import merging
 from mergestream.methods import base, captured
 from mergestream.methods.captured import MOST_RECORDED, Way
 from mergestream.pool.execution import Execution, Recording, patches_as_products
-from mergestream.runtime import log_once as telling
+from mergestream.runtime import log_once
 from mergestream.runtime.errors import InputError
 from test_training_graph import HostTraffic
 
 
 @pytest.fixture(autouse=True)
 def nothing_told(graphs_here: None) -> None:
-    telling._told.clear()
+    log_once._logged.clear()
 
 
 def eager(pool: ms.ExpertPool) -> ms.ExpertPool:

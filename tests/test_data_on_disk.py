@@ -295,7 +295,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("os.posix_fallocate", full)
     dataset = ms.load_dataset("folder", root=tmp_path / "data", size=16, cache_folder=tmp_path / "kept")
-    with pytest.raises(ms.MergestreamError, match=r"No space left on device\. Make room"):
+    with pytest.raises(ms.MergestreamError, match=r"No space left on device\. Free space"):
         dataset["lyon"]
     assert not [path for path in (tmp_path / "kept").iterdir() if not path.name.endswith(".lock")]
 

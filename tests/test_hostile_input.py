@@ -19,7 +19,7 @@ import mergestream as ms
 from conftest import CLASSES, HandWritten, make_experts, make_images, make_pool, micro_vit
 from mergestream.networks.architecture import Architecture, create_network, from_module
 from mergestream.networks.head import find_head
-from mergestream.networks.preprocessing import find_preprocessing
+from mergestream.networks.library_preprocessing import find_preprocessing
 from mergestream.pool.checkpoint import ExpertCard, read_card, write_expert
 from mergestream.training import Recipe, train_base, train_expert
 
@@ -154,15 +154,15 @@ def test_folders_that_are_not_ours_are_never_replaced(tmp_path: Path) -> None:
     data = ms.DomainData("t", "x", CLASSES, make_images(5), torch.arange(5))
     run = ms.evaluate(ms.create_method("mean", make_pool("vit")), data, ms.streams.iid(data.labels))
     for save in (lambda: run.save(mine), lambda: make_pool("vit").save(mine)):
-        with pytest.raises(ms.MergestreamError, match="holds other things"):
+        with pytest.raises(ms.MergestreamError, match="holds other files"):
             save()
     assert (mine / "thesis.txt").read_text() == "three years"
     make_pool("vit").save(tmp_path / "pool")
     (tmp_path / "pool" / "notes.txt").write_text("mine")
     (tmp_path / "pool" / "lyon" / "notes.txt").write_text("mine")
-    with pytest.raises(ms.MergestreamError, match="holds other things"):
+    with pytest.raises(ms.MergestreamError, match="holds other files"):
         make_pool("vit").save(tmp_path / "pool")
-    with pytest.raises(ms.MergestreamError, match="holds other things"):
+    with pytest.raises(ms.MergestreamError, match="holds other files"):
         write_expert(tmp_path / "pool" / "lyon", {}, make_pool("vit").cards[0])
     (tmp_path / "link").symlink_to(mine)
     with pytest.raises(ms.MergestreamError, match="not a plain folder"):

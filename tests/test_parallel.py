@@ -47,4 +47,4 @@ def test_a_quiet_track_takes_everything() -> None:
     with quiet("title", 3) as advance:
         advance()
         advance(2, "words")
-        advance(steps=1, said="words")
+        advance(steps=1, note="words")

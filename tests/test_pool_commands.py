@@ -23,11 +23,11 @@ from conftest import HandWritten, make_experts, make_images
 from mergestream.cli import app as cli
 from mergestream.networks.architecture import Architecture, create_network, from_module
 from mergestream.pool.checkpoint import ExpertCard, read_card, write_expert
-from mergestream.pool.exchange import folder as pool_folder
+from mergestream.pool.exchange import pool_folder as pool_folder
 from mergestream.pool.exchange.changes import add_expert, replace_expert, restore_expert
-from mergestream.pool.exchange.confidence import FACTOR
-from mergestream.pool.exchange.gauge import lead_of, probes
-from mergestream.pool.exchange.verification import verify_pool
+from mergestream.pool.exchange.confidence_checks import FACTOR
+from mergestream.pool.exchange.noise_probe import mean_lead, probes
+from mergestream.pool.exchange.pool_verification import verify_pool
 from mergestream.pool.pool_files import candidates_folder
 from mergestream.pool.statistics import Statistics, write_statistics
 from mergestream.runtime import files
@@ -382,7 +382,7 @@ def test_a_perfect_split_asks_for_any_temperature(pool: Path, tmp_path: Path) ->
 def test_probes_are_fixed_and_the_lead_is_the_first_logits() -> None:
     pixels = ms.Preprocessing((8, 8))
     assert torch.equal(probes(pixels), probes(pixels))
-    assert lead_of(torch.tensor([[5.0, 1.0, 3.0], [0.0, 0.0, 6.0]])) == pytest.approx((3 + 6) / 2)
+    assert mean_lead(torch.tensor([[5.0, 1.0, 3.0], [0.0, 0.0, 6.0]])) == pytest.approx((3 + 6) / 2)
     assert 3 < FACTOR < 100
 
 
@@ -501,16 +501,16 @@ def _replace_and_die(pool: Path, sent: Path, moment: int) -> None:
 
 def test_a_kill_after_keeping_does_not_keep_it_twice(pool: Path, tmp_path: Path) -> None:
     sent = site(tmp_path / "sent", "lyon", 21, pool / "base")
-    old = pool_folder.pool_changed_whole
+    old = pool_folder.changed_pool
 
     def work() -> None:
         from mergestream.pool.exchange import changes
 
-        changes.pool_changed_whole = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+        changes.changed_pool = lambda _: os.kill(os.getpid(), signal.SIGKILL)
         replace_expert(pool, sent)
 
     assert in_a_child(work) == signal.SIGKILL
-    assert pool_folder.pool_changed_whole is old
+    assert pool_folder.changed_pool is old
     assert replace_expert(pool, sent).version == 2
     assert [path.name for path in (tmp_path / "pool.versions" / "lyon").iterdir()] == ["1"]
 

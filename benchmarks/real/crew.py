@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from typing import Any, TypeVar
 
-from mergestream.runtime.parallel import obey_parent, stop_now
+from mergestream.runtime.parallel import set_up_worker, stop_workers
 
 Task = TypeVar("Task")
 
@@ -45,7 +45,7 @@ def side_by_side(
                 yield task, ended.result()
     finally:
         for each in crew:
-            stop_now(each)
+            stop_workers(each)
 
 
 def _next_for(
@@ -63,7 +63,7 @@ _given: Any = None
 
 def _begin(function: Callable[[Any, Any], Any], shared: Any) -> None:
     global _given
-    obey_parent()
+    set_up_worker()
     _given = function, shared
 
 

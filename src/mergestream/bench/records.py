@@ -23,8 +23,8 @@ from mergestream.methods import Step
 from mergestream.pool.checkpoint import library_versions
 from mergestream.runtime.errors import CheckpointError
 from mergestream.runtime.files import (
-    folder_written_whole,
-    holds_only,
+    atomic_folder,
+    contains_only,
     read_json,
     sha256_of_json,
     write_atomically,
@@ -156,7 +156,7 @@ class Run:
             "seconds_per_step": self.seconds_per_step,
             "environment": {**library_versions(), "platform": platform.platform(), "threads": torch.get_num_threads()},
         }
-        with folder_written_whole(Path(folder), lambda old: holds_only(old, {HEADER, STEPS, PREDICTIONS})) as scratch:
+        with atomic_folder(Path(folder), lambda old: contains_only(old, {HEADER, STEPS, PREDICTIONS})) as scratch:
             write_json(scratch / HEADER, header)
             lines = (json.dumps({"schema_version": SCHEMA_VERSION, **step}) for step in self.steps)
             write_text(scratch / STEPS, "".join(f"{line}\n" for line in lines))

@@ -59,9 +59,9 @@ def fake_data(
 ) -> None:
     """Write a tiny stand-in in exactly the published layout: invented pictures, to try loaders and pipelines on."""
     from mergestream.data.datasets import file_source_of
-    from mergestream.runtime.files import folder_written_whole
+    from mergestream.runtime.files import atomic_folder
 
     source = file_source_of(name)
-    with folder_written_whole(folder, lambda _: False) as scratch:
+    with atomic_folder(folder, lambda _: False) as scratch:
         source.write_standin(scratch)
     typer.echo(f"A stand-in of '{name}': {folder} (invented pictures, not data)")

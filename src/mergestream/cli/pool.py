@@ -10,7 +10,7 @@ import typer
 from mergestream.cli.shared_options import AsJson
 
 if TYPE_CHECKING:
-    from mergestream.pool.exchange.changes import Taken
+    from mergestream.pool.exchange.changes import AcceptedExpert
 
 pool = typer.Typer(
     help="Share, update and inspect experts: what a consortium does with its pool of models.",
@@ -83,7 +83,7 @@ def restore(
 @pool.command("verify")
 def verify(folder: Pool, as_json: AsJson = False) -> None:
     """Check the whole pool again, with its candidates and kept versions. Exit code 1 if anything is wrong."""
-    from mergestream.pool.exchange.verification import in_words, verify_pool
+    from mergestream.pool.exchange.pool_verification import in_words, verify_pool
 
     found = verify_pool(folder)
     _tell(as_json, found.to_json(), in_words(found))
@@ -124,8 +124,8 @@ def import_checkpoint(
 
     Nothing is downloaded, and no code in a file is run. Tensors that are missing or unexpected are refused by name.
     """
-    from mergestream.pool.importing.experts import arguments_of, import_expert, in_words
-    from mergestream.pool.importing.pixels import pixels_of
+    from mergestream.pool.importing.checkpoint_import import import_expert, in_words, network_arguments
+    from mergestream.pool.importing.pixel_settings import pixel_options
 
     card = import_expert(
         out,
@@ -134,8 +134,8 @@ def import_checkpoint(
         classes=[name.strip() for name in classes.split(",")],
         domain=domain,
         head=head,
-        arguments=arguments_of(arg or []),
-        pixels=pixels_of(size, mean, std, interpolation),
+        arguments=network_arguments(arg or []),
+        pixels=pixel_options(size, mean, std, interpolation),
         ignore=ignore or [],
     )
     _tell(as_json, card.to_json(), in_words(card, out))
@@ -168,7 +168,7 @@ def merge(
     _tell(as_json, card.to_json(), [f"'{card.name}', merged from {parts}: {out}"])
 
 
-def _taken(as_json: bool, taken: "Taken", what: str) -> None:
+def _taken(as_json: bool, taken: "AcceptedExpert", what: str) -> None:
     for warning in () if as_json else taken.warnings:
         typer.echo(f"Warning: {warning}", err=True)
     _tell(as_json, taken.to_json(), [f"'{taken.expert}' {what}: version {taken.version}, {taken.weights_sha256[:12]}"])

@@ -33,14 +33,14 @@ def progress(console: Console) -> "Track":
     @contextmanager
     def track(title: str, total: int) -> Iterator["Advance"]:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        said = TextColumn("{task.fields[said]}", markup=False)
-        with Progress(*columns, TimeRemainingColumn(), said, console=console, disable=total == 0) as progress:
-            task = progress.add_task(title, total=total, said="")
+        note_column = TextColumn("{task.fields[note]}", markup=False)
+        with Progress(*columns, TimeRemainingColumn(), note_column, console=console, disable=total == 0) as progress:
+            task = progress.add_task(title, total=total, note="")
 
-            def advance(steps: int = 1, said: str = "") -> None:
+            def advance(steps: int = 1, note: str = "") -> None:
                 progress.advance(task, steps)
-                if said:
-                    progress.update(task, said=said)
+                if note:
+                    progress.update(task, note=note)
 
             yield advance
             progress.update(task, completed=total)

@@ -24,7 +24,7 @@ from mergestream.networks.preprocessing import require_batch
 from mergestream.networks.views import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, MergestreamError
-from mergestream.runtime.log_once import tell_once
+from mergestream.runtime.log_once import log_once
 from mergestream.runtime.option_checks import whole_number
 
 _log = logging.getLogger(__name__)
@@ -110,14 +110,14 @@ class Method(ABC):
             # Whatever a network does that a graph cannot hold; the eager step is the reference, and always there.
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             told = f"Steps of '{self.name}' are taken eagerly: they cannot be captured ({why})."
-            tell_once(_log, logging.WARNING, told)
+            log_once(_log, logging.WARNING, told)
             self._cannot_be_captured, self._captured = True, None
             step = None
         if step is None:
             self._answers_from(None)
         else:
             told = f"Steps of '{self.name}' on {self.pool.device} are replayed from CUDA graphs."
-            tell_once(_log, logging.INFO, told)
+            log_once(_log, logging.INFO, told)
         return step
 
     def __call__(self, images: Tensor) -> Tensor:

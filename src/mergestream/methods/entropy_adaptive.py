@@ -12,7 +12,7 @@ from mergestream.methods.base import ExpertLogits, Method
 from mergestream.methods.choices import resolve_temperature
 from mergestream.methods.seen import HeadRows
 from mergestream.methods.step import Step
-from mergestream.networks.views import ORIGINAL, require_known
+from mergestream.networks.views import ORIGINAL, require_views
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.option_checks import names, number, one_of, whole_number, yes_or_no
 
@@ -81,7 +81,7 @@ class EntropyAdaptive(Method):
         self.weighting = one_of("weighting", weighting, ("inverse", "softmax"))
         self.head_sharpness = number("head_sharpness", head_sharpness, low=0)
         self.encoder_sharpness = number("encoder_sharpness", encoder_sharpness, low=0)
-        self.views = require_known(names("views", views))
+        self.views = require_views(names("views", views))
         self.recalibrate_bn = yes_or_no("recalibrate_bn", recalibrate_bn)
         self.head_rows, self._rows_of = head_rows, HeadRows(pool, head_rows)
         self._weights = pool.new_weights()

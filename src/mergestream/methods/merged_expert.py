@@ -10,7 +10,7 @@ from mergestream.functional.coefficients import on_simplex
 from mergestream.methods import create_method
 from mergestream.methods.merged import MergedModel
 from mergestream.pool.checkpoint import ExpertCard, write_expert
-from mergestream.pool.exchange.folder import read_pool, require_free
+from mergestream.pool.exchange.pool_folder import read_pool, require_new_folder
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError
 
@@ -26,7 +26,7 @@ def merge_pool(
     """By coefficients for the encoder (and others for the head), or by a method that merges once and for all."""
     if (encoder is None) == (method is None) or (head is not None and encoder is None):
         raise InputError("Say how to merge: --encoder with one number per expert (and --head), or --method mean.")
-    require_free(out)
+    require_new_folder(out)
     present = read_pool(folder)
     pool = ExpertPool.load(folder)
     described: dict[str, Any]

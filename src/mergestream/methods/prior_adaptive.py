@@ -19,7 +19,7 @@ from mergestream.methods.step import Step
 from mergestream.networks.views import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import NetworkError
-from mergestream.runtime.log_once import tell_once
+from mergestream.runtime.log_once import log_once
 from mergestream.runtime.option_checks import number, yes_or_no
 
 _log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class PriorAdaptive(EntropyAdaptive):
 
     def _tell_that_none_is_fitted(self, pool: ExpertPool) -> None:
         told = f"'{self.name}' fits no head: {pool.template.architecture} does not end in one linear layer with a bias."
-        tell_once(_log, logging.WARNING, told)
+        log_once(_log, logging.WARNING, told)
 
     def _prepare_rows(self, pool: ExpertPool) -> None:
         """Rows that are merged in place of the experts' own, and what their scores are divided by."""

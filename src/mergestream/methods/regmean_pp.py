@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from mergestream.methods.regmean import RegMean
-from mergestream.pool.blockwise import Settings, merge_block_by_block
+from mergestream.pool.blockwise import BlockwiseOptions, merge_block_by_block
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics import find_blocks
 from mergestream.pool.statistics.measurement import blockwise_kind
@@ -48,7 +48,7 @@ class RegMeanPlusPlus(RegMean):
         )
 
     @property
-    def _settings(self) -> Settings:
+    def _settings(self) -> BlockwiseOptions:
         return {"ratio": self.ratio, "ridge": self.ridge, "convolutions": self.convolutions}
 
     @cached_property

@@ -16,7 +16,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Entry:
+class LayoutEntry:
     """One tensor: its name, its place, and the other names that are tied to it."""
 
     name: str
@@ -30,7 +30,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    entries: tuple[Entry, ...]
+    entries: tuple[LayoutEntry, ...]
     integers: dict[str, tuple[torch.Size, torch.dtype]]
     encoder_size: int
     size: int
@@ -52,7 +52,7 @@ class Layout:
             shape = floats[name].shape
             stop = start + shape.numel()
             end = -(-stop // ALIGNMENT) * ALIGNMENT
-            entries.append(Entry(name, shape, start, stop, end, name in parameters, groups[name]))
+            entries.append(LayoutEntry(name, shape, start, stop, end, name in parameters, groups[name]))
             start = end
         encoder_size = entries[len(encoder)].start
         integers = {n: (tensor.shape, tensor.dtype) for n, tensor in names.items() if n not in floats}
@@ -70,7 +70,7 @@ class Layout:
         return slice(starts[0] if starts else self.encoder_size, self.encoder_size)
 
     @property
-    def parameters(self) -> tuple[Entry, ...]:
+    def parameters(self) -> tuple[LayoutEntry, ...]:
         return tuple(entry for entry in self.entries if entry.is_parameter)
 
     def write_row(self, state: Mapping[str, Tensor], row: Tensor, owner: str) -> Integers:

@@ -47,7 +47,7 @@ VIEWS: dict[str, Callable[[Tensor, Preprocessing | None], Tensor]] = {
 }
 
 
-def require_known(names: tuple[str, ...]) -> tuple[str, ...]:
+def require_views(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if name not in VIEWS:
             raise unknown_name("view", name, VIEWS)

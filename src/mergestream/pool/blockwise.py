@@ -15,7 +15,7 @@ from mergestream.pool.statistics import Blocks, Grams, add_grams, watch_inputs
 OnBatch = Callable[[], None]
 
 
-class Settings(TypedDict):
+class BlockwiseOptions(TypedDict):
     """What the merged blocks depend on, and so the Gram matrices of the blocks behind them."""
 
     ratio: float
@@ -27,7 +27,7 @@ class Settings(TypedDict):
 def merge_block_by_block(
     pool: ExpertPool,
     batches: Sequence[Sequence[Tensor]],
-    settings: Settings,
+    settings: BlockwiseOptions,
     *,
     known: Sequence[Grams] | None = None,
     rows: Rows | None = None,
@@ -55,7 +55,7 @@ class _Walk:
         self,
         pool: ExpertPool,
         batches: Sequence[Sequence[Tensor]],
-        settings: Settings,
+        settings: BlockwiseOptions,
         known: Sequence[Grams],
         rows: Rows,
         out: Tensor | None,

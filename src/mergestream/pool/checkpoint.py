@@ -18,8 +18,8 @@ from mergestream.networks.architecture import Architecture, Network
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import CheckpointError, MergestreamError
 from mergestream.runtime.files import (
-    folder_written_whole,
-    holds_only,
+    atomic_folder,
+    contains_only,
     read_json,
     sha256_of_file,
     write_atomically,
@@ -118,7 +118,7 @@ def _problem(card: ExpertCard) -> str | None:
 
 def write_expert(folder: Path, state: Mapping[str, Tensor], card: ExpertCard) -> ExpertCard:
     """Write weights and card as one whole; whatever stood in `folder` before stays until both are safe."""
-    with folder_written_whole(folder, holds_only_an_expert) as scratch:
+    with atomic_folder(folder, holds_only_an_expert) as scratch:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in without_tied(state).items()}
         write_atomically(scratch / WEIGHTS, lambda path: save_file(tensors, str(path), metadata={"format": "pt"}))
         sha256 = sha256_of_file(scratch / WEIGHTS)
@@ -140,7 +140,7 @@ def is_expert_folder(path: Path) -> bool:
 
 
 def holds_only_an_expert(path: Path) -> bool:
-    return path.is_dir() and holds_only(path, {WEIGHTS, CARD, STATISTICS})
+    return path.is_dir() and contains_only(path, {WEIGHTS, CARD, STATISTICS})
 
 
 def read_card(folder: Path) -> ExpertCard:

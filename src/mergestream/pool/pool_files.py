@@ -31,7 +31,7 @@ from mergestream.pool.checkpoint import (
 from mergestream.pool.parts import Device, Parts, require_classes
 from mergestream.pool.statistics import read_statistics, write_statistics
 from mergestream.runtime.errors import PoolError
-from mergestream.runtime.files import folder_written_whole, read_json, write_json
+from mergestream.runtime.files import atomic_folder, read_json, write_json
 
 if TYPE_CHECKING:
     from mergestream.pool.expert_pool import ExpertPool
@@ -68,7 +68,7 @@ def read_parts(root: Path, network: nn.Module | None, device: Device, dtype: tor
 
 def write_pool(folder: Path, pool: ExpertPool) -> None:
     """Write the experts, their order and the base; the folder is replaced whole or not at all."""
-    with folder_written_whole(folder, holds_only_a_pool) as scratch:
+    with atomic_folder(folder, holds_only_a_pool) as scratch:
         base_sha256 = None
         if pool.base is not None:
             card = replace(pool.cards[0], name=BASE, domain=None, class_counts={}, metrics={}, recipe={})

@@ -17,7 +17,7 @@ from mergestream.networks.architecture import logits_of
 from mergestream.networks.batchnorm import reestimate
 from mergestream.networks.last_layer import LastLayer
 from mergestream.networks.preprocessing import Preprocessing, require_batch
-from mergestream.networks.views import ORIGINAL, VIEWS, require_known
+from mergestream.networks.views import ORIGINAL, VIEWS, require_views
 from mergestream.pool.execution import Execution, Recording, patches_as_products
 from mergestream.pool.parts import Parts
 from mergestream.runtime.errors import InputError, MergestreamError, NetworkError
@@ -70,7 +70,7 @@ class PoolRunner:
         """Every expert's logits [K,B,C] in fp32, of the batch or of a named view of it."""
         batch = self.prepare(images)
         if view is not None:
-            require_known((view,))
+            require_views((view,))
             batch = VIEWS[view](batch, self.preprocessing)
         return torch.stack([self._run_expert(k, batch) for k in range(len(self))])
 
@@ -80,7 +80,7 @@ class PoolRunner:
         if self._recording is None:
             return {ORIGINAL: self.logits(batch), **{view: self.logits(batch, view) for view in views}}
         # One forward per expert: larger products, fewer launches.
-        stacked = torch.cat([batch, *(VIEWS[view](batch, self.preprocessing) for view in require_known(tuple(views)))])
+        stacked = torch.cat([batch, *(VIEWS[view](batch, self.preprocessing) for view in require_views(tuple(views)))])
         tasks = [partial(self._run_expert, k, stacked) for k in range(len(self))]
         logits = torch.stack(self._recording.side_by_side(tasks, self.device))
         return dict(zip((ORIGINAL, *views), logits.chunk(1 + len(views), dim=1), strict=True))

@@ -1,1 +1,1 @@
-"""Errors, files, processes, seeding and option checks: what every other room uses."""
+"""Errors, files, processes, seeding and option checks: used by every other package."""

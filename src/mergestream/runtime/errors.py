@@ -1,11 +1,11 @@
-"""Errors a user can mend: each message says what was wrong, where, and what to do next."""
+"""Errors that a user can fix: each message says what is wrong, where, and what to do next."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class MergestreamError(Exception):
-    """The root of all errors that are about the user's input, not about a bug of ours."""
+    """Base of all errors about the user's input, as opposed to bugs."""
 
 
 class InputError(MergestreamError, ValueError):
@@ -13,7 +13,7 @@ class InputError(MergestreamError, ValueError):
 
 
 class UnknownNameError(MergestreamError, LookupError):
-    """A name that no table holds."""
+    """A name that is not in the table."""
 
 
 class NetworkError(MergestreamError):
@@ -21,7 +21,7 @@ class NetworkError(MergestreamError):
 
 
 class CheckpointError(MergestreamError):
-    """An expert on disk that is damaged, foreign or unsafe."""
+    """An expert on disk that is damaged, of another kind or unsafe."""
 
 
 class PoolError(MergestreamError):
@@ -29,26 +29,26 @@ class PoolError(MergestreamError):
 
 
 class DataError(MergestreamError, ValueError):
-    """A data set on disk that is not what it should be."""
+    """A data set on disk that is incomplete or malformed."""
 
 
 class TrainingError(MergestreamError):
-    """A fit that did not work out."""
+    """A fit that failed."""
 
 
 class WorkerError(MergestreamError):
-    """A process or a cluster that was lost on the way."""
+    """A process or a cluster that stopped working."""
 
 
 class OutputError(MergestreamError, OSError):
-    """A place that cannot be written."""
+    """A file or folder that cannot be written."""
 
 
 MOST_LISTED = 60
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """The error for a misspelt name, with the nearest known one suggested."""
+    """Build the error for a misspelt name; it suggests the nearest known one."""
     names = sorted(known)
     close = get_close_matches(str(name), names, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
@@ -56,7 +56,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
 
 
 def _listed(name: str, names: list[str]) -> str:
-    """All names, or of a library's hundreds those most like the one asked for."""
+    """List all names, or only similar ones where there are hundreds."""
     if len(names) <= MOST_LISTED:
         return f"Known: {', '.join(names) or 'none'}."
     alike = get_close_matches(name, names, n=8, cutoff=0.3)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and hashed."""
+"""Atomic writes of files, folders and arrays; JSON, hashes and locks."""
 
 import ctypes
 import fcntl
@@ -23,23 +23,23 @@ def sha256_of_file(path: Path) -> str:
 
 
 def sha256_of_json(value: Any) -> str:
-    """A hash of JSON content that does not depend on the order of keys."""
+    """Hash JSON content, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def make_folder(folder: Path) -> Path:
-    """Create an output folder and prove that it can be written, before any work is spent."""
+    """Create an output folder and check that it is writable, before any work starts."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OutputError(f"Cannot write to the folder {folder}: {reason(error)}. Choose another one.") from error
+        raise OutputError(f"Cannot write to the folder {folder}: {error_text(error)}. Choose another one.") from error
     return folder
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file beside `path`, then rename it into place; on any failure the old file stays."""
+    """Let `write` fill a temporary file, then rename it to `path`; on any failure the old file stays."""
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,36 +57,36 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         if isinstance(error, MergestreamError):
             raise
         # safetensors reports a full disk as an error of its own, not as OSError.
-        raise OutputError(f"Cannot write {path}: {reason(error)}. What stood there before is unchanged.") from error
+        raise OutputError(f"Cannot write {path}: {error_text(error)}. The old file, if any, is unchanged.") from error
 
 
 @contextmanager
-def folder_written_whole(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[Path]:
-    """Yield a scratch folder that takes `folder`'s place only when the block ends without error.
+def atomic_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yield a scratch folder that replaces `folder` when the block ends without an error.
 
-    An existing folder is replaced only if it is empty or `is_ours` recognises it: a wrong path must cost no one data.
+    An existing folder is replaced only if it is empty or `is_ours` recognises it: a wrong path must not cost data.
     """
     make_folder(folder.parent)
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise OutputError(f"{folder} is not a plain folder. Choose another place.")
+        raise OutputError(f"{folder} is not a plain folder. Choose another path.")
     if folder.is_dir() and any(folder.iterdir()) and not is_ours(folder):
-        raise OutputError(f"{folder} holds other things and is not replaced. Choose a new or empty folder.")
+        raise OutputError(f"{folder} holds other files and is not replaced. Choose a new or empty folder.")
     try:
         scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name[:100]}."))
     except OSError as error:
-        raise OutputError(f"Cannot write to {folder.parent}: {reason(error)}.") from error
+        raise OutputError(f"Cannot write to {folder.parent}: {error_text(error)}.") from error
     try:
         scratch.chmod(0o777 & ~_umask())
         yield scratch
         _flush(scratch)
         _swap_in(scratch, folder)
     finally:
-        # After a swap this is what stood there before; after a failure, what was not finished.
+        # After a swap this is the old folder; after a failure, the unfinished one.
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def holds_only(folder: Path, names: set[str]) -> bool:
-    """Whether nothing but files of these names lies in the folder."""
+def contains_only(folder: Path, names: set[str]) -> bool:
+    """Whether the folder contains no other names than these."""
     return {path.name for path in folder.iterdir()} <= names
 
 
@@ -105,11 +105,11 @@ def _swap_in(scratch: Path, folder: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
         _flush(folder.parent)
     except OSError as error:
-        raise OutputError(f"Cannot put {folder} in place: {reason(error)}.") from error
+        raise OutputError(f"Cannot replace {folder}: {error_text(error)}.") from error
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step, so that a kill leaves either the old or the new one. Linux only."""
+    """Swap two folders in one step, so that a killed process leaves the old or the new one. Linux only."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     at_working_folder, exchange = -100, 2
     arguments = (at_working_folder, os.fsencode(one), at_working_folder, os.fsencode(other), exchange)
@@ -131,25 +131,25 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, schema_version: int) -> dict[str, Any]:
-    """Read a JSON object of a known version; anything else is refused by name."""
+    """Read a JSON object and refuse any other schema version."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing. Is this the folder you meant?") from error
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON ({error}). Restore it from its source.") from error
-    found = value.get("schema_version") if isinstance(value, dict) else None
-    if found != schema_version:
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if version != schema_version:
         raise CheckpointError(
-            f"{path} has schema_version {found}; this mergestream reads version {schema_version}. "
+            f"{path} has schema_version {version}; this mergestream reads version {schema_version}. "
             f"Install the mergestream that wrote it, or write it again with this one."
         )
     return value
 
 
 @contextmanager
-def held_by_one_process(path: Path) -> Iterator[None]:
-    """A block that only one process at a time enters for `path`; the others wait. A kill lets go."""
+def process_lock(path: Path) -> Iterator[None]:
+    """Let one process at a time into the block for `path`; the others wait. A killed process releases the lock."""
     make_folder(path.parent)
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -157,15 +157,15 @@ def held_by_one_process(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def array_written_whole(path: Path, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """A uint8 array on disk to fill, put in place when the block ends. For one process at a time.
+def atomic_array(path: Path, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """Yield a uint8 array on disk to fill; it replaces `path` when the block ends. For one process at a time.
 
-    It may be larger than memory. What a killed writer left is written over.
+    It may be larger than memory. Remains of a killed process are overwritten.
     """
     part = path.with_name(f".{path.name}.part")
     try:
         array = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=shape)
-        # Now, with an error to tell of: writing to a mapped file on a full disk would kill the process.
+        # Reserve the space now: writing to a mapped file on a full disk would kill the process.
         with part.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
         yield array
@@ -174,13 +174,15 @@ def array_written_whole(path: Path, shape: tuple[int, ...]) -> Iterator[np.ndarr
         _flush(path.parent)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise OutputError(f"Cannot write {path}: {reason(error)}. Make room, or choose another folder.") from error
+        raise OutputError(
+            f"Cannot write {path}: {error_text(error)}. Free some space, or choose another folder."
+        ) from error
 
 
 def mapped_array(path: Path) -> np.ndarray | None:
-    """An .npy file mapped into memory, or None where there is none or it is damaged. Never a pickle.
+    """Map an .npy file into memory; None if it is missing, damaged or a pickle.
 
-    Writing to it changes memory, not the file: torch wants arrays it may write to.
+    Writing to the array changes memory, not the file: torch needs writable arrays.
     """
     try:
         return np.load(path, mmap_mode="c", allow_pickle=False)
@@ -188,7 +190,8 @@ def mapped_array(path: Path) -> np.ndarray | None:
         return None
 
 
-def reason(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
+    """The message of an error, without the number and the path of an OSError."""
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 

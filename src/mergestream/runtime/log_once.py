@@ -1,12 +1,12 @@
-"""What is worth a line in the log, but not a line a step."""
+"""Log messages that are worth one line per process, not one per step."""
 
 import logging
 
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
-def tell_once(log: logging.Logger, level: int, sentence: str) -> None:
-    """Log a sentence, unless this process has logged it before."""
-    if sentence not in _told:
-        _told.add(sentence)
-        log.log(level, sentence)
+def log_once(log: logging.Logger, level: int, message: str) -> None:
+    """Log a message, unless this process has logged it before."""
+    if message not in _logged:
+        _logged.add(message)
+        log.log(level, message)

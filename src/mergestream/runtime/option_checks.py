@@ -1,4 +1,4 @@
-"""Checks of options, with a sentence for what is wrong."""
+"""Checks of option values; each error says what the option accepts."""
 
 import math
 from collections.abc import Sequence
@@ -26,15 +26,15 @@ def number(
     above: float = -math.inf,
     below: float = math.inf,
 ) -> float:
-    """A finite number within bounds: low and high belong to them, above and below do not."""
+    """Check for a finite number within bounds: low and high are inclusive, above and below exclusive."""
     plain = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    found = _as_float(value) if plain else math.nan
-    if not math.isfinite(found) or not low <= found <= high or not above < found < below:
+    result = _as_float(value) if plain else math.nan
+    if not math.isfinite(result) or not low <= result <= high or not above < result < below:
         limits = {"of at least": low, "of at most": high, "above": above, "below": below}
         bounds = [f"{word} {limit:g}" for word, limit in limits.items() if math.isfinite(limit)]
         text = " ".join(["a finite number", " and ".join(bounds)]).strip()
         raise InputError(f"The option '{option}' is {text}; got {value!r}.")
-    return found
+    return result
 
 
 def _as_float(value: Any) -> float:

@@ -1,4 +1,4 @@
-"""How options are spelt on a command line: values of all kinds, lists in brackets, separators outside of them."""
+"""Option values on the command line: numbers, words, and lists in brackets."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ WORDS = {"true": True, "false": False, "none": None}
 
 
 def parse_value(text: str) -> Any:
-    """A number, true, false, none, a list in brackets, or else the text itself."""
+    """Parse a number, true, false, none or a list in brackets; anything else stays text."""
     text = text.strip()
     if text[:1] in OPENING and text[-1:] in CLOSING and text:
         return tuple(parse_value(item) for item in split_outside_brackets(text[1:-1], ","))
@@ -18,7 +18,7 @@ def parse_value(text: str) -> Any:
         return WORDS[text.lower()]
     for number in (int, float):
         try:
-            # Python reads 0_1 as 1; here it is a name, such as that of a trap set.
+            # Python reads 0_1 as 1; here it is a name, such as a camera trap set.
             return text if "_" in text else number(text)
         except ValueError:
             continue
@@ -26,7 +26,7 @@ def parse_value(text: str) -> Any:
 
 
 def split_outside_brackets(text: str, separator: str) -> list[str]:
-    """Pieces between separators that stand outside all brackets; empty ones are left out."""
+    """Split at separators outside all brackets; empty pieces are left out."""
     pieces, depth = [""], 0
     for character in text:
         depth += (character in OPENING) - (character in CLOSING)
@@ -42,12 +42,13 @@ def split_outside_brackets(text: str, separator: str) -> list[str]:
 
 
 def parse_options(texts: Sequence[str]) -> tuple[tuple[str, Any], ...]:
-    """'name=value' texts as pairs in the order of their names; none twice."""
-    found = [_option(text) for text in texts]
-    for name, _ in found:
-        if [each for each, _ in found].count(name) > 1:
+    """Parse 'name=value' texts into pairs sorted by name; refuse a name given twice."""
+    pairs = [_option(text) for text in texts]
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
             raise InputError(f"The option '{name}' is given twice.")
-    return tuple(sorted(found, key=lambda option: option[0]))
+    return tuple(sorted(pairs, key=lambda pair: pair[0]))
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -1,4 +1,4 @@
-"""Independent jobs, results in their order: on the cores of this machine, one thread each, or on a Ray cluster."""
+"""Independent jobs with results in order: in local processes of one thread each, or on a Ray cluster."""
 
 import ctypes
 import multiprocessing
@@ -19,23 +19,23 @@ Result = TypeVar("Result")
 
 
 class Advance(Protocol):
-    """To be called after a step or several, with a few words on how it goes."""
+    """Progress callback: how many steps were done, and an optional note."""
 
-    def __call__(self, steps: int = 1, said: str = "") -> None: ...
+    def __call__(self, steps: int = 1, note: str = "") -> None: ...
 
 
-# A stage of work with a title and a number of steps.
+# Opens a stage of work from its title and its number of steps.
 Track = Callable[[str, int], AbstractContextManager[Advance]]
 ENGINES = ("local", "ray")
 
 
 def quiet(*_: object) -> AbstractContextManager[Advance]:
-    """A track that shows nothing."""
+    """A `Track` that shows nothing."""
     return nullcontext(lambda *_, **__: None)
 
 
 def default_workers(device: str) -> int:
-    """One process a core; one a GPU where those work, since several would only share it."""
+    """One process per core, or per GPU where GPUs do the work."""
     gpus = 0 if device == "cpu" else torch.cuda.device_count()
     return gpus or os.cpu_count() or 1
 
@@ -49,10 +49,10 @@ def run_jobs(
     engine: str = "local",
     device: str = "cpu",
 ) -> list[Result]:
-    """function(*job) for every job; `on_done` is called after each.
+    """Call function(*job) for every job, and `on_done` after each.
 
     Locally one worker means this process. On Ray the cluster decides how many run at once. Jobs on a `device` other
-    than the CPU get one GPU each where there are any: locally in turn, on Ray as the cluster hands them out.
+    than the CPU get one GPU each where there are any: locally in turn, on Ray as the cluster assigns them.
     """
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
@@ -79,10 +79,10 @@ def run_jobs(
     try:
         results = [future.result() for future in futures]
     except BaseException as error:
-        stop_now(executor, futures)
+        stop_workers(executor, futures)
         if isinstance(error, BrokenProcessPool):
             raise WorkerError(
-                "A worker process was killed, most likely because memory ran out. What is finished is kept: try again "
+                "A worker process was killed, most likely because memory ran out. Finished jobs are saved: try again "
                 "with fewer --jobs."
             ) from error
         raise
@@ -91,21 +91,21 @@ def run_jobs(
 
 
 def visible_gpus() -> list[str]:
-    """How CUDA names the GPUs that this process may use."""
+    """CUDA's names of the GPUs that this process may use."""
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     count = torch.cuda.device_count()
     return named[:count] if named else [str(number) for number in range(count)]
 
 
 def _start_worker(turns: Any, gpus: Sequence[str]) -> None:
-    """One GPU if there are several."""
+    """Start a worker process, with one GPU of its own if there are several."""
     if len(gpus) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[turns.get() % len(gpus)]
-    obey_parent()
+    set_up_worker()
 
 
-def obey_parent() -> None:
-    """A worker has one thread, dies with its parent, and leaves Ctrl-C to it."""
+def set_up_worker() -> None:
+    """Give this worker process one thread; it dies with its parent and leaves Ctrl-C to it."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_death_signal = getattr(ctypes.CDLL(None), "prctl", None)
@@ -113,8 +113,8 @@ def obey_parent() -> None:
         set_death_signal(1, signal.SIGKILL)
 
 
-def stop_now(executor: ProcessPoolExecutor, futures: Sequence[Future] = ()) -> None:
-    """Now, not after the jobs under way: what they have finished is on disk."""
+def stop_workers(executor: ProcessPoolExecutor, futures: Sequence[Future] = ()) -> None:
+    """Stop at once, without waiting for running jobs: their finished parts are on disk."""
     for future in futures:
         future.cancel()
     for process in list((executor._processes or {}).values()):
@@ -125,7 +125,7 @@ def stop_now(executor: ProcessPoolExecutor, futures: Sequence[Future] = ()) -> N
 def _on_ray(
     function: Callable[..., Result], jobs: Sequence[tuple[Any, ...]], on_done: Callable[[], None], device: str
 ) -> list[Result]:
-    """One Ray task a job, one core each, and one GPU where the job may use it and the cluster has any.
+    """Run one Ray task per job, with one core each, and one GPU each if the device asks for it and the cluster has any.
 
     RAY_ADDRESS names the cluster; without it one is started on this machine.
     """
@@ -152,14 +152,14 @@ def _on_ray(
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayError as error:
-        raise WorkerError(f"The Ray cluster gave up: {error}. What is finished is kept: try again.") from error
+        raise WorkerError(f"The Ray cluster failed: {error}. Finished jobs are saved: try again.") from error
     finally:
         if started_here:
             ray.shutdown()
 
 
 def require_reachable(address: str) -> None:
-    """Ray itself waits for minutes where nobody answers."""
+    """Check the address first: Ray itself would wait for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return

@@ -1,4 +1,4 @@
-"""What decides the bits of a result on a CPU: the random sequence and the number of threads."""
+"""Reproducible results on a CPU: the random seed and the number of threads."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """A block with its own random sequence; the caller's generators are left as they were."""
+    """Seed the block's random numbers; the caller's generators are restored afterwards."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
@@ -16,7 +16,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def cpu_threads(count: int) -> Iterator[None]:
-    """A block with a fixed number of threads: it fixes the order of sums, and small networks gain from one."""
+    """Fix the number of threads in the block: it decides the order of sums, and small networks run faster with one."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

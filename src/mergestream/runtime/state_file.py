@@ -1,4 +1,4 @@
-"""Nested tensors, numbers and text in one safetensors file: a state that must survive a kill. Never a pickle."""
+"""Nested state (maps, lists, tensors, numbers, text) in one safetensors file, never a pickle."""
 
 import json
 from collections.abc import Mapping
@@ -14,24 +14,24 @@ from mergestream.runtime.files import write_atomically
 
 
 def write_state(path: Path, state: Any) -> None:
-    """Write maps, lists, tensors and what JSON knows, whole or not at all."""
+    """Write maps, lists, tensors and JSON values atomically."""
     tensors: dict[str, Tensor] = {}
     shape = json.dumps(_packed(state, "state", tensors))
     write_atomically(path, lambda temporary: save_file(tensors, temporary, {"state": shape}))
 
 
 def read_state(path: Path) -> Any:
-    """What `write_state` wrote; anything else is refused."""
+    """Read a file written by `write_state`."""
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return _unpacked(json.loads(file.metadata()["state"]), tensors)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} holds no state that can be read: {error}.") from error
+        raise CheckpointError(f"{path} is not a readable state file: {error}.") from error
 
 
 def _packed(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """A state as JSON; tensors go to `tensors` under the path that leads to them."""
+    """Convert a state to JSON; tensors go to `tensors` under the path that leads to them."""
     if isinstance(value, Tensor):
         tensors[name] = value.detach().cpu().clone().contiguous()
         return {"tensor": name}

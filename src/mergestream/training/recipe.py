@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mergestream.networks.views import require_known
+from mergestream.networks.views import require_views
 from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
 
 OPTIMISERS = ("adam", "adamw", "sgd")
@@ -63,4 +63,4 @@ class Recipe:
         one_of("precision", self.precision, PRECISIONS)
         one_of("compile", self.compile, COMPILE)
         yes_or_no("freeze_bn", self.freeze_bn)
-        require_known(self.views)
+        require_views(self.views)

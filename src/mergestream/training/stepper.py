@@ -12,7 +12,7 @@ from mergestream.networks.architecture import Network, logits_of
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.execution import warm_up
 from mergestream.runtime.errors import InputError
-from mergestream.runtime.log_once import tell_once
+from mergestream.runtime.log_once import log_once
 from mergestream.training import augmentation
 from mergestream.training.captured_step import CapturedStep, PreservedState
 from mergestream.training.compile_cache import compiled_augmentation, compiled_forward
@@ -124,7 +124,7 @@ class Stepper:
                 return
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                tell_once(_log, logging.WARNING, f"The step cannot run as a {execution} ({reason}); using another way.")
+                log_once(_log, logging.WARNING, f"The step cannot run as a {execution} ({reason}); using another way.")
         self.execution = EAGER
 
 

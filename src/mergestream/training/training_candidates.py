@@ -20,7 +20,7 @@ from mergestream.pool.checkpoint import (
     write_expert,
 )
 from mergestream.runtime.errors import MergestreamError, TrainingError
-from mergestream.runtime.files import folder_written_whole, sha256_of_json
+from mergestream.runtime.files import atomic_folder, sha256_of_json
 from mergestream.training.expert_training import train_expert
 from mergestream.training.progress_file import Progress, ProgressFile, read_progress
 from mergestream.training.recipe import Recipe
@@ -125,5 +125,5 @@ def copy_candidates(candidates: Sequence[Candidate], folder: Path) -> None:
     """Copy all candidates into a pool beside the pool, for DiWA's averages."""
     for candidate in candidates:
         if candidate.loss is not None and not (folder / candidate.folder.name / CARD).exists():
-            with folder_written_whole(folder / candidate.folder.name, holds_only_an_expert) as scratch:
+            with atomic_folder(folder / candidate.folder.name, holds_only_an_expert) as scratch:
                 shutil.copytree(candidate.folder, scratch, dirs_exist_ok=True)

@@ -18,7 +18,7 @@ from mergestream.data.datasets import Dataset, load_dataset, phantom
 from mergestream.data.datasets.opening import DataRequest
 from mergestream.pool.checkpoint import BASE, ExpertCard, holds_only_an_expert, library_versions
 from mergestream.runtime.errors import MergestreamError
-from mergestream.runtime.files import folder_written_whole, make_folder, read_json, write_json
+from mergestream.runtime.files import atomic_folder, make_folder, read_json, write_json
 from mergestream.runtime.parallel import Track, run_jobs
 from mergestream.runtime.seeding import cpu_threads
 from mergestream.training import Recipe, train_base, train_expert
@@ -157,7 +157,7 @@ def _train(pools: list[Path], size: DemoSize, dataset: Dataset, track: Track, wo
     with track("pretraining the shared encoder", size.base.steps) as advance:
         train_base(pools[0] / BASE, NETWORK, MICRO, archive, dataset.classes, size.base, advance)
     for pool in pools[1:]:
-        with folder_written_whole(pool / BASE, holds_only_an_expert) as scratch:
+        with atomic_folder(pool / BASE, holds_only_an_expert) as scratch:
             shutil.copytree(pools[0] / BASE, scratch, dirs_exist_ok=True)
     jobs = [
         (pool / domain, pool / BASE, dataset[domain], replace(size.expert, seed=seed))

@@ -18,7 +18,7 @@ from mergestream.data.datasets.opening import open_data
 from mergestream.data.streams import Stream, create_stream
 from mergestream.methods import METHODS, ORIGINAL, Method, create_method
 from mergestream.networks.preprocessing import Preprocessing
-from mergestream.networks.views import require_known
+from mergestream.networks.views import require_views
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError
 from mergestream.runtime.files import mapped_array, sha256_of_json, write_atomically
@@ -159,7 +159,7 @@ def views_for(variant: Variant, dataset: Dataset) -> tuple[str, ...]:
     """The views asked for, if they keep this data set's labels true; else its first one in place of the default."""
     asked = dict(variant.options).get("views")
     if asked is not None:
-        views = require_known(names("views", asked))
+        views = require_views(names("views", asked))
         wrong = [view for view in views if view not in dataset.views]
         if wrong:
             raise InputError(

@@ -8,13 +8,13 @@ from torch import Tensor
 from mergestream.bench.engine.pool_at_target import preprocessing_of
 from mergestream.bench.evaluation import leave_one_domain_out
 from mergestream.data.datasets.opening import DataRequest, open_data
-from mergestream.pool.blockwise import Settings
+from mergestream.pool.blockwise import BlockwiseOptions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics import Statistics, write_statistics
 from mergestream.pool.statistics.measurement import BLOCKWISE, blockwise_kind, measure_statistics
 from mergestream.training import split
 
-REGMEAN_PP: Settings = {"ratio": 1.0, "ridge": 0.01, "convolutions": True}
+REGMEAN_PP: BlockwiseOptions = {"ratio": 1.0, "ridge": 0.01, "convolutions": True}
 
 
 def measure_pool(

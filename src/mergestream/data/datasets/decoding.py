@@ -17,7 +17,7 @@ from mergestream.data.datasets.pixels import array_pixels, crop_border, read_pix
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.threads import decoder_threads
 from mergestream.networks.preprocessing import resize
-from mergestream.runtime.files import array_written_whole, held_by_one_process, mapped_array, sha256_of_json, write_json
+from mergestream.runtime.files import atomic_array, mapped_array, process_lock, sha256_of_json, write_json
 
 # Raised whenever the same file would give other pixels: what is cached is then decoded again.
 REVISION = 2
@@ -62,9 +62,9 @@ def decode(
         images = np.zeros(shape, dtype=np.uint8)
         return Decoded(torch.from_numpy(images), _fill(images, root, samples, how, on_image))
     array, notes = (how.cache / f"{_key(root, samples, how)}{ending}" for ending in (".npy", ".json"))
-    with held_by_one_process(array):
+    with process_lock(array):
         if _cached(array, notes, shape) is None:
-            with array_written_whole(array, shape) as images:
+            with atomic_array(array, shape) as images:
                 bad = _fill(images, root, samples, how, on_image)
             write_json(notes, {"bad": bad})  # last: an array without its notes is decoded again
         else:

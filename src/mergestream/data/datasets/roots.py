@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from mergestream.runtime.errors import DataError
-from mergestream.runtime.files import reason
+from mergestream.runtime.files import error_text
 
 JUNK = {"__macosx", "thumbs.db", "desktop.ini"}
 DEEPEST = 12  # folders; a link that points upwards must not loop for ever
@@ -63,7 +63,7 @@ class Root:
             with Path(member).open("rb") if archive is None else self._zips[archive].open(member) as file:
                 return file.read(first)
         except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
-            raise DataError(f"Cannot read {path} in {self.location}: {reason(error)}.") from error
+            raise DataError(f"Cannot read {path} in {self.location}: {error_text(error)}.") from error
         except Exception as error:  # zlib has an error class of its own
             raise DataError(f"{path} in {self.location} is damaged: {error}.") from error
 
@@ -74,7 +74,7 @@ class Root:
         try:
             return Path(self._found[path][1]).open("rb")
         except OSError as error:
-            raise DataError(f"Cannot read {path} in {self.location}: {reason(error)}.") from error
+            raise DataError(f"Cannot read {path} in {self.location}: {error_text(error)}.") from error
 
     def stamp(self, path: str) -> tuple[int, int]:
         """Size, and time of change or checksum: enough to notice another content."""
@@ -134,7 +134,7 @@ class Root:
         try:
             archive = zipfile.ZipFile(path)
         except (OSError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path} is neither a folder nor a readable zip: {reason(error)}.") from error
+            raise DataError(f"{path} is neither a folder nor a readable zip: {error_text(error)}.") from error
         self._list_members(str(path), archive, PurePosixPath(prefix))
 
     def _list_members(self, name: str, archive: zipfile.ZipFile, prefix: PurePosixPath) -> None:
@@ -187,7 +187,7 @@ def _inner_zip(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> zipfile.Zip
 
 
 def _refuse(error: OSError) -> None:
-    raise DataError(f"Cannot look into {error.filename}: {reason(error)}.") from error
+    raise DataError(f"Cannot look into {error.filename}: {error_text(error)}.") from error
 
 
 def _is_junk(name: str) -> bool:

@@ -5,22 +5,22 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.pool.checkpoint import ExpertCard
-from mergestream.pool.exchange.checks import base_problems, examine
-from mergestream.pool.exchange.folder import (
+from mergestream.pool.exchange.expert_checks import base_problems, check_expert
+from mergestream.pool.exchange.pool_folder import (
     PoolFolder,
-    card_in,
-    pool_changed_whole,
-    pool_for_change,
-    put_expert,
+    changed_pool,
+    copy_expert,
+    locked_pool,
+    read_any_card,
     remove_expert,
 )
-from mergestream.pool.exchange.versions import keep_version, kept_version, present_version
+from mergestream.pool.exchange.versions import current_version, previous_version, save_version
 from mergestream.pool.pool_files import write_order
 from mergestream.runtime.errors import PoolError, unknown_name
 
 
 @dataclass(frozen=True)
-class Taken:
+class AcceptedExpert:
     """An expert that is in the pool now: its version, and what its reader should know."""
 
     expert: str
@@ -32,9 +32,9 @@ class Taken:
         return {**asdict(self), "warnings": list(self.warnings)}
 
 
-def add_expert(pool: Path, expert: Path, *, name: str | None = None, allow_other_base: bool = False) -> Taken:
+def add_expert(pool: Path, expert: Path, *, name: str | None = None, allow_other_base: bool = False) -> AcceptedExpert:
     """Check a site's expert folder and take it in as the pool's last expert."""
-    with pool_for_change(pool) as present:
+    with locked_pool(pool) as present:
         card = _card(expert, name)
         if card.name in present.cards:
             raise PoolError(
@@ -44,9 +44,11 @@ def add_expert(pool: Path, expert: Path, *, name: str | None = None, allow_other
         return _take_in(present, expert, card, allow_other_base)
 
 
-def replace_expert(pool: Path, expert: Path, *, name: str | None = None, allow_other_base: bool = False) -> Taken:
+def replace_expert(
+    pool: Path, expert: Path, *, name: str | None = None, allow_other_base: bool = False
+) -> AcceptedExpert:
     """Check a site's newer expert and put it in the old one's place; the old one is kept as a version."""
-    with pool_for_change(pool) as present:
+    with locked_pool(pool) as present:
         card = _card(expert, name)
         _require_known(present, card.name)
         if card == present.cards[card.name]:
@@ -54,16 +56,16 @@ def replace_expert(pool: Path, expert: Path, *, name: str | None = None, allow_o
         return _take_in(present, expert, card, allow_other_base)
 
 
-def restore_expert(pool: Path, expert: str, version: int) -> Taken:
+def restore_expert(pool: Path, expert: str, version: int) -> AcceptedExpert:
     """Bring a kept version back; the expert in use is kept as a version too."""
-    with pool_for_change(pool) as present:
+    with locked_pool(pool) as present:
         _require_known(present, expert)
-        source = kept_version(present.root, expert, version)
-        return _take_in(present, source, card_in(source), allow_other_base=False)
+        source = previous_version(present.root, expert, version)
+        return _take_in(present, source, read_any_card(source), allow_other_base=False)
 
 
 def _card(folder: Path, name: str | None) -> ExpertCard:
-    card = card_in(folder)
+    card = read_any_card(folder)
     return card if name is None else replace(card, name=name)
 
 
@@ -73,18 +75,18 @@ def _require_known(pool: PoolFolder, name: str) -> None:
         raise PoolError(f"{error} A new one comes in with 'mergestream pool add'.")
 
 
-def _take_in(pool: PoolFolder, source: Path, card: ExpertCard, allow_other_base: bool) -> Taken:
+def _take_in(pool: PoolFolder, source: Path, card: ExpertCard, allow_other_base: bool) -> AcceptedExpert:
     if allow_other_base and base_problems(card, pool.base):
         # A pool refuses experts of another base when it is loaded; the true start stays on record.
         card = replace(card, base_sha256=None, recipe={**card.recipe, "other_base_sha256": card.base_sha256})
-    found = examine(pool, source, card)
+    found = check_expert(pool, source, card)
     if found.problems:
         raise PoolError(f"'{card.name}' is not taken in. {' '.join(found.problems)}")
     if card.name in pool.cards:
-        keep_version(pool.root, pool.cards[card.name])
+        save_version(pool.root, pool.cards[card.name])
     names = list(dict.fromkeys([*pool.cards, card.name]))
-    with pool_changed_whole(pool.root) as scratch:
+    with changed_pool(pool.root) as scratch:
         remove_expert(scratch / card.name)
-        put_expert(scratch / card.name, source, card)
+        copy_expert(scratch / card.name, source, card)
         write_order(scratch, names)
-    return Taken(card.name, present_version(pool.root, card.name), card.weights_sha256, found.warnings)
+    return AcceptedExpert(card.name, current_version(pool.root, card.name), card.weights_sha256, found.warnings)

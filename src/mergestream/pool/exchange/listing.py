@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.pool.checkpoint import ExpertCard
-from mergestream.pool.exchange.folder import PoolFolder, card_in, read_pool
-from mergestream.pool.exchange.versions import kept_versions, present_version
+from mergestream.pool.exchange.pool_folder import PoolFolder, read_any_card, read_pool
+from mergestream.pool.exchange.versions import current_version, kept_versions
 from mergestream.runtime.errors import PoolError
 
 COLUMNS = ("expert", "domain", "accuracy", "temperature", "version", "kept", "sha-256")
@@ -37,7 +37,7 @@ class Listing:
             "temperature": card.temperature,
             "weights_sha256": card.weights_sha256,
             "base_sha256": card.base_sha256,
-            "version": present_version(self.pool.root, card.name),
+            "version": current_version(self.pool.root, card.name),
             "kept_versions": [{"version": n, "weights_sha256": old.weights_sha256} for n, old in kept.items()],
         }
 
@@ -47,7 +47,7 @@ def list_pool(pool: Path) -> Listing:
     if not present.cards and present.base is None:
         raise PoolError(f"{pool} holds no expert and no base. A pool is a folder of expert folders.")
     kept = {name: kept_versions(present.root, name) for name in present.cards}
-    return Listing(present, {name: {n: card_in(path) for n, path in own.items()} for name, own in kept.items()})
+    return Listing(present, {name: {n: read_any_card(path) for n, path in own.items()} for name, own in kept.items()})
 
 
 def in_words(listing: Listing) -> list[str]:

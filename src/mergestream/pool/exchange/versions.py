@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from mergestream.pool.checkpoint import STATISTICS, WEIGHTS, ExpertCard
-from mergestream.pool.exchange.folder import card_in, put_expert
+from mergestream.pool.exchange.pool_folder import copy_expert, read_any_card
 from mergestream.runtime.errors import PoolError
-from mergestream.runtime.files import folder_written_whole, sha256_of_file
+from mergestream.runtime.files import atomic_folder, sha256_of_file
 
 
 def versions_folder(root: Path) -> Path:
@@ -20,12 +20,12 @@ def kept_versions(root: Path, expert: str) -> dict[int, Path]:
     return {int(path.name): path for path in sorted(numbered, key=lambda path: int(path.name))}
 
 
-def present_version(root: Path, expert: str) -> int:
+def current_version(root: Path, expert: str) -> int:
     """The number of the version in use: one more than the newest that was kept."""
     return max(kept_versions(root, expert), default=0) + 1
 
 
-def kept_version(root: Path, expert: str, number: int) -> Path:
+def previous_version(root: Path, expert: str, number: int) -> Path:
     kept = kept_versions(root, expert)
     if number not in kept:
         known = ", ".join(map(str, kept)) or "none"
@@ -33,20 +33,20 @@ def kept_version(root: Path, expert: str, number: int) -> Path:
     return kept[number]
 
 
-def keep_version(root: Path, card: ExpertCard) -> int:
+def save_version(root: Path, card: ExpertCard) -> int:
     """Keep the expert in use under its number, before another takes its place."""
     kept = kept_versions(root, card.name)
     newest = max(kept, default=0)
     # A kill between keeping and replacing leaves it kept already.
     if newest and _same(kept[newest], root / card.name):
         return newest
-    with folder_written_whole(versions_folder(root) / card.name / str(newest + 1), lambda _: False) as scratch:
-        put_expert(scratch, root / card.name, card)
+    with atomic_folder(versions_folder(root) / card.name / str(newest + 1), lambda _: False) as scratch:
+        copy_expert(scratch, root / card.name, card)
     return newest + 1
 
 
 def _same(one: Path, other: Path) -> bool:
-    if card_in(one) != card_in(other):
+    if read_any_card(one) != read_any_card(other):
         return False
     return all(_digest(one / name) == _digest(other / name) for name in (WEIGHTS, STATISTICS))
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mergestream.pool.importing.unpacking import require_names
+from mergestream.pool.importing.foreign_checkpoint import require_names
 from mergestream.runtime.errors import CheckpointError
 
 
-def in_todays_names(module: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
+def with_current_names(module: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
     """A file's tensors as transformers itself reads them into this network; what it would leave out is refused."""
     network: Any = type(module)
     with _quiet():

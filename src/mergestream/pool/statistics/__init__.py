@@ -1,9 +1,9 @@
 """What experts measure on images so that others can merge them: Gram matrices of inputs, Fisher information."""
 
 from mergestream.networks.blocks import Blocks, find_blocks
-from mergestream.pool.statistics.fisher import FISHERS, information
+from mergestream.pool.statistics.fisher_information import FISHERS, information
 from mergestream.pool.statistics.grams import Gram, Grams, add_grams, watch_inputs
-from mergestream.pool.statistics.record import Statistics, read_statistics, write_statistics
+from mergestream.pool.statistics.statistics_file import Statistics, read_statistics, write_statistics
 
 __all__ = [
     "FISHERS",

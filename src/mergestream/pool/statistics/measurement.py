@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mergestream.functional.scores import require_finite
 from mergestream.networks.architecture import logits_of
-from mergestream.pool.blockwise import OnBatch, Settings, merge_block_by_block
+from mergestream.pool.blockwise import BlockwiseOptions, OnBatch, merge_block_by_block
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics import FISHERS, Grams, Statistics, add_grams, information, watch_inputs
 from mergestream.runtime.errors import CheckpointError, InputError, NetworkError, unknown_name
@@ -41,7 +41,7 @@ def measure_statistics(
     """
     wanted = _checked_kinds(kinds)
     whole_number("batch_size", batch_size, low=1)
-    settings: Settings = {
+    settings: BlockwiseOptions = {
         "ratio": number("ratio", ratio, low=0, high=1),
         "ridge": number("ridge", ridge, low=0),
         "convolutions": yes_or_no("convolutions", convolutions),
@@ -126,7 +126,7 @@ def _measure_blocks(
     pool: ExpertPool,
     batches: Mapping[str, list[Tensor]],
     known: Mapping[str, Statistics],
-    settings: Settings,
+    settings: BlockwiseOptions,
     on_batch: OnBatch,
 ) -> dict[str, Statistics]:
     missing = [name for name in pool.names if name not in batches]
@@ -157,7 +157,7 @@ def fisher_information(pool: ExpertPool, expert: int, batch: Tensor, kind: str) 
     return information(lambda own, images: logits_of(pool.layout.call(module, own, images)), batch, parameters, kind)
 
 
-def blockwise_kind(pool: ExpertPool, settings: Settings) -> str:
+def blockwise_kind(pool: ExpertPool, settings: BlockwiseOptions) -> str:
     """The kind of Gram matrices that RegMean++ measured for this very pool and these settings."""
     key = hashlib.sha256(f"{pool.fingerprint()} {sorted(settings.items())}".encode())
     return f"{BLOCKWISE}-{key.hexdigest()[:16]}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mergestream.runtime.errors import InputError, OutputError
-from mergestream.runtime.files import reason
+from mergestream.runtime.files import error_text
 
 SECRET_BYTES = 32
 LARGEST_FILE = 2**16
@@ -112,7 +112,7 @@ def _read(file: Path) -> bytes:
         with file.open("rb") as opened:
             return opened.read(LARGEST_FILE)
     except OSError as error:
-        raise InputError(f"The key {file} cannot be read: {reason(error)}.") from error
+        raise InputError(f"The key {file} cannot be read: {error_text(error)}.") from error
 
 
 def _write_new(path: Path, content: bytes, mode: int) -> None:
@@ -123,4 +123,4 @@ def _write_new(path: Path, content: bytes, mode: int) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise OutputError(f"Cannot write the key {path}: {reason(error)}.") from error
+        raise OutputError(f"Cannot write the key {path}: {error_text(error)}.") from error

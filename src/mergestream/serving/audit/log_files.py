@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mergestream.runtime.errors import InputError
-from mergestream.runtime.files import reason
+from mergestream.runtime.files import error_text
 from mergestream.serving.audit.lines import LONGEST, AuditError
 
 BLOCK = 2**16
@@ -62,7 +62,7 @@ def raw_lines(path: Path) -> Iterator[Raw]:
             if current is not None:
                 yield from _lines_of(current, path.name, last=True)
     except OSError as error:
-        raise AuditError(f"The audit log {path} cannot be read: {reason(error)}.") from error
+        raise AuditError(f"The audit log {path} cannot be read: {error_text(error)}.") from error
 
 
 def _lines_of(file: BinaryIO, name: str, *, last: bool) -> Iterator[Raw]:
@@ -98,4 +98,4 @@ def tail_of(path: Path, size: int | None = None) -> Tail:
                     raise InputError(f"{path} is no audit log: a line in it has more than {LONGEST} bytes.")
                 wanted *= 4
     except OSError as error:
-        raise AuditError(f"The audit log {path} cannot be read: {reason(error)}.") from error
+        raise AuditError(f"The audit log {path} cannot be read: {error_text(error)}.") from error

@@ -9,7 +9,7 @@ from threading import Condition
 from typing import Any, Self
 
 from mergestream.runtime.errors import InputError, MergestreamError
-from mergestream.runtime.files import make_folder, reason
+from mergestream.runtime.files import error_text, make_folder
 from mergestream.serving.audit.keys import Signer
 from mergestream.serving.audit.lines import (
     BEGINNING,
@@ -72,7 +72,7 @@ class AuditLog:
         except BaseException as error:
             os.close(held)
             if isinstance(error, OSError) and not isinstance(error, MergestreamError):
-                raise AuditError(f"The audit log {path} cannot be opened: {reason(error)}.") from error
+                raise AuditError(f"The audit log {path} cannot be opened: {error_text(error)}.") from error
             raise
         return opened
 
@@ -177,4 +177,4 @@ class AuditLog:
 
 
 def _why(error: BaseException | None) -> str:
-    return "unknown" if error is None else reason(error) or type(error).__name__
+    return "unknown" if error is None else error_text(error) or type(error).__name__

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.runtime.errors import InputError
-from mergestream.runtime.files import reason, write_atomically
+from mergestream.runtime.files import error_text, write_atomically
 from mergestream.serving.audit.keys import Signer
 from mergestream.serving.audit.lines import BEGINNING, AuditError, LineError, Link, faults, parse
 from mergestream.serving.audit.log_files import last_line, tail_of
@@ -105,4 +105,4 @@ def _truncate(path: Path, end: int) -> None:
         finally:
             os.close(handle)
     except OSError as error:
-        raise AuditError(f"Cannot mend the end of {path}: {reason(error)}.") from error
+        raise AuditError(f"Cannot mend the end of {path}: {error_text(error)}.") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mergestream.runtime.errors import InputError, MergestreamError
-from mergestream.runtime.files import reason, sha256_of_file
+from mergestream.runtime.files import error_text, sha256_of_file
 from mergestream.runtime.parallel import Track, quiet
 from mergestream.serving.audit.comparison import Difference, compare
 from mergestream.serving.audit.lines import AuditError, LineError, faults, parse
@@ -127,7 +127,7 @@ def files_by_hash(folder: Path, track: Track = quiet) -> dict[str, Path]:
             try:
                 found[sha256_of_file(path)] = path
             except OSError as error:
-                raise InputError(f"An image in {folder} cannot be read: {reason(error)}.") from error
+                raise InputError(f"An image in {folder} cannot be read: {error_text(error)}.") from error
             advance()
     return found
 

@@ -4,7 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from mergestream.runtime.files import reason
+from mergestream.runtime.files import error_text
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.audit.log_files import rotated_file, rotated_numbers
 
@@ -18,7 +18,7 @@ def lock(path: Path) -> int:
     try:
         handle = os.open(file, os.O_RDWR | os.O_CREAT, MODE)
     except OSError as error:
-        raise AuditError(f"Cannot write beside the audit log {path}: {reason(error)}.") from error
+        raise AuditError(f"Cannot write beside the audit log {path}: {error_text(error)}.") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

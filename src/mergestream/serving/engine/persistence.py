@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.runtime.errors import CheckpointError, OutputError
-from mergestream.runtime.files import make_folder, read_json, reason, sha256_of_json, write_json
+from mergestream.runtime.files import error_text, make_folder, read_json, sha256_of_json, write_json
 from mergestream.serving.audit.log_files import rotated_file, rotated_numbers
 from mergestream.serving.engine.encoding import is_whole
 from mergestream.serving.engine.registry import NAME
@@ -131,7 +131,7 @@ class StateFolder:
             temporary.write_text(json.dumps(content), encoding="utf-8")
             temporary.replace(path)
         except OSError as error:
-            raise OutputError(f"Cannot write {path}: {reason(error)}.") from error
+            raise OutputError(f"Cannot write {path}: {error_text(error)}.") from error
 
     def delete(self, name: str) -> None:
         (self.folder / f"{name}.json").unlink(missing_ok=True)

@@ -17,7 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mergestream.runtime.errors import InputError
-from mergestream.runtime.files import reason
+from mergestream.runtime.files import error_text
 from mergestream.serving.http.app import create_app
 from mergestream.serving.http.problems import MEDIA_TYPE, Problem, document
 from mergestream.serving.service import Service
@@ -162,7 +162,7 @@ def _config(service: Service, address: Address) -> uvicorn.Config:
         )
         config.load()
     except OSError as error:  # ssl.SSLError too
-        raise InputError(f"The TLS certificate or its key cannot be used: {reason(error) or error}.") from error
+        raise InputError(f"The TLS certificate or its key cannot be used: {error_text(error) or error}.") from error
     return config
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mergestream.runtime.errors import InputError, OutputError
-from mergestream.runtime.files import reason
+from mergestream.runtime.files import error_text
 from mergestream.runtime.option_checks import one_of
 
 CLIENT, ADMINISTRATOR = "client", "administrator"
@@ -92,7 +92,7 @@ def create_token(file: Path, role: str, name: str) -> str:
         with os.fdopen(handle, "w", encoding="utf-8") as opened:
             opened.write(("\n" if content and not content.endswith("\n") else "") + line + "\n")
     except OSError as error:
-        raise OutputError(f"Cannot write {file}: {reason(error)}.") from error
+        raise OutputError(f"Cannot write {file}: {error_text(error)}.") from error
     return token
 
 
@@ -113,7 +113,7 @@ def _require_private(file: Path) -> None:
     try:
         mode = stat.S_IMODE(file.stat().st_mode)
     except OSError as error:
-        raise InputError(f"The tokens {file} cannot be read: {reason(error)}.") from error
+        raise InputError(f"The tokens {file} cannot be read: {error_text(error)}.") from error
     if mode & 0o022:
         raise InputError(f"Others on this machine may write tokens into {file}. Run: chmod 600 {file}")
 

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from mergestream.networks.library_preprocessing import PILLOW_FILTERS
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import InputError
 
-RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 Values = Mapping[str, Any]
 
 
-def pixels_of(size: int | None, mean: str | None, std: str | None, interpolation: str | None) -> dict[str, Any]:
+def pixel_options(size: int | None, mean: str | None, std: str | None, interpolation: str | None) -> dict[str, Any]:
     """What the command line says of pixels, less what it leaves out."""
     numbers = {"mean": mean, "std": std}
     try:
@@ -23,7 +23,7 @@ def pixels_of(size: int | None, mean: str | None, std: str | None, interpolation
     return {**found, **{key: value for key, value in given.items() if value is not None}}
 
 
-def pixels_in(config: Values, processor: Values) -> dict[str, Any]:
+def pixel_config(config: Values, processor: Values) -> dict[str, Any]:
     """timm's configuration and Hugging Face's processor say how pixels were normalised in training."""
     timms = config.get("pretrained_cfg")
     found = {key: timms.get(key) for key in ("mean", "std", "interpolation")} if isinstance(timms, dict) else {}
@@ -37,7 +37,7 @@ def pixels_in(config: Values, processor: Values) -> dict[str, Any]:
         if processor.get("do_normalize") is False:
             found |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
         resample = processor.get("resample")
-        found["interpolation"] = dict(enumerate(RESAMPLING)).get(resample)  # type: ignore[arg-type]
+        found["interpolation"] = dict(enumerate(PILLOW_FILTERS)).get(resample)  # type: ignore[arg-type]
         found["size"] = _size(processor.get("size")) if "image_size" not in config else None
     return {key: tuple(v) if isinstance(v, list) else v for key, v in found.items() if v is not None}
 
@@ -49,7 +49,7 @@ def _size(value: Any) -> tuple[int, int] | None:
     return (value, value) if isinstance(value, int) else None
 
 
-def preprocessing_of(found: Preprocessing | None, known: Values) -> Preprocessing | None:
+def merged_preprocessing(found: Preprocessing | None, known: Values) -> Preprocessing | None:
     if not known:
         return found
     if found is not None:

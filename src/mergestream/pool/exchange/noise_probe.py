@@ -19,14 +19,14 @@ PROBES = 16
 
 
 @dataclass(frozen=True)
-class Reading:
+class ProbeResult:
     """How large an expert's head is, and by how much its first answer leads on noise; None where it cannot be run."""
 
     head_norm: float
     lead: float | None = None
 
 
-class Gauge:
+class NoiseProbe:
     """Reads experts of one architecture, one at a time, so that a large pool needs the memory of one expert."""
 
     def __init__(self, card: ExpertCard, folder: Path) -> None:
@@ -44,16 +44,16 @@ class Gauge:
                     f"Expert '{card.name}' names {len(card.classes)} classes, its head answers {answers}."
                 )
 
-    def read(self, folder: Path, card: ExpertCard) -> Reading:
+    def read(self, folder: Path, card: ExpertCard) -> ProbeResult:
         """Refuses weights whose hash is not the card's, that do not fit the network, or that are not finite."""
         state, owner = open_weights(folder, card), f"Expert '{card.name}'"
         if self._layout is None:
-            return Reading(self._read_unbuilt(state, owner))
+            return ProbeResult(self._read_unbuilt(state, owner))
         row = torch.empty(self._layout.size, dtype=torch.float32)
         integers = self._layout.write_row(state, row, owner)
         norm = float(row[self._layout.encoder_size :].norm())
         if self._probes is None:
-            return Reading(norm)
+            return ProbeResult(norm)
         assert self._network is not None
         module = self._layout.attach(self._network.module, row, integers).eval()
         try:
@@ -63,7 +63,7 @@ class Gauge:
             size = tuple(self._probes.shape[2:])
             why = str(error).split("\n")[0]
             raise CheckpointError(f"{owner} cannot take pictures of its own size {size}: {why}") from error
-        return Reading(norm, lead_of(require_finite(logits, owner)))
+        return ProbeResult(norm, mean_lead(require_finite(logits, owner)))
 
     def _read_unbuilt(self, state: Mapping[str, Tensor], owner: str) -> float:
         assert self._shapes is not None
@@ -89,7 +89,7 @@ def probes(preprocessing: Preprocessing) -> Tensor:
     return preprocessing((torch.cat([white, clouds]) * 255).to(torch.uint8))
 
 
-def lead_of(logits: Tensor) -> float:
+def mean_lead(logits: Tensor) -> float:
     """By how much the first logit leads the mean of the others, on average over logits [B,C]."""
     if logits.shape[-1] < 2:
         return 0.0

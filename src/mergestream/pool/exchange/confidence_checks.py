@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mergestream.pool.checkpoint import ExpertCard
-from mergestream.pool.exchange.gauge import Reading
+from mergestream.pool.exchange.noise_probe import ProbeResult
 
 # Honest phantom experts lie within a factor of 2 of each other and of 2.5 of their own loss (docs/pools.md).
 FACTOR = 8.0
@@ -18,7 +18,7 @@ LARGEST_ECE = 0.25
 TEMPERATURES = (0.25, 4.0)
 
 
-def confidence_warnings(card: ExpertCard, reading: Reading, others: Sequence[Reading]) -> list[str]:
+def confidence_warnings(card: ExpertCard, reading: ProbeResult, others: Sequence[ProbeResult]) -> list[str]:
     """What stands out in an expert's card, in its head, and in its answers to noise; empty where nothing does."""
     found = [*_in_its_card(card), *_against_its_loss(card, reading), *_against_others(reading, others)]
     return [f"Expert '{card.name}' {sentence} Ask the site how it was trained." for sentence in found]
@@ -42,7 +42,7 @@ def _in_its_card(card: ExpertCard) -> list[str]:
     return found
 
 
-def _against_its_loss(card: ExpertCard, reading: Reading) -> list[str]:
+def _against_its_loss(card: ExpertCard, reading: ProbeResult) -> list[str]:
     """A loss L gives the truth log((C-1) / (e^L - 1)) of log-odds over one other class: the lead to expect."""
     loss = _validation(card, "nll")
     if loss is None or reading.lead is None or not 0 < loss < math.log(len(card.classes)):
@@ -56,7 +56,7 @@ def _against_its_loss(card: ExpertCard, reading: Reading) -> list[str]:
     return []
 
 
-def _against_others(reading: Reading, others: Sequence[Reading]) -> list[str]:
+def _against_others(reading: ProbeResult, others: Sequence[ProbeResult]) -> list[str]:
     found = []
     leads = [other.lead for other in others if other.lead is not None]
     if reading.lead is not None and leads:

@@ -14,7 +14,7 @@ NOT_ARGUMENTS = (
 Values = Mapping[str, Any]
 
 
-def build_network(name: str, classes: tuple[str, ...], config: Values, arguments: Values) -> Network:
+def network_by_name(name: str, classes: tuple[str, ...], config: Values, arguments: Values) -> Network:
     """By timm name, or 'torchvision:NAME', 'transformers:CLASS', 'monai:CLASS'; `config` lay with the weights."""
     library, _, rest = name.rpartition(":")
     if library == "transformers":

@@ -8,9 +8,9 @@ import torch
 
 from mergestream.pool.bank import require_some
 from mergestream.pool.checkpoint import ExpertCard, open_weights
-from mergestream.pool.exchange.confidence import confidence_warnings
-from mergestream.pool.exchange.folder import PoolFolder
-from mergestream.pool.exchange.gauge import Gauge, Reading
+from mergestream.pool.exchange.confidence_checks import confidence_warnings
+from mergestream.pool.exchange.noise_probe import NoiseProbe, ProbeResult
+from mergestream.pool.exchange.pool_folder import PoolFolder
 from mergestream.pool.statistics import read_statistics
 from mergestream.runtime.errors import CheckpointError, MergestreamError
 
@@ -18,12 +18,12 @@ COMPARED = {"architecture": "network", "head": "head", "classes": "classes", "pr
 
 
 @dataclass(frozen=True)
-class Findings:
+class CheckResult:
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
-def examine(pool: PoolFolder, folder: Path, card: ExpertCard) -> Findings:
+def check_expert(pool: PoolFolder, folder: Path, card: ExpertCard) -> CheckResult:
     """An expert in any folder, held to the pool's other experts and its base; every sentence at once."""
     problems = said(require_some, {card.name: card})
     others = pool.others(card.name)
@@ -31,17 +31,17 @@ def examine(pool: PoolFolder, folder: Path, card: ExpertCard) -> Findings:
     differences = differences_between(card, reference)
     problems += [*differences, *base_problems(card, pool.base)]
     if differences:
-        return Findings((*problems, *said(open_weights, folder, card)), ())
+        return CheckResult((*problems, *said(open_weights, folder, card)), ())
     home = folder if reference is card else pool.folder(reference.name)
-    gauge = Gauge(reference, home)
-    readings: list[Reading] = []
+    gauge = NoiseProbe(reference, home)
+    readings: list[ProbeResult] = []
     problems += said(lambda: readings.append(gauge.read(folder, card)))
     problems += said(require_statistics, folder, card)
     if problems:
-        return Findings(tuple(problems), ())
+        return CheckResult(tuple(problems), ())
     theirs = [gauge.read(pool.folder(other.name), other) for other in others]
     warnings = [*base_warnings(card, others, pool.base), *confidence_warnings(card, readings[0], theirs)]
-    return Findings((), tuple(warnings))
+    return CheckResult((), tuple(warnings))
 
 
 def said(check: Callable[..., object], *arguments: object) -> list[str]:

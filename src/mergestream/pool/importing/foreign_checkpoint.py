@@ -20,20 +20,20 @@ IN_FOLDERS = ("model.safetensors", "pytorch_model.bin")
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ForeignCheckpoint:
     """A checkpoint's file, and the folder its configuration may lie in."""
 
     path: Path
     tensors: dict[str, Tensor]
 
 
-def read_foreign(given: Path) -> Foreign:
+def read_foreign(given: Path) -> ForeignCheckpoint:
     """A .safetensors file, a PyTorch file, or a Hugging Face folder with one of them."""
     path = _file_of(given)
     if path.suffix == ".safetensors":
         file = WeightsFile(path)
-        return Foreign(path, {name: file[name] for name in file})
-    return Foreign(path, _state_in(_unpickled(path), path))
+        return ForeignCheckpoint(path, {name: file[name] for name in file})
+    return ForeignCheckpoint(path, _state_in(_unpickled(path), path))
 
 
 def _file_of(given: Path) -> Path:
@@ -82,7 +82,7 @@ def _is_mapping(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
-def fitted_names(
+def without_prefixes(
     tensors: Mapping[str, Tensor], needed: Collection[str], ignore: Sequence[str], where: Path
 ) -> dict[str, Tensor]:
     """The tensors under the network's own names: wrappers' prefixes off, and what the user says is no part of it."""

@@ -14,11 +14,16 @@ from mergestream.networks.architecture import Network
 from mergestream.networks.flat_layout import Layout
 from mergestream.networks.head import count_classes, find_head
 from mergestream.pool.checkpoint import ExpertCard, write_expert
-from mergestream.pool.exchange.folder import require_free
-from mergestream.pool.importing.hugging_face import in_todays_names
-from mergestream.pool.importing.networks import build_network
-from mergestream.pool.importing.pixels import pixels_in, preprocessing_of
-from mergestream.pool.importing.unpacking import Foreign, fitted_names, read_foreign, require_names
+from mergestream.pool.exchange.pool_folder import require_new_folder
+from mergestream.pool.importing.foreign_checkpoint import (
+    ForeignCheckpoint,
+    read_foreign,
+    require_names,
+    without_prefixes,
+)
+from mergestream.pool.importing.hugging_face import with_current_names
+from mergestream.pool.importing.network_by_name import network_by_name
+from mergestream.pool.importing.pixel_settings import merged_preprocessing, pixel_config
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.files import sha256_of_file
 from mergestream.runtime.option_text import parse_value
@@ -42,13 +47,13 @@ def import_expert(
 
     `pixels` (size, mean, std, interpolation) says what the network expects, where that is not known or was another.
     """
-    require_free(out)
+    require_new_folder(out)
     foreign = read_foreign(file)
     config = _json_beside(foreign.path, "config.json")
-    built = build_network(network, tuple(classes), config, dict(arguments or {}))
+    built = network_by_name(network, tuple(classes), config, dict(arguments or {}))
     built = replace(built, head=find_head(built.module, head)) if head else built
-    known = {**pixels_in(config, _json_beside(foreign.path, "preprocessor_config.json")), **(pixels or {})}
-    built = replace(built, preprocessing=preprocessing_of(built.preprocessing, known))
+    known = {**pixel_config(config, _json_beside(foreign.path, "preprocessor_config.json")), **(pixels or {})}
+    built = replace(built, preprocessing=merged_preprocessing(built.preprocessing, known))
     answers = count_classes(built.module, built.head)
     if answers not in (None, len(classes)):
         raise InputError(f"{len(classes)} classes were given, but the head {built.head} answers {answers}.")
@@ -58,7 +63,7 @@ def import_expert(
     return write_expert(out, state, card)
 
 
-def arguments_of(pairs: Sequence[str]) -> dict[str, Any]:
+def network_arguments(pairs: Sequence[str]) -> dict[str, Any]:
     """'img_size=126' as a name and a value, spelt as options are everywhere."""
     found: dict[str, Any] = {}
     for pair in pairs:
@@ -89,14 +94,14 @@ def _json_beside(path: Path, name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _fitted(foreign: Foreign, network: Network, ignore: Sequence[str]) -> dict[str, Tensor]:
+def _fitted(foreign: ForeignCheckpoint, network: Network, ignore: Sequence[str]) -> dict[str, Tensor]:
     """The file's tensors in the network's order; a misfit of names, shapes, types or numbers is refused."""
     layout = Layout.of(network.module, network.head)
     needed = {entry.name for entry in layout.entries} | set(layout.integers)
     allowed = needed | {name for entry in layout.entries for name in entry.tied}
-    tensors = fitted_names(foreign.tensors, allowed, ignore, foreign.path)
+    tensors = without_prefixes(foreign.tensors, allowed, ignore, foreign.path)
     if network.architecture.library == "transformers" and not needed <= set(tensors):
-        tensors = in_todays_names(network.module, tensors, foreign.path)
+        tensors = with_current_names(network.module, tensors, foreign.path)
     require_names(tensors, needed, allowed, foreign.path)
     kinds = sorted({tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}, key=str)
     row = torch.empty(layout.size, dtype=reduce(torch.promote_types, kinds))

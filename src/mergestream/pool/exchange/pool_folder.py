@@ -22,10 +22,10 @@ from mergestream.pool.checkpoint import (
 from mergestream.pool.pool_files import expert_folders
 from mergestream.runtime.errors import CheckpointError, InputError, OutputError, PoolError
 from mergestream.runtime.files import (
-    folder_written_whole,
-    held_by_one_process,
+    atomic_folder,
+    error_text,
+    process_lock,
     read_json,
-    reason,
     sha256_of_file,
     write_atomically,
     write_json,
@@ -67,24 +67,24 @@ def read_pool(pool: Path) -> PoolFolder:
 
 
 @contextmanager
-def pool_for_change(pool: Path) -> Iterator[PoolFolder]:
+def locked_pool(pool: Path) -> Iterator[PoolFolder]:
     """The pool as it is now, while no other process changes it."""
     root = pool_root(pool)
-    with held_by_one_process(root):
+    with process_lock(root):
         yield read_pool(root)
 
 
 @contextmanager
-def pool_changed_whole(root: Path) -> Iterator[Path]:
+def changed_pool(root: Path) -> Iterator[Path]:
     """A second pool folder to change, which takes the pool's place in one step when the block ends without error.
 
     Files that stay are hard links, so nothing large is copied; whatever else lies in the pool is carried over too.
     """
-    with folder_written_whole(root, lambda _: True) as scratch:
+    with atomic_folder(root, lambda _: True) as scratch:
         try:
             shutil.copytree(root, scratch, copy_function=_link, symlinks=True, dirs_exist_ok=True)
         except (OSError, shutil.Error) as error:
-            raise OutputError(f"Cannot copy the pool {root} to change it: {reason(error)}.") from error
+            raise OutputError(f"Cannot copy the pool {root} to change it: {error_text(error)}.") from error
         yield scratch
 
 
@@ -95,14 +95,14 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
-def card_in(folder: Path) -> ExpertCard:
+def read_any_card(folder: Path) -> ExpertCard:
     """The card in a folder of any name: a site's parcel, or a kept version."""
     if not folder.is_dir():
         raise CheckpointError(f"There is no folder {folder}. An expert is a folder with {WEIGHTS} and {CARD}.")
     return ExpertCard.from_json(read_json(folder / CARD, SCHEMA_VERSION), folder / CARD)
 
 
-def put_expert(folder: Path, source: Path, card: ExpertCard) -> None:
+def copy_expert(folder: Path, source: Path, card: ExpertCard) -> None:
     """Copy an expert's files into `folder`; what was checked must be what arrives."""
     for name in (WEIGHTS, STATISTICS):
         if (source / name).is_file():
@@ -120,7 +120,7 @@ def remove_expert(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def require_free(out: Path) -> None:
+def require_new_folder(out: Path) -> None:
     """An expert folder is named as its expert, and never written over another."""
     require_name(out.name)
     if out.name == BASE:

@@ -14,16 +14,16 @@ from mergestream.pool.checkpoint import (
     open_weights,
     read_card,
 )
-from mergestream.pool.exchange.checks import (
+from mergestream.pool.exchange.confidence_checks import confidence_warnings
+from mergestream.pool.exchange.expert_checks import (
     base_problems,
     base_warnings,
     differences_between,
     require_statistics,
     said,
 )
-from mergestream.pool.exchange.confidence import confidence_warnings
-from mergestream.pool.exchange.folder import card_in, pool_root
-from mergestream.pool.exchange.gauge import Gauge, Reading
+from mergestream.pool.exchange.noise_probe import NoiseProbe, ProbeResult
+from mergestream.pool.exchange.pool_folder import pool_root, read_any_card
 from mergestream.pool.exchange.versions import kept_versions, versions_folder
 from mergestream.pool.pool_files import ORDER, candidates_folder
 from mergestream.runtime.errors import MergestreamError
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Verification:
+class PoolVerification:
     experts: tuple[str, ...]
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -47,7 +47,7 @@ class Verification:
         return {"sound": self.sound, **{key: list(values) for key, values in lists.items()}}
 
 
-def verify_pool(pool: Path) -> Verification:
+def verify_pool(pool: Path) -> PoolVerification:
     """The pool, the candidates and the kept versions beside it: hashes, cards, order, base, statistics, weights."""
     root = pool_root(pool)
     inspector = _Inspector(root)
@@ -57,10 +57,10 @@ def verify_pool(pool: Path) -> Verification:
     if runs.is_dir():
         problems += [f"Candidates: {sentence}" for sentence in _candidate_problems(runs, inspector.cards)]
     problems += list(_version_problems(root))
-    return Verification(tuple(inspector.cards), tuple(problems), tuple(warnings))
+    return PoolVerification(tuple(inspector.cards), tuple(problems), tuple(warnings))
 
 
-def in_words(found: Verification) -> list[str]:
+def in_words(found: PoolVerification) -> list[str]:
     """What is wrong, what stands out, and the verdict last."""
     count = len(found.problems)
     verdict = f"Sound: {len(found.experts)} experts." if found.sound else f"NOT sound: {count} problem(s)."
@@ -116,8 +116,8 @@ class _Inspector:
     def _experts(self) -> None:
         """Each expert and the base, held to the first expert and to one another."""
         reference = next(iter(self.cards.values()))
-        gauge = self._tried(Gauge, reference, self.root / reference.name)
-        readings: dict[str, Reading] = {}
+        gauge = self._tried(NoiseProbe, reference, self.root / reference.name)
+        readings: dict[str, ProbeResult] = {}
         for card in (*self.cards.values(), *([self.base] if self.base else [])):
             folder = self.root / card.name
             differences = differences_between(card, reference)
@@ -129,7 +129,7 @@ class _Inspector:
             self.problems += said(require_statistics, folder, card)
         self._doubts(readings)
 
-    def _doubts(self, readings: dict[str, Reading]) -> None:
+    def _doubts(self, readings: dict[str, ProbeResult]) -> None:
         for card in self.cards.values():
             others = [other for other in self.cards.values() if other is not card]
             self.warnings += base_warnings(card, others, self.base)
@@ -169,6 +169,6 @@ def _version_problems(root: Path) -> Iterator[str]:
 
 
 def _require_whole(folder: Path) -> None:
-    card = card_in(folder)
+    card = read_any_card(folder)
     open_weights(folder, card)
     require_statistics(folder, card)
