@@ -30,7 +30,8 @@ from mergestream.bench.report.figures import new_figure
 from mergestream.bench.report.tables import to_markdown
 from mergestream.data.datasets import Dataset, load_dataset
 from mergestream.networks.architecture import from_architecture
-from mergestream.pool.checkpoint import BASE, ExpertCard, open_weights, read_card, write_expert
+from mergestream.pool.checkpoint import open_weights, write_expert
+from mergestream.pool.expert_card import BASE, ExpertCard, read_card
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.seeding import cpu_threads
 from mergestream.training import fit, train_expert, write_start

@@ -42,7 +42,8 @@ def write_pool(folder: Path, network: str, experts: int) -> None:
     import torch
 
     from mergestream.networks.architecture import create_network
-    from mergestream.pool.checkpoint import ExpertCard, write_expert
+    from mergestream.pool.checkpoint import write_expert
+    from mergestream.pool.expert_card import ExpertCard
 
     classes = ("a", "b", "c", "d", "e", "f", "g")
     for number in range(experts):

@@ -19,7 +19,7 @@ import torch
 
 from mergestream.bench.engine.benchmark import run_bench
 from mergestream.bench.engine.request import plan_from as bench_plan
-from mergestream.pool.checkpoint import BASE, library_versions, read_card
+from mergestream.pool.expert_card import BASE, library_versions, read_card
 from mergestream.runtime.option_text import parse_value
 from mergestream.runtime.parallel import quiet, run_jobs
 from mergestream.training import Recipe

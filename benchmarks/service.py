@@ -33,7 +33,8 @@ from provenance import provenance
 import mergestream as ms
 from mergestream.bench.demo.demo import MICRO
 from mergestream.networks.architecture import create_network
-from mergestream.pool.checkpoint import BASE, ExpertCard, write_expert
+from mergestream.pool.checkpoint import write_expert
+from mergestream.pool.expert_card import BASE, ExpertCard
 from mergestream.serving.audit.log_files import raw_lines
 from mergestream.serving.audit.verification import verify
 

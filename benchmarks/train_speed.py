@@ -20,7 +20,7 @@ import torch
 
 from mergestream.data.datasets.opening import DataRequest, open_data
 from mergestream.networks.architecture import create_network, logits_of
-from mergestream.pool.checkpoint import library_versions
+from mergestream.pool.expert_card import library_versions
 from mergestream.runtime.parallel import quiet
 from mergestream.training import Recipe, augmentation
 from mergestream.training.initial_weights import encoder_weights

@@ -28,7 +28,8 @@ from mergestream.bench.drift.drift_text import drift_in_words
 from mergestream.bench.drift.layers import component_of, layers_of, places_by_name, places_of
 from mergestream.bench.drift.weights import BY_NAME, Drift, analyse_drift
 from mergestream.networks.architecture import create_network
-from mergestream.pool.checkpoint import ExpertCard, write_expert
+from mergestream.pool.checkpoint import write_expert
+from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import CheckpointError, InputError, PoolError
 from mergestream.runtime.parallel import quiet
 

@@ -20,7 +20,8 @@ from conftest import CLASSES, HandWritten, make_experts, make_images, make_pool,
 from mergestream.networks.architecture import Architecture, create_network, from_module
 from mergestream.networks.head import find_head
 from mergestream.networks.library_preprocessing import find_preprocessing
-from mergestream.pool.checkpoint import ExpertCard, read_card, write_expert
+from mergestream.pool.checkpoint import write_expert
+from mergestream.pool.expert_card import ExpertCard, read_card
 from mergestream.training import Recipe, train_base, train_expert
 
 NETWORK = create_network(
@@ -188,7 +189,8 @@ def flush(path):
     if path == Path(sys.argv[1]).parent and Path(sys.argv[1]).exists():
         os.kill(os.getpid(), signal.SIGKILL)  # right after the swap, before any tidying up
 files._flush = flush
-from mergestream.pool.checkpoint import read_card, write_expert
+from mergestream.pool.checkpoint import write_expert
+from mergestream.pool.expert_card import read_card
 import torch
 card = read_card(Path(sys.argv[1]))
 write_expert(Path(sys.argv[1]), {"other": torch.zeros(3)}, card)

@@ -16,7 +16,8 @@ from conftest import HandWritten, make_images
 from mergestream.networks.architecture import Architecture, create_network, from_architecture, from_module, logits_of
 from mergestream.networks.head import find_head
 from mergestream.networks.preprocessing import Preprocessing
-from mergestream.pool.checkpoint import ExpertCard, write_expert
+from mergestream.pool.checkpoint import write_expert
+from mergestream.pool.expert_card import ExpertCard
 
 
 @pytest.mark.parametrize(

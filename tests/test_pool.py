@@ -16,7 +16,8 @@ from torch import nn
 import mergestream as ms
 from conftest import CLASSES, NAMES, HandWritten, make_experts, make_images, make_pool, micro_vit
 from mergestream.networks.architecture import create_network
-from mergestream.pool.checkpoint import ExpertCard, read_card, write_expert
+from mergestream.pool.checkpoint import write_expert
+from mergestream.pool.expert_card import ExpertCard, read_card
 from mergestream.runtime.files import write_json, write_text
 
 MICRO = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -410,7 +411,8 @@ FULL_DISK = """
 import resource, signal, sys, torch
 from dataclasses import replace
 from pathlib import Path
-from mergestream.pool.checkpoint import read_card, write_expert
+from mergestream.pool.checkpoint import write_expert
+from mergestream.pool.expert_card import read_card
 from mergestream.runtime.errors import OutputError
 from mergestream.runtime.files import write_text
 folder = Path(sys.argv[1])

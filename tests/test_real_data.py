@@ -13,7 +13,8 @@ import pytest
 import mergestream as ms
 from benching import command, contents
 from mergestream.networks.architecture import create_network
-from mergestream.pool.checkpoint import BASE, ExpertCard, write_expert
+from mergestream.pool.checkpoint import write_expert
+from mergestream.pool.expert_card import BASE, ExpertCard
 from mergestream.runtime.seeding import seeded
 from mergestream.training import Recipe, train_expert
 

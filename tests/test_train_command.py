@@ -21,7 +21,7 @@ from benching import NETWORK, command
 from mergestream.data.datasets.opening import DataRequest
 from mergestream.data.datasets.standins.own import CLASSES, SITES, write_table
 from mergestream.networks.architecture import create_network
-from mergestream.pool.checkpoint import read_card
+from mergestream.pool.expert_card import read_card
 from mergestream.runtime.files import write_atomically
 from mergestream.runtime.parallel import quiet
 from mergestream.training import Recipe, fit, fit_checkpoint

@@ -8,7 +8,7 @@ import torch
 
 import mergestream as ms
 from mergestream.data.datasets import phantom
-from mergestream.pool.checkpoint import read_card
+from mergestream.pool.expert_card import read_card
 from mergestream.training import Recipe, split, train_base, train_expert
 from mergestream.training.temperature import fit_temperature
 

@@ -20,7 +20,7 @@ from mergestream.functional.metrics import (
     summarise_subgroups,
 )
 from mergestream.methods import Step
-from mergestream.pool.checkpoint import library_versions
+from mergestream.pool.expert_card import library_versions
 from mergestream.runtime.errors import CheckpointError
 from mergestream.runtime.files import (
     atomic_folder,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mergestream.functional import class_mix
-from mergestream.pool.checkpoint import ExpertCard
+from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import number, one_of

@@ -7,12 +7,8 @@ import torch
 from torch import Tensor
 
 from mergestream.networks.flat_layout import Integers, Layout
-from mergestream.pool.checkpoint import (
-    BASE,
-    ExpertCard,
-    WeightsFile,
-    require_name,
-)
+from mergestream.pool.checkpoint import WeightsFile
+from mergestream.pool.expert_card import BASE, ExpertCard, require_name
 from mergestream.runtime.errors import PoolError
 
 ORDER = "pool.json"

@@ -21,7 +21,7 @@ from mergestream.networks.flat_layout import Integers, Layout
 from mergestream.networks.head import class_names, count_classes, find_head
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.bank import fill_bank, read_row, require_some
-from mergestream.pool.checkpoint import BASE, ExpertCard
+from mergestream.pool.expert_card import BASE, ExpertCard
 from mergestream.pool.statistics import Statistics
 from mergestream.runtime.errors import PoolError
 

@@ -15,19 +15,8 @@ from torch import Tensor, nn
 from mergestream.networks.architecture import Network, from_architecture, from_module
 from mergestream.networks.flat_layout import Layout
 from mergestream.pool.bank import fill_bank, read_row, require_alike
-from mergestream.pool.checkpoint import (
-    BASE,
-    CARD,
-    PICKLES,
-    SCHEMA_VERSION,
-    WEIGHTS,
-    ExpertCard,
-    holds_only_an_expert,
-    is_expert_folder,
-    open_weights,
-    read_card,
-    write_expert,
-)
+from mergestream.pool.checkpoint import PICKLES, WEIGHTS, holds_only_an_expert, open_weights, write_expert
+from mergestream.pool.expert_card import BASE, CARD, SCHEMA_VERSION, ExpertCard, is_expert_folder, read_card
 from mergestream.pool.parts import Device, Parts, require_classes
 from mergestream.pool.statistics import read_statistics, write_statistics
 from mergestream.runtime.errors import PoolError

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mergestream.data.intake.pictures import Picture
-from mergestream.pool.checkpoint import ExpertCard
+from mergestream.pool.expert_card import ExpertCard
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.metrics import Metrics

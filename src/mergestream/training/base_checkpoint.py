@@ -9,7 +9,8 @@ from torch import Tensor
 
 from mergestream.data.datasets.base import DomainData
 from mergestream.networks.architecture import Network, create_network, from_architecture
-from mergestream.pool.checkpoint import BASE, ExpertCard, open_weights, read_card, write_expert
+from mergestream.pool.checkpoint import open_weights, write_expert
+from mergestream.pool.expert_card import BASE, ExpertCard, read_card
 from mergestream.runtime.errors import NetworkError
 from mergestream.runtime.option_checks import one_of
 from mergestream.runtime.seeding import cpu_threads, seeded

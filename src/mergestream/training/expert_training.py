@@ -6,7 +6,8 @@ from typing import Any
 
 from mergestream.data.datasets.base import DomainData
 from mergestream.networks.architecture import Network, create_network
-from mergestream.pool.checkpoint import CARD, ExpertCard, open_weights, read_card, write_expert
+from mergestream.pool.checkpoint import open_weights, write_expert
+from mergestream.pool.expert_card import CARD, ExpertCard, read_card
 from mergestream.runtime.errors import MergestreamError, TrainingError
 from mergestream.runtime.files import sha256_of_json
 from mergestream.runtime.seeding import seeded

@@ -10,15 +10,8 @@ import torch
 
 from mergestream.data.datasets.opening import open_data
 from mergestream.networks.preprocessing import Preprocessing
-from mergestream.pool.checkpoint import (
-    BASE,
-    CARD,
-    ExpertCard,
-    holds_only_an_expert,
-    open_weights,
-    read_card,
-    write_expert,
-)
+from mergestream.pool.checkpoint import holds_only_an_expert, open_weights, write_expert
+from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
 from mergestream.runtime.errors import MergestreamError, TrainingError
 from mergestream.runtime.files import atomic_folder, sha256_of_json
 from mergestream.training.expert_training import train_expert

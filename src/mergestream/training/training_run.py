@@ -9,7 +9,8 @@ from mergestream.data.datasets import Dataset
 from mergestream.data.datasets.opening import open_data
 from mergestream.networks.architecture import create_network
 from mergestream.networks.preprocessing import Preprocessing
-from mergestream.pool.checkpoint import BASE, CARD, ExpertCard, open_weights, read_card, write_expert
+from mergestream.pool.checkpoint import open_weights, write_expert
+from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.pool_files import candidates_folder
 from mergestream.pool.statistics import write_statistics

@@ -16,7 +16,8 @@ from mergestream.bench.engine.variants import Variant, parse_variants
 from mergestream.bench.records import Run
 from mergestream.data.datasets import Dataset, load_dataset, phantom
 from mergestream.data.datasets.opening import DataRequest
-from mergestream.pool.checkpoint import BASE, ExpertCard, holds_only_an_expert, library_versions
+from mergestream.pool.checkpoint import holds_only_an_expert
+from mergestream.pool.expert_card import BASE, ExpertCard, library_versions
 from mergestream.runtime.errors import MergestreamError
 from mergestream.runtime.files import atomic_folder, make_folder, read_json, write_json
 from mergestream.runtime.parallel import Track, run_jobs

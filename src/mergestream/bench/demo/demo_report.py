@@ -20,7 +20,7 @@ from mergestream.bench.report.tables import Table, results_table
 from mergestream.data.datasets import Dataset
 from mergestream.data.streams import create_stream
 from mergestream.methods import create_method
-from mergestream.pool.checkpoint import ExpertCard
+from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import MergestreamError
 from mergestream.runtime.files import write_json

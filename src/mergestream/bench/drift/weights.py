@@ -16,8 +16,9 @@ from mergestream.bench.drift.layers import COMPONENTS, Layer, TensorPlace, layer
 from mergestream.bench.drift.slices import TensorFile
 from mergestream.networks.architecture import from_architecture
 from mergestream.pool.bank import require_alike
-from mergestream.pool.checkpoint import BASE, CARD, ExpertCard, open_weights
+from mergestream.pool.checkpoint import open_weights
 from mergestream.pool.exchange.pool_folder import PoolFolder, read_pool
+from mergestream.pool.expert_card import BASE, CARD, ExpertCard
 from mergestream.runtime.errors import CheckpointError, MergestreamError, PoolError
 from mergestream.runtime.parallel import Advance, Track, quiet
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mergestream.data.datasets import DomainData
 from mergestream.data.datasets.trees import plain_name
-from mergestream.pool.checkpoint import BASE, CARD, ExpertCard, read_card
+from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import PoolError
 

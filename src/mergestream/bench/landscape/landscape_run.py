@@ -22,7 +22,7 @@ from mergestream.data.datasets import Dataset, DomainData
 from mergestream.data.datasets.opening import DataRequest, open_data
 from mergestream.data.datasets.trees import plain_name
 from mergestream.data.streams import Stream, create_stream, iid, parse_stream
-from mergestream.pool.checkpoint import library_versions
+from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.files import make_folder, write_atomically

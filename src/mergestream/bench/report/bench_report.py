@@ -12,7 +12,7 @@ from mergestream.bench.analysis.comparison import ORACLE, SINGLES, Duel, Row, in
 from mergestream.bench.analysis.standings import Standing
 from mergestream.bench.analysis.subgroups import SubgroupRow
 from mergestream.bench.report.tables import Table, duels_table, results_table, to_latex, to_markdown
-from mergestream.pool.checkpoint import library_versions
+from mergestream.pool.expert_card import library_versions
 from mergestream.runtime.files import write_json, write_text
 
 SCHEMA_VERSION = 1

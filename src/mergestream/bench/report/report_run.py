@@ -23,7 +23,7 @@ from mergestream.bench.report.report import write_report
 from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.data.datasets import DATASETS
 from mergestream.data.datasets.sources import GeneratedSource
-from mergestream.pool.checkpoint import is_expert_folder, read_card
+from mergestream.pool.expert_card import is_expert_folder, read_card
 from mergestream.runtime.errors import MergestreamError
 from mergestream.runtime.files import read_json
 from mergestream.runtime.parallel import Track

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mergestream.pool.checkpoint import ExpertCard
+from mergestream.pool.expert_card import ExpertCard
 
 
 def training_in_words(trained: Sequence[tuple[ExpertCard, Sequence[str | None]]], out: Path) -> list[str]:

@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mergestream.pool.checkpoint import ExpertCard
 from mergestream.pool.exchange.expert_checks import base_problems, check_expert
 from mergestream.pool.exchange.pool_folder import (
     PoolFolder,
@@ -15,6 +14,7 @@ from mergestream.pool.exchange.pool_folder import (
     remove_expert,
 )
 from mergestream.pool.exchange.versions import current_version, previous_version, save_version
+from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.pool_files import write_order
 from mergestream.runtime.errors import PoolError, unknown_name
 

@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from mergestream.pool.checkpoint import ExpertCard
 from mergestream.pool.exchange.noise_probe import ProbeResult
+from mergestream.pool.expert_card import ExpertCard
 
 # Honest phantom experts lie within a factor of 2 of each other and of 2.5 of their own loss (docs/pools.md).
 FACTOR = 8.0

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mergestream.pool.checkpoint import ExpertCard
 from mergestream.pool.exchange.pool_folder import PoolFolder, read_any_card, read_pool
 from mergestream.pool.exchange.versions import current_version, kept_versions
+from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import PoolError
 
 COLUMNS = ("expert", "domain", "accuracy", "temperature", "version", "kept", "sha-256")

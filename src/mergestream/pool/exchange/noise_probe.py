@@ -12,7 +12,8 @@ from mergestream.networks.architecture import Network, from_architecture, logits
 from mergestream.networks.flat_layout import Layout
 from mergestream.networks.head import count_classes
 from mergestream.networks.preprocessing import Preprocessing
-from mergestream.pool.checkpoint import ExpertCard, open_weights
+from mergestream.pool.checkpoint import open_weights
+from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import CheckpointError
 
 PROBES = 16

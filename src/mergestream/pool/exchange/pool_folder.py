@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from mergestream.pool.checkpoint import (
+from mergestream.pool.checkpoint import STATISTICS, WEIGHTS
+from mergestream.pool.expert_card import (
     BASE,
     CARD,
     SCHEMA_VERSION,
-    STATISTICS,
-    WEIGHTS,
     ExpertCard,
     is_expert_folder,
     read_card,

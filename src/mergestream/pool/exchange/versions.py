@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from mergestream.pool.checkpoint import STATISTICS, WEIGHTS, ExpertCard
+from mergestream.pool.checkpoint import STATISTICS, WEIGHTS
 from mergestream.pool.exchange.pool_folder import copy_expert, read_any_card
+from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import PoolError
 from mergestream.runtime.files import atomic_folder, sha256_of_file
 

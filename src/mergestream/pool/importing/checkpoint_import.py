@@ -13,8 +13,9 @@ from torch import Tensor
 from mergestream.networks.architecture import Network
 from mergestream.networks.flat_layout import Layout
 from mergestream.networks.head import count_classes, find_head
-from mergestream.pool.checkpoint import ExpertCard, write_expert
+from mergestream.pool.checkpoint import write_expert
 from mergestream.pool.exchange.pool_folder import require_new_folder
+from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.importing.foreign_checkpoint import (
     ForeignCheckpoint,
     read_foreign,

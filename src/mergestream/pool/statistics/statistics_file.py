@@ -14,7 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mergestream.pool.checkpoint import STATISTICS, ExpertCard, WeightsFile
+from mergestream.pool.checkpoint import STATISTICS, WeightsFile
+from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import CheckpointError
 from mergestream.runtime.files import write_atomically
 

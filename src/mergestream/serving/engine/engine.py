@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from mergestream.data.intake.pictures import Picture
 from mergestream.methods import create_method
-from mergestream.pool.checkpoint import library_versions
+from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, OutputError, PoolError
 from mergestream.serving.engine.answers import Answer, answer_of, input_of, measured

@@ -8,7 +8,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from mergestream.pool.checkpoint import version_of
+from mergestream.pool.expert_card import version_of
 from mergestream.serving.http.gate import GUARDED, Gate
 from mergestream.serving.http.problems import problem_of, response
 from mergestream.serving.http.routes import health_routes, image_routes, page_routes, pool_routes, stream_routes

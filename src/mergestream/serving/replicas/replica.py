@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from mergestream.pool.checkpoint import ExpertCard
+from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import MergestreamError
 from mergestream.serving.engine_request import EngineRequest, open_engine
 from mergestream.serving.opening import Opened

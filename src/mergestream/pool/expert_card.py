@@ -1,0 +1,124 @@
+"""The card of an expert, `expert.json`: everything about it but its weights."""
+
+import importlib.metadata
+import math
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mergestream.networks.architecture import Architecture, Network
+from mergestream.networks.preprocessing import Preprocessing
+from mergestream.runtime.errors import CheckpointError, MergestreamError
+from mergestream.runtime.files import read_json
+
+SCHEMA_VERSION = 1
+CARD, BASE = "expert.json", "base"
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._ -]{0,99}")
+
+
+@dataclass(frozen=True)
+class ExpertCard:
+    """Everything about an expert but its weights. It holds no file or patient names."""
+
+    name: str
+    architecture: Architecture
+    head: tuple[str, ...]
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing | None
+    domain: str | None = None
+    class_counts: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    temperature: float = 1.0
+    weights_sha256: str = ""
+    base_sha256: str | None = None
+    library_versions: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        problem = _problem(self)
+        if problem:
+            raise CheckpointError(f"The card of expert {self.name!r} is not valid: {problem}.")
+
+    @classmethod
+    def for_network(cls, name: str, network: Network, classes: tuple[str, ...], **details: Any) -> "ExpertCard":
+        return cls(name, network.architecture, network.head, classes, network.preprocessing, **details)
+
+    def to_json(self) -> dict[str, Any]:
+        value = asdict(self)
+        value["network"] = value.pop("architecture")
+        return {"schema_version": SCHEMA_VERSION, **value}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], where: Path) -> "ExpertCard":
+        try:
+            fields = {name: value[name] for name in cls.__dataclass_fields__ if name != "architecture"}
+            fields["architecture"] = Architecture(**value["network"])
+            preprocessing = value["preprocessing"]
+            fields["preprocessing"] = Preprocessing.from_json(preprocessing) if preprocessing else None
+            for name in ("classes", "head"):
+                fields[name] = tuple(value[name]) if isinstance(value[name], list) else value[name]
+            return cls(**fields)
+        except (KeyError, TypeError, ValueError, AttributeError, MergestreamError) as error:
+            raise CheckpointError(f"{where} is not an expert card: {error!r}.") from error
+
+
+def require_name(name: Any) -> str:
+    """An expert's name is its folder's, so it must be one plain path component."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise CheckpointError(
+            f"{name!r} cannot name an expert: use letters, digits, '.', '_', '-' and spaces, at most 100, "
+            f"not starting with a dot or a space."
+        )
+    return name
+
+
+def _problem(card: ExpertCard) -> str | None:
+    """What is wrong with a card's fields, in words; None where nothing is."""
+    require_name(card.name)
+    texts = {"classes": card.classes, "head": card.head}
+    for what, values in texts.items():
+        listed = isinstance(values, tuple) and values and all(isinstance(value, str) for value in values)
+        if not listed or len(set(values)) != len(values):
+            return f"{what} must be a list of different names, got {values!r}"
+    if not isinstance(card.temperature, int | float) or not 0 < card.temperature < math.inf:
+        return f"temperature must be a number above 0, got {card.temperature!r}"
+    counts = card.class_counts
+    if not isinstance(counts, dict) or not all(type(n) is int and n >= 0 for n in counts.values()):
+        return f"class_counts must be whole numbers by class, got {counts!r}"
+    strangers = [name for name in counts if name not in card.classes]
+    if strangers:
+        return f"class_counts names '{strangers[0]}', which is none of its classes {', '.join(card.classes)}"
+    for what in ("metrics", "recipe", "library_versions"):
+        if not isinstance(getattr(card, what), dict):
+            return f"{what} must be an object"
+    for what in ("domain", "base_sha256"):
+        if not isinstance(getattr(card, what), str | None):
+            return f"{what} must be text or null"
+    return None
+
+
+def read_card(folder: Path) -> ExpertCard:
+    """The card of an expert folder, whose name must be the folder's."""
+    card = ExpertCard.from_json(read_json(folder / CARD, SCHEMA_VERSION), folder / CARD)
+    if card.name != folder.name:
+        raise CheckpointError(f"{folder / CARD} is the card of '{card.name}', but its folder is '{folder.name}'.")
+    return card
+
+
+def is_expert_folder(path: Path) -> bool:
+    return path.is_dir() and (path / CARD).is_file()
+
+
+def library_versions() -> dict[str, str]:
+    names = ("mergestream", "torch", "torchvision", "timm", "safetensors")
+    return {"python": platform.python_version(), **{name: version_of(name) for name in names}}
+
+
+def version_of(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
