@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from benching import command, write_pool
+from benching import command, process, write_pool
 from mergestream.runtime.errors import InputError, UnknownNameError
 from mergestream.serving.engine_request import EngineRequest
 from mergestream.serving.replicas.ray_engines import place_of
@@ -46,7 +46,7 @@ def test_there_is_at_least_one_engine(pool: Path, tmp_path: Path, replicas: int)
 def test_what_several_engines_cannot_share_is_refused_before_anything_is_loaded(pool: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a log of its own"):
         serve(ServeRequest(pool, state=tmp_path / "state", audit=tmp_path / "one.jsonl", replicas=2))
-    done = command("serve", str(pool), "--state", str(tmp_path / "state"), "--replicas", "0")
+    done = process("serve", str(pool), "--state", str(tmp_path / "state"), "--replicas", "0")
     assert (done.returncode, "--replicas" in done.stderr) == (2, True), done.stderr
 
 
@@ -103,7 +103,7 @@ def test_engines_that_cannot_open_their_pool_say_which_file_it_is(pool: Path, tm
     shutil.copytree(pool, bad)
     weights = bad / "lyon" / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
-    done = command("serve", str(bad), "--port", "0", "--state", str(tmp_path / "state"), "--replicas", "2")
+    done = process("serve", str(bad), "--port", "0", "--state", str(tmp_path / "state"), "--replicas", "2")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"mergestream: {weights} does not match the sha-256")
     assert "Ready" not in done.stderr

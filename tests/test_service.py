@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 import mergestream as ms
-from benching import command, write_pool
+from benching import process, write_pool
 from dicoms import SECRET, dicom
 from mergestream.serving.audit.keys import create_key, read_verifier
 from mergestream.serving.audit.verification import verify
@@ -381,7 +381,7 @@ def test_a_corrupt_pool_is_refused_and_named(pool: Path, tmp_path: Path) -> None
     shutil.copytree(pool, bad)
     weights = sorted(bad.glob("[!b]*/weights.safetensors"))[0]
     weights.write_bytes(weights.read_bytes()[:-4])
-    done = command("serve", str(bad), "--port", "0", "--state", str(tmp_path / "state"))
+    done = process("serve", str(bad), "--port", "0", "--state", str(tmp_path / "state"))
     assert done.returncode == 1
     errors = [line for line in done.stderr.splitlines() if line.startswith("mergestream: ")]
     assert len(errors) == 1

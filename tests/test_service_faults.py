@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benching import command, write_pool
+from benching import command, process, write_pool
 from live_service import LiveService, Senders
 from mergestream.serving.audit.log_files import raw_lines
 from mergestream.serving.audit.verification import Report, verify
@@ -242,7 +242,7 @@ def test_a_damaged_pool_is_refused_by_the_file_s_name(pool: Path, tmp_path: Path
     broken = tmp_path / "pool"
     shutil.copytree(pool, broken)
     damage(broken / "lyon" / name)
-    done = command("serve", str(broken), "--port", "0", "--state", str(tmp_path / "state"))
+    done = process("serve", str(broken), "--port", "0", "--state", str(tmp_path / "state"))
     assert done.returncode == 1
     assert "lyon" in done.stderr
     assert name in done.stderr

@@ -54,31 +54,21 @@ def plan_for(data: Path, *settings: Recipe, **more) -> TrainPlan:
     return TrainPlan(request, "vit_tiny_patch16_224", settings or (QUICK,), ARGUMENTS, **{"init": "random", **more})
 
 
-def line(data: Path, out: Path, *more: str) -> list[str]:
+def line(data: Path, out: Path, *more: str, steps: int = 8) -> list[str]:
     network = [word for name, value in NETWORK.items() for word in ("--arg", f"{name}={value}")]
     fixed = ["--dataset", "table", "--root", str(data), "--network", "vit_tiny_patch16_224", "--init", "random"]
-    quick = [
-        "--steps",
-        "60",
-        "--batch-size",
-        "8",
-        "--learning-rate",
-        "1e-3",
-        "--validate-every",
-        "2",
-        "--keep-every",
-        "0",
-    ]
-    return ["train", *fixed, *network, *quick, "--settings", "dropout=0|0.1", "--out", str(out), *more]
+    quick = ["--steps", str(steps), "--batch-size", "8", "--learning-rate", "1e-3"]
+    often = ["--validate-every", "2", "--keep-every", "0"]
+    return ["train", *fixed, *network, *quick, *often, "--settings", "dropout=0|0.1", "--out", str(out), *more]
 
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("trained") / "pool"
-    said = command(*line(data, out, "--jobs", "1", "--keep-candidates", "--statistics", "8"))
-    assert said.returncode == 0, said.stderr
+    result = command(*line(data, out, "--jobs", "1", "--keep-candidates", "--statistics", "8"))
+    assert result.returncode == 0, result.stderr
     for site in SITES:
-        assert f"{site}: accuracy" in said.stdout
+        assert f"{site}: accuracy" in result.stdout
     return out
 
 
@@ -100,15 +90,16 @@ def test_a_pool_is_ready_for_everything(trained: Path, data: Path, tmp_path: Pat
         lowest = min(each["validation_loss"] for each in mine)
         assert read_card(trained / site).metrics["validation"]["nll"] == lowest
     more = ["--methods", "all", "--jobs", "1", "--batch-size", "4", "--out", str(tmp_path / "runs")]
-    said = command("bench", "--dataset", "table", "--root", str(data), "--pool", str(trained), *more)
-    assert said.returncode == 0, said.stderr
-    assert "Leakage" not in said.stdout
+    result = command("bench", "--dataset", "table", "--root", str(data), "--pool", str(trained), *more)
+    assert result.returncode == 0, result.stderr
+    assert "Leakage" not in result.stdout
 
 
-def test_killed_in_the_middle_and_run_again_it_is_the_same_pool(trained: Path, data: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_killed_training_continues_to_the_same_pool(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "pool"
     process = subprocess.Popen(
-        [sys.executable, "-m", "mergestream", *line(data, out, "--jobs", "2")],
+        [sys.executable, "-m", "mergestream", *line(data, out, "--jobs", "2", steps=60)],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     candidates, deadline = work_folder(out) / "candidates", time.monotonic() + 120
@@ -119,18 +110,16 @@ def test_killed_in_the_middle_and_run_again_it_is_the_same_pool(trained: Path, d
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not (out / SITES[-1]).exists()  # it was in the middle
-    said = command(*line(data, out, "--jobs", "2"))
-    assert said.returncode == 0, said.stderr
-    assert ms.ExpertPool.load(out).fingerprint() == ms.ExpertPool.load(trained).fingerprint()
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    assert command(*line(data, out, "--jobs", "1")).returncode == 0
-    assert {path: path.stat().st_mtime_ns for path in before} == before
+    for folder, jobs in ((out, "2"), (tmp_path / "uninterrupted", "1")):
+        result = command(*line(data, folder, "--jobs", jobs, steps=60))
+        assert result.returncode == 0, result.stderr
+    assert ms.ExpertPool.load(out).fingerprint() == ms.ExpertPool.load(tmp_path / "uninterrupted").fingerprint()
 
 
 def test_one_site_alone_makes_the_same_expert_from_the_base(trained: Path, data: Path, tmp_path: Path) -> None:
     shutil.copytree(trained / "base", tmp_path / "site" / "base")
-    said = command(*line(data, tmp_path / "site", "--domain", "lyon", "--jobs", "1"))
-    assert said.returncode == 0, said.stderr
+    result = command(*line(data, tmp_path / "site", "--domain", "lyon", "--jobs", "1"))
+    assert result.returncode == 0, result.stderr
     assert read_card(tmp_path / "site" / "lyon").weights_sha256 == read_card(trained / "lyon").weights_sha256
     assert sorted(path.name for path in (tmp_path / "site").iterdir()) == ["base", "lyon"]
     with pytest.raises(ms.MergestreamError, match=r"base is missing: one site trains from the consortium's base"):
@@ -270,16 +259,18 @@ def test_the_criterion_chooses_the_step_and_the_setting(data: Path, tmp_path: Pa
         assert card.metrics["execution"] == "eager"
 
 
-def test_every_candidate_leaves_its_curve(trained: Path, data: Path) -> None:
+def test_every_candidate_leaves_its_curve_and_a_second_run_changes_nothing(trained: Path, data: Path) -> None:
     records = json.loads((work_folder(trained) / "candidates.json").read_text())["candidates"]
     for each in records:
-        assert [line["step"] for line in each["curve"]] == list(range(2, 61, 2))
+        assert [line["step"] for line in each["curve"]] == [2, 4, 6, 8]
         best = min(each["curve"], key=lambda line: line["validation_loss"])
         assert each["metrics"]["best_step"] == best["step"]
         assert each["criterion"] == pytest.approx(best["validation_loss"])
         assert each["seconds"] > 0
-    said = command(*line(data, trained, "--jobs", "1"))  # nothing is done again, and nothing forgotten
-    assert said.returncode == 0, said.stderr
+    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*") if path.is_file()}
+    result = command(*line(data, trained, "--jobs", "1"))
+    assert result.returncode == 0, result.stderr
+    assert {path: path.stat().st_mtime_ns for path in before} == before
     assert json.loads((work_folder(trained) / "candidates.json").read_text())["candidates"] == records
 
 
