@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -26,7 +27,7 @@ from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.reading import read_uploads
 from mergestream.runtime.errors import InputError
 from mergestream.serving.audit.comparison import compare
-from mergestream.serving.audit.keys import HmacKey
+from mergestream.serving.audit.keys import PrivateKey
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.audit.log_writer import AuditLog
 from mergestream.serving.audit.replay import Recompute, files_by_hash, in_words, replay
@@ -34,7 +35,7 @@ from mergestream.serving.audit.verification import verify
 from mergestream.serving.engine.engine import Engine
 from mergestream.serving.engine.reproducing import Reproducer
 
-SECRET = HmacKey(b"s" * 32)
+SECRET = PrivateKey(Ed25519PrivateKey.from_private_bytes(b"s" * 32))
 STEPS, BATCH = 5, 3
 
 

@@ -66,7 +66,7 @@ def test_the_command_line_is_frozen() -> None:
         "audit verify": {"log", "--key", "--anchor", "--json"},
         "audit head": {"log"},
         "audit replay": {"log", "--images", "--pool", "--step", "--tolerance", "--json"},
-        "audit key": {"file", "--ed25519"},
+        "audit key": {"file"},
         "serve": {
             "pool", "--host", "--port", "--method", "--option", "--guard", "--device", "--dtype", "--state", "--audit",
             "--audit-key", "--no-audit", "--weights-hash", "--tokens", "--watch", "--watch-reports", "--max-batch",

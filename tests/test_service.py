@@ -22,7 +22,7 @@ from PIL import Image
 import mergestream as ms
 from benching import process, write_pool
 from dicoms import SECRET, dicom
-from mergestream.serving.audit.keys import create_key, read_verifier
+from mergestream.serving.audit.keys import create_key, read_public_key
 from mergestream.serving.audit.verification import verify
 from mergestream.serving.http.problems import PROBLEMS
 from services import (
@@ -327,7 +327,7 @@ def test_sigterm_under_load_loses_nothing_and_a_restart_goes_on(pool: Path, tmp_
     """Every answer is in the log, every line of it was answered, the exit code is 0, and averages go on from there."""
     method = direct(pool, momentum=0.9)
     steps = [probabilities(method.step(tensor(pixels(number), pixels(number + 50)))) for number in range(4)]
-    create_key(tmp_path / "site.key", ed25519=True)
+    create_key(tmp_path / "site.key")
     more = (*MOMENTUM, "--max-batch", "4", "--audit-key", str(tmp_path / "site.key"))
     with RunningService(pool, tmp_path, *more) as first:
         with first.client() as client:
@@ -346,7 +346,7 @@ def test_sigterm_under_load_loses_nothing_and_a_restart_goes_on(pool: Path, tmp_
         assert second.stop() == 0
     assert [each["probabilities"] for each in said] == steps
     assert [each["step"] for each in said] == [0, 1, 2, 3]
-    report = verify(second.log, read_verifier(tmp_path / "site.key.pub"))
+    report = verify(second.log, read_public_key(tmp_path / "site.key.pub"))
     assert report.sound
     assert "not signed" not in second.words()
 

@@ -10,30 +10,32 @@ from rich.console import Console
 from mergestream.cli.shared_options import AsJson
 
 audit = typer.Typer(
-    help="The service's audit log: was it changed, how far does it go, does a step come out the same again.",
+    help="The service's audit log: verify it, anchor it, replay its steps, make a key.",
     no_args_is_help=True,
 )
 
-Log = Annotated[Path, typer.Argument(help="The log; its rotated files LOG.000001, … lie beside it.")]
+Log = Annotated[Path, typer.Argument(help="The log; its rotated files LOG.000001, … are beside it.")]
 
 
 @audit.command("verify")
 def verify_log(
     log: Log,
-    key: Annotated[
-        Path | None, typer.Option(help="The site's public key (.pub) or secret, to check the signatures.")
-    ] = None,
+    key: Annotated[Path | None, typer.Option(help="The site's public key (.pub), to check the signatures.")] = None,
     anchor: Annotated[
-        Path | None, typer.Option(help="What 'audit head' printed earlier: without it a cut tail cannot be seen.")
+        Path | None, typer.Option(help="What 'audit head' printed earlier: without it a cut tail is not noticed.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find every changed, removed, repeated, inserted or moved line. Exit code 1 if there is one."""
     from mergestream.serving.audit.anchors import read_anchor
-    from mergestream.serving.audit.keys import read_verifier
     from mergestream.serving.audit.verification import in_words, verify
 
-    report = verify(log, read_verifier(key) if key else None, read_anchor(anchor) if anchor else None)
+    public_key = None
+    if key is not None:
+        from mergestream.serving.audit.keys import read_public_key
+
+        public_key = read_public_key(key)
+    report = verify(log, public_key, read_anchor(anchor) if anchor else None)
     typer.echo(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(in_words(report)))
     if not report.sound:
         raise typer.Exit(1)
@@ -43,7 +45,7 @@ def verify_log(
 def print_head(log: Log) -> None:
     """Print the anchor of the log so far, as JSON: number, hash, time and signature of its last line.
 
-    Keep it where whoever can write the log cannot reach it, and give it to 'audit verify --anchor'.
+    Store it where those who can write the log cannot change it, and give it to 'audit verify --anchor'.
     """
     from mergestream.serving.audit.anchors import head
 
@@ -58,10 +60,10 @@ def replay_log(
     step: Annotated[
         int | None, typer.Option(help="Only the step on the line with this sequence number.", show_default="all")
     ] = None,
-    tolerance: Annotated[float, typer.Option(help="How far a number may be off, as on other hardware.")] = 0.0,
+    tolerance: Annotated[float, typer.Option(help="How far numbers may differ, as on other hardware.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Compute steps again from their images and compare all that was logged. Exit code 1 if one differs.
+    """Compute steps again from their images and compare the results with the log. Exit code 1 if one differs.
 
     Bit for bit the same on the same hardware, versions and settings. Run 'audit verify' first.
     """
@@ -78,13 +80,10 @@ def replay_log(
 
 @audit.command("key")
 def make_key(
-    file: Annotated[Path, typer.Argument(help="A new file; with --ed25519 the public half goes to FILE.pub.")],
-    ed25519: Annotated[
-        bool, typer.Option("--ed25519/--hmac", help="Verified with a public key, or with the same secret.")
-    ],
+    file: Annotated[Path, typer.Argument(help="A new file; the public half is written to FILE.pub.")],
 ) -> None:
-    """Make the key that the service signs with, readable by you alone. Nothing is overwritten."""
+    """Make the Ed25519 key pair that signs the audit log. Nothing is overwritten."""
     from mergestream.serving.audit.keys import create_key
 
-    for path in create_key(file, ed25519=ed25519):
+    for path in create_key(file):
         typer.echo(str(path))

@@ -10,7 +10,7 @@ import torch
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import one_of
-from mergestream.serving.audit.keys import Signer, read_signer
+from mergestream.serving.audit.keys import PrivateKey, read_private_key
 from mergestream.serving.audit.log_writer import AuditLog
 from mergestream.serving.engine.engine import Engine
 from mergestream.serving.engine.persistence import recent_lines
@@ -59,8 +59,8 @@ class EngineRequest:
         key = None if self.audit_key is None else self.audit_key.absolute()
         return replace(self, pool=self.pool.absolute(), state=self.state.absolute(), audit_key=key)
 
-    def signer(self) -> Signer | None:
-        return None if self.audit_key is None else read_signer(self.audit_key)
+    def private_key(self) -> PrivateKey | None:
+        return None if self.audit_key is None else read_private_key(self.audit_key)
 
     def load_pool(self) -> ExpertPool:
         """The experts on their device; refused where nobody knows how pixels are prepared for them."""
@@ -77,7 +77,7 @@ class EngineRequest:
 def open_engine(request: EngineRequest, watched: Callable[[Log], Log] = lambda log: log) -> Opened:
     """The engine, with its log as `watched` gives it back."""
     pool, path = request.load_pool(), request.log_file
-    audit = watched(NoLog() if path is None else AuditLog.open(path, request.signer()))
+    audit = watched(NoLog() if path is None else AuditLog.open(path, request.private_key()))
     try:
         engine = Engine(
             pool,

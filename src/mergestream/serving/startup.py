@@ -107,7 +107,7 @@ def _engine_request(request: ServeRequest) -> EngineRequest:
         dtype=request.dtype,
         threads=max(1, torch.get_num_threads() // replicas),
     )
-    wanted.signer()
+    wanted.private_key()
     make_folder(request.state)
     return wanted
 

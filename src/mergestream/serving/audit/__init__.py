@@ -1,1 +1,1 @@
-"""A log that shows when it was changed: one JSON line an event, chained by hashes, signed."""
+"""The tamper-evident audit log: one JSON line per event, chained by hashes and signed."""

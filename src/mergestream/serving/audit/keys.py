@@ -1,118 +1,120 @@
-"""A site's key: HMAC-SHA256 with a secret both sides hold, or Ed25519, where a verifier needs only the public half."""
+"""Ed25519 key pairs in PEM files, as openssl writes them: the private key signs lines, the public one verifies them."""
 
 import hashlib
-import hmac
 import os
-import secrets
 import stat
 from pathlib import Path
-from typing import Protocol
 
 from mergestream.runtime.errors import InputError, OutputError
 from mergestream.runtime.files import error_text
 
-SECRET_BYTES = 32
+try:
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+        load_pem_private_key,
+        load_pem_public_key,
+    )
+except ImportError as missing:
+    raise InputError("Keys need the library cryptography. Run: pip install 'mergestream[serve]'.") from missing
+
 LARGEST_FILE = 2**16
-PEM = b"-----BEGIN"
 
 
-class Verifier(Protocol):
-    """Knows whether the site's key signed a line's hash."""
+class PublicKey:
+    """Verifies and cannot sign: what a regulator is given."""
 
-    @property
-    def key(self) -> str:
-        """The id of the key, written into every line: its algorithm and a fingerprint."""
-        ...
+    def __init__(self, public: Ed25519PublicKey) -> None:
+        self._public = public
+        raw = public.public_bytes(Encoding.Raw, PublicFormat.Raw)
+        fingerprint = hashlib.sha256(b"mergestream audit key\n" + raw).hexdigest()[:16]
+        self.id = f"ed25519:{fingerprint}"  # every signed line names it
 
-    def fits(self, line_hash: str, signature: str) -> bool: ...
+    def fits(self, line_hash: str, signature: str) -> bool:
+        """Whether the private half of this key made the signature."""
+        try:
+            self._public.verify(bytes.fromhex(signature), _message(line_hash))
+        except (InvalidSignature, ValueError):
+            return False
+        # bytes.fromhex also takes capitals and spaces: one signature, one spelling.
+        return bytes.fromhex(signature).hex() == signature
 
 
-class Signer(Verifier, Protocol):
+class PrivateKey(PublicKey):
+    """Signs: what the service keeps."""
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        super().__init__(private.public_key())
+        self._private = private
+
     def sign(self, line_hash: str) -> str:
         """The signature in hex digits."""
-        ...
+        return self._private.sign(_message(line_hash)).hex()
 
 
-def message(line_hash: str) -> bytes:
-    """What is signed: the line's hash, marked so that no signature made for another purpose fits."""
+def _message(line_hash: str) -> bytes:
+    """The line's hash, marked so that no signature made for another purpose fits."""
     return b"mergestream audit line\n" + line_hash.encode("ascii")
 
 
-def fingerprint(public: bytes) -> str:
-    return hashlib.sha256(b"mergestream audit key\n" + public).hexdigest()[:16]
-
-
-class HmacKey:
-    """Whoever can verify with it can also sign: for a site that checks its own logs."""
-
-    def __init__(self, secret: bytes) -> None:
-        if len(secret) < SECRET_BYTES:
-            raise InputError(f"A secret of {len(secret)} bytes can be guessed; {SECRET_BYTES} or more are needed.")
-        self._secret = secret
-        self.key = f"hmac-sha256:{fingerprint(secret)}"
-
-    def sign(self, line_hash: str) -> str:
-        return hmac.digest(self._secret, message(line_hash), "sha256").hex()
-
-    def fits(self, line_hash: str, signature: str) -> bool:
-        return hmac.compare_digest(self.sign(line_hash).encode(), signature.encode("utf-8", "surrogatepass"))
-
-
-def create_key(file: Path, *, ed25519: bool) -> list[Path]:
-    """Write a new key with mode 0600, and for Ed25519 its public half as FILE.pub. Nothing is ever overwritten."""
-    public = file.with_name(f"{file.name}.pub")
-    for path in (file, public) if ed25519 else (file,):
+def create_key(file: Path) -> tuple[Path, Path]:
+    """Write a new private key (mode 0600) and its public half as FILE.pub. Nothing is ever overwritten."""
+    public_file = file.with_name(f"{file.name}.pub")
+    for path in (file, public_file):
         if path.exists() or path.is_symlink():
             raise OutputError(f"{path} exists, and a lost key cannot be made again. Choose another name.")
-    if not ed25519:
-        _write_new(file, f"{secrets.token_hex(SECRET_BYTES)}\n".encode(), 0o600)
-        return [file]
-    from mergestream.serving.audit.ed25519 import new_pair
-
-    private_text, public_text = new_pair()
-    _write_new(file, private_text, 0o600)
-    _write_new(public, public_text, 0o644)
-    return [file, public]
+    private = Ed25519PrivateKey.generate()
+    _write_new(file, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
+    public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    _write_new(public_file, public, 0o644)
+    return file, public_file
 
 
-def read_signer(file: Path) -> Signer:
-    """The key the service signs with: a secret, or an Ed25519 private key."""
-    content = _read(file)
+def read_private_key(file: Path) -> PrivateKey:
+    pem = _read(file)
     if stat.S_IMODE(file.stat().st_mode) & 0o007:
         raise InputError(f"Everyone on this machine may read the key {file}. Run: chmod 600 {file}")
-    if content.startswith(PEM):
-        from mergestream.serving.audit.ed25519 import private_key
-
-        return private_key(content, file)
-    return _secret_in(content, file)
-
-
-def read_verifier(file: Path) -> Verifier:
-    """The key to verify with: the secret, or an Ed25519 public key."""
-    content = _read(file)
-    if content.startswith(PEM):
-        from mergestream.serving.audit.ed25519 import public_key
-
-        return public_key(content, file)
-    return _secret_in(content, file)
-
-
-def _secret_in(content: bytes, file: Path) -> HmacKey:
+    if b"PUBLIC KEY" in pem:
+        raise InputError(f"{file} is a public key, which cannot sign. Give the private one, without '.pub'.")
     try:
-        return HmacKey(bytes.fromhex(content.decode("ascii").strip()))
-    except (UnicodeDecodeError, ValueError) as error:
-        raise InputError(
-            f"{file} holds no key: neither PEM nor {2 * SECRET_BYTES} or more hex digits. "
-            "Make one with 'mergestream audit key'."
-        ) from error
+        private = load_pem_private_key(pem, password=None)
+    except TypeError as error:
+        raise InputError(f"The key {file} is encrypted; a service starts without a password. Decrypt it.") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InputError(f"{file} is not a readable private key. Restore it from your copy.") from error
+    if not isinstance(private, Ed25519PrivateKey):
+        raise InputError(f"{file} is not an Ed25519 key. Make one with 'mergestream audit key'.")
+    return PrivateKey(private)
+
+
+def read_public_key(file: Path) -> PublicKey:
+    pem = _read(file)
+    if b"PRIVATE KEY" in pem:
+        raise InputError(f"{file} is the private key, which should not leave the service. Verify with {file.name}.pub.")
+    try:
+        public = load_pem_public_key(pem)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InputError(f"{file} is not a readable public key. Ask the site for it again.") from error
+    if not isinstance(public, Ed25519PublicKey):
+        raise InputError(f"{file} is not an Ed25519 key. Ask the site for the '.pub' file of its audit key.")
+    return PublicKey(public)
 
 
 def _read(file: Path) -> bytes:
     try:
         with file.open("rb") as opened:
-            return opened.read(LARGEST_FILE)
+            content = opened.read(LARGEST_FILE)
     except OSError as error:
         raise InputError(f"The key {file} cannot be read: {error_text(error)}.") from error
+    if not content.startswith(b"-----BEGIN"):
+        raise InputError(
+            f"{file} is not a PEM key. HMAC secrets are no longer used: make a key pair with 'mergestream audit key'."
+        )
+    return content
 
 
 def _write_new(path: Path, content: bytes, mode: int) -> None:

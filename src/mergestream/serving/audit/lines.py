@@ -1,4 +1,4 @@
-"""One line of the log: canonical JSON that holds the hash of the line before it, its own hash and a signature."""
+"""A line of the log: canonical JSON with the hash of the previous line, its own hash and a signature."""
 
 import hashlib
 import json
@@ -6,13 +6,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mergestream.runtime.errors import InputError, OutputError
-from mergestream.serving.audit.keys import Signer, Verifier
+
+if TYPE_CHECKING:
+    from mergestream.serving.audit.keys import PrivateKey, PublicKey
 
 SCHEMA_VERSION = 1
-LONGEST = 16 * 2**20  # bytes of a line; whoever reads a log never holds more than this in memory
+LONGEST = 16 * 2**20  # bytes; a reader never holds more than one line in memory
 ROTATION, RECOVERED, RESUMED = "rotation", "recovered", "resumed"
 OWN_KINDS = (ROTATION, RECOVERED, RESUMED)  # written by the log itself
 TEXT = (str,)
@@ -31,16 +33,16 @@ FIELDS: dict[str, tuple[type, ...]] = {
 
 
 class AuditError(OutputError):
-    """A log that cannot be written or read: what was not written is never said to be."""
+    """The audit log cannot be written or read."""
 
 
 class LineError(ValueError):
-    """Bytes that are no line of a log, and why."""
+    """Bytes that are not a line of a log; the message continues 'line 7 …'."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A place in the chain: the last line so far."""
+    """A line's place in the chain."""
 
     sequence: int
     hash: str
@@ -50,19 +52,19 @@ BEGINNING = Link(-1, "0" * 64)
 
 
 def canonical(value: Any) -> str:
-    """The one spelling of a JSON value: sorted keys, no spaces, ASCII, no NaN."""
+    """Encode a JSON value in its only allowed form: sorted keys, no spaces, ASCII, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def encoded_body(body: Mapping[str, Any]) -> str:
-    """A body in its canonical spelling; what would be spelt otherwise once it is read back is refused."""
+    """Encode a body; refuse one that would change by being read back and encoded again."""
     try:
         text = canonical(body)
-        # Keys that are numbers become text and then sort otherwise.
-        faithful = text.startswith("{") and canonical(json.loads(text)) == text
+        # Keys that are numbers become text and then sort differently.
+        survives = text.startswith("{") and canonical(json.loads(text)) == text
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"The body of an audit line must be JSON: {error}.") from error
-    if not faithful:
+    if not survives:
         raise InputError("The body of an audit line must be a dict, and all keys in it text.")
     if len(text) > LONGEST - 2**12:
         raise InputError(f"The body of an audit line has {len(text)} bytes; {LONGEST - 2**12} are allowed.")
@@ -79,11 +81,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def seal(kind: str, body: str, after: Link, signer: Signer | None) -> tuple[str, Link]:
-    """The next line, without its newline, and its place in the chain. `body` is in its canonical spelling."""
+def seal(kind: str, body: str, after: Link, key: "PrivateKey | None") -> tuple[str, Link]:
+    """Make the next line, without its newline, and its place in the chain. `body` is canonical JSON."""
     texts = {
         "body": body,
-        "key": canonical(signer.key if signer else None),
+        "key": canonical(key.id if key else None),
         "kind": canonical(kind),
         "previous": canonical(after.hash),
         "schema_version": canonical(SCHEMA_VERSION),
@@ -92,49 +94,51 @@ def seal(kind: str, body: str, after: Link, signer: Signer | None) -> tuple[str,
     }
     link = Link(after.sequence + 1, _sha256(_object(texts)))
     texts["hash"] = canonical(link.hash)
-    texts["signature"] = canonical(signer.sign(link.hash) if signer else None)
+    texts["signature"] = canonical(key.sign(link.hash) if key else None)
     return _object(texts), link
 
 
 def _object(texts: Mapping[str, str]) -> str:
-    """An object of values that are spelt already, so that a long body is spelt only once."""
+    """Join values that are already encoded, so that a long body is encoded only once."""
     return "{" + ",".join(f'"{name}":{texts[name]}' for name in sorted(texts)) + "}"
 
 
 def parse(raw: bytes) -> dict[str, Any]:
-    """A line without its newline; any other spelling of the same content is refused too."""
+    """Read a line without its newline. Any other encoding of the same content is refused, too."""
     try:
         text = raw.decode("ascii")
         line = json.loads(text)
-        faithful = canonical(line) == text
+        is_canonical = canonical(line) == text
     except (ValueError, RecursionError) as error:
         raise LineError("is not JSON: changed, or damaged by a disk") from error
     if not isinstance(line, dict) or line.keys() != FIELDS.keys():
-        raise LineError("has not the fields of an audit line")
+        raise LineError("does not have the fields of an audit line")
     if line["schema_version"] != SCHEMA_VERSION:
         raise LineError(f"has schema_version {line['schema_version']!r}; this mergestream reads {SCHEMA_VERSION}")
-    if not faithful or any(type(line[name]) not in types for name, types in FIELDS.items()):
-        raise LineError("is not spelt as this log spells a line: it was changed")
+    if not is_canonical or any(type(line[name]) not in types for name, types in FIELDS.items()):
+        raise LineError("is not in canonical form: it was changed")
+    if (line["key"] or "").startswith("hmac-sha256:"):
+        raise InputError(
+            "This audit log was signed with HMAC-SHA256, which is no longer supported. Verify it with the version "
+            "that wrote it, and begin a new log with an Ed25519 key ('mergestream audit key')."
+        )
     return line
 
 
-def faults(line: Mapping[str, Any], verifier: Verifier | None) -> list[str]:
-    """What is wrong with a parsed line by itself: its hash, its key, its signature."""
+def faults(line: Mapping[str, Any], key: "PublicKey | None") -> list[str]:
+    """Check a parsed line by itself: hash, key and signature."""
     content = {name: value for name, value in line.items() if name not in ("hash", "signature")}
     if _sha256(canonical(content)) != line["hash"]:
-        return ["was changed: its hash does not fit its content"]
+        return ["was changed: its hash does not match its content"]
     if (line["key"] is None) != (line["signature"] is None):
         return ["names a key without a signature, or a signature without a key"]
-    if verifier is None:
+    if key is None:
         return []
-    if line["key"] != verifier.key:
-        return [f"is {_signed_by(line['key'])}, not signed with the key {verifier.key}"]
-    fits = verifier.fits(line["hash"], line["signature"])
-    return [] if fits else [f"has a signature that the key {verifier.key} did not make: someone without it wrote it"]
-
-
-def _signed_by(key: str | None) -> str:
-    return "not signed at all" if key is None else f"signed with the key {key}"
+    if line["key"] != key.id:
+        signed = "not signed at all" if line["key"] is None else f"signed with the key {line['key']}"
+        return [f"is {signed}, not signed with the key {key.id}"]
+    fits = key.fits(line["hash"], line["signature"])
+    return [] if fits else [f"has a signature that was not made with the key {key.id}"]
 
 
 def _sha256(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The files of one log, oldest first: audit.jsonl.000001, audit.jsonl.000002, …, and audit.jsonl, still written to."""
+"""The files of one log, oldest first: audit.jsonl.000001, audit.jsonl.000002, …, and audit.jsonl, the current one."""
 
 import os
 import re
@@ -16,8 +16,8 @@ BLOCK = 2**16
 
 
 @dataclass(frozen=True)
-class Raw:
-    """A line as it lies in a file, without its newline."""
+class RawLine:
+    """A line as stored in a file, without its newline."""
 
     file: str
     number: int  # counted from 1
@@ -41,12 +41,12 @@ def rotated_file(path: Path, number: int) -> Path:
 
 def rotated_numbers(path: Path) -> list[int]:
     pattern = re.compile(re.escape(path.name) + r"\.(\d{6,})")
-    found = (pattern.fullmatch(each.name) for each in path.parent.glob("*"))
-    return sorted(int(match[1]) for match in found if match)
+    matches = (pattern.fullmatch(each.name) for each in path.parent.glob("*"))
+    return sorted(int(match[1]) for match in matches if match)
 
 
-def raw_lines(path: Path) -> Iterator[Raw]:
-    """Every line of every file, one at a time, also while a service writes to the log."""
+def raw_lines(path: Path) -> Iterator[RawLine]:
+    """Yield every line of every file, also while a service writes to the log."""
     try:
         with ExitStack() as stack:
             # Opened before the others are listed: a rotation in between renames it, but it stays the same file.
@@ -65,16 +65,16 @@ def raw_lines(path: Path) -> Iterator[Raw]:
         raise AuditError(f"The audit log {path} cannot be read: {error_text(error)}.") from error
 
 
-def _lines_of(file: BinaryIO, name: str, *, last: bool) -> Iterator[Raw]:
+def _lines_of(file: BinaryIO, name: str, *, last: bool) -> Iterator[RawLine]:
     number = 0
     while text := file.readline(LONGEST + 1):
         number += 1
         whole = text.endswith(b"\n")
-        yield Raw(name, number, text.removesuffix(b"\n"), last and not whole and len(text) <= LONGEST, whole)
+        yield RawLine(name, number, text.removesuffix(b"\n"), last and not whole and len(text) <= LONGEST, whole)
 
 
 def last_line(path: Path) -> tuple[str, bytes] | None:
-    """The file and the text of the last whole line of a log, or None where there is none."""
+    """File name and text of the last whole line of a log, or None."""
     for file in (path, *(rotated_file(path, number) for number in reversed(rotated_numbers(path)))):
         if file.is_file() and (line := tail_of(file).line) is not None:
             return file.name, line
@@ -82,20 +82,20 @@ def last_line(path: Path) -> tuple[str, bytes] | None:
 
 
 def tail_of(path: Path, size: int | None = None) -> Tail:
-    """How the file, or its first `size` bytes, ends; only the end of it is read."""
+    """Read the end of a file, or of its first `size` bytes."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END) if size is None else size
-            wanted = BLOCK
+            length = BLOCK
             while True:
-                start = max(0, size - wanted)
+                start = max(0, size - length)
                 file.seek(start)
                 whole, newline, torn = file.read(size - start).rpartition(b"\n")
                 before = whole.rfind(b"\n")
                 if start == 0 or (newline and before >= 0):
                     return Tail(whole[before + 1 :] if newline else None, size - len(torn), torn)
-                if wanted > 2 * LONGEST:
-                    raise InputError(f"{path} is no audit log: a line in it has more than {LONGEST} bytes.")
-                wanted *= 4
+                if length > 2 * LONGEST:
+                    raise InputError(f"{path} is not an audit log: a line in it has more than {LONGEST} bytes.")
+                length *= 4
     except OSError as error:
         raise AuditError(f"The audit log {path} cannot be read: {error_text(error)}.") from error

@@ -1,4 +1,4 @@
-"""The writer: many threads append, their lines reach the disk together, and no append returns before."""
+"""The log writer: lines of many threads are written together, and `append` returns once its line is on disk."""
 
 import json
 import logging
@@ -6,11 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Condition
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.files import error_text, make_folder
-from mergestream.serving.audit.keys import Signer
 from mergestream.serving.audit.lines import (
     BEGINNING,
     RECOVERED,
@@ -23,15 +22,18 @@ from mergestream.serving.audit.lines import (
     seal,
 )
 from mergestream.serving.audit.log_files import rotated_file
-from mergestream.serving.audit.recovery import last_link, put_torn_end_aside, unrecorded
+from mergestream.serving.audit.recovery import last_link, move_torn_end, unrecorded_torn_ends
 from mergestream.serving.audit.storage import Storage, flush_folder, lock
+
+if TYPE_CHECKING:
+    from mergestream.serving.audit.keys import PrivateKey
 
 ROTATE_BYTES = 64 * 2**20
 log = logging.getLogger(__name__)
 
 
 class _Entry:
-    """An append on its way: `line` once it is on the disk, `failure` once it is known not to be."""
+    """A pending append: `line` is set once it is on disk, `failure` if it could not be written."""
 
     def __init__(self, kind: str, body: str) -> None:
         self.kind, self.body = kind, body
@@ -44,47 +46,47 @@ class _Entry:
 
 
 class AuditLog:
-    """One log, held by one process. Made by `open`; for any number of threads."""
+    """One log, locked by one process. Created by `open`; thread-safe."""
 
-    def __init__(self, path: Path, signer: Signer | None, rotate_bytes: int, held: int) -> None:
-        put_torn_end_aside(path)
+    def __init__(self, path: Path, key: "PrivateKey | None", rotate_bytes: int, lock_handle: int) -> None:
+        move_torn_end(path)
         self.path = path
         self.failing: str | None = None  # why the last write failed; None when it worked
-        self._signer, self._rotate_bytes = signer, rotate_bytes
-        self._last = last_link(path, signer)
+        self._key, self._rotate_bytes = key, rotate_bytes
+        self._last = last_link(path, key)
         self._storage = Storage(path)
-        self._held: int | None = held
+        self._lock_handle: int | None = lock_handle
         self._waiting: list[_Entry] = []
         self._turn, self._writing = Condition(), False
         self._failed_appends = 0
 
     @classmethod
-    def open(cls, path: Path, signer: Signer | None = None, *, rotate_bytes: int = ROTATE_BYTES) -> Self:
-        """Begin a log or go on with one. A torn last line is put into a .torn file and told of in the log."""
+    def open(cls, path: Path, key: "PrivateKey | None" = None, *, rotate_bytes: int = ROTATE_BYTES) -> Self:
+        """Begin or continue a log. A torn last line is moved to a .torn file and recorded in the log."""
         if rotate_bytes < 1:
             raise InputError(f"rotate_bytes must be at least 1, not {rotate_bytes}.")
         path = Path(path).absolute()
         make_folder(path.parent)
-        held = lock(path)
+        lock_handle = lock(path)
         try:
-            opened = cls(path, signer, rotate_bytes, held)
-            opened._tell_of_torn_ends()
+            opened = cls(path, key, rotate_bytes, lock_handle)
+            opened._record_torn_ends()
         except BaseException as error:
-            os.close(held)
+            os.close(lock_handle)
             if isinstance(error, OSError) and not isinstance(error, MergestreamError):
                 raise AuditError(f"The audit log {path} cannot be opened: {error_text(error)}.") from error
             raise
         return opened
 
     def append(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Write one line and return it once it is on the disk. AuditError: it is not, and no answer may leave."""
+        """Write one line and return it once it is on disk. AuditError: it is not, so no answer may leave."""
         return self._appended(_Entry(checked_kind(kind), encoded_body(body)))
 
     def close(self) -> None:
-        """Let go of the log; what is being written is finished before."""
+        """Finish what is being written and release the log."""
         with self._turn:
             self._turn.wait_for(lambda: not self._writing)
-            self._let_go()
+            self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -95,7 +97,7 @@ class AuditLog:
     def _appended(self, entry: _Entry) -> dict[str, Any]:
         with self._turn:
             self._waiting.append(entry)
-            # Whoever finds nobody writing writes for all who wait. The others wake up when their line is written.
+            # The first thread writes for all that wait; the others wake up when their line is written.
             self._turn.wait_for(lambda: not (entry.waits and self._writing))
             group = self._waiting if entry.waits else []
             if group:
@@ -105,7 +107,7 @@ class AuditLog:
         if entry.line is None:
             raise AuditError(
                 f"The audit log {self.path} cannot be written ({_why(entry.failure)}). "
-                "Make room or mend the disk: appends work again as soon as a write does."
+                "Free some space or repair the disk; the log then continues by itself."
             ) from entry.failure
         written: dict[str, Any] = json.loads(entry.line)
         return written
@@ -119,8 +121,8 @@ class AuditLog:
         except BaseException as error:
             self._failed(group, error)
             if not isinstance(error, OSError):
-                # Interrupted: nobody knows between which two statements. Opening it anew reads what is there.
-                self._let_go()
+                # Interrupted at an unknown point: the log must be opened again, which reads what is on disk.
+                self._release()
                 raise
         finally:
             with self._turn:
@@ -128,8 +130,8 @@ class AuditLog:
                 self._turn.notify_all()
 
     def _written(self, group: list[_Entry]) -> list[str]:
-        """The group's lines, on the disk."""
-        if self._held is None:
+        """Write the group's lines and return them."""
+        if self._lock_handle is None:
             raise AuditError("it is closed")
         if self._storage.size >= self._rotate_bytes:
             self._storage.rotate()
@@ -137,7 +139,7 @@ class AuditLog:
             self._storage.require_room()
         events, link, lines = self._events_due(), self._last, []
         for entry in (*events, *group):
-            line, link = seal(entry.kind, entry.body, link, self._signer)
+            line, link = seal(entry.kind, entry.body, link, self._key)
             lines.append(line)
         self._storage.append("".join(f"{line}\n" for line in lines).encode("ascii"))
         self._last = link
@@ -152,7 +154,7 @@ class AuditLog:
         self.failing = _why(error)
 
     def _events_due(self) -> list[_Entry]:
-        """What the log tells of itself before it goes on."""
+        """Lines that the log writes about itself before it continues."""
         due = []
         if self._storage.size == 0 and self._last != BEGINNING:
             before = rotated_file(self.path, self._storage.rotations).name
@@ -161,19 +163,19 @@ class AuditLog:
             due.append(_Entry(RESUMED, canonical({"failed_appends": self._failed_appends, "reason": self.failing})))
         return due
 
-    def _tell_of_torn_ends(self) -> None:
-        for torn in unrecorded(self.path):
+    def _record_torn_ends(self) -> None:
+        for torn in unrecorded_torn_ends(self.path):
             body = {"torn_bytes": torn.bytes, "torn_sha256": torn.sha256}
             line = self._appended(_Entry(RECOVERED, canonical(body)))
             torn.rename_as_recorded(self.path, line["sequence"])
             flush_folder(self.path.parent)
-            log.warning("a torn end of %d bytes was put aside from the audit log", torn.bytes)
+            log.warning("a torn end of %d bytes was moved aside from the audit log", torn.bytes)
 
-    def _let_go(self) -> None:
-        if self._held is not None:
+    def _release(self) -> None:
+        if self._lock_handle is not None:
             self._storage.close()
-            os.close(self._held)
-            self._held = None
+            os.close(self._lock_handle)
+            self._lock_handle = None
 
 
 def _why(error: BaseException | None) -> str:

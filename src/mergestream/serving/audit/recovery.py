@@ -1,4 +1,4 @@
-"""Taking up a log that a killed process left: the last line is checked, a torn one is put aside and kept."""
+"""Recovery of a log that a killed process left: check the last line; move a torn one to a file of its own."""
 
 import hashlib
 import json
@@ -7,34 +7,36 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import error_text, write_atomically
-from mergestream.serving.audit.keys import Signer
 from mergestream.serving.audit.lines import BEGINNING, AuditError, LineError, Link, faults, parse
 from mergestream.serving.audit.log_files import last_line, tail_of
 
-OPENING = b'{"body":'  # how every line begins
+if TYPE_CHECKING:
+    from mergestream.serving.audit.keys import PublicKey
+
+OPENING = b'{"body":'  # every line begins with this
 
 
 @dataclass(frozen=True)
-class Torn:
-    """A torn end that was put aside and is not told of in the log yet."""
+class TornEnd:
+    """A torn end that was moved aside and is not recorded in the log yet."""
 
     file: Path
     bytes: int
     sha256: str
 
     def rename_as_recorded(self, log: Path, sequence: int) -> None:
-        """Its name from now on holds the number of the line that tells of it."""
+        """Name the file after the line that records it."""
         self.file.replace(log.with_name(f"{log.name}.{sequence}.torn"))
 
 
-def put_torn_end_aside(path: Path) -> None:
+def move_torn_end(path: Path) -> None:
     """Move what a kill or a power failure left of a last line into a file of its own.
 
-    Killed in the middle of this, it does the same again when the log is opened next.
+    A kill during this is harmless: the next opening does it again.
     """
     if not path.is_file():
         return
@@ -46,7 +48,7 @@ def put_torn_end_aside(path: Path) -> None:
     if not torn:
         return
     if end == 0 and not (torn.startswith(OPENING) or OPENING.startswith(torn)):
-        raise InputError(f"{path} is no audit log, and is left as it is. Choose another file for the log.")
+        raise InputError(f"{path} is not an audit log and was not touched. Choose another file for the log.")
     if end and (before := tail_of(path, end).line) is not None:
         _parsed(path, path.name, before)
     aside = path.with_name(f"{path.name}.{hashlib.sha256(torn).hexdigest()[:16]}.unrecorded.torn")
@@ -54,27 +56,27 @@ def put_torn_end_aside(path: Path) -> None:
     _truncate(path, end)
 
 
-def unrecorded(path: Path) -> Iterator[Torn]:
+def unrecorded_torn_ends(path: Path) -> Iterator[TornEnd]:
     pattern = re.compile(re.escape(path.name) + r"\.[0-9a-f]{16}\.unrecorded\.torn")
     for file in sorted(each for each in path.parent.glob("*") if pattern.fullmatch(each.name)):
         content = file.read_bytes()
-        yield Torn(file, len(content), hashlib.sha256(content).hexdigest())
+        yield TornEnd(file, len(content), hashlib.sha256(content).hexdigest())
 
 
-def last_link(path: Path, signer: Signer | None) -> Link:
-    """Where the chain goes on. The last line must be sound, and signed as the next one will be."""
-    found = last_line(path)
-    if found is None:
+def last_link(path: Path, key: "PublicKey | None") -> Link:
+    """The last line's place in the chain. It must be sound, and signed with the key in use."""
+    last = last_line(path)
+    if last is None:
         return BEGINNING
-    name, text = found
+    name, text = last
     line = _parsed(path, name, text)
-    wanted = signer.key if signer else None
-    if line["key"] != wanted:
+    key_id = key.id if key else None
+    if line["key"] != key_id:
         raise InputError(
-            f"The audit log {path} was signed with {line['key'] or 'no key'}, not with {wanted or 'no key'}. "
-            "One log has one key: give that one, or begin a new log beside it and keep both."
+            f"The audit log {path} was signed with {line['key'] or 'no key'}, not with {key_id or 'no key'}. "
+            "One log has one key: give that one, or begin a new log and keep both."
         )
-    if wrong := faults(line, signer):
+    if wrong := faults(line, key):
         raise AuditError(f"The last line of {path.with_name(name)} {wrong[0]}. Run 'audit verify' before going on.")
     return Link(line["sequence"], line["hash"])
 
@@ -105,4 +107,4 @@ def _truncate(path: Path, end: int) -> None:
         finally:
             os.close(handle)
     except OSError as error:
-        raise AuditError(f"Cannot mend the end of {path}: {error_text(error)}.") from error
+        raise AuditError(f"Cannot repair the end of {path}: {error_text(error)}.") from error

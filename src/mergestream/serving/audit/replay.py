@@ -1,4 +1,4 @@
-"""Steps of a log computed again from the same images, and compared field by field with what was written then."""
+"""Replay: compute logged steps again from the same images and compare them field by field."""
 
 import hashlib
 from collections import Counter
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.files import error_text, sha256_of_file
 from mergestream.runtime.parallel import Track, quiet
-from mergestream.serving.audit.comparison import Difference, compare
+from mergestream.serving.audit.comparison import FieldDifference, compare
 from mergestream.serving.audit.lines import AuditError, LineError, faults, parse
 from mergestream.serving.audit.log_files import raw_lines
 
@@ -19,35 +19,29 @@ MOST_LISTED = 100
 
 
 class Recompute(Protocol):
-    """How a step is computed again; for logs of the service it is `mergestream.serving.engine.reproducing.Reproducer`.
+    """Computes a step again; for logs of the service it is `mergestream.serving.engine.reproducing.Reproducer`.
 
-    `body` is the step line's body as it was logged. Replaying itself reads `stream`, `step` and `inputs` of it: one
-    dict an image of the batch, in order, with `sha256` (of the file as received; images of one file share it),
-    `pixels_sha256` and, where the file holds several images, `frame` (from 1). The rest is for the recomputation:
-    method and options, the state before the step, the experts switched off, versions, device, threads.
+    `body` is the logged body of the step. Replay itself reads `stream`, `step` and `inputs`: one dict per image of the
+    batch, in order, with `sha256` (of the file as received; images of one file share it), `pixels_sha256` and, if the
+    file holds several images, `frame` (from 1). `files` maps each `sha256` to the file's bytes.
 
-    `files` maps each of these `sha256` to the file's bytes, all of them present.
-
-    It returns the fields of the body that it computed anew, under the same names and rounded as the service rounds
-    them, as JSON knows them (lists, numbers, text, None); `inputs`, where it returns them, with the hashes of what it
-    decoded. Every returned field is compared with the logged one; one of `comparing.COMPARED` that was logged and is
-    not returned is told of. Steps come in the log's order, but any may be left out: it may use what it computed for an
-    earlier one where the line holds the hash of just that. A MergestreamError says that this step cannot be
-    recomputed, and why; the replay goes on with the next.
+    It returns the fields of the body that it computed, as JSON values under the same names. Each is compared with the
+    logged one; a logged field of `comparison.COMPARED` that is not returned counts as a difference. Steps come in the
+    log's order, but any may be left out. A MergestreamError says why a step cannot be computed; the replay continues.
     """
 
     def __call__(self, body: Mapping[str, Any], files: Mapping[str, bytes], /) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """One step: `outcome` is exact, close (within the tolerance), different, missing (images) or failed."""
+class ReplayedStep:
+    """Result for one step. `outcome`: exact, close (within the tolerance), different, missing (images) or failed."""
 
     sequence: int
     stream: str | None
     step: int | None
     outcome: str
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[FieldDifference, ...] = ()
     reason: str | None = None
 
 
@@ -55,14 +49,14 @@ class Replayed:
 class ReplayReport:
     outcomes: Counter[str] = field(default_factory=Counter)
     largest: dict[str, float] = field(default_factory=dict)  # the largest difference of a number, by field
-    steps: list[Replayed] = field(default_factory=list)  # the first ones that are not exact
+    steps: list[ReplayedStep] = field(default_factory=list)  # the first ones that are not exact
 
     @property
     def reproduced(self) -> bool:
-        """Whether there were steps, and all came out the same, or as near as was asked."""
+        """Whether there were steps and all came out the same, or within the tolerance."""
         return self.outcomes.total() > 0 and self.outcomes.keys() <= {"exact", "close"}
 
-    def add(self, step: Replayed) -> None:
+    def add(self, step: ReplayedStep) -> None:
         self.outcomes[step.outcome] += 1
         for difference in step.differences:
             if difference.largest is not None:
@@ -88,20 +82,20 @@ def replay(
     """Recompute the log's steps, or the one with this sequence number, from the files anywhere under `images`."""
     if not tolerance >= 0:
         raise InputError(f"A tolerance is 0 or more, not {tolerance}.")
-    found = files_by_hash(images, track)
+    files = files_by_hash(images, track)
     report = ReplayReport()
     total = sum(1 for _ in step_lines(path, sequence))
     if sequence is not None and not total:
         raise InputError(f"The audit log {path} has no step with sequence number {sequence}.")
     with track("recomputing steps", total) as advance:
         for line in step_lines(path, sequence):
-            report.add(replay_step(line, found, recompute, tolerance))
+            report.add(replay_step(line, files, recompute, tolerance))
             advance()
     return report
 
 
 def step_lines(path: Path, sequence: int | None = None) -> Iterator[dict[str, Any]]:
-    """The step lines of a log, each unchanged since it was written."""
+    """Yield the step lines of a log; a changed line is an error."""
     for raw in raw_lines(path):
         if raw.torn:
             return
@@ -117,41 +111,43 @@ def step_lines(path: Path, sequence: int | None = None) -> Iterator[dict[str, An
 
 
 def files_by_hash(folder: Path, track: Track = quiet) -> dict[str, Path]:
-    """Where a file with a given sha-256 lies, under whatever name."""
+    """Find the files of a folder by their sha-256."""
     if not folder.is_dir():
-        raise InputError(f"{folder} is no folder of images.")
+        raise InputError(f"{folder} is not a folder of images.")
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    found = {}
+    by_hash = {}
     with track("reading images", len(paths)) as advance:
         for path in paths:
             try:
-                found[sha256_of_file(path)] = path
+                by_hash[sha256_of_file(path)] = path
             except OSError as error:
                 raise InputError(f"An image in {folder} cannot be read: {error_text(error)}.") from error
             advance()
-    return found
+    return by_hash
 
 
 def replay_step(
-    line: Mapping[str, Any], found: Mapping[str, Path], recompute: Recompute, tolerance: float = 0.0
-) -> Replayed:
+    line: Mapping[str, Any], paths: Mapping[str, Path], recompute: Recompute, tolerance: float = 0.0
+) -> ReplayedStep:
     body = line["body"]
     about = (line["sequence"], body.get("stream"), body.get("step"))
-    wanted = _wanted(body)
-    if wanted is None:
-        return Replayed(*about, "failed", reason="The line does not say which images the step had.")
-    files = {digest: content for digest in wanted if (content := _content(found.get(digest), digest)) is not None}
-    if missing := len(wanted) - len(files):
-        return Replayed(*about, "missing", reason=f"{missing} of the step's {len(wanted)} files are not in the folder.")
+    hashes = _file_hashes(body)
+    if hashes is None:
+        return ReplayedStep(*about, "failed", reason="The line does not say which images the step had.")
+    files = {digest: content for digest in hashes if (content := _content(paths.get(digest), digest)) is not None}
+    if missing := len(hashes) - len(files):
+        return ReplayedStep(
+            *about, "missing", reason=f"{missing} of the step's {len(hashes)} files are not in the folder."
+        )
     try:
         computed = recompute(body, files)
     except MergestreamError as error:
-        return Replayed(*about, "failed", reason=str(error))
+        return ReplayedStep(*about, "failed", reason=str(error))
     differences = compare(body, computed)
-    return Replayed(*about, _outcome(differences, tolerance), differences)
+    return ReplayedStep(*about, _outcome(differences, tolerance), differences)
 
 
-def _wanted(body: Mapping[str, Any]) -> list[str] | None:
+def _file_hashes(body: Mapping[str, Any]) -> list[str] | None:
     """The hashes of the files that the step's images came in, each once."""
     try:
         return list(dict.fromkeys(str(image["sha256"]) for image in body["inputs"])) or None
@@ -164,23 +160,23 @@ def _content(path: Path | None, digest: str) -> bytes | None:
         content = path.read_bytes() if path else b""
     except OSError:
         return None
-    # It may have changed since it was found.
+    # The file may have changed since it was hashed.
     return content if path and hashlib.sha256(content).hexdigest() == digest else None
 
 
-def _outcome(differences: tuple[Difference, ...], tolerance: float) -> str:
+def _outcome(differences: tuple[FieldDifference, ...], tolerance: float) -> str:
     if not differences:
         return "exact"
     return "close" if all(each.within(tolerance) for each in differences) else "different"
 
 
 def in_words(report: ReplayReport) -> list[str]:
-    """Every step that is not exact, the largest differences, and the verdict last."""
+    """Steps that are not exact, the largest differences, and the verdict last."""
     total, sentences = report.outcomes.total(), []
     for step in report.steps:
-        told = "; ".join(map(str, step.differences)) or step.reason
+        difference = "; ".join(map(str, step.differences)) or step.reason
         where = f"step {step.step} of stream '{step.stream}', sequence number {step.sequence}"
-        sentences.append(f"{step.outcome.capitalize()}: {where}: {told}")
+        sentences.append(f"{step.outcome.capitalize()}: {where}: {difference}")
     rest = total - report.outcomes["exact"] - len(report.steps)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(report.outcomes.items())) or "no step"
     return [

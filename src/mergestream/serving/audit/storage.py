@@ -1,4 +1,4 @@
-"""The file being written: bytes are on the disk when `append` returns, or the file is cut back to what it was."""
+"""The file being written: when `append` returns the bytes are on disk; if it fails the file is as before."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ ROOM = 64 * 1024  # more than a step's line takes
 
 
 def lock(path: Path) -> int:
-    """Hold the log for this process alone until the handle is closed; a kill lets go."""
+    """Lock the log for this process until the handle is closed or the process ends."""
     file = path.with_name(f".{path.name}.lock")
     try:
         handle = os.open(file, os.O_RDWR | os.O_CREAT, MODE)
@@ -36,7 +36,7 @@ def flush_folder(folder: Path) -> None:
 
 
 class Storage:
-    """For one thread at a time, under `lock`. Every failure is an OSError, and leaves `size` at the last whole line."""
+    """Not thread-safe; needs `lock`. Every failure is an OSError and leaves `size` at the last whole line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,7 +51,7 @@ class Storage:
 
     def append(self, data: bytes) -> None:
         handle = self._opened()
-        self._refuse_what_others_did(handle)
+        self._require_unchanged(handle)
         if self._unsure:
             self._cut_back(handle)
         self._unsure = True
@@ -66,9 +66,9 @@ class Storage:
         self._unsure = False
 
     def require_room(self) -> None:
-        """Fail unless the disk takes a good deal more, of which nothing stays: short lines fit where no step does."""
+        """Fail unless a step's line fits on the disk: a short line may fit where a step does not. Nothing stays."""
         handle = self._opened()
-        self._refuse_what_others_did(handle)
+        self._require_unchanged(handle)
         self._unsure = True
         try:
             _write_all(handle, bytes(ROOM), self.size)
@@ -77,9 +77,9 @@ class Storage:
             self._try_to_cut_back(handle)
 
     def rotate(self) -> None:
-        """Give the file its number; the next `append` begins a new one."""
+        """Rename the file to its number; the next `append` begins a new one."""
         handle = self._opened()
-        self._refuse_what_others_did(handle)
+        self._require_unchanged(handle)
         target = rotated_file(self.path, self.rotations + 1)
         if target.exists():
             raise AuditError(f"{target} is in the way of the audit log's rotation. Move it elsewhere.")
@@ -104,16 +104,16 @@ class Storage:
             self._folder_unsure = False
         return self._handle
 
-    def _refuse_what_others_did(self, handle: int) -> None:
-        """A log that was moved, replaced or written to by others would swallow lines that nobody finds again."""
-        mine = os.fstat(handle)
+    def _require_unchanged(self, handle: int) -> None:
+        """Fail if someone moved, replaced or wrote to the file: lines written to it might be lost."""
+        opened = os.fstat(handle)
         try:
-            same = os.path.samestat(mine, self.path.stat())
+            same = os.path.samestat(opened, self.path.stat())
         except FileNotFoundError:
             same = False
         if not same:
             raise AuditError(f"{self.path} was moved or replaced while it was written. Put it back, or start again.")
-        if mine.st_size < self.size or (mine.st_size > self.size and not self._unsure):
+        if opened.st_size < self.size or (opened.st_size > self.size and not self._unsure):
             raise AuditError(f"{self.path} was changed by someone else while it was written. Run 'audit verify'.")
 
     def _cut_back(self, handle: int) -> None:
@@ -136,5 +136,5 @@ def _write_all(handle: int, data: bytes, offset: int) -> None:
 
 
 def _sync(handle: int) -> None:
-    """The bytes and the size, without the times, which would cost a second write; macOS knows only the whole."""
+    """Sync data and size but not the times, which would cost a second write (macOS has only the full sync)."""
     getattr(os, "fdatasync", os.fsync)(handle)

@@ -1,21 +1,23 @@
-"""Reading a log from its first line to its last and saying everything that is wrong, one line in memory at a time."""
+"""Verify a log from its first line to its last, with one line in memory at a time."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mergestream.serving.audit.anchors import Anchor
-from mergestream.serving.audit.keys import Verifier
 from mergestream.serving.audit.lines import BEGINNING, RECOVERED, RESUMED, LineError, Link, faults, parse
-from mergestream.serving.audit.log_files import Raw, raw_lines, rotated_file, rotated_numbers
+from mergestream.serving.audit.log_files import RawLine, raw_lines, rotated_file, rotated_numbers
+
+if TYPE_CHECKING:
+    from mergestream.serving.audit.keys import PublicKey
 
 MOST_LISTED = 100
-TORN = "A killed writer leaves this, of a line that nobody was told is written; or it is being written now."
+TORN = "A killed writer leaves this of a line that it had not confirmed; or the line is being written now."
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something about one line. `line` counts from 1 in its file; 0 is the file as a whole."""
+class LineProblem:
+    """A problem of one line. `line` counts from 1 in its file; 0 is the file as a whole."""
 
     file: str
     line: int
@@ -26,12 +28,12 @@ class Finding:
 
 
 @dataclass
-class Report:
-    """What verification found. `sound`: no problem; a torn last line and the notes are none."""
+class VerificationReport:
+    """Result of a verification. A torn last line and the notes are not problems."""
 
-    problems: list[Finding] = field(default_factory=list)  # the first of them
+    problems: list[LineProblem] = field(default_factory=list)  # the first of them
     problem_count: int = 0
-    torn: Finding | None = None
+    torn: LineProblem | None = None
     notes: list[str] = field(default_factory=list)
     lines: int = 0
     head: Anchor | None = None
@@ -48,9 +50,9 @@ class Report:
         return {"sound": self.sound, **asdict(self), "head": head}
 
 
-def verify(path: Path, verifier: Verifier | None = None, anchor: Anchor | None = None) -> Report:
-    """Check every line of every file: content, order, chain and signatures, and the tail where there is an anchor."""
-    check = _Check(verifier, anchor)
+def verify(path: Path, key: "PublicKey | None" = None, anchor: Anchor | None = None) -> VerificationReport:
+    """Check every line of every file: content, order, chain, signatures, and the tail if there is an anchor."""
+    check = _Check(key, anchor)
     for raw in raw_lines(path):
         check.take(raw)
     numbers = rotated_numbers(path)
@@ -61,9 +63,9 @@ def verify(path: Path, verifier: Verifier | None = None, anchor: Anchor | None =
 
 
 class _Check:
-    def __init__(self, verifier: Verifier | None, anchor: Anchor | None) -> None:
-        self.verifier, self.anchor = verifier, anchor
-        self.report = Report(signatures_checked=verifier is not None)
+    def __init__(self, key: "PublicKey | None", anchor: Anchor | None) -> None:
+        self.key, self.anchor = key, anchor
+        self.report = VerificationReport(signatures_checked=key is not None)
         self.last: Link = BEGINNING
         self.time = ""
         self.file = ""
@@ -73,12 +75,12 @@ class _Check:
     def problem(self, file: str, line: int, what: str) -> None:
         self.report.problem_count += 1
         if len(self.report.problems) < MOST_LISTED:
-            self.report.problems.append(Finding(file, line, what))
+            self.report.problems.append(LineProblem(file, line, what))
 
-    def take(self, raw: Raw) -> None:
+    def take(self, raw: RawLine) -> None:
         self.file = raw.file
         if raw.torn:
-            self.report.torn = Finding(raw.file, raw.number, f"is torn after {len(raw.text)} bytes")
+            self.report.torn = LineProblem(raw.file, raw.number, f"is torn after {len(raw.text)} bytes")
             return
         if not raw.whole:
             self.problem(raw.file, raw.number, "has no end: a newline was removed or changed")
@@ -89,25 +91,25 @@ class _Check:
         except LineError as error:
             self.problem(raw.file, raw.number, str(error))
             return
-        for what in (*faults(line, self.verifier), *self._breaks(line)):
+        for what in (*faults(line, self.key), *self._breaks(line)):
             self.problem(raw.file, raw.number, what)
         self._remember(line, raw)
 
     def _breaks(self, line: dict[str, Any]) -> list[str]:
-        """Where this line does not go on from the one before it."""
-        expected, found = self.last.sequence + 1, line["sequence"]
-        if found > expected:
-            missing = str(expected) if found == expected + 1 else f"{expected} to {found - 1}"
-            return [f"has number {found}, and nothing sound with number {missing} comes before it: removed or moved"]
-        if found < expected:
-            return [f"has number {found} where {expected} belongs: repeated, inserted or moved"]
+        """Check that this line continues the one before it."""
+        expected, number = self.last.sequence + 1, line["sequence"]
+        if number > expected:
+            missing = str(expected) if number == expected + 1 else f"{expected} to {number - 1}"
+            return [f"has number {number}, and nothing sound with number {missing} comes before it: removed or moved"]
+        if number < expected:
+            return [f"has number {number} where {expected} belongs: repeated, inserted or moved"]
         if line["previous"] != self.last.hash:
-            return ["does not hold the hash of the line before it: one of the two was exchanged"]
-        if self.verifier is None and self.report.head is not None and line["key"] != self.report.key:
+            return ["does not hold the hash of the line before it: one of the two was replaced"]
+        if self.key is None and self.report.head is not None and line["key"] != self.report.key:
             return [f"changes the key from {self.report.key or 'none'} to {line['key'] or 'none'}"]
         return []
 
-    def _remember(self, line: dict[str, Any], raw: Raw) -> None:
+    def _remember(self, line: dict[str, Any], raw: RawLine) -> None:
         if self.anchor is not None and line["sequence"] == self.anchor.sequence:
             self.report.anchor_checked = True
             if line["hash"] != self.anchor.hash:
@@ -115,7 +117,7 @@ class _Check:
         if line["kind"] == RECOVERED and len(self.report.notes) < MOST_LISTED:
             size, digest = line["body"].get("torn_bytes"), line["body"].get("torn_sha256")
             self.report.notes.append(
-                f"{raw.file}, line {raw.number}: a torn end of {size} bytes was put aside here (sha-256 {digest})."
+                f"{raw.file}, line {raw.number}: a torn end of {size} bytes was moved aside here (sha-256 {digest})."
             )
         self.resumed += line["kind"] == RESUMED
         self.set_back += line["time"] < self.time
@@ -129,14 +131,15 @@ class _Check:
             f"{path.name} itself is not there: the writer was killed while it rotated, or the file was removed.": (
                 not path.is_file()
             ),
-            "The lines are not signed: whoever can write the files can rewrite all of it unseen.": (
+            "The lines are not signed: anyone who can write the files can rewrite all of them unnoticed.": (
                 self.report.head is not None and self.report.key is None
             ),
-            "The signatures were not checked: give the site's public key or secret.": (
-                self.report.key is not None and self.verifier is None
+            "The signatures were not checked: give the site's public key.": (
+                self.report.key is not None and self.key is None
             ),
-            "No anchor was given, so lines cut from the end cannot be seen.": self.anchor is None,
-            f"{self.resumed} time(s) the log could not be written for a while; it tells where.": self.resumed > 0,
+            "No anchor was given, so lines cut from the end are not noticed.": self.anchor is None,
+            f"{self.resumed} time(s) the log could not be written for a while; 'resumed' lines say when.": self.resumed
+            > 0,
             f"{self.set_back} time(s) the clock was set back between two lines.": self.set_back > 0,
         }
         self.report.notes += [note for note, holds in notes.items() if holds]
@@ -144,18 +147,18 @@ class _Check:
     def _finish_anchor(self) -> None:
         if self.anchor is None:
             return
-        if fault := self.anchor.fault(self.verifier):
+        if fault := self.anchor.fault(self.key):
             self.problem("the anchor", 0, fault)
         if not self.report.anchor_checked:
-            reached, known = self.last.sequence, self.anchor.sequence
-            what = f"the log ends with number {reached}, but the anchor knows number {known}: the tail was cut"
-            if reached > known:
-                what = f"the line with number {known}, which the anchor was made of, is not there"
+            last, anchored = self.last.sequence, self.anchor.sequence
+            what = f"the log ends with number {last}, but the anchor is of number {anchored}: the tail was cut"
+            if last > anchored:
+                what = f"the line with number {anchored}, which the anchor was made of, is missing"
             self.problem(self.file or "the log", 0, what)
 
 
-def in_words(report: Report) -> list[str]:
-    """What is wrong, what stands out, and the verdict last."""
+def in_words(report: VerificationReport) -> list[str]:
+    """Problems, notes, and the verdict last."""
     rest = report.problem_count - len(report.problems)
     verdict = f"Sound: {report.lines} lines." if report.sound else f"NOT sound: {report.problem_count} problem(s)."
     return [
