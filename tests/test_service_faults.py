@@ -16,7 +16,7 @@ import pytest
 from benching import command, process, write_pool
 from live_service import LiveService, Senders
 from mergestream.serving.audit.log_files import raw_lines
-from mergestream.serving.audit.verification import Report, verify
+from mergestream.serving.audit.verification import VerificationReport, verify
 from test_intake import drawn, saved
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def require_logged(answers: list[dict[str, Any]], steps: dict[int, dict[str, Any
         assert told == (body["predictions"] if first is None else body["predictions"][first : first + 1])
 
 
-def sound(log: Path) -> Report:
+def sound(log: Path) -> VerificationReport:
     report = verify(log)
     assert report.sound, report.problems
     return report
