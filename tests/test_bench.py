@@ -24,7 +24,7 @@ from mergestream.bench.engine.named_plans import PLANS
 from mergestream.bench.engine.plan import BenchPlan
 from mergestream.bench.engine.request import plan_from
 from mergestream.data.datasets import DATASETS
-from mergestream.data.datasets.standins.own import SITES
+from mergestream.data.datasets.standins.fake_own_data import SITES
 from mergestream.runtime.parallel import quiet, run_jobs
 
 SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"
@@ -200,17 +200,17 @@ def test_a_mixture_needs_two_experts(consortium: Path, tmp_path: Path) -> None:
 def test_ood_uses_all_experts_on_the_outside_sets(tmp_path: Path) -> None:
     source = DATASETS["isic"]
     source.write_standin(tmp_path / "data")
-    names = tuple(domain for domain in source.about.domains)
-    write_pool(tmp_path / "pool", names, classes=source.about.classes)
+    names = tuple(domain for domain in source.card.domains)
+    write_pool(tmp_path / "pool", names, classes=source.card.classes)
     plan = plan_from(
         dataset="isic", root=tmp_path / "data", pools=[str(tmp_path / "pool")], methods="mean,ensemble", protocol="ood"
     )
     findings = run_bench(plan, tmp_path / "out", quiet)
     runs = [ms.Run.load(folder) for folder in (tmp_path / "out" / "runs").iterdir()]
-    assert {run.arguments["data"]["domain"] for run in runs} == set(source.about.outside)
+    assert {run.arguments["data"]["domain"] for run in runs} == set(source.card.outside)
     assert all(set(run.arguments["pool"]["experts"]) == set(names) for run in runs)
     assert any("lesion" in warning for warning in findings.warnings)  # the overlap is told
-    write_pool(tmp_path / "seen", ("ph2", "hair"), classes=source.about.classes)
+    write_pool(tmp_path / "seen", ("ph2", "hair"), classes=source.card.classes)
     leaky = replace(plan, pools=(str(tmp_path / "seen"),))
     with pytest.raises(ms.MergestreamError, match="Leakage: the expert 'ph2'"):
         run_bench(leaky, tmp_path / "out", quiet)
@@ -220,7 +220,7 @@ def test_organs_are_never_flipped(tmp_path: Path) -> None:
     """Left and right are classes there: the view is the set's own, and another is refused."""
     source = DATASETS["organs"]
     source.write_standin(tmp_path / "data")
-    write_pool(tmp_path / "pool", source.about.domains, classes=source.about.classes)
+    write_pool(tmp_path / "pool", source.card.domains, classes=source.card.classes)
     request = {"dataset": "organs", "root": tmp_path / "data", "pools": [str(tmp_path / "pool")]}
     run_bench(plan_from(**request, methods="entropy_adaptive"), tmp_path / "out", quiet)
     for folder in (tmp_path / "out" / "runs").iterdir():

@@ -32,7 +32,7 @@ from mergestream.bench.claims.starts import check_starts, pair_angles
 from mergestream.bench.drift.weights import analyse_drift
 from mergestream.bench.records import Run
 from mergestream.bench.report.figures import new_figure
-from mergestream.data.datasets.base import DomainData
+from mergestream.data.datasets.domain_data import DomainData
 from mergestream.runtime.errors import InputError
 
 CLASSES = ("a", "b", "c")

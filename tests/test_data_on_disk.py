@@ -18,12 +18,12 @@ import mergestream as ms
 from benching import command
 from mergestream.bench.report.data_text import verification_in_words
 from mergestream.data.datasets import DATASETS, decoding, file_source_of
+from mergestream.data.datasets.data_verification import verify
+from mergestream.data.datasets.dataset_sources import FileSource
 from mergestream.data.datasets.decoding import Decoding, decode
-from mergestream.data.datasets.pixels import crop_border, read_pixels
+from mergestream.data.datasets.image_files import crop_border, read_pixels
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.sources import FileSource
 from mergestream.data.datasets.standins.drawing import encoded, picture, write_picture
-from mergestream.data.datasets.verification import verify
 from mergestream.data.streams import create_stream
 from mergestream.training import split
 from test_streams import PACS

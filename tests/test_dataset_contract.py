@@ -9,7 +9,7 @@ import torch
 
 import mergestream as ms
 from mergestream.data.datasets import DATASETS, phantom
-from mergestream.data.datasets.sources import FileSource
+from mergestream.data.datasets.dataset_sources import FileSource
 from mergestream.networks.views import VIEWS
 
 ON_DISK = [name for name, source in DATASETS.items() if isinstance(source, FileSource)]
@@ -34,7 +34,7 @@ def load(name: str, standins: dict[str, Path]) -> ms.Dataset:
 @pytest.mark.parametrize("name", list(DATASETS))
 def test_contract(name: str, standins: dict[str, Path]) -> None:
     dataset, again = (load(name, standins) for _ in range(2))
-    about = DATASETS[name].about
+    about = DATASETS[name].card
     assert dataset.name == about.name == name
     assert len(dataset) == len(dataset.domains) == len(set(dataset.domains)) >= 2
     assert about.domains in ((), dataset.domains)

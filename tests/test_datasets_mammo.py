@@ -10,26 +10,67 @@ import torch
 
 import mergestream as ms
 from mergestream.data.datasets import DATASETS
-from mergestream.data.datasets.cbis_ddsm import crop_of, files_by_subject, read_cases
+from mergestream.data.datasets.cbis_ddsm import FINDINGS, crop_of, files_by_subject, read_cases
+from mergestream.data.datasets.image_files import read_pixels
 from mergestream.data.datasets.index import Index
-from mergestream.data.datasets.pixels import read_pixels
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.standins.drawing import encoded, write_picture
-from mergestream.data.datasets.standins.mammo import (
+from mergestream.data.datasets.standins.fake_mammo import (
     CROP,
     FULL,
     MANIFEST,
+    images_of,
     lesions,
     uid,
-    write_kaggle,
+    write_csv,
     write_mammo,
-    write_mammo_medimeta,
+    write_tables,
 )
+from mergestream.data.datasets.standins.fake_medimeta import FakeImage, write_medimeta
 from mergestream.runtime.errors import DataError
+
+
+def write_descriptive(folder: Path) -> None:
+    """The downloader's other style of folder names."""
+    write_mammo(folder)
+    for subject in (folder / MANIFEST / "CBIS-DDSM").iterdir():
+        for study in list(subject.iterdir()):
+            for series in list(study.iterdir()):
+                series.rename(study / f"1.000000-images-{series.name[-5:]}")
+            study.rename(subject / f"07-20-2016-DDSM-NA-{study.name[-5:]}")
+
+
+def write_kaggle(folder: Path) -> None:
+    """csv/ and jpeg/: the table's paths begin with a folder that the download does not have."""
+    rows = [["file_path", "image_path", "PatientID", "SeriesDescription", "SeriesInstanceUID"]]
+    write_tables(folder / "csv")
+    for lesion in (each for finding in FINDINGS for each in lesions(finding)):
+        for subject, kind, files in images_of(lesion):
+            for number, pixels in enumerate(files, start=1):
+                file = f"{uid(subject, kind)}/{number}-{lesion.number:03d}"
+                bright = (pixels / max(int(pixels.max()), 1) * 255).astype(np.uint8)
+                write_picture(folder / "jpeg" / f"{file}.jpg", bright)
+                names = [f"CBIS-DDSM/dicom/{file}.dcm", f"CBIS-DDSM/jpeg/{file}.jpg"]
+                # Hundreds of rows name no series description.
+                rows.append([*names, subject, "" if lesion.number % 3 == 0 else kind, uid(subject, kind)])
+    write_csv(folder / "csv" / "dicom_info.csv", rows)
+
+
+def write_mammo_medimeta(folder: Path, *, with_view: bool = True) -> None:
+    for finding in FINDINGS:
+        rows = []
+        for each in lesions(finding):
+            known = {"patient_id": f"P_{each.patient:05d}", "breast_density": str(each.density)}
+            if with_view:
+                known["image_view"] = each.view
+            part = "val" if each.patient in (2, 6) else each.part
+            rows.append(FakeImage(each.pixels((24, 24)), int(each.pathology == "MALIGNANT"), part, known))
+        write_medimeta(folder / f"mammo_{finding}", "pathology", ("benign", "malignant"), rows)
+
 
 WRITERS = {
     "tcia": write_mammo,
-    "descriptive": lambda folder: write_mammo(folder, descriptive=True),
+    "descriptive": write_descriptive,
     "kaggle": write_kaggle,
     "medimeta": write_mammo_medimeta,
 }

@@ -17,8 +17,8 @@ from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.spreadsheets import read_sheet
 from mergestream.data.datasets.standins.drawing import picture
-from mergestream.data.datasets.standins.messidor import COPY, ERRATUM, ORIGINAL
-from mergestream.data.datasets.standins.sheets import xls, xlsx
+from mergestream.data.datasets.standins.fake_messidor import COPY, ERRATUM, ORIGINAL
+from mergestream.data.datasets.standins.fake_spreadsheets import xls, xlsx
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_the_errata_leave_1187_of_1200() -> None:
         ("Base11", "20051020_64007_0100_PP"): 3,
         ("Base13", "20060523_48477_0100_PP"): 3,
     }
-    assert "1,187" in messidor.ABOUT.notes
+    assert "1,187" in messidor.CARD.notes
 
 
 def test_a_name_of_another_base_is_no_erratum(root: Path) -> None:

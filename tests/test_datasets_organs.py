@@ -15,8 +15,8 @@ from mergestream.data.datasets import DATASETS, organ_mnist, organs
 from mergestream.data.datasets.arrays import array_names, array_shape, read_array
 from mergestream.data.datasets.medimeta import find_medimeta, read_medimeta
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.standins.medimeta import Row, write_medimeta, write_organs
-from mergestream.data.datasets.standins.organ_mnist import write_organ_mnist
+from mergestream.data.datasets.standins.fake_medimeta import FakeImage, write_medimeta, write_organs
+from mergestream.data.datasets.standins.fake_organ_mnist import write_organ_mnist
 from mergestream.runtime.errors import DataError
 
 TASK = "organ label"
@@ -36,7 +36,7 @@ def copy(standin: Path, tmp_path: Path) -> Path:
 
 def small(folder: Path) -> Path:
     """Three images of 4x4 whose grey value is their number."""
-    rows = [Row(np.full((4, 4), n, dtype=np.uint8), n % 2, ("train", "val", "test")[n]) for n in range(3)]
+    rows = [FakeImage(np.full((4, 4), n, dtype=np.uint8), n % 2, ("train", "val", "test")[n]) for n in range(3)]
     write_medimeta(folder, "pathology", ("benign", "malignant"), rows)
     return folder
 
@@ -44,7 +44,7 @@ def small(folder: Path) -> Path:
 def test_every_image_gets_its_own_label_part_and_annotations(standin: Path) -> None:
     entries = read_medimeta(Root(standin), "organs_coronal", TASK)
     assert [entry.label for entry in entries] == list(range(11)) * 5
-    assert {entry.names for entry in entries} == {organs.ABOUT.classes}
+    assert {entry.names for entry in entries} == {organs.CARD.classes}
     one = entries[23]  # the second organ of the third scan
     assert one.id == "organs_coronal/000023"
     assert one.file.endswith("organs_coronal/images/000023.tiff")
@@ -83,8 +83,8 @@ def test_parts_are_the_publishers_and_keep_scans_apart(standin: Path) -> None:
 
 
 def test_no_view_flips_left_and_right() -> None:
-    assert organs.ABOUT.views == organ_mnist.ABOUT.views == ("brightness",)
-    assert [name for name in organs.ABOUT.classes if "left" in name] == [
+    assert organs.CARD.views == organ_mnist.CARD.views == ("brightness",)
+    assert [name for name in organs.CARD.classes if "left" in name] == [
         "left lung",
         "left kidney",
         "left femoral head",
@@ -92,11 +92,11 @@ def test_no_view_flips_left_and_right() -> None:
 
 
 def test_published_counts_agree_with_their_parts() -> None:
-    for about in (organs.ABOUT, organ_mnist.ABOUT):
+    for about in (organs.CARD, organ_mnist.CARD):
         for domain in about.domains:
             assert sum(about.part_counts[part][domain] for part in about.parts) == about.counts[domain]
-    assert organ_mnist.ABOUT.images == 107_624
-    assert organs.ABOUT.images == 3 * 1645
+    assert organ_mnist.CARD.images == 107_624
+    assert organs.CARD.images == 3 * 1645
 
 
 def test_a_zip_per_folder_is_found_too(standin: Path, tmp_path: Path) -> None:

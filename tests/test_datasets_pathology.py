@@ -10,8 +10,8 @@ import mergestream as ms
 from mergestream.data.datasets import DATASETS, histopantum, midog
 from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.standins.drawing import picture, write_picture
-from mergestream.data.datasets.standins.midog import IMAGES, write_midog
-from mergestream.data.datasets.standins.trees import write_histopantum
+from mergestream.data.datasets.standins.fake_midog import IMAGES, write_midog
+from mergestream.data.datasets.standins.fake_trees import write_histopantum
 
 REAL = Path(__file__).parents[2] / "shared" / "data" / "midog25-64.zip"
 real = pytest.mark.skipif(not REAL.exists(), reason="no copy of MIDOG 2025 at ../shared/data/midog25-64.zip")
@@ -167,7 +167,7 @@ def test_midog_without_a_whole_tumour_is_refused(cells: Path) -> None:
 @real
 def test_the_real_midog_has_the_published_counts() -> None:
     index = index_of("midog", REAL)
-    assert len(index.samples) == midog.ABOUT.images == 11_935
+    assert len(index.samples) == midog.CARD.images == 11_935
     assert index.images_found == 11_936
     assert index.missing == ()
     assert [(each.what, each.why) for each in index.left_out] == [
@@ -177,7 +177,7 @@ def test_the_real_midog_has_the_published_counts() -> None:
         )
     ]
     counts = index.counts()
-    assert {domain: sum(by_class.values()) for domain, by_class in counts.items()} == dict(midog.ABOUT.counts)
+    assert {domain: sum(by_class.values()) for domain, by_class in counts.items()} == dict(midog.CARD.counts)
     assert {domain: by_class["AMF"] for domain, by_class in counts.items()} == {
         "canine lymphoma": 317,
         "canine cutaneous mast cell tumor": 351,
@@ -278,7 +278,7 @@ def test_a_folder_of_another_class_is_told(tiles: Path) -> None:
 @pytest.mark.parametrize("inside", ["colon/", ""])
 def test_histopantum_may_be_a_zip_per_cancer(tiles: Path, tmp_path: Path, inside: str) -> None:
     folder = tmp_path / "zips"
-    for domain in histopantum.ABOUT.domains:
+    for domain in histopantum.CARD.domains:
         base = (tiles, domain) if inside else (tiles / domain, None)
         shutil.make_archive(str(folder / domain), "zip", *base)
     zipped, whole = index_of("histopantum", folder), index_of("histopantum", tiles)
@@ -294,5 +294,5 @@ def test_histopantum_without_a_cancer_is_refused(tiles: Path) -> None:
 
 
 def test_nothing_second_hand_is_compared() -> None:
-    assert histopantum.ABOUT.counts == {}
-    assert histopantum.ABOUT.images == 0
+    assert histopantum.CARD.counts == {}
+    assert histopantum.CARD.images == 0

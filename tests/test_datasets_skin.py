@@ -11,14 +11,14 @@ from PIL import Image
 
 import mergestream as ms
 from mergestream.data.datasets import DATASETS, isic
+from mergestream.data.datasets.csv_files import read_csv
+from mergestream.data.datasets.data_verification import verify
 from mergestream.data.datasets.derm7pt import label_of
 from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.skin import Table
+from mergestream.data.datasets.skin import SkinTable
 from mergestream.data.datasets.standins.drawing import picture, write_picture
-from mergestream.data.datasets.standins.medimeta import Row, write_medimeta
-from mergestream.data.datasets.tables import read_csv
-from mergestream.data.datasets.verification import verify
+from mergestream.data.datasets.standins.fake_medimeta import FakeImage, write_medimeta
 
 COLUMNS = ["", "image", "dark_corner", "hair", "gel_border", "gel_bubble", "ruler", "ink", "patches", "vasc"]
 MELANOMAS = {"dark_corner": 604, "hair": 617, "gel_bubble": 429, "ruler": 163, "clean": 411}
@@ -89,15 +89,15 @@ def test_the_rule_gives_back_the_published_groups(tmp_path: Path) -> None:
     for part, sizes, melanomas in (("train", isic.TRAIN, MELANOMAS), ("val", isic.VAL, val_melanomas)):
         write_table(tmp_path / f"{part}_bias_0_1.csv", sizes, melanomas, seed=1 + (part == "val"))
         opened = Root(tmp_path)
-        table = Table("t.csv", read_csv(opened, f"{part}_bias_0_1.csv"))
+        table = SkinTable("t.csv", read_csv(opened, f"{part}_bias_0_1.csv"))
         rows = isic.scored(table, part)
-        assert Counter(row.domain for row in rows) == sizes == isic.ABOUT.part_counts[part]
+        assert Counter(row.domain for row in rows) == sizes == isic.CARD.part_counts[part]
         assert Counter(row.domain for row in rows if row.label == 1) == melanomas
         four = np.array([[float(row[name]) for name in FOUR] for row in table.rows])
         assert (four.max(axis=1) == 0.65).sum() > 100
         assert (np.sort(four)[:, -1] == np.sort(four)[:, -2]).sum() > 100
         assert [row.domain for row in rows] == numpy_rule(four).tolist()
-    assert sum(isic.ABOUT.counts[domain] for domain in isic.DOMAINS) == 14_400
+    assert sum(isic.CARD.counts[domain] for domain in isic.DOMAINS) == 14_400
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_train_and_val_are_the_default_and_outside_sets_belong_to_every_part(sta
     for part in (None, "train", "val", "test", "all"):
         found = index(standin, **({"part": part} if part else {}))
         sizes[part] = sum(sample.domain in isic.DOMAINS for sample in found.samples)
-        assert found.outside == isic.ABOUT.outside
+        assert found.outside == isic.CARD.outside
         assert len(found.of("ph2")) == 6
     assert sizes == {None: 60, "train": 40, "val": 20, "test": 20, "all": 80}
-    assert index(standin).expected == isic.ABOUT.counts
+    assert index(standin).expected == isic.CARD.counts
     assert index(standin, part="train").expected == {**isic.TRAIN, **isic.OUTSIDE}
     assert index(standin, part="all").expected == isic.OUTSIDE  # the test part's sizes by domain are not published
     checked = verify(DATASETS["isic"], standin)
@@ -286,10 +286,10 @@ def test_derm7pt_of_medimeta(root: Path) -> None:
     shutil.rmtree(root / "datasets")
     names = ("basal cell carcinoma", "clark nevus", "melanoma", "melanosis")
     for folder in ("derm7pt_derm", "skinl_photo"):
-        rows = [Row(picture(folder, n % 4, n), n % 4, "train", {"case_id": f"c{n // 2}"}) for n in range(8)]
+        rows = [FakeImage(picture(folder, n % 4, n), n % 4, "train", {"case_id": f"c{n // 2}"}) for n in range(8)]
         write_medimeta(root / folder, "Diagnosis", names, rows)
     found = index(root)
-    assert found.outside == isic.ABOUT.outside
+    assert found.outside == isic.CARD.outside
     for kind in ("derm", "clinic"):
         numbers = {f"derm7pt_{kind}/{n:06d}": int(n % 4 == 2) for n in (1, 2, 3, 5, 6, 7)}
         assert labels(found, f"derm7pt_{kind}") == numbers

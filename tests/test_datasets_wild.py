@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import NAMESPACE_URL, uuid5
 
 import pytest
 
@@ -14,7 +15,8 @@ from mergestream.data.datasets import DATASETS, terra
 from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.standins.drawing import picture, write_picture
-from mergestream.data.datasets.standins.terra import write_terra, write_terra_tree
+from mergestream.data.datasets.standins.fake_terra import write_terra
+from mergestream.data.datasets.standins.fake_trees import write_tree
 
 SPLITS = ("cis_test", "cis_val", "train", "trans_test", "trans_val")
 Change = Callable[[dict[str, Any]], None]
@@ -30,6 +32,11 @@ def lila(tmp_path: Path) -> Path:
 def tree(tmp_path: Path) -> Path:
     write_terra_tree(tmp_path)
     return tmp_path / "terra_incognita"
+
+
+def write_terra_tree(folder: Path) -> None:
+    """As DomainBed's script arranges it."""
+    write_tree(folder / "terra_incognita", terra.CARD, 2, lambda n: f"{uuid5(NAMESPACE_URL, str(n))}.jpg")
 
 
 def index_of(root: Path) -> Index:
@@ -63,7 +70,7 @@ def test_annotated_images_are_those_domainbed_selects(lila: Path) -> None:
         for image in content["images"]:
             for annotation in content["annotations"]:
                 name = names[annotation["category_id"]]
-                if annotation["image_id"] != image["id"] or name not in terra.ABOUT.classes:
+                if annotation["image_id"] != image["id"] or name not in terra.CARD.classes:
                     continue
                 if str(image["location"]) in ("38", "46", "100", "43"):
                     wanted.setdefault(image["id"], set()).add((f"location_{image['location']}", name))

@@ -30,8 +30,8 @@ from pydicom.uid import (
 
 import mergestream as ms
 from dicoms import SECRET, UIDS, compressed, dataset, dicom, item, written
-from mergestream.data.datasets.pixels import read_pixels
-from mergestream.data.intake import Allowance, IntakeError, Limits, Picture, Source, read_upload, stack
+from mergestream.data.datasets.image_files import read_pixels
+from mergestream.data.intake import Allowance, DicomSource, IntakeError, Limits, Picture, read_upload, stack
 from mergestream.data.intake.dicom import dicom_file, frames, process_pool
 from mergestream.data.intake.dicom.file_decoding import decode_file
 from mergestream.runtime.errors import DataError
@@ -281,7 +281,7 @@ def test_each_frame_is_a_picture_with_a_number_and_hashes() -> None:
     assert [(picture.pixels[0] == frame).all() for picture, frame in zip(pictures, stack, strict=True)] == [True] * 3
     assert len({picture.sha256 for picture in pictures}) == 1
     assert len({picture.pixels_sha256 for picture in pictures}) == 3
-    assert pictures[0].source == Source(*UIDS.values())
+    assert pictures[0].source == DicomSource(*UIDS.values())
 
 
 def header_of(pixels: np.ndarray) -> dict[str, object]:

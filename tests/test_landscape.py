@@ -22,7 +22,7 @@ from mergestream.bench.landscape.outcome import Difference, Landscape, landscape
 from mergestream.bench.landscape.plane import Plane
 from mergestream.bench.landscape.surface import Surface
 from mergestream.bench.report.figures import new_figure
-from mergestream.data.datasets.opening import DataRequest
+from mergestream.data.datasets.data_request import DataRequest
 from mergestream.data.streams import in_order
 from mergestream.runtime.errors import CheckpointError, InputError, MergestreamError, PoolError
 from mergestream.runtime.parallel import quiet

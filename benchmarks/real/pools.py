@@ -12,7 +12,7 @@ from recipes import LOUDNESS, PoolSpec, Profile, recipe_of
 
 from mergestream.bench.engine.sources import sources_for
 from mergestream.data.datasets import Dataset, DomainData
-from mergestream.data.datasets.opening import DataRequest, open_data
+from mergestream.data.datasets.data_request import DataRequest, open_data
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics.measurement import measure_statistics

@@ -156,7 +156,7 @@ def recipe_of(profile: Profile, pool: PoolSpec, device: str, steps: int | None) 
 
 
 def domains_of(dataset: str) -> tuple[str, ...]:
-    return source_of(dataset).about.domains
+    return source_of(dataset).card.domains
 
 
 def pairs_of(dataset: str) -> list[tuple[str, str]]:

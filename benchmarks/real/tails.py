@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
-from mergestream.data.datasets.opening import DataRequest, open_data
+from mergestream.data.datasets.data_request import DataRequest, open_data
 from mergestream.methods import ORIGINAL
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.expert_pool import ExpertPool

@@ -19,7 +19,7 @@ def list_data(as_json: AsJson = False) -> None:
     from mergestream.bench.report.data_text import card_in_words
     from mergestream.data.datasets import DATASETS
 
-    cards = [source.about for source in DATASETS.values()]
+    cards = [source.card for source in DATASETS.values()]
     if as_json:
         typer.echo(json.dumps([card.to_json() for card in cards], indent=2, ensure_ascii=False))
         return
@@ -37,7 +37,7 @@ def verify_data(
     """Is this copy complete? Reads every image. Exit code 1 if something is missing or differs."""
     from mergestream.bench.report.data_text import verification_in_words
     from mergestream.data.datasets import file_source_of
-    from mergestream.data.datasets.verification import verify
+    from mergestream.data.datasets.data_verification import verify
     from mergestream.runtime.option_text import parse_options
 
     console = Console(stderr=as_json)

@@ -13,7 +13,7 @@ import pydicom
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import UID, ComprehensiveSRStorage, ExplicitVRLittleEndian, generate_uid
 
-from mergestream.data.intake import Picture, Source
+from mergestream.data.intake import DicomSource, Picture
 from mergestream.runtime.errors import InputError
 
 NOTICE = "For research, not a medical device."
@@ -47,7 +47,7 @@ def write(picture: Picture, finding: Finding, when: datetime | None = None) -> b
     return written.getvalue()
 
 
-def _require_source(picture: Picture) -> Source:
+def _require_source(picture: Picture) -> DicomSource:
     source = picture.source
     if source is None:
         raise InputError("A structured report refers to a DICOM image, and this picture did not come from one.")
@@ -57,7 +57,7 @@ def _require_source(picture: Picture) -> Source:
     return source
 
 
-def _document(source: Source, when: datetime) -> Dataset:
+def _document(source: DicomSource, when: datetime) -> Dataset:
     """The modules around the content: patient and study, series, equipment, document."""
     report = Dataset()
     report.file_meta = FileMetaDataset()
@@ -77,7 +77,7 @@ def _document(source: Source, when: datetime) -> Dataset:
     return report
 
 
-def _evidence(source: Source) -> Dataset:
+def _evidence(source: DicomSource) -> Dataset:
     """Which study and series the image is from."""
     series, study = Dataset(), Dataset()
     series.SeriesInstanceUID, series.ReferencedSOPSequence = source.series_uid, [_reference(source)]
@@ -85,7 +85,7 @@ def _evidence(source: Source) -> Dataset:
     return study
 
 
-def _reference(source: Source, frame: int | None = None) -> Dataset:
+def _reference(source: DicomSource, frame: int | None = None) -> Dataset:
     reference = Dataset()
     reference.ReferencedSOPClassUID, reference.ReferencedSOPInstanceUID = source.sop_class_uid, source.sop_instance_uid
     if frame is not None:
@@ -93,7 +93,7 @@ def _reference(source: Source, frame: int | None = None) -> Dataset:
     return reference
 
 
-def _content(picture: Picture, source: Source, finding: Finding) -> Sequence[Dataset]:
+def _content(picture: Picture, source: DicomSource, finding: Finding) -> Sequence[Dataset]:
     image = _item("IMAGE", "image", "Image that was classified")
     image.ReferencedSOPSequence = [_reference(source, picture.frame)]
     return [

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mergestream.data.datasets.base import DomainData
+from mergestream.data.datasets.domain_data import DomainData
 from mergestream.networks.architecture import Network, create_network, from_architecture
 from mergestream.pool.checkpoint import open_weights, write_expert
 from mergestream.pool.expert_card import BASE, ExpertCard, read_card

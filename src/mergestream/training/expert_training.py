@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mergestream.data.datasets.base import DomainData
+from mergestream.data.datasets.domain_data import DomainData
 from mergestream.networks.architecture import Network, create_network
 from mergestream.pool.checkpoint import open_weights, write_expert
 from mergestream.pool.expert_card import CARD, ExpertCard, read_card

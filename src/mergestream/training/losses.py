@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mergestream.data.datasets.base import DomainData
+from mergestream.data.datasets.domain_data import DomainData
 
 
 def class_weights(data: DomainData, training: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mergestream.data.datasets.opening import open_data
+from mergestream.data.datasets.data_request import open_data
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.checkpoint import holds_only_an_expert, open_weights, write_expert
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card

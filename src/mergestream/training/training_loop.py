@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mergestream.data.datasets.base import DomainData
+from mergestream.data.datasets.domain_data import DomainData
 from mergestream.functional.metrics import risk_by_confidence, summarise
 from mergestream.networks.architecture import Network, logits_of
 from mergestream.networks.preprocessing import Preprocessing, resize

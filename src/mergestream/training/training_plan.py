@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.data.datasets import source_of
-from mergestream.data.datasets.opening import DataRequest
+from mergestream.data.datasets.data_request import DataRequest
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import number, one_of, whole_number
 from mergestream.runtime.option_text import parse_options
@@ -62,7 +62,7 @@ def plan_from(
     **more: Any,
 ) -> TrainPlan:
     """Parse a plan from command-line texts; the settings differ from the recipe `start`."""
-    flips = tuple(view for view in source_of(dataset).about.views if view in FLIPS)
+    flips = tuple(view for view in source_of(dataset).card.views if view in FLIPS)
     return TrainPlan(
         data=DataRequest(
             dataset,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.data.datasets import Dataset
-from mergestream.data.datasets.opening import open_data
+from mergestream.data.datasets.data_request import open_data
 from mergestream.networks.architecture import create_network
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.checkpoint import open_weights, write_expert

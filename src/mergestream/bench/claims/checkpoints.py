@@ -12,7 +12,7 @@ from mergestream.bench.analysis.resampling import RESAMPLES
 from mergestream.bench.claims.findings import UNKNOWN, VARIANCE, Finding, judged, missing
 from mergestream.bench.evaluation import domain_logits
 from mergestream.bench.records import Run
-from mergestream.data.datasets.base import DomainData
+from mergestream.data.datasets.domain_data import DomainData
 from mergestream.functional.scores import probabilities
 from mergestream.methods import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool

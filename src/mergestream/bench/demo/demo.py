@@ -15,7 +15,7 @@ from mergestream.bench.engine.site_statistics import measure_pool
 from mergestream.bench.engine.variants import Variant, parse_variants
 from mergestream.bench.records import Run
 from mergestream.data.datasets import Dataset, load_dataset, phantom
-from mergestream.data.datasets.opening import DataRequest
+from mergestream.data.datasets.data_request import DataRequest
 from mergestream.pool.checkpoint import holds_only_an_expert
 from mergestream.pool.expert_card import BASE, ExpertCard, library_versions
 from mergestream.runtime.errors import MergestreamError

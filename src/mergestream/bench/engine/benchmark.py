@@ -19,8 +19,8 @@ from mergestream.bench.engine.variants import Variant
 from mergestream.bench.records import Run
 from mergestream.bench.report.bench_report import BenchFindings, write_findings
 from mergestream.data.datasets import Dataset
+from mergestream.data.datasets.data_request import open_data
 from mergestream.data.datasets.index import some
-from mergestream.data.datasets.opening import open_data
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError
 from mergestream.runtime.files import make_folder

@@ -8,7 +8,7 @@ from typing import Any
 
 from mergestream.bench.engine.variants import Variant
 from mergestream.data.datasets import Dataset
-from mergestream.data.datasets.opening import DataRequest
+from mergestream.data.datasets.data_request import DataRequest
 from mergestream.data.streams import parse_stream
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.option_checks import whole_number

@@ -7,7 +7,7 @@ from typing import TypeVar
 from mergestream.bench.engine.named_plans import PLANS
 from mergestream.bench.engine.plan import BenchPlan
 from mergestream.bench.engine.variants import parse_variants
-from mergestream.data.datasets.opening import DataRequest
+from mergestream.data.datasets.data_request import DataRequest
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.option_text import parse_options
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mergestream.bench.engine.pool_at_target import preprocessing_of
 from mergestream.bench.evaluation import leave_one_domain_out
-from mergestream.data.datasets.opening import DataRequest, open_data
+from mergestream.data.datasets.data_request import DataRequest, open_data
 from mergestream.pool.blockwise import BlockwiseOptions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics import Statistics, write_statistics

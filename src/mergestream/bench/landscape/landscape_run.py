@@ -19,8 +19,8 @@ from mergestream.bench.landscape.landscape_figures import landscape_figure
 from mergestream.bench.landscape.measuring import StreamedMethod, measure_landscape
 from mergestream.bench.landscape.outcome import Landscape
 from mergestream.data.datasets import Dataset, DomainData
-from mergestream.data.datasets.opening import DataRequest, open_data
-from mergestream.data.datasets.trees import plain_name
+from mergestream.data.datasets.data_request import DataRequest, open_data
+from mergestream.data.datasets.image_tree import plain_name
 from mergestream.data.streams import Stream, create_stream, iid, parse_stream
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.data.datasets.base import DomainData
+from mergestream.data.datasets.domain_data import DomainData
 from mergestream.methods import Method, Step
 from mergestream.methods.merged import MergedModel
 from mergestream.methods.prior_adaptive import PriorAdaptive

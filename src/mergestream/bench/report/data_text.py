@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from mergestream.data.datasets import About
+from mergestream.data.datasets import DatasetCard
+from mergestream.data.datasets.data_verification import DataVerification
 from mergestream.data.datasets.index import some
-from mergestream.data.datasets.verification import Verification
 
 
-def card_in_words(card: About) -> list[str]:
+def card_in_words(card: DatasetCard) -> list[str]:
     """A data set's card: a title, then one line for each thing that is known."""
     known = {
         "domains": _listed(card.domains),
@@ -27,7 +27,7 @@ def card_in_words(card: About) -> list[str]:
     return [f"{card.name}: {card.title}", *(f"  {what}: {text}" for what, text in known.items() if text)]
 
 
-def verification_in_words(found: Verification) -> list[str]:
+def verification_in_words(found: DataVerification) -> list[str]:
     """Every domain's images by class, what is not as published, and the verdict last."""
     said = [f"{found.name} in {found.location}"]
     for domain, counts in found.counts.items():
@@ -61,7 +61,7 @@ def _listed(names: Sequence[str], shown: int = 9) -> str:
     return ", ".join(names[:shown]) + (f", … ({len(names)} in all)" if len(names) > shown else "")
 
 
-def _images(card: About) -> str:
+def _images(card: DatasetCard) -> str:
     inside = sum(count for domain, count in card.counts.items() if domain not in card.outside) or card.total or 0
     outside = sum(card.counts.get(domain, 0) for domain in card.outside)
     return (f"{inside:,}" if inside else "") + (f", and {outside:,} in the outside tests" if outside else "")

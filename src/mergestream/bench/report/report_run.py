@@ -22,7 +22,7 @@ from mergestream.bench.report.page import Section
 from mergestream.bench.report.report import write_report
 from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.data.datasets import DATASETS
-from mergestream.data.datasets.sources import GeneratedSource
+from mergestream.data.datasets.dataset_sources import GeneratedSource
 from mergestream.pool.expert_card import is_expert_folder, read_card
 from mergestream.runtime.errors import MergestreamError
 from mergestream.runtime.files import read_json
@@ -127,7 +127,7 @@ def _bench(found: Collection, merged: Sequence[Run], rows: list[Row], duels: lis
         subgroups=subgroup_rows(merged),
         collapses=collapses(runs),
         left_out=[(each["method"], each["why"]) for each in results.get("left_out", [])],
-        warnings=_warnings(found, "" if source is None else source.about.overlap),
+        warnings=_warnings(found, "" if source is None else source.card.overlap),
         runs=[line_of(run) for run in runs],
         dataset=name,
         synthetic=bool(results.get("synthetic", isinstance(source, GeneratedSource))),

@@ -3,38 +3,36 @@
 from typing import Any
 
 from mergestream.data.datasets import (
-    folder,
+    domainbed,
     histopantum,
     isic,
     mammo,
     messidor,
     midog,
-    office_home,
     organ_mnist,
     organs,
-    pacs,
+    own_folder,
+    own_table,
     phantom,
-    table,
     terra,
-    vlcs,
 )
-from mergestream.data.datasets.about import About
-from mergestream.data.datasets.base import Dataset, DomainData, concatenate
-from mergestream.data.datasets.sources import FileSource, GeneratedSource, Source
-from mergestream.data.datasets.standins import own, trees
-from mergestream.data.datasets.standins.isic import write_isic
-from mergestream.data.datasets.standins.mammo import write_mammo
-from mergestream.data.datasets.standins.medimeta import write_organs
-from mergestream.data.datasets.standins.messidor import write_messidor
-from mergestream.data.datasets.standins.midog import write_midog
-from mergestream.data.datasets.standins.organ_mnist import write_organ_mnist
-from mergestream.data.datasets.standins.terra import write_terra
+from mergestream.data.datasets.dataset_card import DatasetCard
+from mergestream.data.datasets.dataset_sources import DatasetSource, FileSource, GeneratedSource
+from mergestream.data.datasets.domain_data import Dataset, DomainData, concatenate
+from mergestream.data.datasets.standins import fake_own_data, fake_trees
+from mergestream.data.datasets.standins.fake_isic import write_isic
+from mergestream.data.datasets.standins.fake_mammo import write_mammo
+from mergestream.data.datasets.standins.fake_medimeta import write_organs
+from mergestream.data.datasets.standins.fake_messidor import write_messidor
+from mergestream.data.datasets.standins.fake_midog import write_midog
+from mergestream.data.datasets.standins.fake_organ_mnist import write_organ_mnist
+from mergestream.data.datasets.standins.fake_terra import write_terra
 from mergestream.runtime.errors import InputError, unknown_name
 
 __all__ = [
     "DATASETS",
-    "About",
     "Dataset",
+    "DatasetCard",
     "DomainData",
     "concatenate",
     "file_source_of",
@@ -43,21 +41,21 @@ __all__ = [
     "source_of",
 ]
 
-DATASETS: dict[str, Source] = {
-    "pacs": FileSource(pacs.ABOUT, pacs.read, trees.write_pacs),
-    "vlcs": FileSource(vlcs.ABOUT, vlcs.read, trees.write_vlcs),
-    "office_home": FileSource(office_home.ABOUT, office_home.read, trees.write_office_home),
-    "terra": FileSource(terra.ABOUT, terra.read, write_terra),
-    "midog": FileSource(midog.ABOUT, midog.read, write_midog),
-    "organs": FileSource(organs.ABOUT, organs.read, write_organs),
-    "organ_mnist": FileSource(organ_mnist.ABOUT, organ_mnist.read, write_organ_mnist),
-    "histopantum": FileSource(histopantum.ABOUT, histopantum.read, trees.write_histopantum),
-    "isic": FileSource(isic.ABOUT, isic.read, write_isic, default_part="train+val"),
-    "messidor": FileSource(messidor.ABOUT, messidor.read, write_messidor),
-    "mammo": FileSource(mammo.ABOUT, mammo.read, write_mammo),
-    "folder": FileSource(folder.ABOUT, folder.read, own.write_folder),
-    "table": FileSource(table.ABOUT, table.read, own.write_table),
-    "phantom": GeneratedSource(phantom.ABOUT, phantom.load),
+DATASETS: dict[str, DatasetSource] = {
+    "pacs": FileSource(domainbed.PACS, domainbed.read_pacs, fake_trees.write_pacs),
+    "vlcs": FileSource(domainbed.VLCS, domainbed.read_vlcs, fake_trees.write_vlcs),
+    "office_home": FileSource(domainbed.OFFICE_HOME, domainbed.read_office_home, fake_trees.write_office_home),
+    "terra": FileSource(terra.CARD, terra.read, write_terra),
+    "midog": FileSource(midog.CARD, midog.read, write_midog),
+    "organs": FileSource(organs.CARD, organs.read, write_organs),
+    "organ_mnist": FileSource(organ_mnist.CARD, organ_mnist.read, write_organ_mnist),
+    "histopantum": FileSource(histopantum.CARD, histopantum.read, fake_trees.write_histopantum),
+    "isic": FileSource(isic.CARD, isic.read, write_isic, default_part="train+val"),
+    "messidor": FileSource(messidor.CARD, messidor.read, write_messidor),
+    "mammo": FileSource(mammo.CARD, mammo.read, write_mammo),
+    "folder": FileSource(own_folder.CARD, own_folder.read, fake_own_data.write_folder),
+    "table": FileSource(own_table.CARD, own_table.read, fake_own_data.write_table),
+    "phantom": GeneratedSource(phantom.CARD, phantom.load),
 }
 
 
@@ -70,7 +68,7 @@ def load_dataset(name: str, root: str | None = None, **options: Any) -> Dataset:
     return source_of(name).load(root, **options)
 
 
-def source_of(name: str) -> Source:
+def source_of(name: str) -> DatasetSource:
     if name not in DATASETS:
         raise unknown_name("data set", name, DATASETS)
     return DATASETS[name]

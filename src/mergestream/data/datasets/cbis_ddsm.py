@@ -12,9 +12,9 @@ from pathlib import PurePosixPath
 
 from PIL import Image
 
-from mergestream.data.datasets.pixels import read_pixels
+from mergestream.data.datasets.csv_files import read_csv
+from mergestream.data.datasets.image_files import read_pixels
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.tables import read_csv
 from mergestream.data.intake.shades import stretched
 from mergestream.runtime.errors import DataError
 
@@ -26,7 +26,7 @@ COLUMNS = ("patient id", "breast density", "left or right breast", "image view",
 
 
 @dataclass(frozen=True)
-class Case:
+class CbisLesion:
     """One lesion: a row of a case table."""
 
     mammogram: str  # Subject ID
@@ -43,7 +43,7 @@ def table_name(finding: str, part: str) -> str:
     return f"{finding}_case_description_{part}_set.csv"
 
 
-def read_cases(root: Root) -> list[Case]:
+def read_cases(root: Root) -> list[CbisLesion]:
     """All lesions, in the order of the tables; of a finding there must be both tables or none."""
     cases = []
     for finding in FINDINGS:
@@ -63,7 +63,7 @@ def _rows(root: Root, path: str) -> list[dict[str, str]]:
     return rows
 
 
-def _case(row: dict[str, str], finding: str, part: str, path: str, line: int) -> Case:
+def _case(row: dict[str, str], finding: str, part: str, path: str, line: int) -> CbisLesion:
     side, view = row["left or right breast"].upper(), row["image view"].upper()
     mammogram = f"{finding.capitalize()}-{PARTS[part]}_{row['patient id']}_{side}_{view}"
     lesion = f"{mammogram}_{row['abnormality id']}"
@@ -73,7 +73,9 @@ def _case(row: dict[str, str], finding: str, part: str, path: str, line: int) ->
             f"and its pathology is '{row['pathology']}'."
         )
     malignant = MALIGNANT[row["pathology"].upper()]
-    return Case(mammogram, lesion, row["patient id"], finding, view.lower(), row["breast density"], part, malignant)
+    return CbisLesion(
+        mammogram, lesion, row["patient id"], finding, view.lower(), row["breast density"], part, malignant
+    )
 
 
 def files_by_subject(root: Root) -> dict[str, list[str]]:

@@ -3,19 +3,19 @@
 import json
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mergestream.data.datasets.arrays import read_array
+from mergestream.data.datasets.image_files import array_pixels, crop_border, read_pixels
 from mergestream.data.datasets.index import Sample
-from mergestream.data.datasets.pixels import array_pixels, crop_border, read_pixels
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.threads import decoder_threads
 from mergestream.networks.preprocessing import resize
 from mergestream.runtime.files import atomic_array, mapped_array, process_lock, sha256_of_json, write_json
 
@@ -137,18 +137,27 @@ def _each(
         except MemoryError:
             raise
         except Exception as error:  # a decoder may raise anything on a damaged file
-            bad[position] = what_failed(error)
+            bad[position] = f"{type(error).__name__}: {error}".splitlines()[0]
         with lock:
             on_image()
 
-    with decoder_threads(workers or os.cpu_count() or 1) as threads:
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1, "mergestream-decoding", _use_one_core) as threads:
         for _ in threads.map(one, range(len(samples))):
             pass
     return dict(sorted(bad.items()))
 
 
-def what_failed(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+def _use_one_core() -> None:
+    """Limit torch to one core in this thread; else each decoding thread starts one helper per core for each copy."""
+    with _changing_threads:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)  # of this thread, and of threads to come
+        restoring = Thread(target=torch.set_num_threads, args=(before,))
+        restoring.start()
+        restoring.join()
+
+
+_changing_threads = Lock()
 
 
 class SamplePixels:

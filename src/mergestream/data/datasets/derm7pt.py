@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from mergestream.data.datasets.index import LeftOut, Sample
-from mergestream.data.datasets.medimeta import Entry, find_medimeta, read_medimeta
+from mergestream.data.datasets.medimeta import MedimetaImage, find_medimeta, read_medimeta
 from mergestream.data.datasets.roots import Root, by_stem
-from mergestream.data.datasets.skin import BENIGN, MELANOMA, Found, Table, binary_label, find_table
+from mergestream.data.datasets.skin import BENIGN, MELANOMA, SkinSet, SkinTable, binary_label, find_table
 from mergestream.runtime.errors import UnknownNameError
 
 # The lists that Bissoto et al. published, and EPVT tests on: 872 and 839 images.
@@ -16,7 +16,7 @@ MEDIMETA = {"derm": ("derm7pt_derm", "skinl_derm"), "clinic": ("derm7pt_clinic",
 TASKS = ("Diagnosis", "diagnosis", "Diagnosis grouped")
 
 
-def read_derm7pt(root: Root, kind: str) -> Found | None:
+def read_derm7pt(root: Root, kind: str) -> SkinSet | None:
     """The dermoscopic ('derm') or clinical ('clinic') images, or None where none of the known tables lies there."""
     meta = find_table(root, "meta.csv", ("case_num", "diagnosis", "derm", "clinic"))
     atlas = find_table(root, ATLAS[kind], ("image", "label"))
@@ -35,9 +35,9 @@ def label_of(diagnosis: str) -> int | None:
     return MELANOMA if "melanoma" in diagnosis.lower() else BENIGN
 
 
-def _release(root: Root, kind: str, meta: Table, atlas: Table | None) -> Found:
+def _release(root: Root, kind: str, meta: SkinTable, atlas: SkinTable | None) -> SkinSet:
     """meta.csv names images as images/NEL/Nel026.jpg in a case of letters that the disk need not share."""
-    found = Found(meta.path, as_published=atlas is not None)
+    found = SkinSet(meta.path, as_published=atlas is not None)
     home, files = PurePosixPath(meta.path).parent.parent / "images", {path.lower(): path for path in root.images}
     labels, seen = _atlas_labels(atlas) if atlas else {}, set[str]()
     for row in meta.rows:
@@ -58,9 +58,9 @@ def _release(root: Root, kind: str, meta: Table, atlas: Table | None) -> Found:
     return found
 
 
-def _atlas(root: Root, kind: str, atlas: Table) -> Found:
+def _atlas(root: Root, kind: str, atlas: SkinTable) -> SkinSet:
     """The lists alone, with the images beside them."""
-    found, beside = Found(atlas.path), str(PurePosixPath(atlas.path).parent)
+    found, beside = SkinSet(atlas.path), str(PurePosixPath(atlas.path).parent)
     files = by_stem(path for path in root.images if path.startswith(f"{beside}/") or beside == ".")
     cases = {row["image"].lower(): row.get("case", "") for row in atlas.rows}
     for stem, label in _atlas_labels(atlas).items():
@@ -71,8 +71,8 @@ def _atlas(root: Root, kind: str, atlas: Table) -> Found:
     return found
 
 
-def _medimeta(root: Root, kind: str, folder: str) -> Found:
-    found = Found(f"{folder}/info.yaml", as_published=False)
+def _medimeta(root: Root, kind: str, folder: str) -> SkinSet:
+    found = SkinSet(f"{folder}/info.yaml", as_published=False)
     for entry in _entries(root, folder):
         name = entry.names[entry.label]
         label = label_of(name)
@@ -80,15 +80,11 @@ def _medimeta(root: Root, kind: str, folder: str) -> Found:
             found.left_out.append(LeftOut(entry.file if entry.array is None else f"{entry.id}.tiff", name))
             continue
         id_ = f"derm7pt_{kind}/{entry.id.rpartition('/')[2]}"
-        found.samples.append(
-            Sample(
-                id_, entry.file, f"derm7pt_{kind}", label, group=entry.subject or None, array=entry.array, row=entry.row
-            )
-        )
+        found.samples.append(entry.sample(f"derm7pt_{kind}", entry.subject, id=id_, label=label, part=None))
     return found
 
 
-def _entries(root: Root, folder: str) -> list[Entry]:
+def _entries(root: Root, folder: str) -> list[MedimetaImage]:
     """Releases differ in the spelling of the task."""
     for task in TASKS[:-1]:
         try:
@@ -98,7 +94,7 @@ def _entries(root: Root, folder: str) -> list[Entry]:
     return read_medimeta(root, folder, TASKS[-1])
 
 
-def _atlas_labels(atlas: Table) -> Mapping[str, int]:
+def _atlas_labels(atlas: SkinTable) -> Mapping[str, int]:
     return {row["image"].lower(): binary_label(row["label"], atlas.path, row["image"]) for row in atlas.rows}
 
 

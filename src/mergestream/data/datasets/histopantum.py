@@ -2,15 +2,15 @@
 
 import re
 
-from mergestream.data.datasets.about import About
+from mergestream.data.datasets.dataset_card import DatasetCard
+from mergestream.data.datasets.image_tree import read_tree
 from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.trees import read_tree
 
 CASE = re.compile(r"TCGA-[A-Z0-9]{2}-[A-Z0-9]{4}(?![A-Z0-9])", re.IGNORECASE)
 SPELLINGS = {"non_tumor": ("non_tumour",), "tumor": ("tumour",)}
 
-ABOUT = About(
+CARD = DatasetCard(
     name="histopantum",
     title="HISTOPANTUM: tumour or not in tiles of four cancers",
     layout="HISTOPANTUM/ with colon, ovarian, stomach and uterus, each with tumor and non_tumor (or tumour and "
@@ -27,7 +27,7 @@ ABOUT = About(
 
 
 def read(root: Root) -> Index:
-    return read_tree(root, ABOUT, class_spellings=SPELLINGS, group_of=case_of)
+    return read_tree(root, CARD, class_spellings=SPELLINGS, group_of=case_of)
 
 
 def case_of(stem: str) -> str | None:

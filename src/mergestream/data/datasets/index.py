@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from mergestream.data.datasets.about import About
+from mergestream.data.datasets.dataset_card import DatasetCard
 from mergestream.data.datasets.roots import IMAGES
 from mergestream.runtime.errors import DataError, unknown_name
 
@@ -41,7 +41,7 @@ class LeftOut:
 class Index:
     """All samples of a data set, in one fixed order."""
 
-    about: About
+    card: DatasetCard
     classes: tuple[str, ...]
     domains: tuple[str, ...]
     samples: tuple[Sample, ...]
@@ -56,10 +56,10 @@ class Index:
 
     def __post_init__(self) -> None:
         if not self.classes or len(set(self.classes)) != len(self.classes):
-            raise DataError(f"'{self.about.name}' needs distinct classes, got {list(self.classes)}.")
+            raise DataError(f"'{self.card.name}' needs distinct classes, got {list(self.classes)}.")
         twice = [id_ for id_, count in Counter(sample.id for sample in self.samples).items() if count > 1]
         if twice:
-            raise DataError(f"Two images of '{self.about.name}' have one id: {some(twice)}. Keep one of each.")
+            raise DataError(f"Two images of '{self.card.name}' have one id: {some(twice)}. Keep one of each.")
 
     @property
     def images_found(self) -> int:
@@ -69,7 +69,7 @@ class Index:
     @property
     def total(self) -> int | None:
         """Published images in all, where only that is known and this is the whole set."""
-        return self.about.total if self.whole and not self.expected and not self.about.counts else None
+        return self.card.total if self.whole and not self.expected and not self.card.counts else None
 
     def of(self, domain: str) -> list[Sample]:
         return [sample for sample in self.samples if sample.domain == domain]
@@ -88,14 +88,14 @@ class Index:
         no part is known.
         """
         if part == "all":
-            return replace(self, expected=self._published(self.about.parts)) if self.about.part_counts else self
+            return replace(self, expected=self._published(self.card.parts)) if self.card.part_counts else self
         wanted, known = part.split("+"), {sample.part for sample in self.samples}
         for name in wanted:
-            if name not in self.about.parts:
-                raise unknown_name(f"part of '{self.about.name}'", name, ("all", *self.about.parts))
+            if name not in self.card.parts:
+                raise unknown_name(f"part of '{self.card.name}'", name, ("all", *self.card.parts))
             if asked and name not in known:
                 raise DataError(
-                    f"'{self.about.name}' has no image of the part '{name}' under this root. {self.parts_from}".strip()
+                    f"'{self.card.name}' has no image of the part '{name}' under this root. {self.parts_from}".strip()
                 )
         keep = {*wanted} if asked else {*wanted, None}
         return replace(
@@ -110,23 +110,23 @@ class Index:
         """Published images per domain of these parts together; the reader may know better."""
         if self.expected is not None:
             return self.expected
-        each = [self.about.part_counts.get(part, {}) for part in parts]
-        inside = {d: sum(counts[d] for counts in each) for d in self.about.domains if d in self.domains and all(each)}
-        return {**inside, **{d: self.about.counts[d] for d in self.outside if d in self.about.counts}}
+        each = [self.card.part_counts.get(part, {}) for part in parts]
+        inside = {d: sum(counts[d] for counts in each) for d in self.card.domains if d in self.domains and all(each)}
+        return {**inside, **{d: self.card.counts[d] for d in self.outside if d in self.card.counts}}
 
     def require_usable(self, *, allow_missing_classes: bool) -> None:
         """Every domain has images, and of every class."""
         counts = self.counts()
         empty = [domain for domain in counts if not sum(counts[domain].values())]
         if empty or not counts:
-            raise DataError(f"'{self.about.name}' has no image in the domain {some(empty) or '(there is none)'}.")
-        if allow_missing_classes or self.about.may_lack_classes:
+            raise DataError(f"'{self.card.name}' has no image in the domain {some(empty) or '(there is none)'}.")
+        if allow_missing_classes or self.card.may_lack_classes:
             return
         for domain in self.domains:
             lacking = [name for name, count in counts[domain].items() if not count]
             if lacking:
                 raise DataError(
-                    f"The domain '{domain}' of '{self.about.name}' has no image of the class {some(lacking)}. If that "
+                    f"The domain '{domain}' of '{self.card.name}' has no image of the class {some(lacking)}. If that "
                     f"is so at this site, allow it: --allow-missing-classes, or allow_missing_classes=True."
                 )
 

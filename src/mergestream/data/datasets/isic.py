@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.about import About
+from mergestream.data.datasets.dataset_card import DatasetCard
 from mergestream.data.datasets.derm7pt import read_derm7pt
 from mergestream.data.datasets.index import Index, LeftOut, Sample
 from mergestream.data.datasets.pad_ufes import read_pad_ufes
 from mergestream.data.datasets.ph2 import read_ph2
 from mergestream.data.datasets.roots import Root, by_stem
-from mergestream.data.datasets.skin import CLASSES, MELANOMA, Found, Table, binary_label, find_table
+from mergestream.data.datasets.skin import CLASSES, MELANOMA, SkinSet, SkinTable, binary_label, find_table
 from mergestream.runtime.errors import DataError
 
 ARTEFACTS = ("dark_corner", "hair", "gel_bubble", "ruler")
@@ -21,7 +21,7 @@ OUTSIDE = {"derm7pt_derm": 872, "derm7pt_clinic": 839, "ph2": 200, "pad_ufes": 5
 TRAIN = {"dark_corner": 2351, "hair": 4884, "gel_bubble": 1640, "ruler": 672, "clean": 2796}
 VAL = {"dark_corner": 368, "hair": 861, "gel_bubble": 267, "ruler": 113, "clean": 448}
 
-ABOUT = About(
+CARD = DatasetCard(
     name="isic",
     title="ISIC 2019: melanoma or benign, five domains by artefact, four sets outside",
     layout="ISIC_0000000.jpg and so on in any folder with train_bias_0_1.csv, val_bias_0_1.csv, test_bias_0_1.csv or "
@@ -74,7 +74,7 @@ def artefact_domain(scores: Mapping[str, float]) -> str:
 
 def read(root: Root, *, bias: str = "0_1") -> Index:
     found, parts, published = _inside(root, bias)
-    outside: dict[str, Found] = {}
+    outside: dict[str, SkinSet] = {}
     for domain in OUTSIDE:
         each = _outside(root, domain)
         if each and each.samples:
@@ -86,7 +86,7 @@ def read(root: Root, *, bias: str = "0_1") -> Index:
     every = [found, *outside.values()] if found.samples else list(outside.values())
     left_out = dict.fromkeys(each for one in (found, *outside.values()) for each in one.left_out)
     return Index(
-        _about(published, {domain for domain, each in outside.items() if each.as_published}),
+        _card(published, {domain for domain, each in outside.items() if each.as_published}),
         CLASSES,
         DOMAINS if found.samples else (),
         tuple(sample for one in every for sample in one.samples),
@@ -98,21 +98,21 @@ def read(root: Root, *, bias: str = "0_1") -> Index:
     )
 
 
-def _about(inside: bool, outside: set[str]) -> About:
+def _card(inside: bool, outside: set[str]) -> DatasetCard:
     """The card with those published counts that belong to exactly the lists that were read."""
-    counts = {domain: count for domain, count in ABOUT.counts.items() if domain in outside or domain in DOMAINS}
+    counts = {domain: count for domain, count in CARD.counts.items() if domain in outside or domain in DOMAINS}
     if inside:
-        return replace(ABOUT, counts=counts)
-    return replace(ABOUT, counts={domain: counts[domain] for domain in outside}, part_counts={})
+        return replace(CARD, counts=counts)
+    return replace(CARD, counts={domain: counts[domain] for domain in outside}, part_counts={})
 
 
-def _outside(root: Root, domain: str) -> Found | None:
+def _outside(root: Root, domain: str) -> SkinSet | None:
     if domain.startswith("derm7pt_"):
         return read_derm7pt(root, domain.removeprefix("derm7pt_"))
     return read_ph2(root) if domain == "ph2" else read_pad_ufes(root)
 
 
-def _inside(root: Root, bias: str) -> tuple[Found, dict[str, str], bool]:
+def _inside(root: Root, bias: str) -> tuple[SkinSet, dict[str, str], bool]:
     """ISIC itself, the part of each missing file, and whether the published counts can be asked for."""
     files = by_stem(path for path in root.images if IMAGE.fullmatch(PurePosixPath(path).stem))
     tables = _tables(root, bias)
@@ -132,18 +132,18 @@ def _inside(root: Root, bias: str) -> tuple[Found, dict[str, str], bool]:
     return found, parts, bias == "0_1" and None not in tables
 
 
-def _tables(root: Root, bias: str) -> dict[str | None, Table]:
+def _tables(root: Root, bias: str) -> dict[str | None, SkinTable]:
     """The artefact tables by part; the one table without splits counts where there is no other."""
     columns = ("image", *ARTEFACTS, "label")
-    split = {part: find_table(root, f"{part}_bias_{bias}.csv", columns) for part in ABOUT.parts}
-    tables: dict[str | None, Table] = {part: table for part, table in split.items() if table}
+    split = {part: find_table(root, f"{part}_bias_{bias}.csv", columns) for part in CARD.parts}
+    tables: dict[str | None, SkinTable] = {part: table for part, table in split.items() if table}
     if not tables and bias != "0_1":
         raise DataError(f"{root.location} has no train_bias_{bias}.csv: bias= is written as in '0.5_3'.")
     whole = None if tables else find_table(root, INFERRED, columns)
     return {None: whole} if whole else tables
 
 
-def scored(table: Table, part: str | None) -> list[Scored]:
+def scored(table: SkinTable, part: str | None) -> list[Scored]:
     """The rows of an artefact table: domain by the scores, label as it stands there."""
     rows = []
     for row in table.rows:
@@ -169,11 +169,11 @@ def _folder_rows(root: Root) -> dict[str, Scored]:
     return found
 
 
-def _join(root: Root, rows: Iterable[Scored], files: Mapping[str, str], table: str) -> tuple[Found, dict[str, str]]:
+def _join(root: Root, rows: Iterable[Scored], files: Mapping[str, str], table: str) -> tuple[SkinSet, dict[str, str]]:
     """Rows with their files, lesions and the challenge's own diagnosis."""
     lesions = _column(root, "ISIC_2019_Training_Metadata.csv", "lesion_id")
     melanomas = _column(root, "ISIC_2019_Training_GroundTruth.csv", "MEL")
-    found, parts = Found(table), dict[str, str]()
+    found, parts = SkinSet(table), dict[str, str]()
     for row in rows:
         file = files.get(row.image.lower())
         truth = melanomas.get(row.image)
@@ -193,7 +193,7 @@ def _column(root: Root, name: str, column: str) -> dict[str, str]:
     return {row["image"]: row[column] for row in table.rows} if table else {}
 
 
-def _nothing(root: Root, found: Found) -> str:
+def _nothing(root: Root, found: SkinSet) -> str:
     named = f"its tables name {len(found.missing)} images of which none lies there; " if found.missing else ""
     return (
         f"{root.location} is not a root of 'isic': it should hold the artefact tables (train_bias_0_1.csv or "

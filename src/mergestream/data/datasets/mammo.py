@@ -3,10 +3,18 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from mergestream.data.datasets.about import About
-from mergestream.data.datasets.cbis_ddsm import FINDINGS, PARTS, Case, crop_of, files_by_subject, read_cases, table_name
+from mergestream.data.datasets.cbis_ddsm import (
+    FINDINGS,
+    PARTS,
+    CbisLesion,
+    crop_of,
+    files_by_subject,
+    read_cases,
+    table_name,
+)
+from mergestream.data.datasets.dataset_card import DatasetCard
 from mergestream.data.datasets.index import Index, LeftOut, Sample
-from mergestream.data.datasets.medimeta import Entry, find_medimeta, read_medimeta
+from mergestream.data.datasets.medimeta import MedimetaImage, find_medimeta, read_medimeta
 from mergestream.data.datasets.roots import Root
 from mergestream.runtime.errors import DataError, unknown_name
 
@@ -23,7 +31,7 @@ NAME: dict[str, Callable[[dict[str, str]], str]] = {
 }
 PUBLISHED = {"mass": 1696, "calc": 1872}  # lesions
 
-ABOUT = About(
+CARD = DatasetCard(
     name="mammo",
     title="CBIS-DDSM mammography: benign and malignant lesions",
     layout="one of: the four *_case_description_*_set.csv with manifest-*/CBIS-DDSM/<Subject ID>/…/*.dcm (TCIA); "
@@ -74,24 +82,12 @@ def _from_medimeta(root: Root, domain: str | None, image: str) -> Index:
     for finding, entry in entries:
         if entry.names != CLASSES:
             raise DataError(f"mammo_{finding} in {root.location} has other labels than published: {entry.names}.")
-        samples.append(
-            Sample(
-                entry.id,
-                entry.file,
-                "",  # its domain: see _index
-                entry.label,
-                group=entry.subject,
-                part=entry.part,
-                subgroups=_known(finding, entry),
-                array=entry.array,
-                row=entry.row,
-            )
-        )
+        samples.append(entry.sample("", entry.subject, subgroups=_known(finding, entry)))  # its domain: see _index
     viewed = all(sample.subgroups["view"] != "unknown" for sample in samples)
-    return _index(ABOUT, domain or ("finding_view" if viewed else "finding"), samples)
+    return _index(CARD, domain or ("finding_view" if viewed else "finding"), samples)
 
 
-def _known(finding: str, entry: Entry) -> dict[str, str]:
+def _known(finding: str, entry: MedimetaImage) -> dict[str, str]:
     of = {name.lower().replace(" ", "_"): value for name, value in entry.annotations.items()}
     view, density = of.get("image_view", "").lower(), of.get("breast_density", "")
     return {"density": density or "unknown", "finding": finding, "view": view or "unknown"}
@@ -109,12 +105,12 @@ def _from_cbis_ddsm(root: Root, domain: str, image: str) -> Index:
         samples.append(_sample(subject, file, lesions))
         if image == "full":
             left_out += [LeftOut(other, f"a second file of {subject}") for other in there if other != file]
-    return _index(replace(ABOUT, parts=tuple(PARTS)), domain, samples, left_out, missing, whole=image == "crop")
+    return _index(replace(CARD, parts=tuple(PARTS)), domain, samples, left_out, missing, whole=image == "crop")
 
 
-def _by_subject(cases: Iterable[Case], image: str) -> dict[str, list[Case]]:
+def _by_subject(cases: Iterable[CbisLesion], image: str) -> dict[str, list[CbisLesion]]:
     """The lesions of every image: one for a crop, one or more for a mammogram."""
-    found: dict[str, list[Case]] = {}
+    found: dict[str, list[CbisLesion]] = {}
     for case in cases:
         lesions = found.setdefault(case.lesion if image == "crop" else case.mammogram, [])
         if any(each.lesion == case.lesion for each in lesions):
@@ -123,13 +119,13 @@ def _by_subject(cases: Iterable[Case], image: str) -> dict[str, list[Case]]:
     return found
 
 
-def _sample(subject: str, file: str, lesions: list[Case]) -> Sample:
+def _sample(subject: str, file: str, lesions: list[CbisLesion]) -> Sample:
     first, malignant = lesions[0], any(case.malignant for case in lesions)
     known = {"density": first.density or "unknown", "finding": first.finding, "view": first.view}
     return Sample(subject, file, "", int(malignant), group=first.patient, part=first.part, subgroups=known)
 
 
-def _unused(cases: list[Case], files: dict[str, list[str]], image: str) -> list[LeftOut]:
+def _unused(cases: list[CbisLesion], files: dict[str, list[str]], image: str) -> list[LeftOut]:
     """What lies there but is not an image of a case, in one line a kind: there are thousands."""
     lesions, mammograms = {case.lesion for case in cases}, {case.mammogram for case in cases}
     unnamed = [subject for subject in files if subject not in lesions | mammograms]
@@ -143,7 +139,7 @@ def _unused(cases: list[Case], files: dict[str, list[str]], image: str) -> list[
 
 
 def _index(
-    about: About,
+    card: DatasetCard,
     domain: str,
     samples: list[Sample],
     left_out: Iterable[LeftOut] = (),
@@ -158,7 +154,7 @@ def _index(
     domains = tuple(name for name in DOMAINS[domain] if any(sample.domain == name for sample in used))
     expected = PUBLISHED if domain == "finding" and whole else {}
     return Index(
-        about,
+        card,
         CLASSES,
         domains,
         used,

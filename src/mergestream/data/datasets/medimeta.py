@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -10,8 +10,9 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from mergestream.data.datasets.arrays import array_shape, read_array
+from mergestream.data.datasets.csv_files import decode_text, read_csv
+from mergestream.data.datasets.index import Sample
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.tables import decode_text, read_csv
 from mergestream.runtime.errors import DataError, unknown_name
 
 PARTS = ("train", "val", "test")
@@ -21,7 +22,7 @@ SOURCE = "zenodo.org/records/7884735 (doi 10.5281/zenodo.7884735), one zip per f
 
 
 @dataclass(frozen=True)
-class Entry:
+class MedimetaImage:
     """One image of a MedIMeta folder. `array` is None where `file` is the image itself."""
 
     id: str  # folder and number: organs_axial/000123
@@ -32,6 +33,11 @@ class Entry:
     names: tuple[str, ...]  # of all labels of the task, from info.yaml
     part: str | None  # train, val or test
     annotations: Mapping[str, str]  # its row of annotations.csv; empty where there is none
+
+    def sample(self, domain: str, group: str | None, **other: Any) -> Sample:
+        """The image as a sample of a data set; `other` replaces its fields."""
+        sample = Sample(self.id, self.file, domain, self.label, group, part=self.part, array=self.array, row=self.row)
+        return replace(sample, **other)
 
     @property
     def subject(self) -> str | None:
@@ -49,7 +55,7 @@ def find_medimeta(root: Root, folder_name: str) -> str | None:
     return str(found[0]) if found else None
 
 
-def read_medimeta(root: Root, folder_name: str, task: str) -> list[Entry]:
+def read_medimeta(root: Root, folder_name: str, task: str) -> list[MedimetaImage]:
     """All images of one MedIMeta folder, by number, with their labels for one task.
 
     Images are images/000123.tiff or, where there is no such folder, rows of images.hdf5. The label of image 123 is the
@@ -66,7 +72,7 @@ def read_medimeta(root: Root, folder_name: str, task: str) -> list[Entry]:
     places = _places(root, home, len(labels))
     parts, annotations = _parts(root, home, len(labels)), _annotations(root, home)
     return [
-        Entry(f"{folder_name}/{n:06d}", *places[n], label, names, parts.get(n), annotations.get(n, {}))
+        MedimetaImage(f"{folder_name}/{n:06d}", *places[n], label, names, parts.get(n), annotations.get(n, {}))
         for n, label in enumerate(labels)
     ]
 

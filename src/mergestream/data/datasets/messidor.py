@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.about import About
+from mergestream.data.datasets.dataset_card import DatasetCard
 from mergestream.data.datasets.index import Index, LeftOut, Sample
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.spreadsheets import read_sheet
 from mergestream.runtime.errors import DataError
 
-ABOUT = About(
+CARD = DatasetCard(
     name="messidor",
     title="Messidor: grade of diabetic retinopathy, three hospitals",
     layout="Base11 to Base14, Base21 to Base24 and Base31 to Base34, as zips, folders or one flat folder of .tif, "
@@ -82,7 +82,7 @@ def read(root: Root, *, errata: bool = True) -> Index:
             samples.append(Sample(f"{base}/{stem}", file, domain, correct, acquired=acquired(stem)))
     left_out += [LeftOut(path, "no annotation names it") for path in images.all if path not in named]
     samples.sort(key=lambda sample: sample.id)
-    return Index(ABOUT, ABOUT.classes, ABOUT.domains, tuple(samples), tuple(left_out), tuple(missing), crop_border=True)
+    return Index(CARD, CARD.classes, CARD.domains, tuple(samples), tuple(left_out), tuple(missing), crop_border=True)
 
 
 def department(text: str, table: str = "the table") -> str:
@@ -91,7 +91,7 @@ def department(text: str, table: str = "the table") -> str:
     for part, name in DEPARTMENTS.items():
         if part in plain:
             return name
-    raise DataError(f"{table} names the department '{text}', none of {', '.join(ABOUT.domains)}.")
+    raise DataError(f"{table} names the department '{text}', none of {', '.join(CARD.domains)}.")
 
 
 def acquired(stem: str) -> str | None:

@@ -3,10 +3,10 @@
 from collections import defaultdict
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.about import About
+from mergestream.data.datasets.csv_files import Rows, read_csv
+from mergestream.data.datasets.dataset_card import DatasetCard
 from mergestream.data.datasets.index import Index, LeftOut, Sample
 from mergestream.data.datasets.roots import Root, by_stem
-from mergestream.data.datasets.tables import Rows, read_csv
 from mergestream.runtime.errors import DataError, unknown_name
 
 TABLE = "MIDOG25_Atypical_Classification_Train_Set.csv"
@@ -15,7 +15,7 @@ KINDS = {"tumor": "Tumor", "scanner": "Scanner", "origin": "Origin", "species": 
 COLUMNS = ("image_id", "filename", "coordinateX", "coordinateY", *KINDS.values(), "majority")
 TYPOS = {"Hamammatsu XR": "Hamamatsu XR"}
 
-ABOUT = About(
+CARD = DatasetCard(
     name="midog",
     title="MIDOG 2025: atypical mitotic figures of seven tumours",
     layout=f"{TABLE} and, in any folder, the images that its column image_id names",
@@ -66,9 +66,9 @@ def read(root: Root, *, domain: str = "tumor") -> Index:
     left_out += [LeftOut(path, "no row in the CSV") for path in there.values()]
     published = domain == "tumor"
     return Index(
-        ABOUT,
-        ABOUT.classes,
-        ABOUT.domains if published else tuple(sorted({sample.domain for sample in samples})),
+        CARD,
+        CARD.classes,
+        CARD.domains if published else tuple(sorted({sample.domain for sample in samples})),
         tuple(samples),
         tuple(left_out),
         tuple(missing),
@@ -84,7 +84,7 @@ def _by_image(rows: Rows, table: str) -> dict[str, Rows]:
         empty = [column for column, value in used.items() if not value]
         if empty:
             raise DataError(f"Line {number} of {table} has an empty {empty[0]}.")
-        for column, known in (("majority", ABOUT.classes), ("Tumor", ABOUT.domains)):
+        for column, known in (("majority", CARD.classes), ("Tumor", CARD.domains)):
             if used[column] not in known:
                 raise DataError(f"Line {number} of {table} has the {column} '{used[column]}', none of {list(known)}.")
         if used not in found[used["image_id"]]:
@@ -94,7 +94,7 @@ def _by_image(rows: Rows, table: str) -> dict[str, Rows]:
 
 def _sample(image: str, path: str, row: dict[str, str], domain: str) -> Sample:
     kinds = {kind: row[column] for kind, column in KINDS.items()}
-    label = ABOUT.classes.index(row["majority"])
+    label = CARD.classes.index(row["majority"])
     return Sample(image, path, kinds[domain], label, group=row["filename"], subgroups=kinds)
 
 

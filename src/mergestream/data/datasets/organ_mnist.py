@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mergestream.data.datasets.about import About
 from mergestream.data.datasets.arrays import array_names, array_shape, read_array
+from mergestream.data.datasets.dataset_card import DatasetCard
 from mergestream.data.datasets.index import Index, Sample
 from mergestream.data.datasets.roots import Root
 from mergestream.runtime.errors import DataError, InputError
@@ -12,7 +12,7 @@ STEMS = {"axial": "organamnist", "coronal": "organcmnist", "sagittal": "organsmn
 SUFFIXES = {224: "_224", 128: "_128", 64: "_64", 28: ""}  # resolution -> end of the file's name, largest first
 PARTS = ("train", "val", "test")
 
-ABOUT = About(
+CARD = DatasetCard(
     name="organ_mnist",
     title="MedMNIST organs: eleven organs in CT slices of three planes",
     layout="organamnist_224.npz, organcmnist_224.npz, organsmnist_224.npz (or _128, _64, or no number for 28 pixels)",
@@ -52,7 +52,7 @@ ABOUT = About(
 def read(root: Root, *, resolution: int | None = None) -> Index:
     files = _files(root, resolution)
     samples = [sample for domain, file in files.items() for part in PARTS for sample in _part(root, file, domain, part)]
-    return Index(ABOUT, ABOUT.classes, ABOUT.domains, tuple(samples))
+    return Index(CARD, CARD.classes, CARD.domains, tuple(samples))
 
 
 def _files(root: Root, resolution: int | None) -> dict[str, str]:
@@ -78,8 +78,8 @@ def _part(root: Root, file: str, domain: str, part: str) -> list[Sample]:
         raise DataError(
             f"{file} in {root.location} has {count} images in {images}, but {labels} is {values.dtype} {values.shape}."
         )
-    if count and not 0 <= values.min() <= values.max() < len(ABOUT.classes):
-        raise DataError(f"{labels} of {file} in {root.location} has a label outside 0 to {len(ABOUT.classes) - 1}.")
+    if count and not 0 <= values.min() <= values.max() < len(CARD.classes):
+        raise DataError(f"{labels} of {file} in {root.location} has a label outside 0 to {len(CARD.classes) - 1}.")
     return [
         Sample(f"{domain}/{part}/{row}", file, domain, int(label), part=part, array=images, row=row)
         for row, label in enumerate(values.reshape(-1))

@@ -2,16 +2,16 @@
 
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.about import About
-from mergestream.data.datasets.index import Index, Sample
-from mergestream.data.datasets.medimeta import LICENCE, PARTS, SOURCE, Entry, read_medimeta
+from mergestream.data.datasets.dataset_card import DatasetCard
+from mergestream.data.datasets.index import Index
+from mergestream.data.datasets.medimeta import LICENCE, PARTS, SOURCE, MedimetaImage, read_medimeta
 from mergestream.data.datasets.roots import Root
 from mergestream.runtime.errors import DataError
 
 PLANES = ("axial", "coronal", "sagittal")
 TASK = "organ label"
 
-ABOUT = About(
+CARD = DatasetCard(
     name="organs",
     title="MedIMeta organs: eleven organs in CT slices of three planes",
     layout="organs_axial, organs_coronal and organs_sagittal, each with images/ (or images.hdf5), info.yaml, splits/ "
@@ -52,23 +52,12 @@ def read(root: Root) -> Index:
     samples = []
     for plane in PLANES:
         for entry in read_medimeta(root, f"organs_{plane}", TASK):
-            if entry.names != ABOUT.classes:
+            if entry.names != CARD.classes:
                 raise DataError(f"organs_{plane} in {root.location} has other labels than published: {entry.names}.")
-            samples.append(
-                Sample(
-                    entry.id,
-                    entry.file,
-                    plane,
-                    entry.label,
-                    group=_scan(entry),
-                    part=entry.part,
-                    array=entry.array,
-                    row=entry.row,
-                )
-            )
-    return Index(ABOUT, ABOUT.classes, ABOUT.domains, tuple(samples))
+            samples.append(entry.sample(plane, _scan(entry)))
+    return Index(CARD, CARD.classes, CARD.domains, tuple(samples))
 
 
-def _scan(entry: Entry) -> str | None:
+def _scan(entry: MedimetaImage) -> str | None:
     """volume-12 or test-volume-3: the slices of one scan name the volume that they were cut from."""
     return entry.subject or PurePosixPath(entry.annotations.get("original_filepath", "")).stem or None

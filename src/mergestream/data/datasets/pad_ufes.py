@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 
 from mergestream.data.datasets.index import LeftOut, Sample
 from mergestream.data.datasets.roots import Root, by_stem
-from mergestream.data.datasets.skin import BENIGN, MELANOMA, Found, find_table
+from mergestream.data.datasets.skin import BENIGN, MELANOMA, SkinSet, find_table
 from mergestream.runtime.errors import DataError
 
 # EPVT's tables: the release's own, and the list of Bissoto et al. without carcinomas.
@@ -14,13 +14,13 @@ LABELS = {"NEV": BENIGN, "SEK": BENIGN, "MEL": MELANOMA}
 CARCINOMAS = {"ACK": "actinic keratosis", "BCC": "basal cell carcinoma", "SCC": "squamous cell carcinoma"}
 
 
-def read_pad_ufes(root: Root) -> Found | None:
+def read_pad_ufes(root: Root) -> SkinSet | None:
     """Nevi, seborrhoeic keratoses and melanomas: 244, 235 and 52. The rest is left out, as EPVT does."""
     tables = (find_table(root, name, COLUMNS) for name in TABLES)
     table = next((table for table in tables if table), None)
     if table is None:
         return None
-    found = Found(table.path)
+    found = SkinSet(table.path)
     files = by_stem(path for path in root.images if PurePosixPath(path).name.upper().startswith("PAT_"))
     for row in table.rows:
         image, diagnosis = row["img_id"], row["diagnostic"].upper()

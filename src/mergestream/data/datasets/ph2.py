@@ -3,18 +3,18 @@
 import re
 from pathlib import PurePosixPath
 
+from mergestream.data.datasets.csv_files import decode_text
 from mergestream.data.datasets.index import Sample
 from mergestream.data.datasets.roots import Root, by_stem
-from mergestream.data.datasets.skin import BENIGN, MELANOMA, Found, binary_label, find_table
+from mergestream.data.datasets.skin import BENIGN, MELANOMA, SkinSet, binary_label, find_table
 from mergestream.data.datasets.spreadsheets import read_sheet
-from mergestream.data.datasets.tables import decode_text
 from mergestream.runtime.errors import DataError
 
 IMAGE = re.compile(r"IMD\d+", re.IGNORECASE)
 DIAGNOSES = ("Common Nevus", "Atypical Nevus", "Melanoma")  # 0, 1 and 2 in the text file
 
 
-def read_ph2(root: Root) -> Found | None:
+def read_ph2(root: Root) -> SkinSet | None:
     """By PH2_dataset.txt, PH2_dataset.xlsx or ph2.csv, which agree; the first needs no library."""
     for name, labels_of in {"PH2_dataset.txt": _text_labels, "PH2_dataset.xlsx": _sheet_labels}.items():
         if paths := root.named(name):
@@ -26,8 +26,8 @@ def read_ph2(root: Root) -> Found | None:
     return _found(root, table.path, labels)
 
 
-def _found(root: Root, table: str, labels: dict[str, int]) -> Found:
-    found, files = Found(table), _dermoscopic(root)
+def _found(root: Root, table: str, labels: dict[str, int]) -> SkinSet:
+    found, files = SkinSet(table), _dermoscopic(root)
     for image, label in labels.items():
         if image.lower() in files:
             found.samples.append(Sample(f"ph2/{image}", files[image.lower()], "ph2", label))

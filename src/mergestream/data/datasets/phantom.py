@@ -12,8 +12,8 @@ from functools import cache
 import numpy as np
 import torch
 
-from mergestream.data.datasets.about import About
-from mergestream.data.datasets.base import Dataset, DomainData
+from mergestream.data.datasets.dataset_card import DatasetCard
+from mergestream.data.datasets.domain_data import Dataset, DomainData
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.option_checks import whole_number
 
@@ -60,7 +60,7 @@ HOSPITALS: dict[str, Acquisition] = {
 }  # fmt: skip
 
 
-ABOUT = About(
+CARD = DatasetCard(
     name="phantom",
     title="Phantom hospitals: generated microscopy of cells",
     layout="nothing on disk",

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from mergestream.data.datasets.csv_files import Rows, read_csv
 from mergestream.data.datasets.index import LeftOut, Sample
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.tables import Rows, read_csv
 from mergestream.runtime.errors import DataError
 
 CLASSES = ("benign", "melanoma")
@@ -12,7 +12,7 @@ BENIGN, MELANOMA = range(2)
 
 
 @dataclass
-class Found:
+class SkinSet:
     """Samples of one set, and what else its table names. `as_published`: read by the list that the counts are of."""
 
     table: str
@@ -23,14 +23,14 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Table:
+class SkinTable:
     path: str
     rows: Rows
 
 
-def find_table(root: Root, name: str, columns: tuple[str, ...]) -> Table | None:
+def find_table(root: Root, name: str, columns: tuple[str, ...]) -> SkinTable | None:
     """The CSV of this name that has these columns. Copies do no harm; two that differ are refused."""
-    found = [Table(path, read_csv(root, path)) for path in root.named(name)]
+    found = [SkinTable(path, read_csv(root, path)) for path in root.named(name)]
     found = [table for table in found if table.rows and set(columns) <= set(table.rows[0])]
     for other in found[1:]:
         if other.rows != found[0].rows:

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from mergestream.data.datasets.csv_files import Rows, read_csv
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.tables import Rows, read_csv
 from mergestream.runtime.errors import DataError
 
 Grid = list[list[str]]

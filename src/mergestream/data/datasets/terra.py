@@ -7,15 +7,15 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
 
-from mergestream.data.datasets.about import About
+from mergestream.data.datasets.dataset_card import DatasetCard
+from mergestream.data.datasets.image_tree import has_tree, read_tree
 from mergestream.data.datasets.index import Index, LeftOut, Sample
 from mergestream.data.datasets.roots import Root, by_stem
-from mergestream.data.datasets.trees import has_tree, read_tree
 from mergestream.runtime.errors import DataError
 
 ANNOTATIONS = "_annotations.json"
 
-ABOUT = About(
+CARD = DatasetCard(
     name="terra",
     title="Terra Incognita: camera traps at four places, nine animals and empty",
     layout="terra_incognita/ with location_100, location_38, location_43 and location_46, each a folder per class; or "
@@ -46,12 +46,12 @@ class _Image:
 
 def read(root: Root) -> Index:
     files = [path for path in root.files if path.lower().endswith(ANNOTATIONS)]
-    if has_tree(root, ABOUT):
-        return _without_copies(root, read_tree(root, ABOUT))
+    if has_tree(root, CARD):
+        return _without_copies(root, read_tree(root, CARD))
     if files:
         return _read_annotated(root, files)
     try:
-        return read_tree(root, ABOUT)
+        return read_tree(root, CARD)
     except DataError as error:
         raise DataError(f"{error} Or, as LILA publishes it, *{ANNOTATIONS} files and the images they name.") from error
 
@@ -92,7 +92,7 @@ def _read_annotated(root: Root, files: list[str]) -> Index:
     left_out += [LeftOut(f"{count} images", why) for why, count in sorted(unused.items()) if count]
     if strays:
         left_out.append(LeftOut(f"{strays} annotations", "of images that no annotation file lists"))
-    return Index(ABOUT, ABOUT.classes, ABOUT.domains, tuple(samples), tuple(left_out), tuple(missing))
+    return Index(CARD, CARD.classes, CARD.domains, tuple(samples), tuple(left_out), tuple(missing))
 
 
 def _why_not(image: _Image) -> str | None:
@@ -111,15 +111,15 @@ def _conflict(image: _Image) -> str | None:
 
 
 def _domains(image: _Image) -> list[str]:
-    return sorted({f"location_{location}" for location in image.locations} & set(ABOUT.domains))
+    return sorted({f"location_{location}" for location in image.locations} & set(CARD.domains))
 
 
 def _classes(image: _Image) -> list[str]:
-    return sorted(image.categories & set(ABOUT.classes))
+    return sorted(image.categories & set(CARD.classes))
 
 
 def _sample(id_: str, path: str, image: _Image) -> Sample:
-    label = ABOUT.classes.index(_classes(image)[0])
+    label = CARD.classes.index(_classes(image)[0])
     return Sample(id_, path, _domains(image)[0], label, group=image.burst, acquired=image.taken)
 
 

@@ -1,18 +1,18 @@
 """Bytes of an untrusted client -> uint8 pictures, within limits."""
 
 from mergestream.data.intake.limits import Allowance, Limits
-from mergestream.data.intake.pictures import Picture, Source, sha256_of_pixels, stack
+from mergestream.data.intake.pictures import DicomSource, Picture, sha256_of_pixels, stack
 from mergestream.data.intake.reading import read_upload, read_uploads
 from mergestream.data.intake.refusals import REFUSALS, IntakeError, Refusal
 
 __all__ = [
     "REFUSALS",
     "Allowance",
+    "DicomSource",
     "IntakeError",
     "Limits",
     "Picture",
     "Refusal",
-    "Source",
     "read_upload",
     "read_uploads",
     "sha256_of_pixels",

@@ -13,7 +13,7 @@ from mergestream.runtime.errors import InputError
 
 
 @dataclass(frozen=True, repr=False)
-class Source:
+class DicomSource:
     """Which DICOM object a picture came from. It points to a patient: for the caller's answer, never for a log."""
 
     sop_class_uid: str
@@ -22,7 +22,7 @@ class Source:
     series_uid: str
 
     def __repr__(self) -> str:
-        return "Source(withheld)"
+        return "DicomSource(withheld)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +33,10 @@ class Picture:
     sha256: str
     pixels_sha256: str
     frame: int | None = None  # from 1, where the file holds several images
-    source: Source | None = field(default=None, repr=False)
+    source: DicomSource | None = field(default=None, repr=False)
 
 
-def picture_of(pixels: np.ndarray, sha256: str, frame: int | None = None, source: Source | None = None) -> Picture:
+def picture_of(pixels: np.ndarray, sha256: str, frame: int | None = None, source: DicomSource | None = None) -> Picture:
     return Picture(pixels, sha256, sha256_of_pixels(pixels), frame, source)
 
 

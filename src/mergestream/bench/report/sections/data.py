@@ -13,7 +13,7 @@ def data(report: ReportFindings) -> Section:
     if bench.synthetic:
         parts.append(paragraph("These data are synthetic: generated images, no patients."))
     if bench.dataset in DATASETS:
-        title, *lines = card_in_words(DATASETS[bench.dataset].about)
+        title, *lines = card_in_words(DATASETS[bench.dataset].card)
         parts += [paragraph(title), bullets([line.strip() for line in lines])]
     else:
         parts.append(

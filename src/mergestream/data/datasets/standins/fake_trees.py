@@ -5,18 +5,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mergestream.data.datasets import histopantum, office_home, pacs, vlcs
-from mergestream.data.datasets.about import About
+from mergestream.data.datasets import histopantum
+from mergestream.data.datasets.dataset_card import DatasetCard
+from mergestream.data.datasets.domainbed import OFFICE_HOME, PACS, VLCS
 from mergestream.data.datasets.standins.drawing import picture, write_picture
 
 
 def write_tree(
-    folder: Path, about: About, each: int, name: Callable[[int], str], spelt: dict[str, str] | None = None
+    folder: Path, card: DatasetCard, each: int, name: Callable[[int], str], spelt: dict[str, str] | None = None
 ) -> None:
     """`each` pictures per domain and class; `spelt` gives folders another name than the class or domain has."""
     spelling = spelt or {}
-    for domain in about.domains:
-        for label, class_name in enumerate(about.classes):
+    for domain in card.domains:
+        for label, class_name in enumerate(card.classes):
             for number in range(each):
                 inside = folder / spelling.get(domain, domain) / spelling.get(class_name, class_name)
                 write_picture(inside / name(number), picture(domain, label, number))
@@ -24,19 +25,19 @@ def write_tree(
 
 def write_pacs(folder: Path) -> None:
     """As the zip unpacks: kfold/, and the crumbs that a Mac leaves."""
-    write_tree(folder / "kfold", pacs.ABOUT, 4, lambda n: f"pic_{n + 1:03d}.jpg")
+    write_tree(folder / "kfold", PACS, 4, lambda n: f"pic_{n + 1:03d}.jpg")
     (folder / "kfold" / ".DS_Store").write_bytes(b"\0")
     write_picture(folder / "__MACOSX" / "kfold" / "photo" / "dog" / "._pic_001.png", picture("photo", 0, 0))
 
 
 def write_vlcs(folder: Path) -> None:
-    write_tree(folder / "VLCS", vlcs.ABOUT, 4, lambda n: f"img_{n:04d}.jpg")
+    write_tree(folder / "VLCS", VLCS, 4, lambda n: f"img_{n:04d}.jpg")
 
 
 def write_office_home(folder: Path) -> None:
     """With the space in 'Real World' that mirrors replace, and the two files that lie beside the domains."""
     inside = folder / "OfficeHomeDataset_10072016"
-    write_tree(inside, office_home.ABOUT, 2, lambda n: f"{n + 1:05d}.jpg")
+    write_tree(inside, OFFICE_HOME, 2, lambda n: f"{n + 1:05d}.jpg")
     (inside / "ImageInfo.csv").write_text("Domain,Class,Image\n", encoding="utf-8")
     (inside / "imagelist.txt").write_text("\n", encoding="utf-8")
 
@@ -50,7 +51,7 @@ def write_histopantum(folder: Path) -> None:
         "uterus": ("non-tumor", "tumor"),
     }
     for domain, (healthy, tumour) in spellings.items():
-        only = replace(histopantum.ABOUT, domains=(domain,))
+        only = replace(histopantum.CARD, domains=(domain,))
         spelt = {"non_tumor": healthy, "tumor": tumour}
         write_tree(folder / "HISTOPANTUM", only, 4, partial(_tile, domain), spelt)
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mergestream.data.datasets import organ_mnist
-from mergestream.data.datasets.standins.medimeta import grey
+from mergestream.data.datasets.standins.fake_medimeta import grey
 
 EACH = {"train": 2, "val": 1, "test": 2}  # images per class
 
@@ -17,7 +17,7 @@ def write_organ_mnist(folder: Path, resolution: int = 224, pixels: int = 24) -> 
     for domain, stem in organ_mnist.STEMS.items():
         arrays: dict[str, Any] = {}
         for first, (part, each) in zip((0, 10, 20), EACH.items(), strict=True):
-            order = [(label, first + n) for n in range(each) for label in range(len(organ_mnist.ABOUT.classes))][::-1]
+            order = [(label, first + n) for n in range(each) for label in range(len(organ_mnist.CARD.classes))][::-1]
             images = [grey(domain, label, number, pixels) for label, number in order]
             arrays[f"{part}_images"] = np.stack(images)
             arrays[f"{part}_labels"] = np.array([[label] for label, _ in order], dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Stand-in of Terra Incognita: LILA's annotation files and images; the tree that DomainBed makes of them apart."""
+"""Stand-in of Terra Incognita: LILA's annotation files and images."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,6 @@ from uuid import NAMESPACE_URL, uuid5
 
 from mergestream.data.datasets import terra
 from mergestream.data.datasets.standins.drawing import picture, write_picture
-from mergestream.data.datasets.standins.trees import write_tree
 
 SPLITS = ("train", "cis_val", "cis_test", "trans_val", "trans_test")
 # Numbers with gaps, and categories that the protocol leaves out.
@@ -29,7 +28,7 @@ CATEGORIES = {
 LOCATIONS = (100, 38, 43, 46)
 FRAMES = 3
 
-Entry = tuple[dict[str, Any], tuple[str, ...]]  # an image, and the category of each of its annotations
+Annotated = tuple[dict[str, Any], tuple[str, ...]]  # an image, and the category of each of its annotations
 
 
 def write_terra(folder: Path) -> None:
@@ -48,21 +47,16 @@ def write_terra(folder: Path) -> None:
         path.write_text(json.dumps(_annotation_file(inside)), encoding="utf-8")
 
 
-def write_terra_tree(folder: Path) -> None:
-    """As DomainBed's script arranges it."""
-    write_tree(folder / "terra_incognita", terra.ABOUT, 2, lambda n: f"{uuid5(NAMESPACE_URL, str(n))}.jpg")
-
-
-def _bursts() -> Iterator[Entry]:
+def _bursts() -> Iterator[Annotated]:
     """Three frames a burst, a second apart, one burst a class and location."""
     for location in LOCATIONS:
-        for label, name in enumerate(terra.ABOUT.classes):
+        for label, name in enumerate(terra.CARD.classes):
             for frame in range(1, FRAMES + 1):
                 two_animals = frame == 2 and name != "empty"
                 yield _image(location, f"{label:02d}", frame), (name, name) if two_animals else (name,)
 
 
-def _odd() -> Iterator[Entry]:
+def _odd() -> Iterator[Annotated]:
     """Elsewhere; none of the ten classes; two of the ten; one of the ten and a car, which counts as the one."""
     yield _image(33, "20", 1), ("bobcat",)
     yield _image(38, "21", 1), ("skunk",)
@@ -86,7 +80,7 @@ def _image(location: int, burst: str, frame: int) -> dict[str, Any]:
     }
 
 
-def _annotation_file(entries: list[Entry]) -> dict[str, Any]:
+def _annotation_file(entries: list[Annotated]) -> dict[str, Any]:
     annotations = [
         {"id": f"{image['id']}-{number}", "image_id": image["id"], "category_id": CATEGORIES[name]}
         for image, shown in entries

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.about import About
+from mergestream.data.datasets.dataset_card import DatasetCard
 from mergestream.data.datasets.index import Index, LeftOut, Sample
 from mergestream.data.datasets.roots import IMAGES, Root
 from mergestream.runtime.errors import DataError
@@ -14,43 +14,43 @@ Spellings = Mapping[str, tuple[str, ...]]
 
 def read_tree(
     root: Root,
-    about: About,
+    card: DatasetCard,
     *,
     domain_spellings: Spellings | None = None,
     class_spellings: Spellings | None = None,
     group_of: Callable[[str], str | None] = lambda stem: None,  # noqa: ARG005
 ) -> Index:
     """The samples of a published tree, wherever it begins under the root. Spellings of names may differ by mirror."""
-    domains = _find_domains(root, about, domain_spellings or {})
-    known = _by_spelling(about.classes, class_spellings or {})
+    domains = _find_domains(root, card, domain_spellings or {})
+    known = _by_spelling(card.classes, class_spellings or {})
     samples, left_out = [], []
-    for domain in about.domains:
+    for domain in card.domains:
         for path in root.under(domains[domain]):
             inside = PurePosixPath(path).relative_to(domains[domain])
             name = known.get(plain_name(inside.parts[0])) if len(inside.parts) > 1 else None
             if name is None:
-                left_out.append(LeftOut(path, f"'{inside.parts[0]}' is not a class of '{about.name}'"))
+                left_out.append(LeftOut(path, f"'{inside.parts[0]}' is not a class of '{card.name}'"))
             elif inside.suffix.lower() not in IMAGES:
                 left_out.append(LeftOut(path, "not an image file"))
             else:
                 id_ = PurePosixPath(domain, name, *inside.parts[1:]).as_posix()
-                label = about.classes.index(name)
+                label = card.classes.index(name)
                 samples.append(Sample(id_, path, domain, label, group=group_of(inside.stem)))
-    return Index(about, about.classes, about.domains, tuple(samples), tuple(left_out))
+    return Index(card, card.classes, card.domains, tuple(samples), tuple(left_out))
 
 
-def has_tree(root: Root, about: About, domain_spellings: Spellings | None = None) -> bool:
-    return len(_search(root, about, domain_spellings or {})[1]) == len(about.domains)
+def has_tree(root: Root, card: DatasetCard, domain_spellings: Spellings | None = None) -> bool:
+    return len(_search(root, card, domain_spellings or {})[1]) == len(card.domains)
 
 
-def _find_domains(root: Root, about: About, spellings: Spellings) -> dict[str, str]:
-    folder, domains = _search(root, about, spellings)
-    if len(domains) < len(about.domains):
-        absent = [domain for domain in about.domains if domain not in domains]
+def _find_domains(root: Root, card: DatasetCard, spellings: Spellings) -> dict[str, str]:
+    folder, domains = _search(root, card, spellings)
+    if len(domains) < len(card.domains):
+        absent = [domain for domain in card.domains if domain not in domains]
         seen = f"{folder or 'it'} lacks {', '.join(absent)}" if domains else f"it holds {root.glance()}"
         raise DataError(
-            f"{root.location} is not a root of '{about.name}': it should hold the folders "
-            f"{', '.join(about.domains)}, each with a folder per class; {seen}."
+            f"{root.location} is not a root of '{card.name}': it should hold the folders "
+            f"{', '.join(card.domains)}, each with a folder per class; {seen}."
         )
     return {domain: _unwrapped(root, path) for domain, path in domains.items()}
 
@@ -61,9 +61,9 @@ def _unwrapped(root: Root, folder: str) -> str:
     return twice if len(root.under(twice)) == len(root.under(folder)) else folder
 
 
-def _search(root: Root, about: About, spellings: Spellings) -> tuple[str, dict[str, str]]:
+def _search(root: Root, card: DatasetCard, spellings: Spellings) -> tuple[str, dict[str, str]]:
     """The folder that holds most of the domains, the shallowest first, and the path of each."""
-    known = _by_spelling(about.domains, spellings)
+    known = _by_spelling(card.domains, spellings)
     best: tuple[str, dict[str, str]] = ("", {})
     for folder in root.folders:
         found = [(known[plain_name(n)], path) for n, path in root.children(folder).items() if plain_name(n) in known]

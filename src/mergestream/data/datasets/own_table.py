@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.about import About
+from mergestream.data.datasets.csv_files import Rows, read_csv
+from mergestream.data.datasets.dataset_card import DatasetCard
 from mergestream.data.datasets.index import Index, LeftOut, Sample
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.tables import Rows, read_csv
 from mergestream.runtime.errors import DataError
 
 MOST_SUBGROUPS = 30
 REQUIRED, OPTIONAL = ("image", "label", "domain"), ("group", "acquired")
 
-ABOUT = About(
+CARD = DatasetCard(
     name="table",
     title="Your own images and a table",
     layout="images, and one CSV with the columns image (its path beside the CSV), label, domain, and optionally group "
@@ -47,7 +47,7 @@ def read(root: Root, *, csv: str | None = None, classes: Sequence[str] | None = 
     used = {sample.file for sample in samples}
     left_out += [LeftOut(image, "no row in the table") for image in root.images if image not in used]
     domains = tuple(sorted({row["domain"] for row in rows}))
-    return Index(ABOUT, named, domains, tuple(samples), tuple(left_out), tuple(missing))
+    return Index(CARD, named, domains, tuple(samples), tuple(left_out), tuple(missing))
 
 
 def _names(classes: Sequence[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ PART_OF_SCAN = dict(zip(SCANS, ("train", "train", "val", "test", "test"), strict
 
 
 @dataclass(frozen=True)
-class Row:
+class FakeImage:
     """One image to write: its pixels [H,W] or [H,W,3], its label and part, and what annotations.csv says of it."""
 
     pixels: np.ndarray
@@ -26,7 +26,7 @@ class Row:
     annotations: dict[str, str] = field(default_factory=dict)
 
 
-def write_medimeta(folder: Path, task: str, names: Sequence[str], rows: Sequence[Row]) -> None:
+def write_medimeta(folder: Path, task: str, names: Sequence[str], rows: Sequence[FakeImage]) -> None:
     """A whole MedIMeta folder; its name is the data set's id."""
     paths = [f"images/{number:06d}.tiff" for number in range(len(rows))]
     for path, row in zip(paths, rows, strict=True):
@@ -46,10 +46,10 @@ def write_organs(folder: Path) -> None:
         rows = []
         for number, scan in enumerate(SCANS):
             place = "LITS-Challenge-Test-Data" if scan.startswith("test") else "LITS Challenge/Training Batch 1"
-            for label, name in enumerate(organs.ABOUT.classes):
+            for label, name in enumerate(organs.CARD.classes):
                 known = {"original_filepath": f"{place}/{scan}.nii", "organ_name": name}
-                rows.append(Row(grey(plane, label, number), label, PART_OF_SCAN[scan], known))
-        write_medimeta(folder / f"organs_{plane}", organs.TASK, organs.ABOUT.classes, rows)
+                rows.append(FakeImage(grey(plane, label, number), label, PART_OF_SCAN[scan], known))
+        write_medimeta(folder / f"organs_{plane}", organs.TASK, organs.CARD.classes, rows)
 
 
 def grey(domain: str, label: int, number: int, pixels: int = 24) -> np.ndarray:
@@ -74,7 +74,7 @@ def _write_splits(folder: Path, paths: Sequence[str], parts: Sequence[str]) -> N
         (folder / f"{part}.txt").write_text("\n".join(lines), encoding="utf-8")
 
 
-def _write_annotations(path: Path, task: str, paths: Sequence[str], rows: Sequence[Row]) -> None:
+def _write_annotations(path: Path, task: str, paths: Sequence[str], rows: Sequence[FakeImage]) -> None:
     columns = list(rows[0].annotations)
     lines = [",".join(["filepath", f"tasks/{task}", *columns, "split"])]
     for image, row in zip(paths, rows, strict=True):
@@ -82,7 +82,7 @@ def _write_annotations(path: Path, task: str, paths: Sequence[str], rows: Sequen
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _write_info(folder: Path, task: str, names: Sequence[str], rows: Sequence[Row]) -> None:
+def _write_info(folder: Path, task: str, names: Sequence[str], rows: Sequence[FakeImage]) -> None:
     target = "BINARY_CLASSIFICATION" if len(names) == 2 else "MULTICLASS_CLASSIFICATION"
     height, width = rows[0].pixels.shape[:2]
     info = {

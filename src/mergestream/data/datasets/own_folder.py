@@ -2,12 +2,12 @@
 
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.about import About
+from mergestream.data.datasets.dataset_card import DatasetCard
 from mergestream.data.datasets.index import Index, LeftOut, Sample, some
 from mergestream.data.datasets.roots import IMAGES, Root
 from mergestream.runtime.errors import DataError
 
-ABOUT = About(
+CARD = DatasetCard(
     name="folder",
     title="Your own images in folders",
     layout="one folder per domain (site, scanner), in it one folder per class, in it images",
@@ -29,7 +29,7 @@ def read(root: Root) -> Index:
     _require_no_empty_domain(root, inside, domains)
     samples = [Sample("/".join(p), path, p[0], classes.index(p[1])) for path, p in split.items()]
     left_out = [LeftOut(path, "not an image file that is read") for path in root.files if path not in split]
-    return Index(ABOUT, classes, domains, tuple(samples), tuple(left_out))
+    return Index(CARD, classes, domains, tuple(samples), tuple(left_out))
 
 
 def _images(root: Root) -> list[str]:

@@ -25,7 +25,7 @@ VOTES = ("NMF,NMF,,NMF", "AMF,NMF,NMF,NMF", "AMF,AMF,,AMF", "NMF,AMF,AMF,AMF")
 
 def write_midog(folder: Path) -> None:
     lines, number = [HEADER], count(1)
-    for position, tumour in enumerate(midog.ABOUT.domains):
+    for position, tumour in enumerate(midog.CARD.domains):
         for slide in range(SLIDES_PER_TUMOUR):
             for votes in VOTES:
                 image = next(number)

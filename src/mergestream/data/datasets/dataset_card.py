@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class About:
+class DatasetCard:
     """A data set's card. Sets of a user's own have no fixed domains, classes or counts."""
 
     name: str

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.data.datasets import Dataset, source_of
-from mergestream.data.datasets.sources import FileSource, require_options
+from mergestream.data.datasets.dataset_sources import FileSource, require_options
 from mergestream.networks.preprocessing import Preprocessing
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mergestream.data.datasets.dataset_sources import FileSource
 from mergestream.data.datasets.decoding import unreadable
 from mergestream.data.datasets.index import LeftOut
-from mergestream.data.datasets.sources import FileSource
 
 
 @dataclass(frozen=True)
-class Verification:
+class DataVerification:
     """What lies under a root, against what was published."""
 
     name: str
@@ -78,25 +78,25 @@ def verify(
     root: str | Path,
     track: Callable[[str, int], AbstractContextManager[Callable[[], None]]] = lambda *_: nullcontext(lambda: None),
     **options: Any,
-) -> Verification:
+) -> DataVerification:
     """Read the index, and decode every image once."""
     opened, index = source.index(root, **options)
     with track("reading every image", len(index.samples)) as advance:
         bad = unreadable(opened, index.samples, advance)
-    expected = index.about.counts if index.expected is None else index.expected
+    expected = index.card.counts if index.expected is None else index.expected
     shown = (*index.domains, *index.outside)
-    return Verification(
-        index.about.name,
+    return DataVerification(
+        index.card.name,
         str(opened.location),
         index.classes,
         index.counts(),
         # A domain that only tests may be absent altogether.
-        {d: n for d, n in expected.items() if d in shown or d not in index.about.outside},
+        {d: n for d, n in expected.items() if d in shown or d not in index.card.outside},
         index.total,
         index.images_found,
         index.missing,
         tuple(f"{index.samples[position].file}: {why}" for position, why in bad.items()),
         index.left_out,
-        index.about.overlap,
-        index.about.may_lack_classes,
+        index.card.overlap,
+        index.card.may_lack_classes,
     )

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from mergestream.data.datasets.about import About
-from mergestream.data.datasets.base import Dataset, DomainData
+from mergestream.data.datasets.dataset_card import DatasetCard
 from mergestream.data.datasets.decoding import Decoding, decode
+from mergestream.data.datasets.domain_data import Dataset, DomainData
 from mergestream.data.datasets.index import Index, Sample, some
 from mergestream.data.datasets.roots import Root
 from mergestream.networks.preprocessing import Preprocessing
@@ -26,17 +26,17 @@ Reader = Callable[..., Index]
 class FileSource:
     """A published data set, or a user's own: how to read its index, and how to write a tiny stand-in of its layout."""
 
-    about: About
+    card: DatasetCard
     read: Reader
     write_standin: Callable[[Path], None]
     default_part: str = "all"
 
     def index(self, root: str | Path | Root | None, *, part: str | None = None, **options: Any) -> tuple[Root, Index]:
         """All samples under a root, or those of one of the publisher's splits (`part`)."""
-        name = self.about.name
+        name = self.card.name
         if root is None:
-            raise InputError(f"'{name}' needs root=, its folder or zip: {self.about.layout}")
-        if part is not None and not self.about.parts:
+            raise InputError(f"'{name}' needs root=, its folder or zip: {self.card.layout}")
+        if part is not None and not self.card.parts:
             raise InputError(f"'{name}' has no splits of its publisher: it takes no part=.")
         require_options(name, options, self.options())
         opened = root if isinstance(root, Root) else Root(root)
@@ -44,7 +44,7 @@ class FileSource:
 
     def options(self) -> list[str]:
         """What its reader may be told, beside the root."""
-        return [*list(inspect.signature(self.read).parameters)[1:], *(["part"] if self.about.parts else [])]
+        return [*list(inspect.signature(self.read).parameters)[1:], *(["part"] if self.card.parts else [])]
 
     def load(
         self,
@@ -69,7 +69,7 @@ class FileSource:
         shape = Preprocessing((size, size) if isinstance(size, int) else size, interpolation).size
         kept = None if cache_folder is None else Path(cache_folder)
         how = Decoding(shape, interpolation, index.crop_border, kept, workers)
-        allowed = _Allowance(whole_number("skip_bad", skip_bad, low=0), self.about.name)
+        allowed = _Allowance(whole_number("skip_bad", skip_bad, low=0), self.card.name)
         allowed.charge([f"{file}: is missing" for file in index.missing])
 
         @cache
@@ -78,21 +78,21 @@ class FileSource:
             decoded = decode(opened, samples, how, on_image)
             allowed.charge([f"{samples[position].file}: {why}" for position, why in decoded.bad.items()])
             if len(decoded.bad) == len(samples):
-                raise DataError(f"No image of the domain '{domain}' of '{self.about.name}' can be read.")
+                raise DataError(f"No image of the domain '{domain}' of '{self.card.name}' can be read.")
             good = [position for position in range(len(samples)) if position not in decoded.bad]
             images = decoded.images[good] if decoded.bad else decoded.images
             told = _told([samples[position] for position in good])
-            return DomainData(self.about.name, domain, index.classes, images, **told)
+            return DomainData(self.card.name, domain, index.classes, images, **told)
 
         return Dataset(
-            self.about.name,
+            self.card.name,
             index.classes,
             index.domains,
-            self.about.views,
+            self.card.views,
             False,
             read_domain,
             index.outside,
-            self.about.overlap,
+            self.card.overlap,
             index.left_out,
             dict(Counter(sample.domain for sample in index.samples)),
         )
@@ -138,17 +138,17 @@ def require_options(dataset: str, given: Iterable[str], known: Sequence[str]) ->
 class GeneratedSource:
     """A data set that is computed, not read."""
 
-    about: About
+    card: DatasetCard
     generate: Callable[..., Dataset]
 
     def load(self, root: str | Path | None, **options: Any) -> Dataset:
         if root is not None:
-            raise InputError(f"'{self.about.name}' is generated: it takes no root folder.")
-        require_options(self.about.name, options, self.options())
+            raise InputError(f"'{self.card.name}' is generated: it takes no root folder.")
+        require_options(self.card.name, options, self.options())
         return self.generate(**options)
 
     def options(self) -> list[str]:
         return list(inspect.signature(self.generate).parameters)
 
 
-Source = FileSource | GeneratedSource
+DatasetSource = FileSource | GeneratedSource

@@ -1,4 +1,4 @@
-"""Stand-ins of CBIS-DDSM: as TCIA gives it, as Kaggle does, and MedIMeta's crops."""
+"""Stand-in of CBIS-DDSM as TCIA publishes it."""
 
 import csv
 import zlib
@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from mergestream.data.datasets.cbis_ddsm import FINDINGS, PARTS, table_name
-from mergestream.data.datasets.standins.drawing import write_picture
-from mergestream.data.datasets.standins.medimeta import Row, grey, write_medimeta
+from mergestream.data.datasets.standins.fake_medimeta import grey
 from mergestream.runtime.errors import DataError
 
 MANIFEST = "manifest-ZkhPvrLo5216730872708713142"
@@ -74,52 +73,24 @@ def lesions(finding: str) -> list[Lesion]:
     return found
 
 
-def write_mammo(folder: Path, *, descriptive: bool = False) -> None:
-    """TCIA's layout with the downloader's folders of UIDs, or its descriptive ones."""
+def write_mammo(folder: Path) -> None:
+    """TCIA's layout, with the downloader's folders of UIDs."""
     inside, series = folder / MANIFEST, []
-    _write_tables(folder)
+    write_tables(folder)
     for lesion in (each for finding in FINDINGS for each in lesions(finding)):
-        for subject, kind, files in _images(lesion):
-            place = Path("CBIS-DDSM", subject, *_folders(subject, kind, descriptive))
+        for subject, kind, files in images_of(lesion):
+            place = Path("CBIS-DDSM", subject, uid(subject, f"study of {kind}"), uid(subject, kind))
             for number, pixels in enumerate(files, start=1):
                 _write_dicom(inside / place / f"1-{number}.dcm", pixels, subject, kind)
             series.append(_series_row(subject, kind, len(files), place))
-    _write_csv(inside / "metadata.csv", [SERIES_COLUMNS, *series])
-
-
-def write_kaggle(folder: Path) -> None:
-    """csv/ and jpeg/: the table's paths begin with a folder that the download does not have."""
-    rows = [["file_path", "image_path", "PatientID", "SeriesDescription", "SeriesInstanceUID"]]
-    _write_tables(folder / "csv")
-    for lesion in (each for finding in FINDINGS for each in lesions(finding)):
-        for subject, kind, files in _images(lesion):
-            for number, pixels in enumerate(files, start=1):
-                file = f"{uid(subject, kind)}/{number}-{lesion.number:03d}"
-                bright = (pixels / max(int(pixels.max()), 1) * 255).astype(np.uint8)
-                write_picture(folder / "jpeg" / f"{file}.jpg", bright)
-                names = [f"CBIS-DDSM/dicom/{file}.dcm", f"CBIS-DDSM/jpeg/{file}.jpg"]
-                # Hundreds of rows name no series description.
-                rows.append([*names, subject, "" if lesion.number % 3 == 0 else kind, uid(subject, kind)])
-    _write_csv(folder / "csv" / "dicom_info.csv", rows)
-
-
-def write_mammo_medimeta(folder: Path, *, with_view: bool = True) -> None:
-    for finding in FINDINGS:
-        rows = []
-        for each in lesions(finding):
-            known = {"patient_id": f"P_{each.patient:05d}", "breast_density": str(each.density)}
-            if with_view:
-                known["image_view"] = each.view
-            part = "val" if each.patient in (2, 6) else each.part
-            rows.append(Row(each.pixels((24, 24)), int(each.pathology == "MALIGNANT"), part, known))
-        write_medimeta(folder / f"mammo_{finding}", "pathology", ("benign", "malignant"), rows)
+    write_csv(inside / "metadata.csv", [SERIES_COLUMNS, *series])
 
 
 def uid(subject: str, kind: str) -> str:
     return f"1.3.6.1.4.1.9590.100.1.2.{zlib.crc32(f'{subject}/{kind}'.encode())}"
 
 
-def _images(lesion: Lesion) -> Iterator[tuple[str, str, list[np.ndarray]]]:
+def images_of(lesion: Lesion) -> Iterator[tuple[str, str, list[np.ndarray]]]:
     """Subject ID, description and files of a lesion's series. Crop and mask share one, in either order, or have two."""
     full, crop = (lesion.pixels(shape).astype(np.uint16) * 257 for shape in (FULL, CROP))
     mask = np.zeros(FULL, dtype=np.uint8)
@@ -131,11 +102,6 @@ def _images(lesion: Lesion) -> Iterator[tuple[str, str, list[np.ndarray]]]:
         yield lesion.subject, "ROI mask images", [mask]
     else:
         yield lesion.subject, "ROI mask images", [mask, crop] if lesion.patient % 2 else [crop, mask]
-
-
-def _folders(subject: str, kind: str, descriptive: bool) -> tuple[str, str]:
-    study, series = uid(subject, f"study of {kind}"), uid(subject, kind)
-    return (f"07-20-2016-DDSM-NA-{study[-5:]}", f"1.000000-{kind}-{series[-5:]}") if descriptive else (study, series)
 
 
 def _series_row(subject: str, kind: str, images: int, place: Path) -> list[str]:
@@ -152,7 +118,7 @@ def _series_row(subject: str, kind: str, images: int, place: Path) -> list[str]:
     return [known.get(column, "") for column in SERIES_COLUMNS]
 
 
-def _write_tables(folder: Path) -> None:
+def write_tables(folder: Path) -> None:
     """Paths end with a line end inside their quotes, and always call the crop 000000.dcm, which it often is not."""
     for finding in FINDINGS:
         density, shape, margins = COLUMNS[finding]
@@ -161,7 +127,7 @@ def _write_tables(folder: Path) -> None:
         head = [*known, shape, margins, "assessment", "pathology", "subtlety", *paths]
         for part in PARTS:
             rows = [_table_row(each) for each in lesions(finding) if each.part == part]
-            _write_csv(folder / table_name(finding, part), [head, *rows])
+            write_csv(folder / table_name(finding, part), [head, *rows])
 
 
 def _table_row(each: Lesion) -> list[str]:
@@ -174,7 +140,7 @@ def _table_row(each: Lesion) -> list[str]:
     return [*known, "OVAL", "OBSCURED", "4", each.pathology, "3", *paths]
 
 
-def _write_csv(path: Path, rows: list[list[str]]) -> None:
+def write_csv(path: Path, rows: list[list[str]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)

@@ -9,7 +9,6 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from mergestream.data.datasets.webp import decode_webp
 from mergestream.data.intake.dicom.dicom_file import read_dicom
 from mergestream.data.intake.limits import Allowance, Limits
 from mergestream.data.intake.refusals import IntakeError
@@ -29,8 +28,6 @@ def read_pixels(content: bytes, name: str) -> Tensor:
     """
     if PurePosixPath(name).suffix.lower() == ".dcm":
         return _dicom(content, name)
-    if (decoded := decode_webp(content)) is not None:
-        return decoded
     try:
         opened = Image.open(io.BytesIO(content))
     except UnidentifiedImageError:

@@ -7,7 +7,7 @@ import numpy as np
 
 from mergestream.data.datasets.isic import ARTEFACTS, DOMAINS
 from mergestream.data.datasets.standins.drawing import encoded, picture, write_picture
-from mergestream.data.datasets.standins.sheets import xlsx
+from mergestream.data.datasets.standins.fake_spreadsheets import xlsx
 
 SCORES = ",image,dark_corner,hair,gel_border,gel_bubble,ruler,ink,patches,vasc,label,label_string"
 SIZES = {"train": 4, "val": 2, "test": 2}  # images per part, artefact and class
