@@ -17,17 +17,17 @@ from pathlib import Path
 import torch
 
 from mergestream.bench.analysis.collection import collect
-from mergestream.bench.claims.checking import check_claims
-from mergestream.bench.claims.checkpoints import Answers, answers_of_pools, answers_of_runs, check_checkpoints
+from mergestream.bench.claims.checkpoint_claims import Answers, answers_of_pools, answers_of_runs, check_checkpoints
+from mergestream.bench.claims.claim_checks import check_claims
 from mergestream.bench.claims.claim_figures import draw_scores_and_errors
 from mergestream.bench.claims.claim_tables import claims_by_stream
 from mergestream.bench.claims.evidence import evidence_of_runs
-from mergestream.bench.claims.gains import check_gains
-from mergestream.bench.claims.starts import check_starts
+from mergestream.bench.claims.gain_claims import check_gains
+from mergestream.bench.claims.start_claims import check_starts
 from mergestream.bench.demo.demo import FULL, MICRO, NETWORK
-from mergestream.bench.drift.weights import analyse_drift
+from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.report.figures import new_figure
-from mergestream.bench.report.tables import to_markdown
+from mergestream.bench.report.result_table import to_markdown
 from mergestream.data.datasets import Dataset, load_dataset
 from mergestream.networks.architecture import from_architecture
 from mergestream.pool.checkpoint import open_weights, write_expert
@@ -98,7 +98,7 @@ def main() -> None:
         others = {
             steps: check_checkpoints(answers_of_runs(runs), answers_at(given.out, data, steps)) for steps in OTHERS
         }
-    print(to_markdown(claims_by_stream(findings)), "\n")
+    print(to_markdown(claims_by_stream([each for each in findings if each.stream], "by stream")), "\n")
     for finding in findings:
         if finding.stream is None:
             print(f"- {finding.claim} {finding.verdict}: {finding.sentence}")
@@ -106,7 +106,7 @@ def main() -> None:
         print(f"- steps {steps}: {found[0].verdict}: {found[0].sentence}")
     for finding in check_starts(drifts["one-random"], drifts["random"]):
         print(f"- against one random start for all: {finding.verdict}: {finding.sentence}")
-    print("\n" + to_markdown(claims_by_stream(check_gains(collect(given.layer_wise).runs))))
+    print("\n" + to_markdown(claims_by_stream(check_gains(collect(given.layer_wise).runs), "layer-wise")))
     evidence = evidence_of_runs(runs)
     figure, axes = new_figure(9, 4, columns=2)
     for ax, stream in zip(axes[0], ("iid", "dirichlet:0.05"), strict=True):

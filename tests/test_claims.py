@@ -12,24 +12,24 @@ from scipy import stats
 
 import mergestream as ms
 from benching import bench_arguments, command, write_consortium, write_pool
-from mergestream.bench.analysis.comparison import Estimate, cell_of
-from mergestream.bench.claims.checking import Finding, check_claims
-from mergestream.bench.claims.checkpoints import (
+from mergestream.bench.analysis.comparison import Estimate, pairing_of
+from mergestream.bench.claims.checkpoint_claims import (
     answers_of_pools,
     answers_of_runs,
     check_checkpoints,
     disagreement,
     variance_per_image,
 )
+from mergestream.bench.claims.claim_checks import check_claims
 from mergestream.bench.claims.claim_figures import draw_findings, draw_scores_and_errors
-from mergestream.bench.claims.claim_tables import claims_by_stream, findings_table, printed
+from mergestream.bench.claims.claim_finding import FAILS, HOLDS, UNKNOWN, ClaimFinding, verdict_of
+from mergestream.bench.claims.claim_tables import claims_by_stream, findings_table, format_estimate
 from mergestream.bench.claims.correlations import kendall, spearman
 from mergestream.bench.claims.evidence import Evidence, evidence_of, evidence_of_runs
-from mergestream.bench.claims.findings import FAILS, HOLDS, UNKNOWN, judged
-from mergestream.bench.claims.gains import share_of
-from mergestream.bench.claims.scores import check_scores
-from mergestream.bench.claims.starts import check_starts, pair_angles
-from mergestream.bench.drift.weights import analyse_drift
+from mergestream.bench.claims.gain_claims import share_of
+from mergestream.bench.claims.score_claims import check_scores
+from mergestream.bench.claims.start_claims import check_starts, pair_angles
+from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.records import Run
 from mergestream.bench.report.figures import new_figure
 from mergestream.data.datasets.domain_data import DomainData
@@ -157,7 +157,7 @@ def make_run(label: str, right: float, target: str = "graz", pool: str = "p", se
     return Run.finish(arguments, CLASSES, [{"seconds": None} for _ in batches], batches, labels, probabilities)
 
 
-def by_name(findings: list[Finding], name: str) -> list[Finding]:
+def by_name(findings: list[ClaimFinding], name: str) -> list[ClaimFinding]:
     return [finding for finding in findings if finding.name == name]
 
 
@@ -224,10 +224,10 @@ def test_the_share_has_fiellers_interval() -> None:
 
 
 def test_an_interval_decides_only_as_a_whole() -> None:
-    assert judged(Estimate(1, 0.1, 2)) == HOLDS
-    assert judged(Estimate(-1, -2, -0.1)) == FAILS
-    assert judged(Estimate(0.1, 0, 2)) == judged(Estimate(0, 0, 0)) == UNKNOWN
-    assert judged(Estimate(0.9, 0.86, 1), at_least=0.85) == HOLDS
+    assert verdict_of(Estimate(1, 0.1, 2)) == HOLDS
+    assert verdict_of(Estimate(-1, -2, -0.1)) == FAILS
+    assert verdict_of(Estimate(0.1, 0, 2)) == verdict_of(Estimate(0, 0, 0)) == UNKNOWN
+    assert verdict_of(Estimate(0.9, 0.86, 1), at_least=0.85) == HOLDS
 
 
 def test_nothing_given_says_what_is_missing_for_every_claim() -> None:
@@ -237,7 +237,7 @@ def test_nothing_given_says_what_is_missing_for_every_claim() -> None:
     assert len({finding.name for finding in findings}) == 9
 
 
-def test_runs_without_labels_are_not_judged() -> None:
+def test_runs_without_labels_are_not_verdict_of() -> None:
     bare = SimpleNamespace(labels=torch.full((300,), -1), arguments=make_run("mean", 0.5).arguments)
     assert [f.sentence for f in check_claims([bare])] == [f.sentence for f in check_claims([])]
 
@@ -328,7 +328,7 @@ def test_a_real_benchmark_speaks_to_every_claim_but_those_on_training(benchmark_
     streams = {finding.stream for finding in findings if finding.stream}
     assert streams == {"iid", "dirichlet:0.05"}
     assert len(findings_table(findings).rows) == len(findings)
-    table = claims_by_stream(findings)
+    table = claims_by_stream([each for each in findings if each.stream], "t")
     assert set(table.columns) == {"claim", "measure", *streams}
     assert all(cell[-1] in "✓✗?" for row in table.rows for cell in row[2:])
 
@@ -337,8 +337,8 @@ def test_evidence_of_runs_is_what_the_method_recorded(benchmark_runs: list[Run])
     """Probabilities of single experts, rounded to fp16, give back the entropies of the method's own records."""
     for run in benchmark_runs:
         if run.arguments["label"] == "entropy_adaptive":
-            where = cell_of(run), run.arguments["stream"]["name"]
-            same = [r for r in benchmark_runs if (cell_of(r), r.arguments["stream"]["name"]) == where]
+            where = pairing_of(run), run.arguments["stream"]["name"]
+            same = [r for r in benchmark_runs if (pairing_of(r), r.arguments["stream"]["name"]) == where]
             (evidence,) = evidence_of_runs(same)
             assert list(evidence.experts) == run.arguments["pool"]["experts"]
             recorded = [step["entropy"] for step in run.steps]
@@ -355,8 +355,8 @@ def test_findings_are_drawn_by_unit_and_printed_by_unit() -> None:
     assert [tick.get_text() for tick in axes[0, 0].get_yticklabels()] == ["iid"] * len(gains)  # shares are no points
     assert [text.get_text() for text in axes[0, 0].texts] == [finding.measure for finding in gains]
     assert axes[0, 0].get_xlabel().startswith("points")
-    assert printed(Estimate(0.87, 0.8, 0.95), "share") == "+87 [80, 95] %"
-    assert printed(Estimate(-0.6, -1, -0.2), "points") == "-0.60 [-1.00, -0.20] points"
+    assert format_estimate(Estimate(0.87, 0.8, 0.95), "share") == "+87 [80, 95] %"
+    assert format_estimate(Estimate(-0.6, -1, -0.2), "points") == "-0.60 [-1.00, -0.20] points"
 
 
 def test_scores_are_drawn_against_errors() -> None:

@@ -116,7 +116,7 @@ def test_the_report_is_self_contained(out: tuple[Path, str]) -> None:
     assert "The data are synthetic" in text
     assert "Not a medical device" in text
     assert len(text) < 3_000_000
-    for title in ("In words", "Results", "Ablation", "Streams", "Drift", "Cost", "The hospitals", "Provenance"):
+    for title in ("Summary", "Results", "Ablation", "Streams", "Drift", "Cost", "The hospitals", "Provenance"):
         assert f">{title}</h2>" in text
     assert list((out[0] / "report-tables").glob("*.tex"))
 

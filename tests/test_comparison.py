@@ -9,13 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mergestream.bench.analysis.collapse import collapses, collapses_in_words, unspoken_classes
-from mergestream.bench.analysis.comparison import compare, duel, in_words, rows_of
-from mergestream.bench.analysis.standings import standings
+from mergestream.bench.analysis.collapse import collapses, describe_collapses, unpredicted_classes
+from mergestream.bench.analysis.comparison import compare, describe_duels, duel, rows_of
+from mergestream.bench.analysis.standings import rank_methods
 from mergestream.bench.analysis.subgroups import subgroup_rows
 from mergestream.bench.records import Run
-from mergestream.bench.report.bench_report import per_target
-from mergestream.bench.report.tables import results_table
+from mergestream.bench.report.bench_tables import results_table, target_table
 from mergestream.functional.metrics import (
     collapsed_classes,
     difference_with_interval,
@@ -94,9 +93,9 @@ def test_collapses_name_method_target_and_class_but_not_single_experts() -> None
     (found,) = collapses([run, lost, alone])
     assert (found.label, found.target, found.class_name) == ("fisher", "lyon", "b")
     other = replace(found, target="brest", stream="sorted", share=0.02)
-    (sentence,) = collapses_in_words([found, other])
+    (sentence,) = describe_collapses([found, other])
     assert sentence.startswith(
-        "fisher: the class 'b' has all but vanished at lyon, brest (iid, sorted); at worst it is 0.0 %"
+        "fisher: the class 'b' has nearly vanished at lyon, brest (iid, sorted); at worst it is 0.0 %"
     )
 
 
@@ -105,9 +104,9 @@ def test_a_class_that_no_expert_answers_is_told() -> None:
     deaf = make_run(
         "single_expert(expert=x)", "lyon", [c % 3 != 2 and c % 3 != 1 for c in range(12)], method="single_expert"
     )
-    assert unspoken_classes([heard]) == unspoken_classes([]) == []
-    (sentence,) = unspoken_classes([deaf])  # it says a for a, c for b and a for c
-    assert "hardly ever answer 'b': 0.0 % of their answers, 33.3 % of the labels" in sentence
+    assert unpredicted_classes([heard]) == unpredicted_classes([]) == []
+    (sentence,) = unpredicted_classes([deaf])  # it says a for a, c for b and a for c
+    assert "hardly ever predict 'b': 0.0 % of their answers, 33.3 % of the labels" in sentence
 
 
 def test_ranks_wins_and_losses_with_ties() -> None:
@@ -117,13 +116,13 @@ def test_ranks_wins_and_losses_with_ties() -> None:
         for label, of in accuracy.items()
         for target, n in of.items()
     ]
-    found = {each.label: each for each in standings(runs)}
+    found = {each.label: each for each in rank_methods(runs)}
     assert found["mean"].mean_rank == (1.5 + 1) / 2
     assert found["ties"].mean_rank == (1.5 + 3) / 2
     assert found["fisher"].mean_rank == (3 + 2) / 2
     assert [(found[name].wins, found[name].losses) for name in accuracy] == [(3, 0), (1, 2), (1, 3)]
     partial = [*runs, make_run("mean", "graz", [True] * 6)]  # a cell that the others lack
-    assert {each.label: each.mean_rank for each in standings(partial)} == {n: e.mean_rank for n, e in found.items()}
+    assert {each.label: each.mean_rank for each in rank_methods(partial)} == {n: e.mean_rank for n, e in found.items()}
 
 
 def test_a_duel_counts_targets_and_widens_across_them() -> None:
@@ -198,10 +197,10 @@ def test_all_that_print_alike_are_bold() -> None:
     runs += [make_run("single_expert(expert=x)", "lyon", [True] * 6, method="single_expert")]
     rows = rows_of(runs)
     bounds = ("single_expert, on average", "oracle: best single expert")
-    for table in (results_table(rows, "accuracy", "t", bounds), per_target(rows, "iid")):
+    for table in (results_table(rows, "accuracy", "t", bounds), target_table(rows, "iid")):
         bold = {table.rows[r][0] for r, c in table.best if c == 1}
         assert bold == {"mean", "ties"}
-        assert "expert rows aside" in table.note
+        assert "expert rows excluded" in table.note
 
 
 def test_a_variant_is_indented_only_right_below_its_method() -> None:
@@ -218,7 +217,7 @@ def test_sentences_tell_what_holds_for_other_targets_too() -> None:
         for label, n in (("mean", ours), ("ties", 2), ("fisher", ours if target == "turin" else 11)):
             runs += [make_run(label, target, ([True] * n + [False] * (12 - n)) * 20)]
     duels = [*duel(runs, "mean", "ties"), *duel(runs, "mean", "fisher")]
-    (sentence,) = in_words(duels)
+    (sentence,) = describe_duels(duels)
     assert re.search(r"ties \(\+\d+\.\d, across targets too\)", sentence)
     assert (duels[1].wins, duels[1].losses, duels[1].ties) == (3, 0, 1)
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 import mergestream as ms
 from benching import command
-from mergestream.bench.report.data_text import verification_in_words
+from mergestream.cli.verification_text import describe_verification
 from mergestream.data.datasets import DATASETS, decoding, file_source_of
 from mergestream.data.datasets.data_verification import verify
 from mergestream.data.datasets.dataset_sources import FileSource
@@ -385,7 +385,7 @@ def test_an_incomplete_copy_is_never_called_complete(name: str, lost: str, said:
             path.unlink()
     found = verify(source, tmp_path)
     assert not found.complete
-    assert any(said in sentence for sentence in verification_in_words(found))
+    assert any(said in sentence for sentence in describe_verification(found))
 
 
 def test_data_list_and_bad_names() -> None:

@@ -20,19 +20,23 @@ from torch import Tensor, nn
 import mergestream as ms
 from benching import command
 from conftest import CLASSES, FACTORIES, HandWritten, make_base, make_experts, make_pool
-from mergestream.bench.drift.arithmetic import Spread, implied_loss, moments_of, pairs_of, spread_of, total
-from mergestream.bench.drift.drift_figures import FIGURES, figures_of
-from mergestream.bench.drift.drift_page import render_drift
-from mergestream.bench.drift.drift_run import FORMATS, read_drift, run_drift
-from mergestream.bench.drift.drift_text import drift_in_words
+from mergestream.bench.drift.drift_drawing import static_figure
+from mergestream.bench.drift.drift_figures import figures_of
+from mergestream.bench.drift.drift_report import FORMATS, render_drift, run_drift
+from mergestream.bench.drift.drift_summary import describe_drift
 from mergestream.bench.drift.layers import component_of, layers_of, places_by_name, places_of
-from mergestream.bench.drift.weights import BY_NAME, Drift, analyse_drift
+from mergestream.bench.drift.pool_drift import BY_NAME, Drift, analyse_drift
+from mergestream.bench.drift.spread import Spread, implied_loss, moments_of, pairs_of, spread_of, total
 from mergestream.networks.architecture import create_network
 from mergestream.pool.checkpoint import write_expert
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import CheckpointError, InputError, PoolError
 from mergestream.runtime.parallel import quiet
 
+FIGURE_NAMES = (
+    "drift_by_depth", "weights_and_biases", "norm_ratios", "signal_loss", "component_heat_map", "drift_from_base",
+    "angles_from_base",
+)  # fmt: skip
 SCHEMA = json.loads((Path(__file__).parent.parent / "docs" / "schemas" / "drift.schema.json").read_text())
 
 
@@ -214,7 +218,7 @@ def test_half_precision_is_summed_in_double(tmp_path: Path) -> None:
 def test_slices_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_pool("resnet", base=True).save(tmp_path / "pool")
     whole = analyse_drift(tmp_path / "pool")
-    monkeypatch.setattr("mergestream.bench.drift.slices.SLICE", 50)
+    monkeypatch.setattr("mergestream.bench.drift.tensor_file.SLICE", 50)
     cut = analyse_drift(tmp_path / "pool")
     for one, other in zip(whole.layers, cut.layers, strict=True):
         assert one.whole.angles == pytest.approx(other.whole.angles, rel=1e-9)
@@ -394,7 +398,7 @@ def test_frozen_layers_and_zero_heads_are_drawn_and_told(tmp_path: Path) -> None
     write_vits(tmp_path / "pool", zero, ("a", "b"))
     found = run_drift(tmp_path / "pool", tmp_path / "out", quiet, "command")
     assert found.layers[-1].whole.mean_angle is None
-    assert any("all zero" in sentence for sentence in drift_in_words(found))
+    assert any("all zero" in sentence for sentence in describe_drift(found))
 
 
 # --- memory ---------------------------------------------------------------------------------------------------
@@ -402,7 +406,7 @@ def test_frozen_layers_and_zero_heads_are_drawn_and_told(tmp_path: Path) -> None
 MEASURE = """
 import sys
 import timm, torch, mergestream
-from mergestream.bench.drift.weights import analyse_drift
+from mergestream.bench.drift.pool_drift import analyse_drift
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
 analyse_drift(sys.argv[1])  # on a small pool: what libraries load late is loaded
@@ -449,8 +453,8 @@ def test_the_command_writes_numbers_figures_and_a_page(written: Path) -> None:
     found = analyse_drift(written / "pool")
     record = json.loads((written / "out" / "drift.json").read_text())
     jsonschema.validate(record, SCHEMA)
-    assert read_drift(written / "out") == Drift.from_json(record) == found
-    names = {f"{name}.{kind}" for name in FIGURES for kind in FORMATS}
+    assert Drift.load(written / "out" / "drift.json") == Drift.from_json(record) == found
+    names = {f"{name}.{kind}" for name in FIGURE_NAMES for kind in FORMATS}
     assert {path.name for path in (written / "out" / "figures").iterdir()} == names
     said = (written / "said.txt").read_text()
     blocks = np.mean([layer.whole.mean_angle for layer in found.layers if layer.kind == "block"])
@@ -473,8 +477,8 @@ def test_the_page_is_whole_and_asks_for_nothing(written: Path) -> None:
     assert not re.search(r"<script[^>]* src=", page)
     markup = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     assert not re.search(r"https?://|<link|<img|<iframe", markup)
-    assert page.count('class="plotly-graph-div"') == len(FIGURES)
-    assert all(title in page for _, title in FIGURES.values())
+    assert page.count('class="plotly-graph-div"') == len(FIGURE_NAMES)
+    assert all(figure.title in page for figure in figures_of(Drift.load(written / "out" / "drift.json")))
     assert "For research. Not a medical device." in page
 
 
@@ -494,8 +498,8 @@ def test_without_plotly_figures_are_written_and_the_extra_is_named(written: Path
 
 
 def test_figures_show_the_numbers_that_are_in_the_record(written: Path) -> None:
-    found = read_drift(written / "out")
-    figures = figures_of(found)
+    found = Drift.load(written / "out" / "drift.json")
+    figures = {figure.name: static_figure(figure) for figure in figures_of(found)}
     (ax,) = figures["signal_loss"].axes
     lines = {line.get_label(): line.get_ydata() for line in ax.lines}
     assert lines["measured on the mean of all"] == pytest.approx([layer.whole.measured_loss for layer in found.layers])
@@ -514,7 +518,7 @@ def test_one_expert_is_told_and_drawn(tmp_path: Path) -> None:
     found = run_drift(tmp_path / "pool", tmp_path / "out", quiet, "command")
     assert found.pairs == []
     assert {path.stem for path in (tmp_path / "out" / "figures").iterdir()} == {"drift_from_base"}
-    assert drift_in_words(found)[0] == "One expert (lyon): there is no pair to compare."
+    assert describe_drift(found)[0] == "One expert (lyon): there is no pair to compare."
     assert all(layer.whole.mean_angle is None and layer.whole.measured_loss == 0 for layer in found.layers)
     jsonschema.validate(json.loads((tmp_path / "out" / "drift.json").read_text()), SCHEMA)
     assert (tmp_path / "out" / "drift.html").read_text().count('class="plotly-graph-div"') == 1
@@ -523,11 +527,11 @@ def test_one_expert_is_told_and_drawn(tmp_path: Path) -> None:
 def test_a_pool_without_base_says_so(tmp_path: Path) -> None:
     make_pool("vit").save(tmp_path / "pool")
     found = analyse_drift(tmp_path / "pool")
-    assert not any("from_base" in name for name in figures_of(found))
-    assert any("no base/" in sentence for sentence in drift_in_words(found))
+    assert not any("from_base" in figure.name for figure in figures_of(found))
+    assert any("no base/" in sentence for sentence in describe_drift(found))
     assert "no base/" in render_drift(found, "command")
 
 
 def test_a_foreign_record_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="no record of drift"):
+    with pytest.raises(CheckpointError, match="not a drift record"):
         Drift.from_json({"schema_version": 1})

@@ -9,7 +9,7 @@ import torch
 
 import mergestream as ms
 from conftest import CLASSES, make_images, make_pool
-from mergestream.bench.analysis.comparison import compare, duel, in_words, oracle
+from mergestream.bench.analysis.comparison import compare, describe_duels, duel, oracle
 from mergestream.bench.evaluation import describe_run, precompute
 from mergestream.bench.records import is_finished, run_hash
 
@@ -140,8 +140,8 @@ def test_compare_duel_and_oracle(vit_pool: ms.ExpertPool, data: ms.DomainData, s
     assert fight.difference.low <= fight.difference.mean <= fight.difference.high
     (even,) = duel(runs, "mean", "mean")
     assert even.outcome == "does not differ clearly from"
-    assert even.points() == "+0.0 [0.0, 0.0]"
-    (sentence,) = in_words([fight, even])
+    assert even.difference.points() == "+0.0 [0.0, 0.0]"
+    (sentence,) = describe_duels([fight, even])
     assert sentence.startswith(f"On {fight.stream}, mean (")
     assert f"{fight.outcome} ensemble ({100 * fight.difference.mean:+.1f})" in sentence
     assert "does not differ clearly from mean (+0.0)" in sentence or fight.outcome == even.outcome

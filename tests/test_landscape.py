@@ -11,17 +11,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import mergestream as ms
 from benching import command, write_consortium
 from conftest import FACTORIES, NAMES, make_experts, make_images, make_pool
 from mergestream.bench.landscape.landscape_figures import draw_plane, draw_segments, landscape_figure
-from mergestream.bench.landscape.landscape_run import LandscapeRequest, parse_path, request_from, run_landscape
-from mergestream.bench.landscape.measuring import StreamedMethod, barrier_of, measure_landscape
-from mergestream.bench.landscape.outcome import Difference, Landscape, landscape_in_words
+from mergestream.bench.landscape.landscape_measurement import StreamedMethod, barrier_of, measure_landscape
+from mergestream.bench.landscape.landscape_record import Landscape, LossDifference
+from mergestream.bench.landscape.landscape_request import LandscapeRequest, parse_path
+from mergestream.bench.landscape.landscape_run import run_landscape
+from mergestream.bench.landscape.landscape_summary import describe_landscape
 from mergestream.bench.landscape.plane import Plane
 from mergestream.bench.landscape.surface import Surface
 from mergestream.bench.report.figures import new_figure
+from mergestream.cli.app import app
 from mergestream.data.datasets.data_request import DataRequest
 from mergestream.data.streams import in_order
 from mergestream.runtime.errors import CheckpointError, InputError, MergestreamError, PoolError
@@ -140,9 +144,9 @@ def test_a_pool_of_two_and_an_unknown_expert_are_refused(four: ms.ExpertPool) ->
 
 @pytest.mark.parametrize("third", [(2.0, 0.0), (0.0, 0.0), (4.0, 0.0), (1 / 3, 0.0)])
 def test_experts_on_one_line_are_refused(third: tuple[float, float]) -> None:
-    with pytest.raises(PoolError, match="on one line"):
+    with pytest.raises(PoolError, match="are on one line"):
         measure_landscape(bowls((0, 0), (4, 0), third), nothing())
-    with pytest.raises(PoolError, match="on one line"):
+    with pytest.raises(PoolError, match="are on one line"):
         measure_landscape(bowls((1, 1), (1, 1), third), nothing())
 
 
@@ -165,8 +169,8 @@ def test_the_plane_segments_and_barriers_of_a_bowl_are_its_formula() -> None:
         assert (segment.barrier.height, segment.barrier.at) == (0, 0)  # a bowl is convex
     (mean,) = found.of_kind("mean")
     assert (mean.x, mean.y, mean.distance, mean.loss) == pytest.approx((1, 4 / 3, 0, bowl_loss(1, 4 / 3)), abs=1e-6)
-    assert "in a valley" in landscape_in_words(found)[0]
-    assert "no barrier" in landscape_in_words(found)[1]
+    assert "in a valley" in describe_landscape(found)[0]
+    assert "no barrier" in describe_landscape(found)[1]
 
 
 def test_a_hill_has_a_barrier_of_its_height_and_the_mean_on_its_ridge() -> None:
@@ -182,7 +186,7 @@ def test_a_hill_has_a_barrier_of_its_height_and_the_mean_on_its_ridge() -> None:
     assert longest.barrier is not None
     assert longest.barrier.height == pytest.approx(max(want), rel=1e-5)
     assert longest.barrier.at == longest.positions[int(np.argmax(want))]
-    words = landscape_in_words(found)
+    words = describe_landscape(found)
     assert "on a ridge" in words[0]
     highest = max(segment.barrier.height for segment in found.segments if segment.barrier)
     assert f"highest barrier is {highest:.3f}" in words[1]
@@ -233,7 +237,7 @@ def test_without_labels_the_loss_is_the_entropy() -> None:
         want = torch.distributions.Categorical(logits=pool.forward(row, images)).entropy().mean()
         assert mark.loss == pytest.approx(float(want), rel=1e-5)
         assert mark.accuracy is None
-    assert "No labels were used" in landscape_in_words(found)[-1]
+    assert "No labels were used" in describe_landscape(found)[-1]
 
 
 def test_batchnorm_is_blended_or_re_estimated_from_every_batch() -> None:
@@ -254,7 +258,7 @@ def test_networks_without_finite_answers_are_holes_not_errors() -> None:
     assert any(value is None for row in found.loss for value in row)
     assert found.accuracy is not None
     assert [[v is None for v in row] for row in found.loss] == [[v is None for v in row] for row in found.accuracy]
-    assert "left blank" in landscape_in_words(found)[-1]
+    assert "left blank" in describe_landscape(found)[-1]
     landscape_figure(found).canvas.draw()
     json.dumps(found.to_json(), allow_nan=False)
 
@@ -281,7 +285,7 @@ def test_a_path_of_one_expert_lies_at_that_expert() -> None:
     for point in found.path:
         assert (point.x, point.y, point.distance) == pytest.approx((expert.x, expert.y, 0), abs=1e-9)
         assert (point.loss, point.accuracy) == (expert.loss, expert.accuracy)
-    assert "they lie in the plane" in landscape_in_words(found)[2]
+    assert "they are in the plane" in describe_landscape(found)[2]
 
 
 def test_the_mean_methods_path_lies_at_the_mean(four: ms.ExpertPool) -> None:
@@ -304,7 +308,7 @@ def test_a_head_of_its_own_takes_the_path_off_the_plane() -> None:
         assert plane.coefficients(point.x, point.y) == pytest.approx(point.encoder_coefficients, abs=1e-5)
     apart = survey(pool, path=streamed(pool, "entropy_adaptive", head="select"))
     assert all(point.distance > 0.01 for point in apart.path)
-    assert "coefficients of their own" in landscape_in_words(apart)[2]
+    assert "coefficients of their own" in describe_landscape(apart)[2]
     for point in apart.path:  # the nearest point of the plane, by least squares over both segments
         merged = pool.merge(torch.tensor(point.encoder_coefficients), torch.tensor(point.head_coefficients))
         keep = torch.ones(len(merged), dtype=torch.bool)
@@ -365,13 +369,13 @@ def test_the_record_survives_json_and_keeps_its_schema(walked: Landscape, tmp_pa
 
 def test_words_follow_the_intervals(walked: Landscape) -> None:
     def said(*bounds: tuple[float, float]) -> str:
-        found = [Difference(n, sum(b) / 2, *b) for n, b in zip(walked.experts, bounds, strict=True)]
-        return landscape_in_words(replace(walked, differences=found))[0]
+        found = [LossDifference(n, sum(b) / 2, *b) for n, b in zip(walked.experts, bounds, strict=True)]
+        return describe_landscape(replace(walked, differences=found))[0]
 
     assert "in a valley: lower than every expert" in said((-3, -1), (-2, -1), (-9, -0.1))
     assert "on a ridge: higher than every expert" in said((1, 3), (0.1, 1), (2, 3))
     mixed = said((1, 3), (-1, 1), (-3, -2))
-    assert "lower than turin; higher than lyon; not told apart from brest" in mixed
+    assert "lower than turin; higher than lyon; not clearly different from brest" in mixed
 
 
 def test_figures_show_every_expert_the_mean_the_path_and_units(walked: Landscape) -> None:
@@ -410,13 +414,9 @@ def test_a_path_is_spelt_method_slash_stream() -> None:
 
 
 def test_options_of_a_landscape_need_one() -> None:
-    nothing_else = {"root": None, "experts": None, "path": None}
-    assert request_from(pool=Path("p"), dataset=None, target=None, **nothing_else) is None
-    with pytest.raises(InputError, match="--landscape DATASET"):
-        request_from(pool=Path("p"), dataset=None, target="lyon", **nothing_else)
-    made = request_from(pool=Path("p"), dataset="phantom", target="lyon", root=None, experts="a, b,c", path=None)
-    assert isinstance(made, LandscapeRequest)
-    assert made.experts == ("a", "b", "c")
+    failed = CliRunner().invoke(app, ["drift", "pool", "--out", "out", "--target", "lyon"])
+    assert isinstance(failed.exception, InputError)
+    assert "--landscape DATASET" in str(failed.exception)
 
 
 @pytest.fixture(scope="module")
@@ -434,7 +434,7 @@ def test_the_command_writes_record_figures_and_words(consortium: Path, tmp_path:
     small = ["--resolution", "3", "--images", "8", "--stream-batch-size", "4", "--device", "cpu"]
     done = command(*arguments, *small, "--experts", ",".join(names), "--path", "entropy_adaptive/iid")
     assert done.returncode == 0, done.stderr
-    assert "The mean of the three experts lies" in done.stdout
+    assert "The mean of the three experts is" in done.stdout
     for kind in ("png", "pdf", "svg"):
         assert (out / "figures" / f"landscape.{kind}").stat().st_size > 1000
     told = json.loads((out / "landscape.json").read_text())

@@ -21,16 +21,15 @@ from mergestream.bench.analysis.collection import collect
 from mergestream.bench.analysis.confidence import reliabilities, risk_coverages
 from mergestream.bench.analysis.cost import cost_of
 from mergestream.bench.analysis.overview import seen_targets
-from mergestream.bench.drift.weights import analyse_drift
+from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.records import Run
 from mergestream.bench.report.method_figures import draw_reliability
-from mergestream.bench.report.page import Fold, Section, render
-from mergestream.bench.report.report_run import make_report
-from mergestream.bench.report.sections.ablation import meaning
-from mergestream.bench.report.sections.summary import across_streams
+from mergestream.bench.report.page import PageFold, PageSection, Paragraph, render
+from mergestream.bench.report.report_page import make_report
+from mergestream.bench.report.result_table import ResultTable, to_latex, to_markdown
+from mergestream.bench.report.sections.ablation_section import describe_options
+from mergestream.bench.report.sections.summary_section import describe_across_streams
 from mergestream.bench.report.svg import panel
-from mergestream.bench.report.table_markup import table_to_html
-from mergestream.bench.report.tables import Table, to_latex, to_markdown
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.files import write_json
 from mergestream.runtime.parallel import quiet
@@ -88,7 +87,7 @@ def test_the_page_asks_for_nothing_and_says_what_it_is(page: str) -> None:
     assert all(seen and len(seen) > 40 for seen in outline.pictures)
     assert len(set(outline.pictures)) == len(outline.pictures)
     assert len(set(outline.ids)) == len(outline.ids)
-    for title in ("In words", "Results", "Ablation", "Streams", "Cost", "Confidence", "Warnings", "Data and licences",
+    for title in ("Summary", "Results", "Ablation", "Streams", "Cost", "Confidence", "Warnings", "Data and licences",
                   "Provenance"):  # fmt: skip
         assert f">{title}</h2>" in page
 
@@ -104,7 +103,7 @@ def test_the_numbers_are_those_of_the_benchmark(page: str, bench: Path) -> None:
         value = row["accuracy"]
         assert f"{100 * value['mean']:.1f} [{100 * value['low']:.1f}, {100 * value['high']:.1f}]" in text
     for sentence in results["warnings"]:
-        assert sentence.replace("'", "&#x27;") in text
+        assert sentence in unescape(text)
     assert results["command"] in unescape(text)
     for run in (bench / "runs" / "runs").iterdir():
         assert run.name in text
@@ -161,14 +160,14 @@ def test_runs_are_those_that_the_benchmark_lists(bench: Path, tmp_path: Path) ->
     copy = tmp_path / "runs"
     shutil.copytree(bench / "runs", copy)
     found = collect(copy)
-    assert found.passed_over == 0
+    assert found.older_runs == 0
     stranger = copy / "runs" / "0123456789abcdef"
     shutil.copytree(next((copy / "runs").glob("[!.]*")), stranger)
     again = collect(copy)
-    assert again.passed_over == 1
+    assert again.older_runs == 1
     assert [run.hash for run in again.runs] == [run.hash for run in found.runs]
     shutil.rmtree(copy / "runs" / found.runs[0].hash)
-    with pytest.raises(InputError, match=r"1 of the .* are gone"):
+    with pytest.raises(InputError, match=r"1 of the .* are missing"):
         collect(copy)
 
 
@@ -181,7 +180,7 @@ def test_runs_without_a_list_are_found_and_the_newest_of_a_kind_counts(bench: Pa
     os.utime(header, (1, 1))
     found = collect(tmp_path)
     assert [run.hash for run in found.runs] == [newer.hash]
-    assert found.passed_over == 1
+    assert found.older_runs == 1
 
 
 def test_an_expert_of_the_target_is_called_leakage(bench: Path) -> None:
@@ -257,7 +256,7 @@ def test_a_figure_takes_the_pages_colours_and_names_its_methods(bench: Path) -> 
     curves = reliabilities(
         [run for run in collect(bench / "runs").runs if run.arguments["label"] in ("mean", "ensemble")]
     )
-    one, two = (panel(name, "what is seen", lambda ax: draw_reliability(ax, curves)).to_html() for name in "ab")
+    one, two = (panel(name, "what is seen", lambda ax: draw_reliability(ax, curves)).svg for name in "ab")
     assert 'aria-label="what is seen"' in one
     assert "currentColor" in one
     assert "var(--c1)" in one
@@ -270,34 +269,34 @@ def test_a_figure_takes_the_pages_colours_and_names_its_methods(bench: Path) -> 
 
 
 def test_a_table_is_escaped_sortable_and_copied() -> None:
-    table = Table(
+    table = ResultTable(
         "A <title>",
         ("method", "a&b", "in words"),
         (("m(x=1)", "1.0", "so it <is>"), ("other", "–", "so")),
         frozenset({(0, 1)}),
     )
-    text = table_to_html(table, ["m(x=1)"])
+    text = render("t", "n", [PageSection("s", [table])], ["m(x=1)"])
     assert "A &lt;title&gt;" in text
     assert text.count('aria-sort="none"') == 3
     assert '<tr data-method="m(x=1)">' in text
     assert "<strong>1.0</strong>" in text
     assert '<td class="text">so it &lt;is&gt;</td>' in text
     for written in (to_markdown(table), to_latex(table)):
-        assert written.splitlines()[-1].replace("&", "&amp;") in text
+        assert written.splitlines()[-1] in unescape(text)
 
 
 def test_tables_in_folds_are_exported_too() -> None:
-    table = Table("inner", ("method",), (("m",),))
-    section = Section("title", ["text", Fold("more", [Fold("deeper", [table])])])
+    table = ResultTable("inner", ("method",), (("m",),))
+    section = PageSection("title", [Paragraph("text"), PageFold("more", [PageFold("deeper", [table])])])
     assert list(section.tables()) == [table]
     assert "<caption>inner</caption>" in render("t", "n", [section])
 
 
 def test_options_are_told_in_words() -> None:
-    assert meaning("entropy_adaptive(views=())") == "without consistency"
-    assert meaning("entropy_adaptive(views=(vflip))") == "consistency under other views"
-    assert meaning("entropy_adaptive(head=shared, momentum=0.9)").count(";") == 1
-    assert across_streams([]) == []
+    assert describe_options("entropy_adaptive(views=())") == "without consistency"
+    assert describe_options("entropy_adaptive(views=(vflip))") == "consistency under other views"
+    assert describe_options("entropy_adaptive(head=shared, momentum=0.9)").count(";") == 1
+    assert describe_across_streams([]) == []
 
 
 def test_the_wheel_holds_style_and_script(tmp_path: Path) -> None:
@@ -305,4 +304,5 @@ def test_the_wheel_holds_style_and_script(tmp_path: Path) -> None:
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {f"mergestream/reporting/assets/report.{kind}" for kind in ("css", "js")} <= set(names)
+    assert {f"mergestream/bench/report/assets/report.{kind}" for kind in ("css", "js")} <= set(names)
+    assert "mergestream/bench/report/templates/page.html.j2" in names

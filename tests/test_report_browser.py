@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from benching import bench_arguments, command, write_consortium
-from mergestream.bench.drift.weights import analyse_drift
-from mergestream.bench.report.report_run import make_report
+from mergestream.bench.drift.pool_drift import analyse_drift
+from mergestream.bench.report.report_page import make_report
 from mergestream.runtime.files import write_json
 from mergestream.runtime.parallel import quiet
 

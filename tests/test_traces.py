@@ -1,5 +1,7 @@
 """What happened over a stream: closed forms, planted changes, noise, streams without labels, figures."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,18 +9,16 @@ import torch
 from mergestream.bench.analysis.changepoints import SHORTEST, best_split, change_points
 from mergestream.bench.analysis.traces import trace_of, unsmoothed
 from mergestream.bench.records import Run
-from mergestream.bench.report.figures import new_figure
+from mergestream.bench.report.figures import colours_of, new_figure
 from mergestream.bench.report.trace_figures import (
     draw_accuracy_over_time,
     draw_coefficients_over_time,
-    draw_consistency,
-    draw_effective_experts,
     draw_entropies,
-    draw_head_experts,
 )
 from mergestream.runtime.errors import InputError
 
 EXPERTS = ("brest", "lyon", "turin")
+COLOURS = colours_of(EXPERTS)
 
 
 def make_run(entropy: np.ndarray | None, *, labels: list[int] | None = None, size: int = 2, **options) -> Run:
@@ -71,13 +71,12 @@ def test_a_method_without_coefficients_has_none() -> None:
     trace = trace_of(make_run(None))
     assert trace.encoder_coefficients is trace.entropy is trace.effective_encoder is None
     assert (trace.coefficient_changes, trace.entropy_changes) == ((), ())
-    assert trace.head_expert == (None,) * 12
 
 
 def test_a_step_of_another_pool_is_refused_with_its_number() -> None:
     run = make_run(np.ones((4, 3)))
     run.steps[2]["entropy"] = [1.0, 1.0]
-    with pytest.raises(InputError, match=r"Step 2 .* 2 numbers under 'entropy', and its pool 3 experts"):
+    with pytest.raises(InputError, match=r"Step 2 .* 2 numbers under 'entropy', but its pool has 3 experts"):
         trace_of(run)
 
 
@@ -103,7 +102,7 @@ def test_batches_that_were_not_scored_are_passed_over() -> None:
     run = make_run(shifted(np.random.RandomState(0), batches=60, at=30))
     for t in range(60):
         if t % 2:
-            run.steps[t]["entropy"] = run.steps[t]["consistency"] = None
+            run.steps[t]["entropy"] = None
     trace = trace_of(run)
     assert np.isnan(trace.entropy[1]).all()
     assert 30 in trace.entropy_changes
@@ -197,9 +196,10 @@ def test_the_best_split_is_that_of_a_naive_search() -> None:
 
 
 DRAWINGS = (
-    draw_coefficients_over_time, draw_entropies, draw_consistency, draw_effective_experts, draw_accuracy_over_time,
-    draw_head_experts,
-)  # fmt: skip
+    partial(draw_coefficients_over_time, part="encoder", colours=COLOURS),
+    partial(draw_entropies, colours=COLOURS),
+    draw_accuracy_over_time,
+)
 
 
 @pytest.mark.parametrize("draw", DRAWINGS)
@@ -210,8 +210,7 @@ def test_figures_label_their_axes_and_mark_changes(draw) -> None:
     assert axes[0, 0].get_xlabel() == "batch"
     assert axes[0, 0].get_ylabel()
     marked = [line for line in axes[0, 0].lines if line.get_label() == "change of level"]
-    if draw not in (draw_consistency, draw_head_experts):
-        assert [line.get_xdata()[0] for line in marked] == [22.5]
+    assert [line.get_xdata()[0] for line in marked] == [22.5]
 
 
 @pytest.mark.parametrize("draw", DRAWINGS)

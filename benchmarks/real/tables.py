@@ -10,7 +10,9 @@ from recipes import HEAD_INITS, MAIN_STREAMS, METRICS, PAPER, RIVALS
 from records import Group
 
 from mergestream.bench.analysis.comparison import Estimate
-from mergestream.bench.report.tables import Table, percent, to_markdown
+from mergestream.bench.report.bench_tables import percent
+from mergestream.bench.report.result_table import ResultTable as Table
+from mergestream.bench.report.result_table import to_markdown
 
 SINGLE = "single_expert"
 LATER = " (later run)"

@@ -69,10 +69,10 @@ def bench(
 
     All methods see the same batches. What is done already under --out is not done again, also after a kill.
     """
-    from mergestream.bench.analysis.comparison import in_words
+    from mergestream.bench.analysis.comparison import describe_duels
     from mergestream.bench.engine.benchmark import run_bench
     from mergestream.bench.engine.request import plan_from
-    from mergestream.bench.report.bench_report import terminal_tables
+    from mergestream.bench.report.bench_tables import terminal_tables
     from mergestream.runtime.parallel import default_workers
 
     console = Console(stderr=as_json)
@@ -107,4 +107,4 @@ def bench(
     rest = [f"{len(warnings) - SHOWN} more warnings: {out / 'results.md'}"] if len(warnings) > SHOWN else []
     files = {"Tables": out / "results.md", "LaTeX": out / "results.tex", "Every run": out / "results.csv"}
     files["Records"] = out / "runs"
-    show(console, terminal_tables(findings), [*in_words(findings.duels), *warnings[:SHOWN], *rest], files)
+    show(console, terminal_tables(findings), [*describe_duels(findings.duels), *warnings[:SHOWN], *rest], files)

@@ -16,7 +16,7 @@ data = typer.Typer(help="Data sets: what is supported, is mine complete, write a
 @data.command("list")
 def list_data(as_json: AsJson = False) -> None:
     """Every data set: what it shows, its domains and classes, its licence and where to get it."""
-    from mergestream.bench.report.data_text import card_in_words
+    from mergestream.bench.report.dataset_card import describe_card
     from mergestream.data.datasets import DATASETS
 
     cards = [source.card for source in DATASETS.values()]
@@ -24,7 +24,7 @@ def list_data(as_json: AsJson = False) -> None:
         typer.echo(json.dumps([card.to_json() for card in cards], indent=2, ensure_ascii=False))
         return
     for card in cards:
-        typer.echo("\n".join(card_in_words(card)) + "\n")
+        typer.echo("\n".join(describe_card(card)) + "\n")
 
 
 @data.command("verify")
@@ -35,7 +35,7 @@ def verify_data(
     as_json: AsJson = False,
 ) -> None:
     """Is this copy complete? Reads every image. Exit code 1 if something is missing or differs."""
-    from mergestream.bench.report.data_text import verification_in_words
+    from mergestream.cli.verification_text import describe_verification
     from mergestream.data.datasets import file_source_of
     from mergestream.data.datasets.data_verification import verify
     from mergestream.runtime.option_text import parse_options
@@ -46,7 +46,7 @@ def verify_data(
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
     else:
-        for sentence in verification_in_words(found):
+        for sentence in describe_verification(found):
             console.print(sentence, highlight=False, soft_wrap=True, markup=False)
     if not found.complete:
         raise typer.Exit(1)

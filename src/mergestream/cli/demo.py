@@ -21,11 +21,11 @@ def demo(
 
     The data are synthetic. What is done already under --out is not done again.
     """
-    from mergestream.bench.analysis.comparison import in_words
+    from mergestream.bench.analysis.comparison import describe_duels
     from mergestream.bench.demo.demo import FULL, QUICK, run_demo
     from mergestream.bench.demo.demo_report import SYNTHETIC, main_tables
     from mergestream.bench.report.page import NOTICE
-    from mergestream.bench.report.sections.summary import DIFFERENCES
+    from mergestream.bench.report.sections.summary_section import DIFFERENCES
 
     out = out or Path("demo-quick" if quick else "demo")
     console = Console(stderr=as_json)
@@ -36,4 +36,4 @@ def demo(
         typer.echo((out / "results.json").read_text(encoding="utf-8"))
         return
     files = {"Report": out / "report.html", "Numbers": out / "results.json", "Records": out / "runs"}
-    show(console, main_tables(rows, compact=True), [*in_words(duels), DIFFERENCES], files)
+    show(console, main_tables(rows, compact=True), [*describe_duels(duels), DIFFERENCES], files)

@@ -13,13 +13,13 @@ from mergestream.cli.terminal import command_text, progress, show
 
 def drift(
     pool: Annotated[Path, typer.Argument(help="A pool's folder.")],
-    out: Annotated[Path, typer.Option(help="Where numbers, figures and the page go.")],
+    out: Annotated[Path, typer.Option(help="Folder for the numbers, figures and the page.")],
     landscape: Annotated[
-        str | None, typer.Option(help="Measure the loss landscape too, on this data set by its name in 'data list'.")
+        str | None, typer.Option(help="Also measure the loss landscape, on this data set (a name from 'data list').")
     ] = None,
     root: Annotated[Path | None, typer.Option(help="The data set's folder or zip.")] = None,
     target: Annotated[
-        str | None, typer.Option(help="The domain whose images the loss is of; its own expert is left out.")
+        str | None, typer.Option(help="The domain on whose images the loss is measured; its own expert is left out.")
     ] = None,
     experts: Annotated[
         str | None, typer.Option(help="Three experts that span the plane, as in 'a,b,c'.", show_default="the first")
@@ -29,53 +29,57 @@ def drift(
         typer.Option(help="Whose merged models to draw: method/stream, as in 'entropy_adaptive/dirichlet:0.05'."),
     ] = None,
     resolution: Annotated[int, typer.Option(help="Networks along each side of the plane.")] = 21,
-    images: Annotated[int, typer.Option(help="At most so many images of the target, always the same.")] = 256,
-    batch_size: Annotated[int, typer.Option(help="Images a forward pass.")] = 128,
-    stream_batch_size: Annotated[int, typer.Option(help="Images a batch of the path's stream.")] = 32,
+    images: Annotated[int, typer.Option(help="At most this many images of the target, always the same.")] = 256,
+    batch_size: Annotated[int, typer.Option(help="Images per forward pass.")] = 128,
+    stream_batch_size: Annotated[int, typer.Option(help="Images per batch of the path's stream.")] = 32,
     unlabelled: Annotated[
-        bool, typer.Option("--unlabelled", help="The entropy of the answers, as where there are no labels.")
+        bool, typer.Option("--unlabelled", help="Measure the entropy of the answers, as if there were no labels.")
     ] = False,
     recalibrate_bn: Annotated[
         bool, typer.Option("--recalibrate-bn", help="Re-estimate BatchNorm statistics from every batch.")
     ] = False,
     data_option: DataOption = None,
-    device: Annotated[str, typer.Option(help="Of the landscape: auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="Device of the landscape: auto, cpu or cuda.")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """How far apart a pool's experts are, layer by layer, and what averaging them loses.
+    """Measure how far apart a pool's experts are, layer by layer, and what averaging them loses.
 
-    It needs no images, and reads weights a slice at a time, so that a pool of large networks fits in little memory;
-    --landscape needs both: the loss on a target's images over the plane through three experts.
+    Needs no images, and reads the weights in slices, so that a pool of large networks fits in little memory.
+    --landscape needs both: it measures the loss on a target's images over the plane through three experts.
     """
-    from mergestream.bench.drift.drift_run import FIGURES, PAGE, RECORD, run_drift
-    from mergestream.bench.drift.drift_text import drift_in_words
-    from mergestream.bench.landscape.landscape_run import LANDSCAPE, request_from, run_landscape
-    from mergestream.bench.landscape.outcome import landscape_in_words
+    from mergestream.bench.drift.drift_report import FIGURES, PAGE, RECORD, run_drift
+    from mergestream.bench.drift.drift_summary import describe_drift
+    from mergestream.bench.landscape.landscape_request import LandscapeRequest
+    from mergestream.bench.landscape.landscape_run import RECORD as LANDSCAPE
+    from mergestream.bench.landscape.landscape_run import run_landscape
+    from mergestream.bench.landscape.landscape_summary import describe_landscape
+    from mergestream.data.datasets.data_request import DataRequest
+    from mergestream.runtime.errors import InputError
+    from mergestream.runtime.option_text import parse_options
 
     console = Console(stderr=as_json)
     command = command_text()
-    request = request_from(
-        pool=pool,
-        dataset=landscape,
-        root=root,
+    if landscape is None and any(option is not None for option in (root, target, experts, path)):
+        raise InputError("--root, --target, --experts and --path belong to a landscape: add --landscape DATASET.")
+    request = landscape and LandscapeRequest(
+        pool=str(pool),
+        data=DataRequest(landscape, None if root is None else str(root), parse_options(data_option or []), images),
         target=target,
-        experts=experts,
-        path=path,
-        images=images,
-        data_options=data_option or [],
+        experts=tuple(name.strip() for name in (experts or "").split(",") if name.strip()),
         resolution=resolution,
         batch_size=batch_size,
-        stream_batch_size=stream_batch_size,
         use_labels=not unlabelled,
         recalibrate_bn=recalibrate_bn,
+        path=path,
+        stream_batch_size=stream_batch_size,
         device=device,
     )
-    found = run_drift(pool, out, progress(console), command)
-    measured = request and run_landscape(request, out, progress(console), command=command)
+    measured = run_drift(pool, out, progress(console), command)
+    surface = run_landscape(request, out, progress(console), command=command) if request else None
     if as_json:
-        record = found.to_json() | ({"landscape": measured.to_json()} if measured else {})
+        record = measured.to_json() | ({"landscape": surface.to_json()} if surface else {})
         typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
         return
     files = {"Page": out / PAGE, "Figures": out / FIGURES, "Numbers": out / RECORD}
-    files |= {"Landscape": out / LANDSCAPE} if measured else {}
-    show(console, [], [*drift_in_words(found), *(landscape_in_words(measured) if measured else [])], files)
+    files |= {"Landscape": out / LANDSCAPE} if surface else {}
+    show(console, [], [*describe_drift(measured), *(describe_landscape(surface) if surface else [])], files)

@@ -10,22 +10,21 @@ from mergestream.cli.terminal import command_text, progress, show
 
 
 def report(
-    runs: Annotated[Path, typer.Argument(help="What 'bench --out' or 'demo --out' wrote.")],
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    runs: Annotated[Path, typer.Argument(help="A folder that 'bench --out' or 'demo --out' wrote.")],
+    out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("report.html"),
     tables: Annotated[
         Path | None,
-        typer.Option(help="Folder of every table as Markdown and LaTeX.", show_default="beside the page"),
+        typer.Option(help="Folder for every table as Markdown and LaTeX.", show_default="beside the page"),
     ] = None,
     drift: Annotated[Path | None, typer.Option(help="A drift.json that 'mergestream drift' wrote.")] = None,
     landscape: Annotated[Path | None, typer.Option(help="A landscape.json that 'drift --landscape' wrote.")] = None,
 ) -> None:
-    """One self-contained HTML page from a folder of runs: tables, figures, ablation, cost, warnings, provenance.
+    """Make one self-contained HTML page from a folder of runs: tables, figures, ablation, cost, warnings, provenance.
 
-    It opens offline, prints, and asks for nothing outside it.
+    The page opens offline, prints well, and loads nothing from outside.
     """
-    from mergestream.bench.analysis.comparison import in_words
-    from mergestream.bench.report.report import tables_beside
-    from mergestream.bench.report.report_run import make_report
+    from mergestream.bench.analysis.comparison import describe_duels
+    from mergestream.bench.report.report_page import make_report, tables_beside
 
     console = Console()
     findings = make_report(
@@ -33,4 +32,4 @@ def report(
     )
     warnings = [f"Warning: {sentence}" for sentence in findings.bench.sentences[:5]]
     files = {"Report": out, "Tables": tables or tables_beside(out)}
-    show(console, [], [*in_words(findings.bench.duels), *warnings], files)
+    show(console, [], [*describe_duels(findings.bench.duels), *warnings], files)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from mergestream.bench.report.tables import Table
+    from mergestream.bench.report.result_table import ResultTable
     from mergestream.runtime.parallel import Advance, Track
 
 
@@ -20,8 +20,8 @@ def command_text() -> str:
     return shlex.join(["mergestream", *sys.argv[1:]])
 
 
-def show(console: Console, tables: Sequence["Table"], sentences: Sequence[str], files: dict[str, Path]) -> None:
-    from mergestream.bench.report.tables import to_rich
+def show(console: Console, tables: Sequence["ResultTable"], sentences: Sequence[str], files: dict[str, Path]) -> None:
+    from mergestream.bench.report.result_table import to_rich
 
     for table in tables:
         console.print(to_rich(table))

@@ -71,7 +71,7 @@ def train(
 
     Each expert sees its own domain alone. What is done already is not done again, also after a kill.
     """
-    from mergestream.bench.report.training_text import training_in_words
+    from mergestream.cli.training_text import describe_training
     from mergestream.runtime.parallel import default_workers
     from mergestream.training import Recipe
     from mergestream.training.training_plan import plan_from
@@ -111,5 +111,5 @@ def train(
     workers = jobs if jobs is not None else default_workers(accelerator)
     trained = run_training(plan, out, progress(console), jobs=workers, engine=engine)
     told = [(card, [candidate.failed for candidate in candidates]) for card, candidates in trained]
-    for sentence in training_in_words(told, out):
+    for sentence in describe_training(told, out):
         console.print(sentence, highlight=False, soft_wrap=True, markup=False)

@@ -1,1 +1,1 @@
-"""Records in, findings out."""
+"""Comparison of finished runs."""

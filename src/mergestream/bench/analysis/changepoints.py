@@ -1,8 +1,8 @@
-"""Where a series shifts to another level: binary segmentation with a penalty like BIC's."""
+"""Change points of a series: binary segmentation with a penalty like BIC's."""
 
 import numpy as np
 
-# Batches that a level must last: with fewer, one odd batch at either end would be a level of its own.
+# Fewest batches of a level: with fewer, one odd batch at either end would be a level of its own.
 SHORTEST = 5
 
 
@@ -10,23 +10,23 @@ def change_points(series: np.ndarray, *, shortest: int = SHORTEST) -> tuple[int,
     """Rows at which a new level of series [T,D] begins, in order.
 
     A segment is split where that raises twice the Gaussian log-likelihood most, as long as the rise exceeds
-    (D + 1) * log T, BIC's price for D means and a place. Columns are whitened first by the spread of the series' first
-    differences, to which a shift of level adds one term only. Independent noise is assumed, and gives an alarm in at
-    most about 7 streams of 100 (12 to 100 batches, 1 to 6 columns; measured in a test). Noise that drifts gives more.
+    (D + 1) * log T, BIC's penalty for D means and a position. Columns are whitened first by the spread of the first
+    differences, to which a shift of level adds one term only. Independent noise is assumed, and gives a false alarm in
+    at most about 7 streams of 100 (12 to 100 batches, 1 to 6 columns; measured in a test). Drifting noise gives more.
     """
     values = _whitened(np.asarray(series, dtype=float))
     if len(values) < 2 * shortest or not values.shape[1]:
         return ()
     penalty = (values.shape[1] + 1) * np.log(len(values))
-    found: list[int] = []
+    changes: list[int] = []
     waiting = [(0, len(values))]
     while waiting:
         start, stop = waiting.pop()
         place, rise = best_split(values[start:stop], shortest)
         if rise > penalty:
-            found.append(start + place)
+            changes.append(start + place)
             waiting += [(start, start + place), (start + place, stop)]
-    return tuple(sorted(found))
+    return tuple(sorted(changes))
 
 
 def best_split(values: np.ndarray, shortest: int) -> tuple[int, float]:
@@ -44,10 +44,10 @@ def best_split(values: np.ndarray, shortest: int) -> tuple[int, float]:
 
 
 def _whitened(series: np.ndarray) -> np.ndarray:
-    """Columns of unit, uncorrelated noise [T,<=D]; directions in which nothing moves are left out.
+    """Scale to columns of unit, uncorrelated noise [T,<=D]; constant directions are left out.
 
-    Differences of neighbours overlap, so T - 1 of them tell as much about the noise as 2/3 (T - 1) independent rows;
-    the inverse of so small a sample's covariance is too large by a known factor, which is taken out.
+    Differences of neighbours overlap, so T - 1 of them are worth 2/3 (T - 1) independent rows; the inverse of so small
+    a sample's covariance is too large by a known factor, which is removed.
     """
     if len(series) < 2:
         return series[:, :0]

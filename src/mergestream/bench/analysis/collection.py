@@ -1,4 +1,4 @@
-"""A folder of runs, read back: which of them belong together, and what was written beside them."""
+"""Reads a folder of runs: which of them belong together, and the results beside them."""
 
 import csv
 from collections.abc import Callable, Iterable, Sequence
@@ -15,14 +15,14 @@ RUNS, RESULTS, LINES = "runs", "results.json", "results.csv"
 
 
 @dataclass(frozen=True)
-class Collection:
-    """Runs of one benchmark or demo, `results` as it wrote them (or {}), and where each run was computed."""
+class RunCollection:
+    """Runs of one benchmark or demo, its `results` (or {}), and the machines and versions that computed them."""
 
     folder: Path
     runs: list[Run]
     results: dict[str, Any]
     environments: list[dict[str, Any]]
-    passed_over: int  # finished runs that lie there and are not counted
+    older_runs: int  # finished runs in the folder that are not counted
 
     @property
     def is_demo(self) -> bool:
@@ -30,62 +30,65 @@ class Collection:
 
     @property
     def pools(self) -> list[Path]:
-        """Folders of the pools that answered, those that can still be seen from here."""
+        """Folders of the pools that answered, as far as they still exist."""
         named = [Path(each) for each in self.results.get("plan", {}).get("pools", [])]
         beside = sorted(self.folder.glob("pool*")) if self.is_demo else []
         return [each for each in [*named, *beside] if each.is_dir() and "." not in each.name]
 
 
-def collect(folder: Path, on_run: Callable[[], None] = lambda: None) -> Collection:
+def collect(folder: Path, on_run: Callable[[], None] = lambda: None) -> RunCollection:
     """Read what `mergestream bench`, `mergestream demo` or `Run.save` wrote under `folder`."""
     root = folder / RUNS if (folder / RUNS).is_dir() else folder
-    found = {path.name: path for path in sorted(root.glob("[!.]*")) if is_finished(path)} if root.is_dir() else {}
-    if not found:
+    finished = {path.name: path for path in sorted(root.glob("[!.]*")) if is_finished(path)} if root.is_dir() else {}
+    if not finished:
         raise InputError(
             f"There is no finished run in {root}. Give the folder that 'mergestream bench --out' or 'mergestream demo "
             f"--out' wrote."
         )
     results = read_json(folder / RESULTS, SCHEMA_VERSION) if (folder / RESULTS).is_file() else {}
-    headers = {name: read_json(path / HEADER, SCHEMA_VERSION) for name, path in found.items()}
-    chosen = _chosen(folder, found, headers, results)
+    headers = {name: read_json(path / HEADER, SCHEMA_VERSION) for name, path in finished.items()}
+    chosen = _chosen(folder, finished, headers, results)
     runs = []
     for name in chosen:
-        runs.append(Run.load(found[name]))
+        runs.append(Run.load(finished[name]))
         on_run()
-    environments = list({str(headers[n]["environment"]): headers[n]["environment"] for n in chosen}.values())
-    return Collection(folder, runs, results, environments, len(found) - len(chosen))
+    environments = _distinct([headers[name]["environment"] for name in chosen])
+    return RunCollection(folder, runs, results, environments, len(finished) - len(chosen))
 
 
-def collection_of(folder: Path, runs: list[Run], results: dict[str, Any]) -> Collection:
-    """What `collect` would read, by who has the runs already."""
+def collection_of(folder: Path, runs: list[Run], results: dict[str, Any]) -> RunCollection:
+    """What `collect` would read, for a caller that has the runs already."""
     headers = [read_json(folder / RUNS / run.hash / HEADER, SCHEMA_VERSION) for run in runs]
-    environments = list({str(each["environment"]): each["environment"] for each in headers}.values())
-    return Collection(folder, runs, results, environments, 0)
+    return RunCollection(folder, runs, results, _distinct([each["environment"] for each in headers]), 0)
+
+
+def _distinct(environments: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({str(each): each for each in environments}.values())
 
 
 def count_runs(folder: Path) -> int:
-    """About how many runs will be read: for a progress bar."""
+    """Estimate how many runs will be read, for a progress bar."""
     root = folder / RUNS if (folder / RUNS).is_dir() else folder
     return sum(1 for _ in root.glob(f"[!.]*/{HEADER}"))
 
 
 def _chosen(
-    folder: Path, found: dict[str, Path], headers: dict[str, dict[str, Any]], results: dict[str, Any]
+    folder: Path, finished: dict[str, Path], headers: dict[str, dict[str, Any]], results: dict[str, Any]
 ) -> list[str]:
-    """The runs that a list beside them names, in its order; without one, the newest of each kind."""
+    """The runs listed in the results, in that order; without a list, the newest of each kind."""
     listed = results.get("runs") or _listed(folder / LINES)
     if listed:
-        lost = [name for name in listed if name not in found]
-        if lost:
+        absent = [name for name in listed if name not in finished]
+        if absent:
             raise InputError(
-                f"{len(lost)} of the {len(listed)} runs that {folder} lists are gone, such as {lost[0]}. "
+                f"{len(absent)} of the {len(listed)} runs that {folder} lists are missing, such as {absent[0]}. "
                 f"Run its command again: {results.get('command') or 'see results.json'}"
             )
         return list(listed)
-    # A demo that was run again with other experts leaves the old runs there; its pools go by their seed.
+    # A demo that was run again with other experts keeps its old runs; its pools are told apart by their seed.
     pool_matters = "experts" not in results
     newest: dict[tuple[Any, ...], str] = {}
-    for name in sorted(found, key=lambda each: (found[each] / HEADER).stat().st_mtime):
+    for name in sorted(finished, key=lambda each: (finished[each] / HEADER).stat().st_mtime):
         newest[_kind(headers[name]["arguments"], pool_matters)] = name
     return _in_order(newest.values(), headers, results.get("plan", {}).get("streams", ()))
 
@@ -104,7 +107,7 @@ def _kind(arguments: dict[str, Any], pool_matters: bool) -> tuple[Any, ...]:
 
 
 def _in_order(names: Iterable[str], headers: dict[str, dict[str, Any]], streams: Sequence[str]) -> list[str]:
-    """Methods and streams in their usual order; folders are named by hashes and lie in none."""
+    """Sort methods and streams in their usual order; the folders, named by hashes, have none."""
     methods = list_methods()
 
     def key(name: str) -> tuple[Any, ...]:

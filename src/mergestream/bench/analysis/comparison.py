@@ -1,4 +1,4 @@
-"""Runs compared: per method and stream, the mean over targets and seeds with its interval."""
+"""Runs compared: results per method and stream, and paired differences between two methods."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,6 +11,10 @@ from mergestream.bench.records import Run
 from mergestream.functional.metrics import difference_with_interval, mean_with_interval, target_mean, worst
 
 ORACLE = "oracle: best single expert"
+SINGLES = "single_expert, on average"
+# In the order in which sentences name them.
+OUTCOMES = ("beats", "does not differ clearly from", "loses to")
+Pairing = tuple[str, int, str]  # target, seed, pool: what two runs must share to be compared, beside the stream
 
 
 @dataclass(frozen=True)
@@ -21,9 +25,16 @@ class Estimate:
     low: float
     high: float
 
+    def times(self, factor: float) -> "Estimate":
+        return Estimate(factor * self.mean, factor * self.low, factor * self.high)
+
+    def points(self) -> str:
+        """A difference of shares with its interval, in percentage points."""
+        return f"{100 * self.mean:+.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One method on one stream, over all its targets and seeds."""
 
     label: str
@@ -46,20 +57,50 @@ class Row:
         return asdict(self)
 
 
-def compare(runs: Iterable[Run]) -> list[Row]:
+def rows_of(runs: Sequence[Run]) -> list[ResultRow]:
+    """One row per method and stream; single experts give two, their average and the oracle's choice among them."""
+    single = [run for run in runs if run.arguments["method"] == "single_expert"]
+    rows = compare(run for run in runs if run.arguments["method"] != "single_expert")
+    for label, group in ((SINGLES, single), (ORACLE, oracle(single))):
+        for stream in streams_of(group):
+            rows.append(_result_row(label, stream, [r for r in group if r.arguments["stream"]["name"] == stream]))
+    return rows
+
+
+def compare(runs: Iterable[Run]) -> list[ResultRow]:
     """One row per (label, stream), in order of first appearance."""
-    return [summarise_group(label, stream, group) for (label, stream), group in by_label_and_stream(runs).items()]
+    return [_result_row(label, stream, group) for (label, stream), group in by_label_and_stream(runs).items()]
+
+
+def oracle(single: Sequence[Run]) -> list[Run]:
+    """Per target, seed and stream, the single expert that labels show to be best. A bound, never a method."""
+    best: dict[tuple[Any, ...], Run] = {}
+    for run in single:
+        key = *pairing_of(run), run.arguments["stream"]["name"]
+        if key not in best or run.accuracy > best[key].accuracy:
+            best[key] = run
+    return list(best.values())
 
 
 def by_label_and_stream(runs: Iterable[Run]) -> dict[tuple[str, str], list[Run]]:
-    """A method's runs on a stream together, in order of first appearance."""
+    """Runs grouped by method and stream, in order of first appearance."""
     groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
         groups[run.arguments["label"], run.arguments["stream"]["name"]].append(run)
     return groups
 
 
-def summarise_group(label: str, stream: str, runs: Sequence[Run]) -> Row:
+def streams_of(runs: Iterable[Run]) -> list[str]:
+    """Names of the streams, in order of first appearance."""
+    return list(dict.fromkeys(run.arguments["stream"]["name"] for run in runs))
+
+
+def pairing_of(run: Run) -> Pairing:
+    arguments = run.arguments
+    return arguments["data"]["domain"], arguments["seed"], arguments["pool"]["fingerprint"]
+
+
+def _result_row(label: str, stream: str, runs: Sequence[Run]) -> ResultRow:
     confusions = [run.confusions() for run in runs]
     targets = [run.arguments["data"]["domain"] for run in runs]
     accuracies = defaultdict(list)
@@ -73,7 +114,7 @@ def summarise_group(label: str, stream: str, runs: Sequence[Run]) -> Row:
     def average(key: str) -> float:
         return target_mean([run.metrics[key] for run in runs], targets)
 
-    return Row(
+    return ResultRow(
         label,
         stream,
         Estimate(*mean_with_interval(confusions, "accuracy", targets=targets)),
@@ -94,9 +135,11 @@ def summarise_group(label: str, stream: str, runs: Sequence[Run]) -> Row:
 
 def _mean_recall(runs: Sequence[Run]) -> dict[str, float | None]:
     """Per class, over the runs in which it occurs."""
-    found = {name: [run.metrics["recall"][name] for run in runs] for name in runs[0].classes}
-    known = {name: [value for value in values if value is not None] for name, values in found.items()}
-    return {name: float(np.mean(values)) if values else None for name, values in known.items()}
+    means: dict[str, float | None] = {}
+    for name in runs[0].classes:
+        values = [run.metrics["recall"][name] for run in runs if run.metrics["recall"][name] is not None]
+        means[name] = float(np.mean(values)) if values else None
+    return means
 
 
 @dataclass(frozen=True)
@@ -120,46 +163,44 @@ class Duel:
 
     @property
     def outcome(self) -> str:
-        """Win, lose or no difference that the interval supports."""
+        """One of OUTCOMES: a win or a loss only where the interval excludes 0."""
         if self.difference.low > 0:
             return "beats"
         return "loses to" if self.difference.high < 0 else "does not differ clearly from"
 
     @property
+    def is_clear(self) -> bool:
+        return self.outcome != "does not differ clearly from"
+
+    @property
     def holds_across_targets(self) -> bool:
-        """Whether the outcome stands when the targets are resampled, too."""
+        """Whether the interval excludes 0 when the targets are resampled too."""
         return self.across_targets.low > 0 or self.across_targets.high < 0
 
-    def told(self) -> str:
-        """The rival and the difference, and whether a clear one is clear for other targets, too."""
-        clear = self.outcome in ("beats", "loses to")
-        more = ", across targets too" if clear and self.holds_across_targets else ""
-        return f"{self.theirs} ({100 * self.difference.mean:+.1f}{more})"
-
-    def points(self) -> str:
-        """The paired difference with its interval, in points of a per cent."""
-        mean, low, high = (100 * x for x in (self.difference.mean, self.difference.low, self.difference.high))
-        return f"{mean:+.1f} [{low:.1f}, {high:.1f}]"
+    def describe_rival(self) -> str:
+        """The rival and the difference, and whether a clear one holds for other targets too."""
+        suffix = ", across targets too" if self.is_clear and self.holds_across_targets else ""
+        return f"{self.theirs} ({100 * self.difference.mean:+.1f}{suffix})"
 
 
-def in_words(duels: Sequence[Duel]) -> list[str]:
-    """One sentence per stream: whom a method beats, whom it does not differ from, to whom it loses."""
+def describe_duels(duels: Sequence[Duel]) -> list[str]:
+    """One sentence per stream: which methods ours beats, does not differ from, and loses to."""
     sentences = []
     for stream in dict.fromkeys(each.stream for each in duels):
         here = [each for each in duels if each.stream == stream]
-        told = []
-        for outcome in ("beats", "does not differ clearly from", "loses to"):
-            rivals = [each.told() for each in here if each.outcome == outcome]
-            told += [f"{outcome} {', '.join(rivals)}"] if rivals else []
-        sentences.append(f"On {stream}, {here[0].ours} ({100 * here[0].our_mean:.1f} %) {'; '.join(told)}.")
+        clauses = []
+        for outcome in OUTCOMES:
+            rivals = [each.describe_rival() for each in here if each.outcome == outcome]
+            clauses += [f"{outcome} {', '.join(rivals)}"] if rivals else []
+        sentences.append(f"On {stream}, {here[0].ours} ({100 * here[0].our_mean:.1f} %) {'; '.join(clauses)}.")
     return sentences
 
 
 def duel(runs: Sequence[Run], ours: str, theirs: str, metric: str = "accuracy") -> list[Duel]:
-    """A duel per stream, over the (target, seed, pool) that both have."""
+    """One duel per stream, over the (target, seed, pool) that both methods have."""
     duels = []
-    for stream in dict.fromkeys(run.arguments["stream"]["name"] for run in runs):
-        mine, other = (_by_pair(runs, label, stream) for label in (ours, theirs))
+    for stream in streams_of(runs):
+        mine, other = (_by_pairing(runs, label, stream) for label in (ours, theirs))
         pairs = [pair for pair in mine if pair in other]
         if pairs:
             a, b = ([group[pair].confusions() for pair in pairs] for group in (mine, other))
@@ -175,38 +216,9 @@ def duel(runs: Sequence[Run], ours: str, theirs: str, metric: str = "accuracy") 
     return duels
 
 
-def cell_of(run: Run) -> tuple[str, int, str]:
-    """What two runs must share to be paired, beside the stream."""
-    arguments = run.arguments
-    return arguments["data"]["domain"], arguments["seed"], arguments["pool"]["fingerprint"]
-
-
-def _by_pair(runs: Sequence[Run], label: str, stream: str) -> dict[tuple[str, int, str], Run]:
+def _by_pairing(runs: Sequence[Run], label: str, stream: str) -> dict[Pairing, Run]:
     return {
-        cell_of(run): run
+        pairing_of(run): run
         for run in runs
         if run.arguments["label"] == label and run.arguments["stream"]["name"] == stream
     }
-
-
-SINGLES = "single_expert, on average"
-
-
-def rows_of(runs: Sequence[Run]) -> list[Row]:
-    """Every method; single experts as two rows, their average and the oracle's choice among them."""
-    single = [run for run in runs if run.arguments["method"] == "single_expert"]
-    rows = compare(run for run in runs if run.arguments["method"] != "single_expert")
-    for label, group in ((SINGLES, single), (ORACLE, oracle(single))):
-        for stream in dict.fromkeys(run.arguments["stream"]["name"] for run in group):
-            rows.append(summarise_group(label, stream, [r for r in group if r.arguments["stream"]["name"] == stream]))
-    return rows
-
-
-def oracle(single: Sequence[Run]) -> list[Run]:
-    """Per target, seed and stream, the single expert that labels show to be best. A bound, never a method."""
-    best: dict[tuple[Any, ...], Run] = {}
-    for run in single:
-        key = *cell_of(run), run.arguments["stream"]["name"]
-        if key not in best or run.accuracy > best[key].accuracy:
-            best[key] = run
-    return list(best.values())

@@ -1,4 +1,4 @@
-"""Whether confidence can be trusted: reliability diagrams and risk-coverage curves of methods, as arrays."""
+"""Reliability diagrams and risk-coverage curves of methods, as arrays."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ COVERAGES = np.linspace(0.02, 1, 50)
 
 @dataclass(frozen=True)
 class Reliability:
-    """One method on one stream, bins of equal width that hold any image: mean confidence, accuracy, share of images."""
+    """One method on one stream, per non-empty bin of confidence: mean confidence, accuracy, share of images."""
 
     label: str
     stream: str
@@ -28,7 +28,7 @@ class Reliability:
 
 @dataclass(frozen=True)
 class RiskCoverage:
-    """One method on one stream: the error among the most confident share of that size, mean over targets."""
+    """One method on one stream: the error among the most confident share of images, mean over targets."""
 
     label: str
     stream: str
@@ -44,12 +44,14 @@ def reliabilities(runs: Sequence[Run], bins: int = BINS) -> list[Reliability]:
 def _reliability(label: str, stream: str, runs: Sequence[Run], bins: int) -> Reliability:
     confidence = torch.cat([run.probabilities.amax(dim=-1) for run in runs]).numpy().astype(float)
     right = torch.cat([run.predictions == run.labels for run in runs]).numpy().astype(float)
-    # A confidence on an edge falls below it, as in torchmetrics' calibration error.
+    # A confidence on an edge belongs to the bin below, as in torchmetrics' calibration error.
     place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     counts = np.bincount(place, minlength=bins)
-    held = counts > 0
-    means = [np.bincount(place, weights=values, minlength=bins)[held] / counts[held] for values in (confidence, right)]
-    return Reliability(label, stream, means[0], means[1], counts[held] / len(place))
+    filled = counts > 0
+    means = [
+        np.bincount(place, weights=values, minlength=bins)[filled] / counts[filled] for values in (confidence, right)
+    ]
+    return Reliability(label, stream, means[0], means[1], counts[filled] / len(place))
 
 
 def risk_coverages(runs: Sequence[Run]) -> list[RiskCoverage]:

@@ -1,4 +1,4 @@
-"""What should be known of a set of runs before their numbers are read."""
+"""Checks and key figures of a set of runs, to read before their results."""
 
 import json
 from collections.abc import Sequence
@@ -11,43 +11,40 @@ from mergestream.functional.metrics import FEW_BATCHES
 
 
 def majority_shares(runs: Sequence[Run]) -> dict[str, float]:
-    """How skewed each stream's batches really were, mean over targets and seeds."""
-    found: dict[str, dict[str, float]] = {}
+    """Share of the most common class in a batch, per stream: mean over targets and seeds."""
+    shares: dict[str, dict[str, float]] = {}
     for run in runs:
         stream = run.arguments["stream"]
-        of_stream = found.setdefault(stream["name"], {})
-        if stream["hash"] not in of_stream:
-            of_stream[stream["hash"]] = run.majority_share
-    return {name: float(np.mean(list(shares.values()))) for name, shares in found.items()}
+        own = shares.setdefault(stream["name"], {})
+        if stream["hash"] not in own:
+            own[stream["hash"]] = run.majority_share
+    return {name: float(np.mean(list(own.values()))) for name, own in shares.items()}
 
 
 def few_batches(runs: Sequence[Run]) -> list[str]:
-    """A sentence where intervals rest on too few batches."""
+    """A warning if intervals rest on too few batches."""
     few = {run.arguments["data"]["domain"]: len(run.batches) for run in runs if len(run.batches) < FEW_BATCHES}
-    told = ", ".join(f"{target} ({count})" for target, count in few.items())
-    return (
-        [f"Few batches a run at {told}: the intervals are rough. Take smaller batches or more images."] if few else []
-    )
+    if not few:
+        return []
+    counts = ", ".join(f"{target} ({count})" for target, count in few.items())
+    return [f"Few batches per run at {counts}: the intervals are rough. Use smaller batches or more images."]
 
 
 def seen_targets(runs: Sequence[Run]) -> list[str]:
-    """A sentence where a pool holds an expert that bears a target's name: it may have been trained on it."""
-    found = {
+    """A warning if a pool holds an expert with a target's name: it may have been trained there."""
+    seen = {
         domain
         for run in runs
         for domain in run.arguments["data"]["domain"].split("+")
         if domain in run.arguments["pool"]["experts"]
     }
-    told = ", ".join(sorted(found))
-    return (
-        [f"Leakage: experts of {told} were in the pool that answered there. Not results at an unseen site."]
-        if found
-        else []
-    )
+    if not seen:
+        return []
+    return [f"Leakage: experts of {', '.join(sorted(seen))} were in the pool that answered there: no unseen site."]
 
 
 def line_of(run: Run) -> dict[str, Any]:
-    """One run in one line of a table."""
+    """One run as a line of results.csv."""
     arguments = run.arguments
     numbers = {key: value for key, value in run.metrics.items() if value is None or isinstance(value, int | float)}
     recalls = {f"recall.{name}": value for name, value in run.metrics["recall"].items()}

@@ -1,4 +1,4 @@
-"""Resamples of batches for statistics that are no plain accuracy; the rest is as in `metrics`."""
+"""Resampling of batches for statistics other than accuracy; otherwise as in `functional.metrics`."""
 
 from collections.abc import Sequence
 
@@ -16,6 +16,6 @@ def batch_counts(random: np.random.RandomState, batches: int) -> np.ndarray:
 
 
 def estimate_over_targets(points: Sequence[float], draws: np.ndarray, targets: Sequence[str]) -> Estimate:
-    """The mean over targets of values [R] and of their resamples [R,RESAMPLES], a target's runs tied together."""
+    """Mean over targets of values [R], with the interval of their resamples [R,RESAMPLES], runs of a target tied."""
     low, high = percentiles(by_target(draws, targets).mean(axis=0))
     return Estimate(target_mean(points, targets), low, high)

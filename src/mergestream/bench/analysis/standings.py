@@ -1,4 +1,4 @@
-"""Methods ranked against each other."""
+"""Ranks of the methods against each other."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mergestream.bench.analysis.comparison import cell_of
+from mergestream.bench.analysis.comparison import Pairing, pairing_of, streams_of
 from mergestream.bench.records import Run
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A method among all others on one stream: its mean rank over (target, seed, pool), 1 for the best, and how often
-    it was above and below another one.
-    """
+    """A method's mean rank on one stream over (target, seed, pool), 1 for the best, with its wins and losses."""
 
     label: str
     stream: str
@@ -23,15 +21,15 @@ class Standing:
     losses: int
 
 
-def standings(runs: Sequence[Run], metric: str = "accuracy") -> list[Standing]:
-    """Equal values share their ranks. Cells that lack one of the methods are left out, so that ranks compare."""
-    found = []
-    for stream in dict.fromkeys(run.arguments["stream"]["name"] for run in runs):
+def rank_methods(runs: Sequence[Run], metric: str = "accuracy") -> list[Standing]:
+    """Rank the methods; equal values share a rank. Cells without all methods are left out, so that ranks compare."""
+    standings: list[Standing] = []
+    for stream in streams_of(runs):
         here = [run for run in runs if run.arguments["stream"]["name"] == stream]
         labels = list(dict.fromkeys(run.arguments["label"] for run in here))
-        table: dict[tuple[str, int, str], dict[str, float]] = defaultdict(dict)
+        table: dict[Pairing, dict[str, float]] = defaultdict(dict)
         for run in here:
-            table[cell_of(run)][run.arguments["label"]] = run.metrics[metric]
+            table[pairing_of(run)][run.arguments["label"]] = run.metrics[metric]
         values = np.array([[row[label] for label in labels] for row in table.values() if len(row) == len(labels)])
         if not len(values):
             continue
@@ -39,7 +37,7 @@ def standings(runs: Sequence[Run], metric: str = "accuracy") -> list[Standing]:
         below = (values[:, :, None] < values[:, None, :]).sum(axis=2)
         ranks = 1 + below + (len(labels) - 1 - above - below) / 2
         for m, label in enumerate(labels):
-            found.append(
+            standings.append(
                 Standing(label, stream, float(ranks[:, m].mean()), int(above[:, m].sum()), int(below[:, m].sum()))
             )
-    return found
+    return standings

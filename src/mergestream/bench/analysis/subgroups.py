@@ -1,4 +1,4 @@
-"""Methods on parts of the images that a data set names: scanners, species."""
+"""Results on subgroups that a data set names, such as scanners or species."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ Key = tuple[str, str, str, str]  # label, stream, kind, value
 
 @dataclass(frozen=True)
 class SubgroupRow:
-    """One method on one part of the images, such as those of one scanner: the mean over the runs that have any."""
+    """One method on one subgroup, such as the images of one scanner: the mean over the runs that have any."""
 
     label: str
     stream: str
@@ -23,11 +23,11 @@ class SubgroupRow:
     accuracy: float | None
     balanced_accuracy: float | None
     auroc: float | None
-    images: int  # of all targets and pools together, one seed
+    images: int  # over all targets and pools, for one seed
 
 
 def subgroup_rows(runs: Iterable[Run]) -> list[SubgroupRow]:
-    """One row per (label, stream, kind, value). Runs weigh by their number of such images."""
+    """One row per (label, stream, kind, value). Runs are weighted by their number of such images."""
     groups: dict[Key, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
     for run in runs:
         label, stream = run.arguments["label"], run.arguments["stream"]["name"]
@@ -42,9 +42,9 @@ def _subgroup_row(key: Key, entries: list[tuple[int, dict[str, Any]]]) -> Subgro
     sizes = np.array([report["images"] for report in reports])
 
     def mean(metric: str) -> float | None:
-        known = [report[metric] is not None for report in reports]
+        defined = [report[metric] is not None for report in reports]
         values = [report[metric] for report in reports if report[metric] is not None]
-        return float(np.average(values, weights=sizes[known])) if values else None
+        return float(np.average(values, weights=sizes[defined])) if values else None
 
     seeds = len({seed for seed, _ in entries})
     images = int(sizes.sum() / seeds)

@@ -1,4 +1,4 @@
-"""What happened over a stream, batch by batch, from a finished run."""
+"""Coefficients, entropies and accuracy of a finished run, batch by batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from mergestream.runtime.errors import InputError
 
 @dataclass(frozen=True)
 class Trace:
-    """One run over its T batches and K experts; what its method has no number for is None, a batch without is NaN.
+    """One run over its T batches and K experts; None for what the method does not record, NaN for unscored batches.
 
     Change points are batches, counted from 0, at which a new level begins.
     """
@@ -28,8 +28,6 @@ class Trace:
     encoder_coefficients: np.ndarray | None  # [T,K]
     head_coefficients: np.ndarray | None  # [T,K]
     entropy: np.ndarray | None  # [T,K], nats
-    consistency: np.ndarray | None  # [T,K], 0 to 1
-    head_expert: tuple[str | None, ...]  # [T]
     accuracy: np.ndarray | None  # [T], 0 to 1
     running_accuracy: np.ndarray | None  # [T], of all images up to each batch
     effective_encoder: np.ndarray | None  # [T], 1 to K
@@ -39,15 +37,14 @@ class Trace:
 
 
 def trace_of(run: Run) -> Trace:
-    """A run's steps as arrays. Labels below 0 are unknown; accuracy is over the known ones of each batch."""
+    """The steps of a run as arrays. Labels below 0 are unknown; accuracy counts only images with a label."""
     arguments, experts = run.arguments, tuple(run.arguments["pool"]["experts"])
-    encoder, head, entropy, consistency = (
-        _column(run.steps, key, len(experts))
-        for key in ("encoder_coefficients", "head_coefficients", "entropy", "consistency")
+    encoder, head, entropy = (
+        _column(run.steps, key, len(experts)) for key in ("encoder_coefficients", "head_coefficients", "entropy")
     )
     accuracy, running = _accuracies(run)
     momentum = arguments.get("options", {}).get("momentum", 0.0)
-    # Between two looks at the experts the merged model stays as it is; those batches tell nothing new.
+    # Between two scorings of the experts the merged model does not change; those batches are skipped.
     scored = np.arange(len(run.steps)) if entropy is None else np.flatnonzero(np.isfinite(entropy).all(axis=1))
     return Trace(
         label=arguments["label"],
@@ -58,8 +55,6 @@ def trace_of(run: Run) -> Trace:
         encoder_coefficients=encoder,
         head_coefficients=head,
         entropy=entropy,
-        consistency=consistency,
-        head_expert=tuple(step.get("head_expert") for step in run.steps),
         accuracy=accuracy,
         running_accuracy=running,
         effective_encoder=_effective(encoder),
@@ -70,7 +65,7 @@ def trace_of(run: Run) -> Trace:
 
 
 def unsmoothed(coefficients: np.ndarray, momentum: float) -> np.ndarray:
-    """Each batch's own coefficients [T,K] out of their moving average from 1/K; an average would look like drift."""
+    """Undo the moving average from 1/K: each batch's own coefficients [T,K]. An average would look like drift."""
     if momentum == 0:
         return coefficients
     before = np.vstack([np.full((1, coefficients.shape[1]), 1 / coefficients.shape[1]), coefficients[:-1]])
@@ -78,27 +73,27 @@ def unsmoothed(coefficients: np.ndarray, momentum: float) -> np.ndarray:
 
 
 def _column(steps: Sequence[dict[str, Any]], key: str, count: int) -> np.ndarray | None:
-    """One key of all steps [T,K]; batches that were not scored are NaN."""
+    """One key of all steps [T,K]; unscored batches are NaN."""
     rows = [step.get(key) for step in steps]
     if all(row is None for row in rows):
         return None
     for number, row in enumerate(rows):
         if row is not None and len(row) != count:
             raise InputError(
-                f"Step {number} of this run has {len(row)} numbers under '{key}', and its pool {count} experts. "
+                f"Step {number} of this run has {len(row)} numbers under '{key}', but its pool has {count} experts. "
                 f"The run is damaged: delete it and run it again."
             )
     return np.array([[np.nan] * count if row is None else row for row in rows], dtype=float)
 
 
 def _accuracies(run: Run) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Right answers among the known labels: of each batch [T], and of all up to it [T]."""
-    known = (run.labels >= 0).numpy()
-    if len(known) != len(run.predictions) or not known.any():
+    """Share of right answers among labelled images: in each batch [T], and in all batches up to it [T]."""
+    labelled = (run.labels >= 0).numpy()
+    if len(labelled) != len(run.predictions) or not labelled.any():
         return None, None
     batch = np.repeat(np.arange(len(run.batches)), [len(each) for each in run.batches])
-    right = (run.labels == run.predictions).numpy() & known
-    hits, images = (np.bincount(batch[mask], minlength=len(run.batches)) for mask in (right, known))
+    right = (run.labels == run.predictions).numpy() & labelled
+    hits, images = (np.bincount(batch[mask], minlength=len(run.batches)) for mask in (right, labelled))
     return _share(hits, images), _share(hits.cumsum(), images.cumsum())
 
 

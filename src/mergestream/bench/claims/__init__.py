@@ -1,1 +1,1 @@
-"""What the paper claims without showing, checked."""
+"""Claims of the paper, checked against runs and pools."""

@@ -1,12 +1,12 @@
-"""The paper's claims, drawn: functions of findings and evidence that compute nothing."""
+"""Figures of the paper's claims."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from mergestream.bench.claims.claim_finding import FAILS, HOLDS, UNKNOWN, ClaimFinding, Verdict
 from mergestream.bench.claims.evidence import Evidence
-from mergestream.bench.claims.findings import FAILS, HOLDS, UNKNOWN, Finding, Verdict
 from mergestream.bench.report.figures import PALETTE, colours_of
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ STYLES: dict[Verdict, tuple[str, str]] = {
 }
 
 
-def draw_findings(ax: Axes, findings: Sequence[Finding]) -> None:
-    """A dot and interval per finding that has a number, under its measure's name. All are in the first one's unit."""
+def draw_findings(ax: Axes, findings: Sequence[ClaimFinding]) -> None:
+    """A dot and interval per finding with a number in the first one's unit, under the name of its measure."""
     shown = [each for each in findings if each.estimate is not None and each.unit == findings[0].unit]
     streams: dict[int, str] = {}
     row = 0
@@ -39,13 +39,13 @@ def draw_findings(ax: Axes, findings: Sequence[Finding]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_interval(ax: Axes, row: int, finding: Finding) -> None:
+def _draw_interval(ax: Axes, row: int, finding: ClaimFinding) -> None:
     assert finding.estimate is not None
     colour, marker = STYLES[finding.verdict]
     estimate = finding.estimate
-    known = ax.get_legend_handles_labels()[1]
+    labels = ax.get_legend_handles_labels()[1]
     ax.plot([estimate.low, estimate.high], [row, row], color=colour, linewidth=1.4)
-    label = None if finding.verdict in known else finding.verdict
+    label = None if finding.verdict in labels else finding.verdict
     ax.plot(estimate.mean, row, marker, color=colour, markersize=6, linestyle="none", label=label)
 
 
@@ -57,8 +57,7 @@ def draw_scores_and_errors(
     chosen = colours or colours_of(experts)
     for each in evidence:
         for k, name in enumerate(each.experts):
-            known = ax.get_legend_handles_labels()[1]
-            label = None if name in known else name
+            label = None if name in ax.get_legend_handles_labels()[1] else name
             ax.plot(getattr(each, score)[:, k], 100 * each.error[:, k], ".", color=chosen[name], alpha=0.5, label=label)
     ax.set_xlabel("entropy of the batch, nats" if score == "entropy" else "1 − mean maximum softmax of the batch")
     ax.set_ylabel("error on the batch, %")

@@ -1,62 +1,49 @@
-"""The paper's claims as a table: what was measured, and win, lose or not to be told."""
+"""Tables of the paper's claims: what was measured, and whether each claim holds."""
 
 from collections.abc import Sequence
 
 from mergestream.bench.analysis.comparison import Estimate
-from mergestream.bench.claims.findings import (
-    DEGREES,
-    FAILS,
-    HOLDS,
-    POINTS,
-    SHARE,
-    UNKNOWN,
-    VARIANCE,
-    Finding,
-    Verdict,
-)
-from mergestream.bench.report.tables import Table
+from mergestream.bench.claims.claim_finding import DEGREES, FAILS, HOLDS, POINTS, SHARE, UNKNOWN, VARIANCE, ClaimFinding
+from mergestream.bench.report.result_table import ResultTable
 
 NOTE = (
     "In brackets: the 95 % interval of a bootstrap over batches (variance: over images; degrees: the range over pairs "
-    "of experts). A claim holds, or does not, where the whole interval says so. Nothing is corrected for the number of "
+    "of experts). A claim holds, or does not hold, only if the whole interval says so. Not corrected for the number of "
     "comparisons."
 )
+MARKS = {HOLDS: "✓", FAILS: "✗", UNKNOWN: "?"}
+# Factor, digits and unit of the printed number.
+FORMATS = {SHARE: (100, 0, " %"), VARIANCE: (1, 4, ""), POINTS: (1, 2, " points"), DEGREES: (1, 2, " °")}
 
-UNITS = {POINTS: "points", DEGREES: "°"}  # what is printed behind a number
-MARKS: dict[Verdict, str] = {HOLDS: "✓", FAILS: "✗", UNKNOWN: "?"}
 
-
-def claims_by_stream(findings: Sequence[Finding], title: str = "What the paper claims, stream by stream") -> Table:
-    """Claims and measures by streams, with a mark for the verdict; findings that are of no stream are left out."""
-    shown = [each for each in findings if each.stream is not None]
-    streams = list(dict.fromkeys(each.stream for each in shown if each.stream))
-    found = {(each.claim, each.measure, each.stream): each for each in shown}
-    rows = [
-        (claim, measure, *(_cell(found.get((claim, measure, stream))) for stream in streams))
-        for claim, measure in dict.fromkeys((each.claim, each.measure) for each in shown)
-    ]
+def claims_by_stream(findings: Sequence[ClaimFinding], title: str) -> ResultTable:
+    """Claims and measures by streams, each cell a number and a mark for the verdict."""
+    streams = list(dict.fromkeys(each.stream or "all" for each in findings))
+    cells = {(each.claim, each.measure, each.stream or "all"): _cell(each) for each in findings}
+    rows = tuple(
+        (claim, measure, *(cells.get((claim, measure, stream), "–") for stream in streams))
+        for claim, measure in dict.fromkeys((each.claim, each.measure) for each in findings)
+    )
     note = f"✓ holds, ✗ does not hold, ? cannot be told here. {NOTE}"
-    return Table(title, ("claim", "measure", *streams), tuple(rows), note=note)
+    return ResultTable(title, ("claim", "measure", *streams), rows, note=note)
 
 
-def _cell(finding: Finding | None) -> str:
-    if finding is None:
-        return "–"
-    number = "" if finding.estimate is None else f"{printed(finding.estimate, finding.unit)} "
+def _cell(finding: ClaimFinding) -> str:
+    number = "" if finding.estimate is None else f"{format_estimate(finding.estimate, finding.unit)} "
     return f"{number}{MARKS[finding.verdict]}"
 
 
-def findings_table(findings: Sequence[Finding], title: str = "What the paper claims") -> Table:
-    """One row per finding; those without a number say what is missing."""
+def findings_table(findings: Sequence[ClaimFinding], title: str = "What the paper claims") -> ResultTable:
+    """One row per finding; a finding without a number says what is missing."""
     rows = []
     for each in findings:
-        number = each.sentence if each.estimate is None else printed(each.estimate, each.unit)
+        number = each.sentence if each.estimate is None else format_estimate(each.estimate, each.unit)
         rows.append((each.claim, each.stream or "–", each.measure, number, each.verdict))
-    return Table(title, ("claim", "stream", "measure", "estimate", "verdict"), tuple(rows), note=NOTE)
+    return ResultTable(title, ("claim", "stream", "measure", "estimate", "verdict"), tuple(rows), note=NOTE)
 
 
-def printed(estimate: Estimate, unit: str) -> str:
-    """The number and its interval with as many digits as its unit deserves."""
-    scale, digits, name = {SHARE: (100, 0, "%"), VARIANCE: (1, 4, "")}.get(unit, (1, 2, UNITS.get(unit, "")))
-    mean, low, high = (scale * value for value in (estimate.mean, estimate.low, estimate.high))
-    return f"{mean:+.{digits}f} [{low:.{digits}f}, {high:.{digits}f}] {name}".strip()
+def format_estimate(estimate: Estimate, unit: str) -> str:
+    """The number and its interval, with as many digits as its unit needs."""
+    factor, digits, name = FORMATS.get(unit, (1, 2, ""))
+    scaled = estimate.times(factor)
+    return f"{scaled.mean:+.{digits}f} [{scaled.low:.{digits}f}, {scaled.high:.{digits}f}]{name}"

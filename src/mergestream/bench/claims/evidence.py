@@ -1,4 +1,4 @@
-"""What the experts alone said about each batch, beside how wrong they were there."""
+"""Each expert's scores on each batch, beside its error there."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.bench.analysis.comparison import cell_of
+from mergestream.bench.analysis.comparison import pairing_of
 from mergestream.bench.records import Run
 from mergestream.functional import scores as scoring
 from mergestream.runtime.errors import InputError
@@ -17,7 +17,7 @@ from mergestream.runtime.errors import InputError
 
 @dataclass(frozen=True)
 class Evidence:
-    """Scores and errors of K experts on T batches of one stream, one number each [T,K]; lower scores mean surer."""
+    """Scores and errors of K experts on T batches of one stream [T,K]; a lower score means more confident."""
 
     target: str
     stream: str
@@ -53,7 +53,7 @@ def evidence_of_runs(runs: Sequence[Run]) -> list[Evidence]:
     groups: dict[tuple[Any, ...], dict[str, Run]] = defaultdict(dict)
     for run in runs:
         if run.arguments["method"] == "single_expert" and bool((run.labels >= 0).all()):
-            key = *cell_of(run), run.arguments["stream"]["name"], run.arguments["stream"]["hash"]
+            key = *pairing_of(run), run.arguments["stream"]["name"], run.arguments["stream"]["hash"]
             groups[key][run.arguments["options"]["expert"]] = run
     return [_of_group(group) for group in groups.values() if len(group) > 1]
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mergestream.bench.analysis.comparison import Duel, Row, rows_of
+from mergestream.bench.analysis.comparison import Duel, ResultRow, rows_of
 from mergestream.bench.demo.demo_report import write_demo_report
 from mergestream.bench.engine.benchmark import duels_with, run_plan
 from mergestream.bench.engine.plan import BenchPlan
@@ -98,7 +98,7 @@ QUICK = DemoSize(
 )
 
 
-def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> tuple[list[Row], list[Duel]]:
+def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> tuple[list[ResultRow], list[Duel]]:
     """Do all that is not done yet, then write `results.json`, `report.html` and their records under `out`."""
     make_folder(out)
     # Starting processes takes longer than a quick demo's work, or than reading what is there.

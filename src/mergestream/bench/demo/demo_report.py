@@ -7,23 +7,23 @@ from typing import Any
 import numpy as np
 
 from mergestream.bench.analysis.collection import collection_of
-from mergestream.bench.analysis.comparison import ORACLE, Duel, Row
-from mergestream.bench.drift.weights import analyse_drift
-from mergestream.bench.landscape.measuring import StreamedMethod, measure_landscape
-from mergestream.bench.landscape.outcome import Landscape
+from mergestream.bench.analysis.comparison import ORACLE, Duel, ResultRow
+from mergestream.bench.drift.pool_drift import analyse_drift
+from mergestream.bench.landscape.landscape_measurement import StreamedMethod, measure_landscape
+from mergestream.bench.landscape.landscape_record import Landscape
 from mergestream.bench.records import Run
+from mergestream.bench.report.bench_tables import results_table
 from mergestream.bench.report.figures import draw_samples, new_figure, to_data_uri
-from mergestream.bench.report.page import Section, image
-from mergestream.bench.report.report import write_report
-from mergestream.bench.report.report_run import findings_of
-from mergestream.bench.report.tables import Table, results_table
+from mergestream.bench.report.page import PageImage, PageSection
+from mergestream.bench.report.report_findings import analyse_runs
+from mergestream.bench.report.report_page import write_report
+from mergestream.bench.report.result_table import ResultTable
 from mergestream.data.datasets import Dataset
 from mergestream.data.streams import create_stream
 from mergestream.methods import create_method
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import MergestreamError
-from mergestream.runtime.files import write_json
 from mergestream.runtime.parallel import Track
 
 SYNTHETIC = "The data are synthetic: generated phantom hospitals, no patients."
@@ -35,7 +35,7 @@ def write_demo_report(
     out: Path,
     runs: list[Run],
     results: dict[str, Any],
-    rows: list[Row],
+    rows: list[ResultRow],
     duels: list[Duel],
     cards: Sequence[ExpertCard],
     dataset: Dataset,
@@ -45,9 +45,9 @@ def write_demo_report(
     """Write the page, its tables and the records that `mergestream report` needs to make it again."""
     surface = _landscape(out, dataset, resolution, track) if resolution else None
     drift = analyse_drift(out / "pool")
-    write_json(out / DRIFT, drift.to_json())
+    drift.save(out / DRIFT)
     more = f" --landscape {out / LANDSCAPE}" if surface else ""
-    report = findings_of(
+    report = analyse_runs(
         collection_of(out, runs, results),
         track,
         command=f"mergestream report {out} --out {out / REPORT} --drift {out / DRIFT}{more}",
@@ -60,7 +60,7 @@ def write_demo_report(
     write_report(report, out / REPORT)
 
 
-def main_tables(rows: Sequence[Row], compact: bool = False) -> list[Table]:
+def main_tables(rows: Sequence[ResultRow], compact: bool = False) -> list[ResultTable]:
     """Accuracy and balanced accuracy, methods by streams."""
     return [
         results_table(rows, metric, f"{title} on the hospital left out", (ORACLE,), compact)
@@ -95,7 +95,7 @@ def _landscape(out: Path, dataset: Dataset, resolution: int, track: Track) -> La
     return measured
 
 
-def _hospitals(cards: Sequence[ExpertCard], dataset: Dataset) -> Section:
+def _hospitals(cards: Sequence[ExpertCard], dataset: Dataset) -> PageSection:
     """Two images of every class from every hospital, and how its expert does at home."""
     figure, axes = new_figure(7, 1.1 * len(dataset.domains), rows=len(dataset.domains))
     for ax, domain in zip(axes[:, 0], dataset.domains, strict=True):
@@ -103,15 +103,15 @@ def _hospitals(cards: Sequence[ExpertCard], dataset: Dataset) -> Section:
         picked = [int(i) for c in range(len(data.classes)) for i in (data.labels == c).nonzero()[:2, 0]]
         draw_samples(ax, data.images[picked].permute(0, 2, 3, 1).numpy(), domain)
     classes = ", ".join(dataset.classes)
-    drawn = image(
+    drawn = PageImage(
         to_data_uri(figure),
         f"Sample images of each phantom hospital ({', '.join(dataset.domains)}), two of each class: {classes}.",
         f"Two generated images of each class ({classes}) per hospital: same cells, other stain, optics and artefacts.",
     )
-    return Section("The hospitals", [drawn, _experts(cards)])
+    return PageSection("The hospitals", [drawn, _experts(cards)])
 
 
-def _experts(cards: Sequence[ExpertCard]) -> Table:
+def _experts(cards: Sequence[ExpertCard]) -> ResultTable:
     rows = tuple(
         (
             card.name,
@@ -123,4 +123,4 @@ def _experts(cards: Sequence[ExpertCard]) -> Table:
         for card in cards
     )
     columns = ("expert", "seed", "accuracy %", "cross-entropy", "temperature")
-    return Table("Experts at home, on their own validation split", columns, rows)
+    return ResultTable("Experts at home, on their own validation split", columns, rows)

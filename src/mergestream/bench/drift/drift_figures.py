@@ -1,208 +1,147 @@
-"""Figures of a pool's drift: functions of a Drift that draw on a given axis and compute nothing."""
+"""What each figure of a pool's drift shows, as data: the same for the static and the interactive drawings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from mergestream.bench.drift.arithmetic import BaseSpread, Spread
-from mergestream.bench.drift.weights import Drift
-from mergestream.bench.report.figures import PALETTE, colours_of, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from mergestream.bench.drift.pool_drift import Drift, LayerDrift
+from mergestream.bench.report.figures import PALETTE, colours_of
 
 GUIDES = (45, 80)  # degrees, after Model Stock
 HALF = 50  # percent of the signal
 BLUE, VERMILION, GREEN, GREY = PALETTE[0], PALETTE[1], PALETTE[2], "#888888"
-ALONE = "One expert: there is no pair to compare."
-NO_BASE = "The pool has no base/: there is no start to measure from."
+HEAT_MAP = "component_heat_map"
+MEAN = "mean of all pairs"
+Values = Sequence[float | None] | np.ndarray
 
 
-def draw_drift_by_depth(ax: Axes, drift: Drift) -> None:
-    """The mean angle of all pairs by layer, and every pair as a dot."""
-    if not drift.pairs:
-        return _say(ax, ALONE)
-    _dots(ax, values(drift, lambda spread: spread.angles))
-    _line(ax, values(drift, lambda spread: spread.mean_angle), BLUE, "o-", "mean of all pairs")
-    _angle_axis(ax, drift, "angle between experts, degrees")
-    return None
+class DriftLine:
+    """One value per layer [layers], NaN where it is not defined; `style` as in matplotlib."""
+
+    def __init__(self, name: str, values: Values, colour: str, style: str = "o-") -> None:
+        self.name, self.colour, self.style = name, colour, style
+        self.values = np.array(values, dtype=float)
 
 
-def draw_weights_and_biases(ax: Axes, drift: Drift) -> None:
-    """The mean angle by layer for weights and for biases, against the guide lines."""
-    if not drift.pairs:
-        return _say(ax, ALONE)
-    for apart, colour, style in (("weights", BLUE, "o-"), ("biases", VERMILION, "s--")):
-        spreads = [getattr(layer, apart) for layer in drift.layers]
-        _line(ax, [np.nan if each is None else _or_nan(each.mean_angle) for each in spreads], colour, style, apart)
-    _angle_axis(ax, drift, "mean angle of all pairs, degrees")
-    return None
+@dataclass(frozen=True)
+class DriftFigure:
+    """A figure over the layers in order of depth: lines with every pair behind them, or a heat map."""
+
+    name: str
+    title: str
+    y_label: str
+    unit: str
+    layers: Sequence[LayerDrift]
+    lines: Sequence[DriftLine] = ()
+    pairs: Mapping[str, np.ndarray] = field(default_factory=dict)  # pair -> values [layers]
+    guides: Sequence[float] = ()
+    shaded_from: float | None = None  # up to 100
+    y_range: tuple[float, float] | None = None
+    is_log: bool = False
+    heat_rows: Sequence[str] = ()
+    heat: np.ndarray | None = None  # [rows, layers]
 
 
-def draw_signal_loss(ax: Axes, drift: Drift) -> None:
-    """What averaging loses of the weights' length: implied by the mean angle, and measured."""
-    if not drift.pairs:
-        return _say(ax, ALONE)
-    ax.axhspan(HALF, 100, color=VERMILION, alpha=0.12, linewidth=0, label=f"≥ {HALF} % lost")
-    _line(ax, values(drift, lambda spread: spread.implied_loss), GREEN, "s--", "implied by the mean angle of two")
-    _line(ax, values(drift, lambda spread: spread.measured_loss), BLUE, "o-", "measured on the mean of all")
-    ax.set_ylim(0, 100)
-    ax.set_ylabel("signal lost by averaging, %")
-    _depth_axis(ax, drift)
-    ax.legend(fontsize=8, frameon=False, loc="upper left")
-    return None
+def figures_of(drift: Drift) -> list[DriftFigure]:
+    """All figures for which the pool has numbers."""
+    figures = []
+    if drift.pairs:
+        figures += [_angles(drift), _weights_and_biases(drift), _norm_ratios(drift), _signal_loss(drift)]
+        figures.append(_heat_map(drift))
+    if drift.has_base:
+        figures.append(_distances_from_base(drift))
+    if drift.has_base and drift.pairs:
+        figures.append(_angles_from_base(drift))
+    return figures
 
 
-def draw_norm_ratios(ax: Axes, drift: Drift) -> None:
-    """Scale drift: the larger by the smaller norm of every pair, by layer."""
-    if not drift.pairs:
-        return _say(ax, ALONE)
-    _dots(ax, values(drift, lambda spread: spread.norm_ratios))
-    _line(ax, values(drift, lambda spread: spread.mean_norm_ratio), BLUE, "o-", "mean of all pairs")
-    ax.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
-    ax.set_ylabel("norm ratio, larger / smaller (1 = equal)")
-    _depth_axis(ax, drift)
-    return None
+def _angles(drift: Drift) -> DriftFigure:
+    mean = DriftLine(MEAN, [layer.whole.mean_angle for layer in drift.layers], BLUE)
+    title, label = "Directional drift: angle between experts by layer", "angle between experts, degrees"
+    pairs = _by_pair(drift, [layer.whole.angles for layer in drift.layers])
+    return _angle_figure(drift, "drift_by_depth", title, label, [mean], pairs)
 
 
-def draw_component_heat_map(ax: Axes, drift: Drift) -> None:
-    """The mean angle of all pairs by component and layer; the numbers stand in the cells where they fit."""
-    if not drift.pairs:
-        return _say(ax, ALONE)
-    rows = component_angles(drift)
-    highest = max(90, float(np.nanmax(rows)))
-    image = ax.imshow(rows, cmap="cividis", vmin=0, vmax=highest, aspect="auto")
-    if len(drift.layers) <= 20:
-        for (row, column), angle in np.ndenumerate(rows):
-            if np.isfinite(angle):
-                ink = "white" if angle < 0.55 * highest else "black"
-                ax.text(column, row, f"{angle:.0f}", ha="center", va="center", fontsize=7, color=ink)
-    ax.set_yticks(range(len(rows)), drift.components)
-    _depth_axis(ax, drift, legend=False)
-    ax.spines[:].set_visible(False)
-    ax.figure.colorbar(image, ax=ax, label="mean angle, degrees", pad=0.02)
-    return None
+def _weights_and_biases(drift: Drift) -> DriftFigure:
+    weights = [layer.weights.mean_angle if layer.weights else None for layer in drift.layers]
+    biases = [layer.biases.mean_angle if layer.biases else None for layer in drift.layers]
+    lines = [DriftLine("weights", weights, BLUE), DriftLine("biases", biases, VERMILION, "s--")]
+    title = "Directional drift of weights and of biases"
+    return _angle_figure(drift, "weights_and_biases", title, "mean angle of all pairs, degrees", lines, {})
 
 
-def draw_drift_from_base(ax: Axes, drift: Drift) -> None:
-    """How far each expert went from the shared start, relative to the start's norm, by layer."""
-    if not drift.has_base:
-        return _say(ax, NO_BASE)
-    colours = colours_of(drift.experts)
-    for k, (name, shares) in enumerate(zip(drift.experts, distances_from_base(drift).T, strict=True)):
-        style = ("o-", "s--", "^:")[k // len(PALETTE) % 3]  # where colours come round again
-        _line(ax, 100 * shares, colours[name], style, name)
-    ax.set_yscale("symlog", linthresh=1, linscale=0.4)  # a frozen layer stands at 0, a new head far above 100
-    ax.set_ylim(bottom=0)
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.set_ylabel("‖expert − base‖ / ‖base‖, %")
-    _depth_axis(ax, drift)
-    return None
+def _norm_ratios(drift: Drift) -> DriftFigure:
+    mean = DriftLine(MEAN, [layer.whole.mean_norm_ratio for layer in drift.layers], BLUE)
+    return DriftFigure(
+        "norm_ratios",
+        "Scale drift: norm ratio between experts by layer",
+        "norm ratio, larger / smaller (1 = equal)",
+        "",
+        drift.layers,
+        [mean],
+        _by_pair(drift, [layer.whole.norm_ratios for layer in drift.layers]),
+        guides=(1,),
+    )
 
 
-def draw_angles_from_base(ax: Axes, drift: Drift) -> None:
-    """Whether experts went the same way from the start: the angles between their Deltas, by layer."""
-    if not drift.has_base or not drift.pairs:
-        return _say(ax, ALONE if drift.has_base else NO_BASE)
-    each, means = angles_from_base(drift)
-    _dots(ax, each)
-    _line(ax, means, BLUE, "o-", "mean of all pairs")
-    _angle_axis(ax, drift, "angle between (expert − base), degrees")
-    return None
+def _signal_loss(drift: Drift) -> DriftFigure:
+    implied = [layer.whole.implied_loss for layer in drift.layers]
+    measured = [layer.whole.measured_loss for layer in drift.layers]
+    return DriftFigure(
+        "signal_loss",
+        "Signal lost by averaging, by layer",
+        "signal lost by averaging, %",
+        " %",
+        drift.layers,
+        [
+            DriftLine("implied by the mean angle of two", implied, GREEN, "s--"),
+            DriftLine("measured on the mean of all", measured, BLUE),
+        ],
+        shaded_from=HALF,
+        y_range=(0, 100),
+    )
 
 
-# A file each: how it is drawn, and what it shows in words.
-FIGURES: dict[str, tuple[Callable[[Axes, Drift], None], str]] = {
-    "drift_by_depth": (draw_drift_by_depth, "Directional drift: angle between experts by layer"),
-    "weights_and_biases": (draw_weights_and_biases, "Directional drift of weights and biases apart"),
-    "norm_ratios": (draw_norm_ratios, "Scale drift: norm ratio between experts by layer"),
-    "signal_loss": (draw_signal_loss, "Signal lost by averaging, by layer"),
-    "component_heat_map": (draw_component_heat_map, "Angle between experts by component and layer"),
-    "drift_from_base": (draw_drift_from_base, "Drift from the shared start, by layer"),
-    "angles_from_base": (draw_angles_from_base, "Directions taken from the shared start"),
-}
-
-
-def figures_of(drift: Drift) -> dict[str, Figure]:
-    """Every figure that this pool has, ready to be saved."""
-    wide = max(6.4, 0.34 * len(drift.layers) + 1.6)
-    drawn = {}
-    for name, (draw, title) in FIGURES.items():
-        if (name.endswith("from_base") and not drift.has_base) or (name != "drift_from_base" and not drift.pairs):
-            continue
-        tall = max(3.2, 0.36 * len(drift.components) + 1.6) if draw is draw_component_heat_map else 4.0
-        drawn[name], axes = new_figure(wide, tall)
-        draw(axes[0, 0], drift)
-        axes[0, 0].set_title(title, loc="left", fontsize=11)
-    return drawn
-
-
-def values(drift: Drift, quantity: Callable[[Spread], float | Sequence[float | None] | None]) -> np.ndarray:
-    """A quantity of all layers as an array, by depth; NaN where it is not defined."""
-    return np.array([quantity(layer.whole) for layer in drift.layers], dtype=float)
-
-
-def component_angles(drift: Drift) -> np.ndarray:
-    """Mean angles [components, layers]; NaN where a layer has no such part."""
+def _heat_map(drift: Drift) -> DriftFigure:
     cells = [[layer.components.get(name) for layer in drift.layers] for name in drift.components]
-    return np.array([[np.nan if cell is None else _or_nan(cell.mean_angle) for cell in row] for row in cells])
+    angles = np.array([[cell.mean_angle if cell else None for cell in row] for row in cells], dtype=float)
+    title = "Angle between experts by component and layer"
+    return DriftFigure(HEAT_MAP, title, "", "°", drift.layers, heat_rows=drift.components, heat=angles)
 
 
-def distances_from_base(drift: Drift) -> np.ndarray:
-    """Of every expert [layers, K], relative to the base's norm; NaN where that is zero."""
-    return np.array([spread.relative_norms for spread in _bases(drift)], dtype=float)
+def _distances_from_base(drift: Drift) -> DriftFigure:
+    """The distance of each expert from the shared start, relative to the start's norm."""
+    shares = np.array([b.relative_norms for layer in drift.layers if (b := layer.whole.from_base)], dtype=float)
+    lines = []
+    for k, (name, colour) in enumerate(colours_of(drift.experts).items()):
+        style = ("o-", "s--", "^:")[k // len(PALETTE) % 3]  # colours repeat from here on
+        lines.append(DriftLine(name, 100 * shares[:, k], colour, style))
+    title, label = "Drift from the shared start, by layer", "‖expert − base‖ / ‖base‖, %"
+    # On a log scale a frozen layer stands at 0, a new head far above 100.
+    return DriftFigure("drift_from_base", title, label, " %", drift.layers, lines, is_log=True)
 
 
-def angles_from_base(drift: Drift) -> tuple[np.ndarray, np.ndarray]:
-    """Between the Deltas of every pair [layers, pairs], and their means [layers]."""
-    spreads = _bases(drift)
-    each = np.array([spread.angles for spread in spreads], dtype=float)
-    return each, np.array([spread.mean_angle for spread in spreads], dtype=float)
+def _angles_from_base(drift: Drift) -> DriftFigure:
+    """Whether experts moved in the same direction: the angles between (expert - base)."""
+    bases = [base for layer in drift.layers if (base := layer.whole.from_base)]
+    mean = DriftLine(MEAN, [base.mean_angle for base in bases], BLUE)
+    pairs = _by_pair(drift, [base.angles for base in bases])
+    title, label = "Directions taken from the shared start", "angle between (expert − base), degrees"
+    return _angle_figure(drift, "angles_from_base", title, label, [mean], pairs)
 
 
-def _bases(drift: Drift) -> list[BaseSpread]:
-    return [layer.whole.from_base for layer in drift.layers if layer.whole.from_base is not None]
+def _angle_figure(
+    drift: Drift, name: str, title: str, label: str, lines: list[DriftLine], pairs: Mapping[str, np.ndarray]
+) -> DriftFigure:
+    drawn = np.concatenate([*(line.values for line in lines), *pairs.values()])
+    top = max([95.0, *(1.05 * drawn[np.isfinite(drawn)])])
+    return DriftFigure(name, title, label, "°", drift.layers, lines, pairs, GUIDES, y_range=(0, top))
 
 
-def _or_nan(value: float | None) -> float:
-    return np.nan if value is None else value
-
-
-def _line(ax: Axes, heights: Sequence[float] | np.ndarray, colour: str, style: str, label: str) -> None:
-    ax.plot(range(len(heights)), heights, style, color=colour, linewidth=1.6, markersize=4, label=label)
-
-
-def _dots(ax: Axes, heights: np.ndarray) -> None:
-    """Every pair by layer; heights [layers, pairs]."""
-    layers = np.repeat(np.arange(len(heights)), heights.shape[1])
-    label = "one pair of experts"
-    ax.plot(layers, heights.ravel(), "o", color=GREY, markersize=3, alpha=0.6, label=label)
-
-
-def _angle_axis(ax: Axes, drift: Drift, label: str) -> None:
-    for guide in GUIDES:
-        ax.axhline(guide, color=GREY, linewidth=0.8, linestyle=":")
-        ax.text(1.01, guide, f"{guide}°", transform=ax.get_yaxis_transform(), va="center", fontsize=8, color="#555555")
-    ax.set_ylim(0, max(95, 1.05 * ax.dataLim.y1))
-    ax.set_ylabel(label)
-    _depth_axis(ax, drift)
-
-
-def _depth_axis(ax: Axes, drift: Drift, legend: bool = True) -> None:
-    labels = [layer.label for layer in drift.layers]
-    crowded = max(map(len, labels)) * len(labels) > 60
-    ax.set_xticks(range(len(labels)), labels, rotation=90 if crowded else 0, fontsize=8)
-    ax.set_xlabel("layer, in order of depth")
-    ax.set_xlim(-0.5, len(labels) - 0.5)
-    ax.spines[["top", "right"]].set_visible(False)
-    if legend:
-        ax.legend(fontsize=8, frameon=False)
-
-
-def _say(ax: Axes, sentence: str) -> None:
-    ax.text(0.5, 0.5, sentence, ha="center", va="center", transform=ax.transAxes, fontsize=9)
-    ax.set_axis_off()
+def _by_pair(drift: Drift, values: Sequence[Values]) -> dict[str, np.ndarray]:
+    """One array [layers] per pair of experts, from values [layers][pairs]."""
+    columns = np.array(values, dtype=float).T
+    return {f"{one} – {other}": column for (one, other), column in zip(drift.pairs, columns, strict=True)}

@@ -1,4 +1,4 @@
-"""Which layer and which component each tensor of a network belongs to; layers in the network's own order of depth."""
+"""Layers and components of a network's tensors; layers are in the network's own order of depth."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from mergestream.networks.flat_layout import Layout
 
-# Where the libraries keep their blocks, the most particular first; the first that a network knows is its own.
+# Where the libraries keep their blocks, the most specific first; the first pattern that matches a network is used.
 _ROOT = r"(?:\w+\.)?(?:encoder\.)?"
 BLOCKS: tuple[str, ...] = (
     rf"{_ROOT}(?:stages|layers)\.\d+\.(?:blocks|layers)\.\d+",  # ConvNeXt, Swin and ResNetV2 of timm; Hugging Face CNNs
@@ -26,7 +26,7 @@ BLOCKS: tuple[str, ...] = (
     rf"{_ROOT}(?:blocks|layers|layer)\.\d+",  # ViT of timm, Hugging Face, MONAI
 )
 HEAD, NORMS, CONVOLUTION, MLP = "head", "norms", "convolution", "MLP"
-# The rows of the heat map. Each is known by a pattern over a tensor's name; the first that fits is taken.
+# The rows of the heat map, and the patterns over a tensor's name by which they are recognised.
 COMPONENTS: dict[str, str | None] = {
     "patch embedding": r"patch_embed|conv_proj",
     "position embedding": r"pos_embed|position_embed|relative_position",
@@ -42,8 +42,10 @@ COMPONENTS: dict[str, str | None] = {
     "other": None,
     HEAD: None,
 }
-_ASKED = ("position embedding", "tokens", "patch embedding", "layer scale", "squeeze-excitation", "downsampling",
-          "attention qkv", "attention proj", MLP)  # fmt: skip
+_PATTERN_ORDER = (
+    "position embedding", "tokens", "patch embedding", "layer scale", "squeeze-excitation", "downsampling",
+    "attention qkv", "attention proj", MLP,
+)  # fmt: skip
 _NAMED_NORM = re.compile(r"(?:^|\.)(?:\w*norm\w*|ln_?\d*|bn\d*)\.(?:weight|bias)$")
 _NAMED_STEM = re.compile(
     r"(?:\w+\.)*?(?:\w+_token|pos_embed\w*|patch_embed\w*|class_embedding|conv_proj|embeddings|embedder|stem|conv_stem|"
@@ -54,7 +56,7 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A parameter: its name, its shape, and the types of the modules it lies in, outermost first."""
+    """A parameter: its name, its shape, and the types of the modules around it, outermost first."""
 
     name: str
     shape: tuple[int, ...]
@@ -66,8 +68,8 @@ class TensorPlace:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One step of depth. kind: stem, block, rest (what lies between and behind blocks) or head."""
+class NetworkLayer:
+    """One step of depth. kind: stem, block, rest (between and after the blocks) or head."""
 
     name: str
     label: str
@@ -87,29 +89,29 @@ def places_of(module: nn.Module, head: tuple[str, ...]) -> list[TensorPlace]:
 
 
 def places_by_name(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> list[TensorPlace]:
-    """Parameters of a network that cannot be built, by name: what is called a stem, then blocks as numbered, the rest.
+    """Order the parameters of a network that cannot be built by name: stem, numbered blocks, the rest.
 
-    Running statistics are left out; another buffer cannot be told from a parameter.
+    Running statistics are left out; other buffers cannot be told from parameters.
     """
-    kept = {name: shape for name, shape in shapes if not name.endswith(_STATISTICS)}
-    # What stands before a block's first number stands before that of its neighbours too, as of a stage's downsampling.
-    numbered = tuple({re.split(r"\d", path)[0] for path in _blocks(list(kept)).values()})
+    parameters = {name: shape for name, shape in shapes if not name.endswith(_STATISTICS)}
+    # Neighbours of the blocks, such as a stage's downsampling, share the prefix before the first number.
+    numbered = tuple({re.split(r"\d", path)[0] for path in _blocks(list(parameters)).values()})
 
     def depth(name: str) -> tuple[int, list[tuple[int, str]]]:
         return (0 if _NAMED_STEM.match(name) else 1 if name.startswith(numbered) else 2), _natural(name)
 
-    return [TensorPlace(name, kept[name]) for name in sorted(kept, key=depth)]
+    return [TensorPlace(name, parameters[name]) for name in sorted(parameters, key=depth)]
 
 
-def layers_of(places: Sequence[TensorPlace], head: tuple[str, ...]) -> tuple[Layer, ...]:
-    """Layers in order of depth: what comes before the first block is the stem, the head comes last.
+def layers_of(places: Sequence[TensorPlace], head: tuple[str, ...]) -> tuple[NetworkLayer, ...]:
+    """Layers in order of depth: everything before the first block is the stem, the head comes last.
 
-    A network without known blocks is grouped by its outermost modules.
+    A network without recognised blocks is grouped by its outermost modules.
     """
     in_head = [place for place in places if place.name.startswith(tuple(f"{part}." for part in head))]
     encoder = [place for place in places if place not in in_head]
     blocks = _blocks([place.name for place in encoder])
-    roads = {road for path in (*blocks.values(), *head) for road in _roads(path)}
+    parents = {parent for path in (*blocks.values(), *head) for parent in _parents(path)}
     first = next((i for i, place in enumerate(encoder) if place.name in blocks), 0)
     groups: dict[tuple[str, str], list[TensorPlace]] = {}
     for position, place in enumerate(encoder):
@@ -118,23 +120,24 @@ def layers_of(places: Sequence[TensorPlace], head: tuple[str, ...]) -> tuple[Lay
         elif position < first:
             key = "stem", "stem"
         else:
-            key = "rest" if blocks else "block", _outermost(place.name, roads)
+            key = "rest" if blocks else "block", _outermost(place.name, parents)
         groups.setdefault(key, []).append(place)
     groups["head", "head"] = in_head
     labels = _numbers(list(dict.fromkeys(blocks.values())))
     return tuple(
-        Layer(name, labels.get(name) or _label(name), kind, tuple(parts)) for (kind, name), parts in groups.items()
+        NetworkLayer(name, labels.get(name) or _label(name), kind, tuple(parts))
+        for (kind, name), parts in groups.items()
     )
 
 
 def component_of(place: TensorPlace) -> str:
-    """What kind of part a tensor of the encoder is, by the type of its module and by its name."""
+    """Component of a tensor of the encoder, by the type of its module and by its name."""
     owner = place.types[-1] if place.types else ""
     if "Norm" in owner or (not owner and _NAMED_NORM.search(place.name)):
         return NORMS
-    told = "/".join((place.name, *place.types[1:]))
-    for component in _ASKED:
-        if re.search(COMPONENTS[component] or "", told if component == "squeeze-excitation" else place.name):
+    with_types = "/".join((place.name, *place.types[1:]))
+    for component in _PATTERN_ORDER:
+        if re.search(COMPONENTS[component] or "", with_types if component == "squeeze-excitation" else place.name):
             return component
     if "Conv" in owner or (not owner and len(place.shape) > 2):
         return CONVOLUTION
@@ -142,42 +145,40 @@ def component_of(place: TensorPlace) -> str:
 
 
 def _blocks(names: Sequence[str]) -> dict[str, str]:
-    """The block of every name that lies in one."""
+    """The block of every tensor that is in one."""
     for pattern in BLOCKS:
-        found = {name: match.group() for name in names if (match := re.match(rf"{pattern}(?=\.)", name))}
-        if found:
-            return found
+        blocks = {name: match.group() for name in names if (match := re.match(rf"{pattern}(?=\.)", name))}
+        if blocks:
+            return blocks
     return {}
 
 
-def _roads(path: str) -> list[str]:
-    """The modules one passes on the way to a module."""
+def _parents(path: str) -> list[str]:
+    """The modules around a module or tensor, outermost first."""
     words = path.split(".")
     return [".".join(words[:count]) for count in range(1, len(words))]
 
 
-def _outermost(name: str, roads: set[str]) -> str:
-    """The outermost module around a tensor that holds no block and no head."""
-    words = name.split(".")
-    candidates = (".".join(words[:count]) for count in range(1, len(words)))
-    return next((path for path in candidates if path not in roads), name)
+def _outermost(name: str, parents: set[str]) -> str:
+    """The outermost module around a tensor that contains neither a block nor the head."""
+    return next((path for path in _parents(name) if path not in parents), name)
 
 
 def _numbers(blocks: Sequence[str]) -> dict[str, str]:
-    """Blocks by what tells them apart: their numbers, short enough for an axis."""
-    shared = takewhile(lambda words: len(set(words)) == 1, zip(*(_roads(block) for block in blocks), strict=False))
+    """Short labels for an axis: the numbers that distinguish the blocks."""
+    shared = takewhile(lambda words: len(set(words)) == 1, zip(*(_parents(block) for block in blocks), strict=False))
     common = len(list(shared))
     return {block: ".".join(re.findall(r"\d+", ".".join(block.split(".")[common:]))) for block in blocks}
 
 
 def _label(name: str) -> str:
-    """The last word of a name; with the one before where that is a stage's number."""
+    """The last word of a name, with the one before if that is a stage's number."""
     *_, before, last = ("", *name.split("."))
     return f"{before}.{last}" if before.isdigit() or last.isdigit() else last
 
 
 def _types(module: nn.Module, name: str) -> tuple[str, ...]:
-    return tuple(type(module.get_submodule(road)).__name__ for road in ["", *_roads(name)])
+    return tuple(type(module.get_submodule(path)).__name__ for path in ["", *_parents(name)])
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mergestream.bench.analysis.collapse import collapses, unspoken_classes
+from mergestream.bench.analysis.bench_findings import BenchFindings
+from mergestream.bench.analysis.collapse import collapses, unpredicted_classes
 from mergestream.bench.analysis.comparison import Duel, duel, rows_of
 from mergestream.bench.analysis.overview import few_batches, line_of, majority_shares
-from mergestream.bench.analysis.standings import standings
+from mergestream.bench.analysis.standings import rank_methods
 from mergestream.bench.analysis.subgroups import subgroup_rows
 from mergestream.bench.engine.jobs import RUNS, Place, answer, survey
 from mergestream.bench.engine.plan import BenchPlan, Target, targets_of
@@ -17,7 +18,7 @@ from mergestream.bench.engine.pool_at_target import close_all, load_pool, method
 from mergestream.bench.engine.sources import strangers
 from mergestream.bench.engine.variants import Variant
 from mergestream.bench.records import Run
-from mergestream.bench.report.bench_report import BenchFindings, write_findings
+from mergestream.bench.report.bench_files import write_findings
 from mergestream.data.datasets import Dataset
 from mergestream.data.datasets.data_request import open_data
 from mergestream.data.datasets.index import some
@@ -76,12 +77,12 @@ def _findings(done: FinishedPlan, command: str) -> BenchFindings:
         command=command,
         rows=rows_of(runs),
         duels=duels_with(ours, merged),
-        standings=standings(merged),
+        standings=rank_methods(merged),
         majority_shares=majority_shares(runs),
         subgroups=subgroup_rows(merged),
         collapses=collapses(runs),
         left_out=done.left_out,
-        warnings=[*done.warnings, *warnings, *overlap, *few_batches(runs), *unspoken_classes(runs)],
+        warnings=[*done.warnings, *warnings, *overlap, *few_batches(runs), *unpredicted_classes(runs)],
         runs=[line_of(run) for run in runs],
         dataset=dataset.name,
         synthetic=dataset.synthetic,

@@ -1,4 +1,4 @@
-"""The loss landscape, drawn: the plane through three experts, and the segments between them."""
+"""Figures of a loss landscape: the plane through three experts, and the segments between them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mergestream.bench.landscape.outcome import CROSS_ENTROPY, EXPERT, MEAN, POOL_MEAN, Landscape, Mark, Segment
+from mergestream.bench.landscape.landscape_record import (
+    CROSS_ENTROPY,
+    EXPERT,
+    MEAN,
+    POOL_MEAN,
+    Landscape,
+    Mark,
+    Segment,
+)
 from mergestream.bench.report.figures import PALETTE, new_figure
 from mergestream.bench.report.method_styles import colour_of
 
@@ -14,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# One hue from light valleys to dark heights: safe for colour-blind readers, and marks stand out where they lie.
+# One hue from light valleys to dark heights: safe for colour-blind readers, and marks stand out on it.
 COLOURS = "YlOrBr"
 LEVELS = 16
 EDGE = "#222222"
@@ -58,9 +66,9 @@ def draw_segments(ax: Axes, landscape: Landscape) -> None:
         losses = np.array(segment.loss, dtype=float)
         ax.plot(segment.positions, losses, style, color=colour, linewidth=1.8, label=f"{segment.start} → {segment.end}")
         ax.plot([0, 1], losses[[0, -1]], ":", color=colour, linewidth=1)
-    known = [segment for segment in landscape.segments if segment.barrier is not None and segment.barrier.height > 0]
-    if known:
-        _draw_barrier(ax, max(known, key=_height))
+    highest = max(landscape.segments, key=lambda segment: segment.barrier_height)
+    if highest.barrier_height > 0:
+        _draw_barrier(ax, highest)
     ax.set_xlabel("position between two experts, 0 to 1")
     ax.set_ylabel(loss_label(landscape))
     ax.legend(fontsize=8, frameon=False)
@@ -68,20 +76,19 @@ def draw_segments(ax: Axes, landscape: Landscape) -> None:
 
 
 def loss_label(landscape: Landscape) -> str:
-    what = "cross-entropy" if landscape.measure == CROSS_ENTROPY else "entropy of the answers"
-    return f"{what}, nats"
+    return f"{'cross-entropy' if landscape.measure == CROSS_ENTROPY else 'entropy of the answers'}, nats"
 
 
 def _levels(values: np.ma.MaskedArray) -> np.ndarray:
-    """Evenly spaced in the logarithm, over at most a factor of 50 below the 98th percentile.
+    """Levels evenly spaced in the logarithm, over at most a factor of 50 below the 98th percentile.
 
     Far outside the experts the loss is many times theirs: a linear scale would leave the middle one colour.
     """
-    known = values.compressed()
-    if not len(known):
+    finite = values.compressed()
+    if not len(finite):
         return np.array([0.0, 1.0])
-    high = max(float(np.percentile(known, 98)), 1e-6)
-    low = max(float(known.min()), high / 50)
+    high = max(float(np.percentile(finite, 98)), 1e-6)
+    low = max(float(finite.min()), high / 50)
     return np.geomspace(0.999 * low, 1.001 * high, LEVELS)
 
 
@@ -98,7 +105,7 @@ def _draw_path(ax: Axes, landscape: Landscape) -> None:
 
 def _draw_mark(ax: Axes, mark: Mark) -> None:
     marker, size = MARKERS[mark.kind]
-    # Hollow where it lies off the plane: the colour around it is not its loss.
+    # Hollow if off the plane: the colour around it is not its loss.
     face = "white" if mark.kind != POOL_MEAN else "none"
     ax.scatter([mark.x], [mark.y], s=size, marker=marker, color=face, edgecolors=EDGE, linewidths=1.3, zorder=5)
     ax.annotate(
@@ -127,10 +134,6 @@ def _draw_barrier(ax: Axes, segment: Segment) -> None:
         fontsize=9,
         ha="center",
     )
-
-
-def _height(segment: Segment) -> float:
-    return segment.barrier.height if segment.barrier else 0.0
 
 
 def _title(landscape: Landscape) -> str:

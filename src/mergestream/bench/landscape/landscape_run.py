@@ -1,9 +1,8 @@
-"""A loss landscape from request to files: open pool and target, measure, draw."""
+"""Measures a loss landscape on a pool and a data set, and writes its record and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,97 +10,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from mergestream.bench.engine.plan import DEVICES
 from mergestream.bench.engine.pool_at_target import load_pool, method_of, preprocessing_of
 from mergestream.bench.engine.sources import sources_for
-from mergestream.bench.engine.variants import Variant, parse_variants
 from mergestream.bench.landscape.landscape_figures import landscape_figure
-from mergestream.bench.landscape.measuring import StreamedMethod, measure_landscape
-from mergestream.bench.landscape.outcome import Landscape
+from mergestream.bench.landscape.landscape_measurement import StreamedMethod, measure_landscape
+from mergestream.bench.landscape.landscape_record import Landscape
+from mergestream.bench.landscape.landscape_request import LandscapeRequest, parse_path
 from mergestream.data.datasets import Dataset, DomainData
-from mergestream.data.datasets.data_request import DataRequest, open_data
+from mergestream.data.datasets.data_request import open_data
 from mergestream.data.datasets.image_tree import plain_name
-from mergestream.data.streams import Stream, create_stream, iid, parse_stream
+from mergestream.data.streams import Stream, create_stream, iid
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.files import make_folder, write_atomically
-from mergestream.runtime.option_checks import one_of, whole_number
-from mergestream.runtime.option_text import parse_options
 from mergestream.runtime.parallel import Track
 
-LANDSCAPE, FIGURES = "landscape.json", "figures"
+RECORD, FIGURES = "landscape.json", "figures"
 FORMATS = ("png", "pdf", "svg")
-
-
-@dataclass(frozen=True)
-class LandscapeRequest:
-    """What to measure, all of it said. `data.images` is how many of the target's images the loss is of."""
-
-    pool: str
-    data: DataRequest
-    target: str | None
-    experts: tuple[str, ...] = ()  # three names; the first three that were not trained on the target
-    resolution: int = 21
-    margin: float = 0.2
-    batch_size: int = 128
-    use_labels: bool = True
-    recalibrate_bn: bool = False
-    path: str | None = None  # 'method/stream', as in 'entropy_adaptive(head=shared)/dirichlet:0.05'
-    path_batches: int = 64
-    stream_batch_size: int = 32
-    seed: int = 0
-    device: str = "auto"
-
-    def __post_init__(self) -> None:
-        # Before any work is spent: opening a data set may take minutes.
-        whole_number("path_batches", self.path_batches, low=1)
-        whole_number("stream_batch_size", self.stream_batch_size, low=1)
-        whole_number("resolution", self.resolution, low=2)
-        whole_number("batch_size", self.batch_size, low=1)
-        one_of("device", self.device, DEVICES)
-        if self.path is not None:
-            parse_path(self.path)
-
-
-def request_from(
-    *,
-    pool: Path,
-    dataset: str | None,
-    root: Path | None,
-    target: str | None,
-    experts: str | None,
-    path: str | None,
-    images: int = 256,
-    data_options: Sequence[str] = (),
-    resolution: int = 21,
-    batch_size: int = 128,
-    stream_batch_size: int = 32,
-    use_labels: bool = True,
-    recalibrate_bn: bool = False,
-    device: str = "auto",
-) -> LandscapeRequest | None:
-    """A request from the command line's words; None where no data set is named and nothing else is asked."""
-    if dataset is None:
-        if any(each is not None for each in (root, target, experts, path)):
-            raise InputError("--root, --target, --experts and --path are of a landscape: add --landscape DATASET.")
-        return None
-    named = tuple(name.strip() for name in (experts or "").split(",") if name.strip())
-    where = None if root is None else str(root)
-    data = DataRequest(dataset, where, parse_options(data_options), whole_number("images", images, low=2))
-    return LandscapeRequest(
-        str(pool),
-        data,
-        target,
-        named,
-        path=path,
-        resolution=resolution,
-        batch_size=batch_size,
-        stream_batch_size=stream_batch_size,
-        use_labels=use_labels,
-        recalibrate_bn=recalibrate_bn,
-        device=device,
-    )
 
 
 def run_landscape(request: LandscapeRequest, out: Path, track: Track, *, command: str = "") -> Landscape:
@@ -115,8 +41,8 @@ def run_landscape(request: LandscapeRequest, out: Path, track: Track, *, command
     pool = _sources(whole, request, target)
     if target.classes != pool.classes:
         raise InputError(f"The data's classes {target.classes} are not the pool's {pool.classes}, in this order.")
-    shown = _some(target, request.data.images)
-    path = None if request.path is None else _streamed(request, pool, dataset, target)
+    shown = _subset(target, request.data.images)
+    path = None if request.path is None else _streamed(request, request.path, pool, dataset, target)
     landscape = measure_landscape(
         pool,
         shown.images,
@@ -130,33 +56,16 @@ def run_landscape(request: LandscapeRequest, out: Path, track: Track, *, command
         track=track,
         provenance=_provenance(request, pool, shown, path, command),
     )
-    landscape.save(out / LANDSCAPE)
-    write_figures(landscape, out / FIGURES)
-    return landscape
-
-
-def write_figures(landscape: Landscape, folder: Path) -> None:
-    """The figure as PNG, PDF and SVG."""
+    landscape.save(out / RECORD)
     figure = landscape_figure(landscape)
     for kind in FORMATS:
         save = partial(figure.savefig, format=kind, dpi=100, facecolor="white")
-        write_atomically(folder / f"landscape.{kind}", save)
-
-
-def parse_path(text: str) -> tuple[Variant, str]:
-    """The method and the stream of 'method/stream'; one of each."""
-    method, slash, stream = text.rpartition("/")
-    if not slash:
-        raise InputError(f"A path is method/stream, as in 'entropy_adaptive/dirichlet:0.05'; got '{text}'.")
-    variants = parse_variants(method)
-    if len(variants) != 1:
-        raise InputError(f"A path is of one method, got {len(variants)} in '{method}'.")
-    parse_stream(stream)
-    return variants[0], stream
+        write_atomically(out / FIGURES / f"landscape.{kind}", save)
+    return landscape
 
 
 def _sources(pool: ExpertPool, request: LandscapeRequest, target: DomainData) -> ExpertPool:
-    """The pool without the target's own expert, unless it is named: a path that uses it would say nothing."""
+    """The pool without the target's own expert, unless it is named: a path that uses it would mean nothing."""
     for name in request.experts:
         if name not in pool.names:
             raise unknown_name("expert in this pool", name, pool.names)
@@ -168,16 +77,17 @@ def _trained_at(pool: ExpertPool, target: DomainData) -> list[str]:
     return [card.name for card in pool.cards if plain_name(card.domain or card.name) == plain_name(target.name)]
 
 
-def _some(data: DomainData, count: int | None) -> DomainData:
-    """The same images that a benchmark takes of so many: a seeded choice that keeps their order."""
+def _subset(data: DomainData, count: int | None) -> DomainData:
+    """At most `count` images: the same seeded choice as a benchmark's, in data order."""
     if count is None or count >= len(data):
         return data
     return data.subset(torch.from_numpy(np.sort(iid(data.labels, batch_size=count)[0])))
 
 
-def _streamed(request: LandscapeRequest, pool: ExpertPool, dataset: Dataset, target: DomainData) -> StreamedMethod:
-    assert request.path is not None
-    variant, spec = parse_path(request.path)
+def _streamed(
+    request: LandscapeRequest, path: str, pool: ExpertPool, dataset: Dataset, target: DomainData
+) -> StreamedMethod:
+    variant, spec = parse_path(path)
     stream = create_stream(
         spec, target.labels, batch_size=request.stream_batch_size, seed=request.seed, acquired=target.acquired
     )
@@ -188,7 +98,6 @@ def _streamed(request: LandscapeRequest, pool: ExpertPool, dataset: Dataset, tar
 def _provenance(
     request: LandscapeRequest, pool: ExpertPool, shown: DomainData, path: StreamedMethod | None, command: str
 ) -> dict[str, Any]:
-    data = {"dataset": shown.dataset, "domain": shown.name, "fingerprint": shown.fingerprint()}
     streamed = path and {
         "method": path.method.name,
         "options": path.method.options(),
@@ -198,7 +107,7 @@ def _provenance(
         "command": command,
         "arguments": asdict(request),
         "pool": pool.fingerprint(),
-        "data": data,
+        "data": {"dataset": shown.dataset, "domain": shown.name, "fingerprint": shown.fingerprint()},
         "path": streamed,
         "trained_on_target": _trained_at(pool, shown),
         "environment": library_versions(),

@@ -1,4 +1,4 @@
-"""The plane through three experts: orthonormal coordinates, affine coefficients, projections. Distances are true."""
+"""The plane through three experts: orthonormal coordinates, affine coefficients, projections."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FLAT = 1e-4
 
 @dataclass(frozen=True)
 class Plane:
-    """The first expert is the origin, the second lies on the x axis, the third above it.
+    """The first expert is the origin, the second is on the x axis, the third above it.
 
-    Distances are those of the parameters: BatchNorm statistics follow the coefficients but have no part in the metric,
+    Distances are those of the parameters: BatchNorm statistics follow the coefficients but do not count as distance,
     since they are in other units.
     """
 
@@ -34,7 +34,7 @@ class Plane:
 
     @classmethod
     def through(cls, pool: ExpertPool, names: Sequence[str]) -> Plane:
-        """The plane through three experts by name; refused where they are fewer, or lie on one line."""
+        """The plane through three experts by name; refused if they are not three or are on one line."""
         if len(names) != 3 or len(set(names)) != 3:
             raise InputError(
                 f"A plane goes through three different experts; got {', '.join(names) or 'none'}. Name three of: "
@@ -49,7 +49,7 @@ class Plane:
         height = math.sqrt(max(last - along**2, 0.0))
         if second <= FLAT * longest or height <= FLAT * longest:
             raise PoolError(
-                f"The experts {', '.join(names)} lie on one line (two may be the same, or one a blend of the others), "
+                f"The experts {', '.join(names)} are on one line (two may be the same, or one a blend of the others), "
                 f"so no plane goes through them. Name three others of: {', '.join(pool.names)}."
             )
         return cls(pool, corners, second, (along, height))
@@ -58,17 +58,17 @@ class Plane:
         """Affine coefficients [K] of the network at (x, y): they sum to 1, and an expert's own are exactly e_k."""
         third = y / self.third[1]
         second = (x - third * self.third[0]) / self.second
-        found = [0.0] * len(self.pool)
+        coefficients = [0.0] * len(self.pool)
         for corner, share in zip(self.corners, (1 - second - third, second, third), strict=True):
-            found[corner] = share
-        return found
+            coefficients[corner] = share
+        return coefficients
 
     @property
     def corner_coordinates(self) -> list[tuple[float, float]]:
         return [(0.0, 0.0), (self.second, 0.0), self.third]
 
     def project(self, weights: Tensor) -> tuple[float, float, float]:
-        """(x, y) of the point of the plane nearest to weights [P], and how far from the plane these lie."""
+        """(x, y) of the nearest point of the plane to weights [P], and their distance from the plane."""
         first, second = 0.0, 0.0
         for a, b, c, point in self._chunks(weights):
             first += float((point - a) @ (b - a))
@@ -78,7 +78,7 @@ class Plane:
         shares = [self.coefficients(x, y)[corner] for corner in self.corners]
         left = 0.0
         for *experts, point in self._chunks(weights):
-            # Squares of differences, not a difference of squares: a distance of 0 would drown in rounding.
+            # Squares of differences, not a difference of squares, whose rounding would hide a distance of 0.
             left += float((point - sum(s * e for s, e in zip(shares, experts, strict=True))).square().sum())
         return x, y, math.sqrt(left)
 

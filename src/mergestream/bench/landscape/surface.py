@@ -1,4 +1,4 @@
-"""The loss of many networks on the same images: affine blends of the experts, or weights as they are given."""
+"""The loss of many networks on the same images: affine blends of the experts, or given weights."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ from mergestream.runtime.errors import InputError
 
 @dataclass(frozen=True)
 class Losses:
-    """Of every image: its loss [N], NaN where an answer was not finite; whether it was right [N], if labels exist."""
+    """Per image: the loss [N], NaN if the answer was not finite, and whether it was right [N] if labels exist."""
 
     loss: np.ndarray
     correct: np.ndarray | None
@@ -35,7 +35,7 @@ class Losses:
 
 
 class Surface:
-    """Target images, prepared once: cross-entropy where labels [N] are given, else each answer's entropy, in nats.
+    """Target images, prepared once. The loss is the cross-entropy if labels [N] are given, else the entropy, in nats.
 
     BatchNorm statistics are blended by the encoder's coefficients, as everywhere; `recalibrate_bn` re-estimates them
     from every batch instead.
@@ -54,7 +54,7 @@ class Surface:
 
     @torch.no_grad()
     def at_weights(self, weights: Tensor, pool: ExpertPool | None = None) -> Losses:
-        """The losses of flat weights [P]; `pool` may be a copy that another thread works with."""
+        """Losses of flat weights [P]; `pool` may be another thread's copy."""
         pool = pool or self.pool
         if self.recalibrate_bn:
             weights = weights.clone()  # re-estimation writes into them
@@ -70,7 +70,7 @@ class Surface:
         return Losses(loss, torch.cat(hits).cpu().numpy() if hits else None)
 
     def _logits(self, pool: ExpertPool, weights: Tensor, batch: Tensor) -> Tensor:
-        # Not pool.forward: far outside the experts a network may overflow, which is a hole in the figure, no error.
+        # Not pool.forward: far outside the experts a network may overflow, which is a hole in the figure, not an error.
         module = pool.module_with(weights)
         with pool.input_errors(batch):
             if self.recalibrate_bn:
@@ -82,11 +82,11 @@ class Surface:
     def at_blends(
         self, blends: Sequence[Sequence[float]], *, workers: int, on_done: Callable[[], None]
     ) -> list[Losses]:
-        """The losses of affine blends of the experts, coefficients [n][K]; each thread has a network of its own.
+        """Losses of affine blends of the experts, coefficients [n][K]; each thread has a network of its own.
 
-        A blend is the work of one thread whatever their number, so that the bits do not depend on it.
+        One thread computes a whole blend, so that the bits do not depend on the number of threads.
         """
-        found: dict[int, Losses] = {}
+        results: dict[int, Losses] = {}
         stopped = Event()
 
         def work(turn: int) -> None:
@@ -95,7 +95,7 @@ class Surface:
             for number in range(turn, len(blends), workers):
                 if stopped.is_set():
                     return
-                found[number] = self._at_blend(pool, blends[number], weights)
+                results[number] = self._at_blend(pool, blends[number], weights)
                 on_done()
 
         with ThreadPoolExecutor(workers) as threads:
@@ -104,7 +104,7 @@ class Surface:
                     future.result()
             finally:
                 stopped.set()
-        return [found[number] for number in range(len(blends))]
+        return [results[number] for number in range(len(blends))]
 
     def _at_blend(self, pool: ExpertPool, blend: Sequence[float], weights: Tensor) -> Losses:
         coefficients = torch.tensor(blend, dtype=torch.float64, device=pool.device)

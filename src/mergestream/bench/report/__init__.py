@@ -1,1 +1,1 @@
-"""Findings in; tables, figures and pages out. Nothing is computed here."""
+"""Findings as tables, figures and pages. Nothing is measured here."""

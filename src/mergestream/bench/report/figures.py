@@ -1,10 +1,10 @@
-"""Figures as functions of records or arrays that draw on a given axis and compute nothing."""
+"""Basics of all figures: palette, new figures, and drawings that draw on a given axis."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,17 +28,6 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> 
 def colours_of(names: Sequence[str]) -> dict[str, str]:
     """One colour per name, the same in every panel."""
     return {name: PALETTE[position % len(PALETTE)] for position, name in enumerate(names)}
-
-
-def draw_coefficients(ax: Axes, values: np.ndarray, experts: Sequence[str], colours: Mapping[str, str]) -> None:
-    """One line per expert over the stream; values [T,K]."""
-    for name, line in zip(experts, values.T, strict=True):
-        ax.plot(range(1, len(line) + 1), line, label=name, color=colours[name], linewidth=1.6)
-    ax.axhline(1 / len(experts), color="#888888", linewidth=0.8, linestyle=":")
-    ax.set_ylim(-0.02, 1.02)
-    ax.set_xlabel("batch")
-    ax.set_ylabel("coefficient")
-    ax.spines[["top", "right"]].set_visible(False)
 
 
 def draw_samples(ax: Axes, images: np.ndarray, title: str) -> None:

@@ -1,11 +1,11 @@
-"""Figures that compare methods. Each draws on a given axis and computes nothing; `gid`s let a page hide a method."""
+"""Figures that compare methods. `gid`s let a page hide a method."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mergestream.bench.analysis.comparison import Duel, Row
+from mergestream.bench.analysis.comparison import Duel, ResultRow
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage
 from mergestream.bench.report.method_styles import colour_of, gid_of, is_dashed
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 GUIDE = "#888888"
 
 
-def draw_intervals(ax: Axes, rows: Sequence[Row], metric: str) -> None:
+def draw_intervals(ax: Axes, rows: Sequence[ResultRow], metric: str) -> None:
     """One dot and 95 % interval per method, in percent, in the order given from the top."""
     for place, row in enumerate(rows):
         value = getattr(row, metric)
@@ -25,7 +25,7 @@ def draw_intervals(ax: Axes, rows: Sequence[Row], metric: str) -> None:
 
 
 def draw_differences(ax: Axes, duels: Sequence[Duel]) -> None:
-    """What every variant adds to the full method, in points, with the paired 95 % interval; right of 0 it is better."""
+    """Each variant minus the full method, in points, with the paired 95 % interval; right of 0 is better."""
     for place, each in enumerate(duels):
         gap = each.difference
         _dot(ax, each.theirs, place, (-100 * gap.mean, -100 * gap.high, -100 * gap.low))
@@ -35,7 +35,7 @@ def draw_differences(ax: Axes, duels: Sequence[Duel]) -> None:
 
 
 def draw_reliability(ax: Axes, curves: Sequence[Reliability]) -> None:
-    """Accuracy by confidence; on the dotted diagonal a model is right as often as it says."""
+    """Accuracy by confidence; on the dotted diagonal a model is right as often as it is confident."""
     ax.plot([0, 1], [0, 1], color=GUIDE, linewidth=1, linestyle=":")
     for curve in curves:
         style = _line_style(curve.label)
@@ -54,11 +54,11 @@ def draw_risk_coverage(ax: Axes, curves: Sequence[RiskCoverage]) -> None:
 
 
 def draw_cost(ax: Axes, labels: Sequence[str], forwards: Sequence[float], accuracies: Sequence[float]) -> None:
-    """Accuracy in percent against forward passes a batch."""
+    """Accuracy in percent against forward passes per batch."""
     for label, passes, accuracy in zip(labels, forwards, accuracies, strict=True):
         marker = "D" if is_dashed(label) else "o"
         ax.plot([passes], [100 * accuracy], linestyle="none", marker=marker, color=colour_of(label), gid=gid_of(label))
-    ax.set(xlabel="forward passes a batch", ylabel="accuracy, %")
+    ax.set(xlabel="forward passes per batch", ylabel="accuracy, %")
     ax.set_xlim(left=0)
     _plain(ax)
 
@@ -71,7 +71,7 @@ def _dot(ax: Axes, label: str, place: int, value: tuple[float, float, float]) ->
 
 
 def _name_rows(ax: Axes, labels: Sequence[str], of: str = "") -> None:
-    """`of`: the method that all of them vary, left out of their names."""
+    """`of` is the method that all of them vary; it is left out of their names."""
     names = [label.removeprefix(f"{of}(").removesuffix(")") if of else label for label in labels]
     ax.set_yticks(range(len(labels)), names, fontsize=9)
     for text, label in zip(ax.get_yticklabels(), labels, strict=True):

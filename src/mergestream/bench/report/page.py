@@ -1,22 +1,44 @@
-"""One self-contained HTML page: sections of text, tables, figures; nothing outside it is asked for."""
+"""One self-contained HTML page: sections of text, tables and figures, rendered by the templates beside this file."""
 
-from collections.abc import Collection, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
+from functools import cache
 from importlib.resources import files
+from typing import ClassVar
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from mergestream.bench.report.result_table import ResultTable, to_latex, to_markdown
 from mergestream.bench.report.svg import Panel
-from mergestream.bench.report.table_markup import slug, table_to_html
-from mergestream.bench.report.tables import Table
 
 NOTICE = "For research. Not a medical device."
-# The browser itself refuses whatever would leave the page.
+# The browser itself refuses everything from outside the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 
 @dataclass(frozen=True)
-class Key:
-    """A line of a legend; one that names a method is hidden with it."""
+class Paragraph:
+    kind: ClassVar[str] = "paragraph"
+    text: str
+
+
+@dataclass(frozen=True)
+class Bullets:
+    kind: ClassVar[str] = "bullets"
+    sentences: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Preformatted:
+    kind: ClassVar[str] = "preformatted"
+    text: str
+
+
+@dataclass(frozen=True)
+class LegendKey:
+    """One entry of a legend; a method's entry is hidden with the method."""
 
     name: str
     colour: str
@@ -25,134 +47,111 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Picture:
+class PageFigure:
     """Panels side by side where there is room, with one caption and one legend."""
 
+    kind: ClassVar[str] = "figure"
     panels: Sequence[Panel]
     caption: str
-    keys: Sequence[Key] = ()
+    keys: Sequence[LegendKey] = ()
 
 
 @dataclass(frozen=True)
-class Fold:
-    """Parts that a reader opens; on paper they are open."""
+class PageImage:
+    """A photograph as a data URI; line drawings are panels of a PageFigure."""
 
+    kind: ClassVar[str] = "image"
+    source: str
+    alternative: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class InteractiveFigure:
+    """HTML and script of a plotting library."""
+
+    kind: ClassVar[str] = "interactive"
+    html: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class PageFold:
+    """Parts that a reader opens; they are open in print."""
+
+    kind: ClassVar[str] = "fold"
     title: str
     parts: Sequence["Part"]
     is_open: bool = False
 
 
-Part = str | Table | Picture | Fold
+Part = Paragraph | Bullets | Preformatted | ResultTable | PageFigure | PageImage | InteractiveFigure | PageFold
 
 
 @dataclass(frozen=True)
-class Section:
-    """Parts in order: text (HTML), tables, figures, folds."""
-
+class PageSection:
     title: str
     parts: Sequence[Part]
 
-    def tables(self) -> Iterator[Table]:
+    def tables(self) -> Iterator[ResultTable]:
+        """All tables of the section, those in folds included."""
         return _tables(self.parts)
 
 
-def _tables(parts: Sequence[Part]) -> Iterator[Table]:
+def _tables(parts: Sequence[Part]) -> Iterator[ResultTable]:
     for part in parts:
-        if isinstance(part, Table):
+        if isinstance(part, ResultTable):
             yield part
-        elif isinstance(part, Fold):
+        elif isinstance(part, PageFold):
             yield from _tables(part.parts)
 
 
-def bullets(sentences: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"
+def render(title: str, notice: str, sections: Sequence[PageSection], methods: Sequence[str] = ()) -> str:
+    """Render the page. `methods` are the labels that readers may hide, everywhere at once."""
+    template = _environment().get_template("page.html.j2")
+    return template.render(title=title, notice=notice, sections=sections, methods=methods)
 
 
-def paragraph(text: str) -> str:
-    return f"<p>{escape(text)}</p>"
+def slug(text: str) -> str:
+    """A title as part of a URL or a file name."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
 
 
-def preformatted(text: str) -> str:
-    return f'<pre tabindex="0">{escape(text)}</pre>'
-
-
-def image(source: str, alternative: str, caption: str) -> str:
-    """A photograph; what is drawn by lines is a Picture."""
-    alt, under = escape(alternative, quote=True), escape(caption)
-    return f'<figure><img src="{source}" alt="{alt}"><figcaption>{under}</figcaption></figure>'
-
-
-def render(title: str, notice: str, sections: Sequence[Section], methods: Sequence[str] = ()) -> str:
-    """The page. `methods` are the labels that readers may hide, everywhere at once."""
-    links = "".join(f'<li><a href="#{slug(each.title)}">{escape(each.title)}</a></li>' for each in sections)
-    body = "".join(_section(each, methods) for each in sections)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><style>{_asset("report.css")}</style></head>'
-        f'<body><a class="skip" href="#content">Skip to the content</a>{_tools(methods)}<main id="content">'
-        f'<h1>{escape(title)}</h1><p class="notice">{escape(notice)}</p>'
-        f'<nav aria-label="Contents"><ul>{links}</ul></nav>{body}</main><footer><p>{escape(NOTICE)}</p></footer>'
-        f"<script>{_asset('report.js')}</script></body></html>\n"
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("mergestream.bench.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    environment.filters |= {"slug": slug, "breakable": _breakable, "text_columns": _text_columns}
+    environment.globals |= {
+        "policy": POLICY,
+        "medical_notice": NOTICE,
+        "style": _asset("report.css"),
+        "script": _asset("report.js"),
+        "exports": {"Markdown": to_markdown, "LaTeX": to_latex},
+    }
+    return environment
 
 
-def _asset(name: str) -> str:
-    return files("mergestream.bench.report").joinpath("assets", name).read_text(encoding="utf-8")
+def _asset(name: str) -> Markup:
+    text = files("mergestream.bench.report").joinpath("assets", name).read_text(encoding="utf-8")
+    return Markup(text)  # noqa: S704  (our own file)
 
 
-def _tools(methods: Sequence[str]) -> str:
-    boxes = "".join(
-        f'<label><input type="checkbox" value="{escape(name, quote=True)}" checked> {escape(name)}</label>'
-        for name in methods
-    )
-    choices = "".join(
-        f'<button type="button" data-choose="{key}">{told}</button>'
-        for key, told in (("all", "All"), ("none", "None"), ("plain", "Without variants"))
-    )
-    chooser = (
-        f'<details id="methods"><summary>Methods: <span id="shown" role="status">all {len(methods)} shown</span>'
-        f"</summary>"
-        f'<fieldset><legend>Shown in tables and figures</legend><div class="choices">{choices}</div>'
-        f'<div class="boxes">{boxes}</div></fieldset></details>'
-    )
-    return (
-        f'<div class="tools" role="region" aria-label="Tools">{chooser if methods else ""}'
-        f'<button type="button" id="print">Print</button>'
-        f'<button type="button" id="theme" aria-pressed="false">Dark</button></div>'
-    )
+def _breakable(name: str) -> Markup:
+    """Allow a line break in a long label after an opening bracket or an underscore."""
+    return Markup(re.sub(r"([_(])", r"\1<wbr>", str(escape(name))))  # noqa: S704  (escaped just before)
 
 
-def _section(section: Section, methods: Collection[str]) -> str:
-    name = slug(section.title)
-    body = "".join(_part(part, methods) for part in section.parts)
-    title = f'<h2 id="{name}-title">{escape(section.title)}</h2>'
-    return f'<section id="{name}" aria-labelledby="{name}-title">{title}{body}</section>'
-
-
-def _part(part: Part, methods: Collection[str]) -> str:
-    if isinstance(part, Table):
-        return table_to_html(part, methods)
-    if isinstance(part, Picture):
-        return _picture(part)
-    if isinstance(part, Fold):
-        inside = "".join(_part(each, methods) for each in part.parts)
-        return (
-            f'<details class="fold"{" open" * part.is_open}><summary>{escape(part.title)}</summary>{inside}</details>'
-        )
-    return part
-
-
-def _picture(picture: Picture) -> str:
-    panels = "".join(panel.to_html() for panel in picture.panels)
-    size = picture.panels[0].size if picture.panels else ""
-    keys = "".join(_key(key) for key in picture.keys)
-    legend = f'<ul class="legend">{keys}</ul>' if keys else ""
-    caption = f"<figcaption>{escape(picture.caption)}</figcaption>"
-    return f'<figure><div class="panels {size}">{panels}</div>{legend}{caption}</figure>'
-
-
-def _key(key: Key) -> str:
-    of = f' data-method="{escape(key.name, quote=True)}"' if key.is_method else ""
-    line = "dashed" if key.dashed else "solid"
-    return f'<li{of}><i style="border-top: 3px {line} {key.colour}"></i>{escape(key.name)}</li>'
+def _text_columns(table: ResultTable) -> set[int]:
+    """Columns of sentences rather than numbers: no cell begins with a number."""
+    return {
+        place
+        for place in range(1, len(table.columns))
+        if not any(re.match(r"[-+−]?\d", row[place]) for row in table.rows)
+        and any(" " in row[place] for row in table.rows)
+    }

@@ -1,38 +1,53 @@
-"""All that a report shows, computed before a word of it is written."""
+"""Everything that a report shows, computed from the runs before any text is written."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from mergestream.bench.analysis.comparison import ORACLE, SINGLES, Duel
-from mergestream.bench.analysis.confidence import Reliability, RiskCoverage
-from mergestream.bench.analysis.cost import Cost
-from mergestream.bench.analysis.provenance import Provenance
-from mergestream.bench.analysis.traces import Trace
-from mergestream.bench.claims.findings import Finding
-from mergestream.bench.drift.weights import Drift
-from mergestream.bench.landscape.outcome import Landscape
-from mergestream.bench.report.bench_report import BenchFindings
-from mergestream.bench.report.page import Section
+from mergestream.bench.analysis.bench_findings import BenchFindings
+from mergestream.bench.analysis.collapse import collapses, unpredicted_classes
+from mergestream.bench.analysis.collection import RunCollection
+from mergestream.bench.analysis.comparison import ORACLE, SINGLES, Duel, ResultRow, duel, rows_of
+from mergestream.bench.analysis.confidence import Reliability, RiskCoverage, reliabilities, risk_coverages
+from mergestream.bench.analysis.cost import Cost, costs
+from mergestream.bench.analysis.overview import few_batches, line_of, majority_shares, seen_targets
+from mergestream.bench.analysis.run_provenance import RunProvenance, provenance_of
+from mergestream.bench.analysis.standings import rank_methods
+from mergestream.bench.analysis.subgroups import subgroup_rows
+from mergestream.bench.analysis.traces import Trace, trace_of
+from mergestream.bench.claims.claim_checks import check_claims
+from mergestream.bench.claims.claim_finding import ClaimFinding
+from mergestream.bench.drift.pool_drift import Drift
+from mergestream.bench.landscape.landscape_record import Landscape
+from mergestream.bench.records import Run
+from mergestream.bench.report.page import PageSection
+from mergestream.data.datasets import DATASETS
+from mergestream.data.datasets.dataset_sources import GeneratedSource
+from mergestream.pool.expert_card import is_expert_folder, read_card
+from mergestream.runtime.errors import MergestreamError
+from mergestream.runtime.parallel import Track
+
+USUAL_REFERENCE = "entropy_adaptive"
 
 
 @dataclass(frozen=True)
 class ReportFindings:
-    """A benchmark's findings and what only a report shows."""
+    """A benchmark's findings, and what only a report shows."""
 
     title: str
     bench: BenchFindings
-    followed: Sequence[Trace]  # the reference method's runs of one seed and pool
+    traces: Sequence[Trace]  # the reference method's runs of one seed and pool
     ablation: Sequence[Duel]  # the full method against each of its variants
     costs: Sequence[Cost]
     model_bytes: int | None
     reliabilities: Sequence[Reliability]
     risk_coverages: Sequence[RiskCoverage]
-    checked: Sequence[str]  # what was looked for and not found
-    provenance: Provenance
-    claims: Sequence[Finding] = ()
+    passed_checks: Sequence[str]  # problems that were looked for and not found
+    provenance: RunProvenance
+    claims: Sequence[ClaimFinding] = ()
     drift: Drift | None = None
     landscape: Landscape | None = None
-    more: Sequence[Section] = field(default_factory=tuple)  # sections of a command's own
+    more: Sequence[PageSection] = ()  # a command's own sections
 
     @property
     def streams(self) -> list[str]:
@@ -40,7 +55,7 @@ class ReportFindings:
 
     @property
     def labels(self) -> list[str]:
-        """What tables call the methods, bounds among them."""
+        """Row names of the tables: methods and the two expert rows."""
         return list(dict.fromkeys(row.label for row in self.bench.rows))
 
     @property
@@ -49,11 +64,142 @@ class ReportFindings:
 
     @property
     def plain_methods(self) -> list[str]:
-        """Without variants, which would crowd a figure; all of them where nothing else is there."""
+        """Methods without variants, which would crowd a figure; all of them if there is nothing else."""
         return [label for label in self.methods if "(" not in label] or self.methods
 
     @property
-    def telling_streams(self) -> list[str]:
-        """The first stream, and the one whose batches are the most skewed: what single figures show."""
+    def figure_streams(self) -> list[str]:
+        """The first stream and the one with the most skewed batches."""
         skewed = max(self.streams, key=lambda name: self.bench.majority_shares.get(name, 0.0))
         return list(dict.fromkeys([self.streams[0], skewed]))
+
+
+def analyse_runs(
+    collection: RunCollection,
+    track: Track,
+    *,
+    command: str,
+    rows: list[ResultRow] | None = None,
+    duels: list[Duel] | None = None,
+    drift: Drift | None = None,
+    landscape: Landscape | None = None,
+    more: Sequence[PageSection] = (),
+) -> ReportFindings:
+    """Compute what a report shows. A caller that has rows and duels already passes them: they take the longest."""
+    runs = collection.runs
+    merged = [run for run in runs if run.arguments["method"] != "single_expert"]
+    ours = _reference(collection, merged)
+    labels = list(dict.fromkeys(run.arguments["label"] for run in merged))
+    variants = [label for label in labels if label.startswith(f"{ours}(")]
+    rivals = [label for label in labels if label != ours and label not in variants] if duels is None else []
+    with track("comparing methods", 2 + len(rivals) + len(variants)) as advance:
+        rows = rows_of(runs) if rows is None else rows
+        advance()
+        duels = _duels(runs, ours, rivals, advance) if duels is None else duels
+        ablation = _duels(runs, ours, variants, advance)
+        claims = check_claims(runs, shared_start=drift)
+        advance()
+    network, model_bytes = _model(collection)
+    return ReportFindings(
+        title=_title(collection),
+        bench=_bench_findings(collection, merged, rows, duels, network),
+        traces=_traces(runs, ours),
+        ablation=ablation,
+        costs=costs(runs),
+        model_bytes=model_bytes,
+        reliabilities=reliabilities(merged),
+        risk_coverages=risk_coverages(merged),
+        passed_checks=_passed_checks(runs),
+        provenance=provenance_of(collection, command),
+        claims=claims,
+        drift=drift,
+        landscape=landscape,
+        more=more,
+    )
+
+
+def _reference(collection: RunCollection, merged: Sequence[Run]) -> str:
+    """The method that others are compared with: the benchmark's own, else the paper's method, else the first."""
+    duels, labels = collection.results.get("duels", []), [run.arguments["label"] for run in merged]
+    preferred = [*(each["ours"] for each in duels[:1]), USUAL_REFERENCE, *labels]
+    return next((label for label in preferred if label in labels), "")
+
+
+def _duels(runs: Sequence[Run], ours: str, others: Sequence[str], advance: Callable[[], None]) -> list[Duel]:
+    duels = []
+    for theirs in others:
+        duels += duel(runs, ours, theirs)
+        advance()
+    return duels
+
+
+def _bench_findings(
+    collection: RunCollection, merged: Sequence[Run], rows: list[ResultRow], duels: list[Duel], network: str
+) -> BenchFindings:
+    results, runs = collection.results, collection.runs
+    name = runs[0].arguments["data"]["dataset"]
+    source = DATASETS.get(name)
+    return BenchFindings(
+        plan=results.get("plan", {}),
+        command=results.get("command", ""),
+        rows=rows,
+        duels=duels,
+        standings=rank_methods(merged),
+        majority_shares=majority_shares(runs),
+        subgroups=subgroup_rows(merged),
+        collapses=collapses(runs),
+        left_out=[(each["method"], each["why"]) for each in results.get("left_out", [])],
+        warnings=_warnings(collection, "" if source is None else source.card.overlap),
+        runs=[line_of(run) for run in runs],
+        dataset=name,
+        synthetic=bool(results.get("synthetic", isinstance(source, GeneratedSource))),
+        network=results.get("network", network),
+    )
+
+
+def _warnings(collection: RunCollection, overlap: str) -> list[str]:
+    """The benchmark's own warnings, and those that the runs give."""
+    runs = collection.runs
+    warnings = [*seen_targets(runs), *few_batches(runs), *unpredicted_classes(runs)]
+    warnings += [f"'{runs[0].arguments['data']['dataset']}': {overlap}"] if overlap else []
+    if collection.older_runs:
+        warnings.append(f"{collection.older_runs:,} older runs in {collection.folder} are not counted.")
+    return list(dict.fromkeys([*collection.results.get("warnings", []), *warnings]))
+
+
+def _passed_checks(runs: Sequence[Run]) -> list[str]:
+    passed = []
+    if not seen_targets(runs):
+        passed.append("Leakage: in no run does the pool hold an expert with its target's name.")
+    checked = [run for run in runs if "collapsed" in run.metrics and run.arguments["method"] != "single_expert"]
+    if checked and not collapses(runs):
+        passed.append(f"Collapse: in {len(checked):,} runs no class that every expert predicts has vanished.")
+    return passed
+
+
+def _traces(runs: Sequence[Run], ours: str) -> list[Trace]:
+    """The reference's runs of the first seed and of each target's first pool."""
+    candidates = [run for run in runs if run.arguments["label"] == ours]
+    seed = min((run.arguments["seed"] for run in candidates), default=0)
+    first: dict[tuple[str, str], Run] = {}
+    for run in candidates:
+        if run.arguments["seed"] == seed:
+            first.setdefault((run.arguments["stream"]["name"], run.arguments["data"]["domain"]), run)
+    return [trace_of(run) for run in first.values()]
+
+
+def _model(collection: RunCollection) -> tuple[str, int | None]:
+    """The network and its bytes on disk, from the first expert that is still there."""
+    for folder in (path for pool in collection.pools for path in sorted(filter(is_expert_folder, pool.iterdir()))):
+        try:
+            return str(read_card(folder).architecture), (Path(folder) / "weights.safetensors").stat().st_size
+        except (MergestreamError, OSError):
+            continue
+    return "", None
+
+
+def _title(collection: RunCollection) -> str:
+    if collection.is_demo:
+        return "mergestream demo: four hospitals, each left out in turn"
+    names = dict.fromkeys(run.arguments["data"]["dataset"] for run in collection.runs)
+    return f"mergestream on {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""A matplotlib figure as SVG inside a page: the page's ink and colours, so that it reads in light and in dark."""
+"""Matplotlib figures as SVG inside a page, in the page's own ink and colours, for light and dark themes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mergestream.bench.report.figures import PALETTE, new_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INK = "#010203"  # nothing else is drawn in this colour, which becomes the page's
+INK = "#010203"  # used for nothing else, and replaced by the page's text colour
 METHOD = "method="  # an artist whose gid begins so is hidden and shown with its method
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
@@ -28,19 +28,11 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One drawing, and what is seen on it, in words."""
+    """One drawing; its SVG element carries the text alternative."""
 
     svg: str
-    alternative: str
     size: str = "small"  # small, half (of a page's width) or wide
-    is_card: bool = False  # on white in the dark, too: its colours were chosen for paper
-
-    def to_html(self) -> str:
-        said = escape(self.alternative, quote=True)
-        shape = f"panel {self.size}{' card' * self.is_card}"
-        reachable = ' tabindex="0"' if self.size == "wide" else ""  # on a phone it scrolls in its box
-        drawing = self.svg.replace("<svg ", f'<svg role="img" aria-label="{said}" ', 1)
-        return f'<div class="{shape}"{reachable}>{drawing}</div>'
+    is_card: bool = False  # on white in the dark theme too: its colours were chosen for paper
 
 
 def panel(
@@ -53,7 +45,7 @@ def panel(
     title: str = "",
     is_card: bool = False,
 ) -> Panel:
-    """What `draw` puts on an axis. `name` is unique on the page: marks and clips are referred to by it."""
+    """Let `draw` draw on a new axis. `name` is unique on the page: marks and clips are referred to by it."""
     import matplotlib as mpl
 
     ground = "white" if is_card else "none"
@@ -63,30 +55,32 @@ def panel(
         if title:
             axes[0, 0].set_title(title)
         buffer = io.StringIO()
-        # The page says when and by what it was made.
+        # The page itself says when and by what it was made.
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
     size = "small" if width < 4 else "half" if width < 7 else "wide"
-    return Panel(embedded(buffer.getvalue(), name), alternative, size, is_card)
+    return Panel(_embeddable(buffer.getvalue(), name, alternative), size, is_card)
 
 
-def embedded(text: str, name: str) -> str:
-    """A file's SVG as an element of a page: no declarations, names of its own, the page's colours and letters."""
+def _embeddable(text: str, name: str, alternative: str) -> str:
+    """Turn an SVG file into a page element: no declarations, unique ids, the page's colours and fonts."""
     text = text[text.index("<svg") :].strip()
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", text).replace("xlink:href", "href")
-    text = re.sub(r"<svg[^>]*?(viewBox=\"[^\"]*\")[^>]*>", r"<svg \1 >", text, count=1)
+    view = re.search(r'viewBox="[^"]*"', text)
+    opening = f'<svg role="img" aria-label="{escape(alternative, quote=True)}" {view.group() if view else ""}>'
     text = re.sub(rf'id="{METHOD}([^"]*)"', r'data-method="\1"', text)
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
-    text = re.sub(r' id="([^"]*)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", text)
+    text = re.sub(r' id="([^"]*)"', lambda match: f' id="{name}-{match[1]}"' if match[1] in used else "", text)
     text = re.sub(r'(url\(|href=")#', rf"\1#{name}-", text)
     text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
     text = text.replace("stroke: #000000", "stroke: currentColor")
     for place, colour in enumerate(PALETTE):
         text = re.sub(colour, f"var(--c{place})", text, flags=re.IGNORECASE)
-    return re.sub(r"\s*\n\s*", " ", re.sub(INK, "currentColor", text, flags=re.IGNORECASE))
+    text = re.sub(r"\s*\n\s*", " ", re.sub(INK, "currentColor", text, flags=re.IGNORECASE))
+    return opening + text[text.index(">") + 1 :]
 
 
 def css_colour(colour: str) -> str:
-    """A colour as the page knows it."""
+    """The page's variable for a colour of the palette."""
     return f"var(--c{PALETTE.index(colour)})" if colour in PALETTE else colour

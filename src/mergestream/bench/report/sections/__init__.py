@@ -1,1 +1,1 @@
-"""The report's sections, one file each: findings in, a Section out, or None where there is nothing to show."""
+"""The report's sections, one file each: findings in, a PageSection out, or None if there is nothing to show."""

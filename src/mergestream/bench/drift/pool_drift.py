@@ -1,0 +1,183 @@
+"""The drift of a pool: a record, and its measurement one slice at a time, so that no whole expert is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mergestream.bench.drift.layers import COMPONENTS, NetworkLayer, TensorPlace, layers_of, places_by_name, places_of
+from mergestream.bench.drift.spread import Moments, Spread, moments_of, pairs_of, spread_of, total
+from mergestream.bench.drift.tensor_file import TensorFile
+from mergestream.networks.architecture import from_architecture
+from mergestream.pool.bank import require_alike
+from mergestream.pool.checkpoint import open_weights
+from mergestream.pool.exchange.pool_folder import PoolFolder, read_pool
+from mergestream.pool.expert_card import BASE, CARD, ExpertCard
+from mergestream.runtime.errors import CheckpointError, MergestreamError, PoolError
+from mergestream.runtime.files import read_json, write_json
+from mergestream.runtime.parallel import Advance, Track, quiet
+
+SCHEMA_VERSION = 1
+BUFFERS = "Buffers, such as BatchNorm's running statistics, are not weights and are left out."
+BY_NAME = (
+    "The network cannot be built from its card, so the order of its layers follows their names, and its own buffers "
+    "count as weights. For certainty, in Python: analyse_drift(pool, network=YourNetwork(...))."
+)
+
+
+@dataclass(frozen=True)
+class LayerDrift:
+    """One layer: all its parameters, its weights and its biases on their own, and its components."""
+
+    name: str
+    label: str
+    kind: str
+    whole: Spread
+    weights: Spread | None
+    biases: Spread | None
+    components: dict[str, Spread]
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> LayerDrift:
+        weights, biases = (Spread.from_json(value[key]) if value[key] else None for key in ("weights", "biases"))
+        components = {name: Spread.from_json(each) for name, each in value["components"].items()}
+        whole = Spread.from_json(value["whole"])
+        return cls(value["name"], value["label"], value["kind"], whole, weights, biases, components)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Layers in order of depth; arrays over pairs follow `pairs`, arrays over experts follow `experts`."""
+
+    network: str
+    experts: tuple[str, ...]
+    has_base: bool
+    layers: tuple[LayerDrift, ...]
+    weights_sha256: dict[str, str]
+    notes: tuple[str, ...]
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        return [(self.experts[i], self.experts[j]) for i, j in pairs_of(len(self.experts))]
+
+    @property
+    def components(self) -> list[str]:
+        """The components of this network, in the heat map's order."""
+        return [name for name in COMPONENTS if any(name in layer.components for layer in self.layers)]
+
+    def of_kind(self, kind: str) -> list[LayerDrift]:
+        return [layer for layer in self.layers if layer.kind == kind]
+
+    def mean(self, kind: str, quantity: str) -> float | None:
+        """A quantity of Spread, averaged over the layers of one kind where it is defined."""
+        values = [getattr(layer.whole, quantity) for layer in self.of_kind(kind)]
+        defined = [value for value in values if value is not None]
+        return float(np.mean(defined)) if defined else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema_version": SCHEMA_VERSION, **asdict(self), "pairs": [list(pair) for pair in self.pairs]}
+
+    def save(self, path: Path) -> None:
+        write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path) -> Drift:
+        return cls.from_json(read_json(path, SCHEMA_VERSION))
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Drift:
+        try:
+            return cls(
+                value["network"],
+                tuple(value["experts"]),
+                value["has_base"],
+                tuple(LayerDrift.from_json(layer) for layer in value["layers"]),
+                dict(value["weights_sha256"]),
+                tuple(value["notes"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"This is not a drift record: {error!r}. Run 'mergestream drift' again.") from error
+
+
+def analyse_drift(pool: str | Path, *, network: nn.Module | None = None, track: Track = quiet) -> Drift:
+    """Compare every pair of a pool's experts layer by layer, in the memory of a few slices rather than of K models.
+
+    Pass `network` if the experts' architecture is custom: it gives the order of the layers.
+    """
+    folder = read_pool(Path(pool))
+    cards = list(folder.cards.values())
+    if not cards:
+        raise PoolError(f"No expert in {pool}: a pool is a folder of expert folders, each with {CARD}.")
+    require_alike(cards, folder.base)
+    places, notes = _places(cards[0], folder, network)
+    layers = layers_of(places, cards[0].head)
+    with track("Checking hashes", len(cards) + bool(folder.base)) as advance:
+        experts, base = _open(folder, advance)
+    with track("Comparing experts", len(places)) as advance:
+        measured = tuple(_measure(layer, experts, base, advance) for layer in layers)
+    hashes = {card.name: card.weights_sha256 for card in (*cards, *([folder.base] if folder.base else []))}
+    return Drift(str(cards[0].architecture), tuple(folder.cards), base is not None, measured, hashes, notes)
+
+
+def _open(folder: PoolFolder, advance: Advance) -> tuple[list[TensorFile], TensorFile | None]:
+    files = []
+    for card in (*folder.cards.values(), *([folder.base] if folder.base else [])):
+        name = card.name if card is not folder.base else BASE
+        files.append(TensorFile(open_weights(folder.folder(name), card).path, name))
+        advance()
+    return (files[:-1], files[-1]) if folder.base else (files, None)
+
+
+def _places(
+    card: ExpertCard, folder: PoolFolder, network: nn.Module | None
+) -> tuple[list[TensorPlace], tuple[str, ...]]:
+    """The pool's parameters in order, and notes on that order."""
+    if network is None and card.architecture.library == "custom":
+        file = TensorFile(open_weights(folder.folder(card.name), card).path, card.name)
+        return places_by_name(file.floating_shapes()), (BUFFERS, BY_NAME)
+    module = network if network is not None else _structure(card)
+    return places_of(module, card.head), (BUFFERS,)
+
+
+def _structure(card: ExpertCard) -> nn.Module:
+    """The network without its weights, which would need an expert's memory."""
+    try:
+        with torch.device("meta"):
+            return from_architecture(card.architecture).module
+    except (MergestreamError, RuntimeError):  # a network that computes with its weights while it is built
+        return from_architecture(card.architecture).module
+
+
+def _measure(
+    layer: NetworkLayer, experts: Sequence[TensorFile], base: TensorFile | None, advance: Advance
+) -> LayerDrift:
+    tensors: list[tuple[TensorPlace, Moments]] = []
+    for place in layer.parts:
+        tensors.append((place, _moments(place, experts, base)))
+        advance()
+    components: dict[str, list[Moments]] = {}
+    for place, moments in tensors:
+        components.setdefault(layer.component(place), []).append(moments)
+    weights, biases = ([moments for place, moments in tensors if place.is_bias is kind] for kind in (False, True))
+    return LayerDrift(
+        layer.name,
+        layer.label,
+        layer.kind,
+        whole=spread_of(total(moments for _, moments in tensors)),
+        weights=spread_of(total(weights)) if weights else None,
+        biases=spread_of(total(biases)) if biases else None,
+        components={name: spread_of(total(parts)) for name, parts in components.items()},
+    )
+
+
+def _moments(place: TensorPlace, experts: Sequence[TensorFile], base: TensorFile | None) -> Moments:
+    """Moments of one tensor, summed over slices; the same slice of all experts is in memory at a time."""
+    files = [*experts, *([base] if base else [])]
+    slices = zip(*(file.slices(place.name, place.shape) for file in files), strict=True)
+    return total(moments_of(torch.stack(rows[: len(experts)]), rows[-1] if base else None) for rows in slices)

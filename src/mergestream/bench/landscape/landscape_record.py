@@ -1,0 +1,144 @@
+"""A loss landscape as a record: the plane through three experts, the segments between them, and the models there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mergestream.runtime.errors import CheckpointError
+from mergestream.runtime.files import read_json, write_json
+
+SCHEMA_VERSION = 1
+CROSS_ENTROPY, ENTROPY = "cross-entropy", "entropy"
+EXPERT, MEAN, POOL_MEAN = "expert", "mean", "pool mean"
+Number = float | None  # None where the network's answers were not finite
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A network in the figure: an expert, their mean, or the mean of the whole pool. `distance` is from the plane."""
+
+    name: str
+    kind: str  # EXPERT, MEAN or POOL_MEAN
+    x: float
+    y: float
+    distance: float
+    loss: Number
+    accuracy: Number
+
+
+@dataclass(frozen=True)
+class PathPoint:
+    """The merged model of one batch, projected onto the plane; coefficients [K] if the method has them."""
+
+    batch: int
+    x: float
+    y: float
+    distance: float
+    loss: Number
+    accuracy: Number
+    encoder_coefficients: list[float] | None = None
+    head_coefficients: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """Highest rise of the loss above the straight line between a segment's ends, and its position (0 to 1).
+
+    `low` and `high` are the 95 % interval over images at that position.
+    """
+
+    height: float
+    at: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The straight line of networks from one expert to another, at evenly spaced positions from 0 to 1."""
+
+    start: str
+    end: str
+    length: float
+    positions: list[float]
+    loss: list[Number]
+    accuracy: list[Number] | None
+    barrier: Barrier | None  # None if some loss is not finite
+
+    @property
+    def barrier_height(self) -> float:
+        return self.barrier.height if self.barrier else 0.0
+
+
+@dataclass(frozen=True)
+class LossDifference:
+    """The mean's loss minus an expert's on the same images, with its 95 % interval."""
+
+    expert: str
+    difference: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """`loss[row][column]` belongs to the network at (x[column], y[row]); distances are those of the parameters.
+
+    `measure` is 'cross-entropy' if labels were given, else 'entropy', in nats. `experts` are the three of the plane,
+    `pool` all that the path's coefficients refer to.
+    """
+
+    measure: str
+    images: int
+    experts: tuple[str, ...]
+    pool: tuple[str, ...]
+    x: list[float]
+    y: list[float]
+    loss: list[list[Number]]
+    accuracy: list[list[Number]] | None
+    marks: list[Mark]
+    segments: list[Segment]
+    differences: list[LossDifference]
+    path: list[PathPoint] = field(default_factory=list)
+    path_method: str | None = None  # its label
+    path_stream: str | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def path_name(self) -> str | None:
+        return f"{self.path_method} on {self.path_stream}" if self.path else None
+
+    def of_kind(self, kind: str) -> list[Mark]:
+        return [mark for mark in self.marks if mark.kind == kind]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Landscape:
+        """The inverse of `to_json`."""
+        try:
+            fields = {key: item for key, item in value.items() if key != "schema_version"}
+            fields |= {key: tuple(fields[key]) for key in ("experts", "pool")}
+            fields |= {"marks": [Mark(**mark) for mark in fields["marks"]]}
+            fields |= {"segments": [_segment(segment) for segment in fields["segments"]]}
+            fields |= {"differences": [LossDifference(**each) for each in fields["differences"]]}
+            fields |= {"path": [PathPoint(**point) for point in fields["path"]]}
+            return cls(**fields)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"This is not a landscape record ({error!r}). Measure it again.") from error
+
+    def save(self, path: Path) -> None:
+        write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path) -> Landscape:
+        return cls.from_json(read_json(path, SCHEMA_VERSION))
+
+
+def _segment(value: Mapping[str, Any]) -> Segment:
+    barrier = value["barrier"]
+    return Segment(**{**value, "barrier": None if barrier is None else Barrier(**barrier)})
