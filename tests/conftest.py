@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import mergestream as ms
 from graphs import RECORDED, Late, rerun
-from mergestream.methods import base, leasing
-from mergestream.methods.captured import Way
+from mergestream.methods import base
+from mergestream.methods.capture import Recorder
 from mergestream.pool.statistics.measurement import KINDS
 
 # Two workers share two cores: more threads than cores make OpenMP's barriers spin against each other.
@@ -157,11 +157,9 @@ def images() -> Tensor:
 @pytest.fixture
 def graphs_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Methods step as on a GPU, by graphs that are the recorded functions; nothing is left of them afterwards."""
-    monkeypatch.setattr(base, "way_of", lambda _: Way(rerun, Late))
+    monkeypatch.setattr(base, "recorder_for", lambda _: Recorder(rerun, Late))
     RECORDED.clear()
-    leasing.free()
     yield
-    leasing.free()
     RECORDED.clear()
 
 

@@ -3,7 +3,8 @@
 from typing import Any
 
 from mergestream.methods.adamerging import AdaMerging
-from mergestream.methods.base import ExpertLogits, Method
+from mergestream.methods.base import Method
+from mergestream.methods.batch import Batch, ExpertLogits
 from mergestream.methods.ensemble import Ensemble
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.fisher import Fisher
@@ -13,6 +14,7 @@ from mergestream.methods.regmean import RegMean
 from mergestream.methods.regmean_pp import RegMeanPlusPlus
 from mergestream.methods.select_expert import SelectExpert
 from mergestream.methods.single_expert import SingleExpert
+from mergestream.methods.state import State
 from mergestream.methods.step import Step
 from mergestream.methods.task_arithmetic import TaskArithmetic
 from mergestream.methods.ties import Ties
@@ -20,9 +22,9 @@ from mergestream.networks.views import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, unknown_name
 
-__all__ = ["METHODS", "ORIGINAL", "ExpertLogits", "Method", "Step", "create_method", "list_methods"]
+__all__ = ["METHODS", "ORIGINAL", "Batch", "ExpertLogits", "Method", "State", "Step", "create_method", "list_methods"]
 
-METHODS: dict[str, type[Method]] = {
+METHODS: dict[str, type[Method[Any]]] = {
     "entropy_adaptive": EntropyAdaptive,
     "mean": Mean,
     "ensemble": Ensemble,
@@ -42,7 +44,7 @@ def list_methods() -> list[str]:
     return list(METHODS)
 
 
-def create_method(name: str, pool: ExpertPool, **options: Any) -> Method:
+def create_method(name: str, pool: ExpertPool, **options: Any) -> Method[Any]:
     """A method by name. Unknown names and options are refused with the nearest match."""
     if not isinstance(name, str) or name not in METHODS:
         raise unknown_name("method", str(name), METHODS)

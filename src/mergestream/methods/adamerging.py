@@ -1,6 +1,6 @@
 """AdaMerging (Yang et al. 2024), online: lambdas that minimise the entropy of the merged model's own answers."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from mergestream.functional import scores as scoring
 from mergestream.functional.merging import Rows
 from mergestream.methods.choices import resolve_lambda
-from mergestream.methods.merged import MergedModel, base_of
+from mergestream.methods.merged_model import MergedModel, base_of
+from mergestream.methods.state import INSEPARABLE, State
 from mergestream.methods.task_arithmetic import add_task_vectors
 from mergestream.networks.architecture import logits_of
 from mergestream.pool.expert_pool import ExpertPool
@@ -17,7 +18,13 @@ from mergestream.runtime.errors import InputError, NetworkError
 from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
 
 
-class AdaMerging(MergedModel):
+@dataclass(frozen=True)
+class AdaMergingState(State):
+    lambdas: Tensor = field(metadata=INSEPARABLE)  # [K], or [K,L] by tensor
+    adam: dict[str, Tensor] = field(metadata=INSEPARABLE)  # Adam's moments of them; empty before the first update
+
+
+class AdaMerging(MergedModel[AdaMergingState]):
     """On every batch: `steps` updates of the lambdas by Adam on the batch's mean entropy, then the answer.
 
     granularity     'task': one lambda per expert; 'layer': one per expert and parameter tensor
@@ -28,9 +35,8 @@ class AdaMerging(MergedModel):
     """
 
     name: ClassVar[str] = "adamerging"
-    needs: ClassVar[tuple[str, ...]] = ("base", "gradients")
-    _lambdas: nn.Parameter  # [K], or [K,L] by tensor
-    _adam: torch.optim.Adam
+    needs = ("base", "gradients")
+    learns = True
 
     def __init__(
         self,
@@ -55,24 +61,31 @@ class AdaMerging(MergedModel):
         if clamp and not 0 <= self._first <= 1:
             raise InputError(f"With clamp, 'lambda' starts within [0, 1], else it would never move; got {lambda_!r}.")
         super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
-        self.reset()
 
-    @property
-    def _learns(self) -> bool:
-        return True
+    def start(self) -> AdaMergingState:
+        experts, tensors = len(self.pool), len(self.pool.layout.parameters)
+        shape = (experts,) if self.granularity == "task" else (experts, tensors)
+        return AdaMergingState(torch.full(shape, self._first), {})
 
-    def _observe(self, images: Tensor) -> None:
+    def learn(self, images: Tensor, state: AdaMergingState) -> AdaMergingState:
         for _ in range(self.steps):
-            gradient = self._gradient(images)
-            with torch.inference_mode(False), torch.enable_grad():
-                self._adam.zero_grad()
-                self._effective().backward(gradient)
-                self._adam.step()
-            self._stale = True
+            state = self._updated(state, self._gradient(images, state))
+        return state
 
-    def _gradient(self, images: Tensor) -> Tensor:
+    def _updated(self, state: AdaMergingState, gradient: Tensor) -> AdaMergingState:
+        """One step of Adam, of which nothing but its moments stays."""
+        with torch.inference_mode(False), torch.enable_grad():
+            lambdas = nn.Parameter(state.lambdas.clone())
+            adam = torch.optim.Adam([lambdas], lr=self.learning_rate)
+            if state.adam:
+                adam.state[lambdas] = {name: value.clone() for name, value in state.adam.items()}
+            self._effective(lambdas).backward(gradient)
+            adam.step()
+            return AdaMergingState(lambdas.detach(), dict(adam.state[lambdas]))
+
+    def _gradient(self, images: Tensor, state: AdaMergingState) -> Tensor:
         """dL/dlambda_kl = <dL/dtheta_l, theta_kl - theta_0l>: one backward pass, one model's gradient in memory."""
-        gradients = entropy_gradients(self.pool, self.merged_weights(), images)
+        gradients = entropy_gradients(self.pool, self.weights(state), images)
         products = torch.zeros(len(self.pool), len(gradients), device=self.pool.device)  # read back once, at the end
         for column, (entry, gradient) in enumerate(zip(self.pool.layout.parameters, gradients, strict=True)):
             start = self._base[entry.start : entry.stop].float()
@@ -82,11 +95,11 @@ class AdaMerging(MergedModel):
         products = products.cpu()
         return products.sum(dim=1) if self.granularity == "task" else products
 
-    def _effective(self) -> Tensor:
-        return self._lambdas.clamp(0, 1) if self.clamp else self._lambdas * 1
+    def _effective(self, lambdas: Tensor) -> Tensor:
+        return lambdas.clamp(0, 1) if self.clamp else lambdas * 1
 
-    def _merge(self, out: Tensor) -> None:
-        lambdas = self._effective().detach()
+    def merge_parameters(self, state: AdaMergingState, out: Tensor) -> None:
+        lambdas = self._effective(state.lambdas)
         if self.granularity == "task":
             add_task_vectors(self._base, self._rows, lambdas.tolist(), out)
             return
@@ -99,28 +112,11 @@ class AdaMerging(MergedModel):
                 out[start:stop],
             )
 
-    def _told(self) -> dict[str, Any]:
-        return {"lambdas": self._effective().detach().clone()}
+    def merged_from(self, state: AdaMergingState) -> tuple[Tensor, ...]:
+        return (state.lambdas,)
 
-    def _state(self) -> dict[str, Any]:
-        moments = self._adam.state.get(self._lambdas, {})
-        return {
-            "lambdas": self._lambdas.detach().clone(),
-            "adam": {name: value.clone() for name, value in moments.items()},
-        }
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        super()._restore(state)
-        shape = (len(self.pool),) if self.granularity == "task" else (len(self.pool), len(self.pool.layout.parameters))
-        with torch.inference_mode(False):
-            lambdas = state.get("lambdas", torch.full(shape, self._first))
-            if lambdas.shape != shape:
-                raise ValueError(f"lambdas have shape {tuple(lambdas.shape)}, not {shape}")
-            self._lambdas = nn.Parameter(lambdas.clone())
-            self._adam = torch.optim.Adam([self._lambdas], lr=self.learning_rate)
-            moments = {name: value.clone() for name, value in state.get("adam", {}).items()}
-            if moments:
-                self._adam.state[self._lambdas] = moments
+    def report(self, state: AdaMergingState) -> dict[str, Any]:
+        return {"lambdas": self._effective(state.lambdas)}
 
 
 def entropy_gradients(pool: ExpertPool, weights: Tensor, images: Tensor) -> list[Tensor]:

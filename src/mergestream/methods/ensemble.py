@@ -4,34 +4,32 @@ import math
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from mergestream.methods.base import ExpertLogits, Method
+from mergestream.methods.base import Method
+from mergestream.methods.batch import Batch
+from mergestream.methods.state import State
 from mergestream.methods.step import Step
+from mergestream.networks.views import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.option_checks import one_of
 
 
-class Ensemble(Method):
+class Ensemble(Method[State]):
     """average: 'logits' (as FusionBench) or 'probabilities' (as deep ensembles; its logits are log mean p)."""
 
     name: ClassVar[str] = "ensemble"
-    static: ClassVar[bool] = True
-    portable: ClassVar[bool] = True
+    static = True
+    capturable = True
 
     def __init__(self, pool: ExpertPool, *, average: str = "logits") -> None:
         super().__init__(pool)
         self.average = one_of("average", average, ("logits", "probabilities"))
 
-    def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
-        logits = self._logits(images, expert_logits)
+    def start(self) -> State:
+        return State()
+
+    def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
+        logits = batch.logits()[ORIGINAL]
         if self.average == "logits":
-            return Step(logits.mean(dim=0), expert_logits=self._asked(logits))
-        mean = torch.log_softmax(logits, dim=-1).logsumexp(dim=0) - math.log(len(logits))
-        return Step(mean, expert_logits=self._asked(logits))
-
-    def _capturable(self) -> bool:
-        return True
-
-    def _takes_padding(self) -> bool:
-        return True  # every image is answered for itself
+            return Step(logits.mean(dim=0)), state
+        return Step(torch.log_softmax(logits, dim=-1).logsumexp(dim=0) - math.log(len(logits))), state

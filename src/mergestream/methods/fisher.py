@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from mergestream.functional import coefficients as simplex
 from mergestream.functional.merging import Rows, fisher_average, merge, weighted_sum
-from mergestream.methods.measured import MeasuredModel
+from mergestream.methods.state import INSEPARABLE, State
+from mergestream.methods.statistics_model import StatisticsModel
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics import FISHERS
 from mergestream.pool.statistics.measurement import fisher_information
@@ -20,7 +22,15 @@ from mergestream.runtime.option_checks import number, one_of, yes_or_no
 NORM_FLOOR = 1e-6
 
 
-class Fisher(MeasuredModel):
+@dataclass(frozen=True)
+class FisherState(State):
+    seen: int  # images of the target
+    information: list[Tensor] = field(
+        metadata=INSEPARABLE
+    )  # of each expert [P], the mean over these images; empty before the first
+
+
+class Fisher(StatisticsModel[FisherState]):
     """fisher       'exact': sum_c p_c (d log p_c)^2 of every example; 'mergelm': as published, one gradient a batch
     normalise    divide each expert's information by its size, so that none outweighs the others by its scale alone
     floor        the least information of any number; where nobody has more, the result is the mean
@@ -28,7 +38,6 @@ class Fisher(MeasuredModel):
     """
 
     name: ClassVar[str] = "fisher"
-    _information: list[Tensor]  # of each expert [P], the mean over examples
 
     def __init__(
         self,
@@ -52,26 +61,29 @@ class Fisher(MeasuredModel):
             head_rows=head_rows,
             recalibrate_bn=recalibrate_bn,
         )
-        if self._learns:
-            self.needs = ("gradients",)  # type: ignore[misc]
-        self.reset()
+        if self.learns:
+            self.needs = ("gradients",)
+
+    def start(self) -> FisherState:
+        return FisherState(0, [])
 
     @property
     def _kind(self) -> str:
         return f"fisher_{self.fisher}"
 
-    def _measure(self, images: Tensor) -> bool:
+    def learn(self, images: Tensor, state: FisherState) -> FisherState:
+        if state.seen >= self.examples:
+            return state
         rows = [
             self._flat(fisher_information(self.pool, k, images, self.fisher), f"Expert '{name}'") / len(images)
             for k, name in enumerate(self.pool.names)
         ]
-        share = len(images) / (self._seen + len(images))
-        old = self._information or rows
-        self._information = [torch.lerp(mine, new, share) for mine, new in zip(old, rows, strict=True)]
-        return True
+        seen = state.seen + len(images)
+        old, share = state.information or rows, len(images) / seen
+        return FisherState(seen, [torch.lerp(mine, new, share) for mine, new in zip(old, rows, strict=True)])
 
-    def _merge(self, out: Tensor) -> None:
-        rows, information = self._rows, self._information if self._learns else self._shipped()
+    def merge_parameters(self, state: FisherState, out: Tensor) -> None:
+        rows, information = self._rows, state.information if self.learns else self._shipped()
         if not information:  # no batch of the target yet: nobody knows more than the others
             share = simplex.uniform(len(rows), out.device)
             merge(rows, share, share, out)
@@ -113,17 +125,10 @@ class Fisher(MeasuredModel):
         for name, tensor in tensors.items():
             entry = entries[name]
             if tensor.shape != entry.shape or not bool(torch.isfinite(tensor).all()) or bool((tensor < 0).any()):
-                if self._learns:
+                if self.learns:
                     raise InputError(f"{owner} has gradients of NaN or Inf at '{name}' on this batch.")
                 raise CheckpointError(
                     f"{owner}: '{name}' must be finite, at least 0 and shaped {tuple(entry.shape)}; measure it again."
                 )
             row[entry.start : entry.stop] = tensor.flatten().to(row)
         return row
-
-    def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "information": list(self._information)}
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        super()._restore(state)
-        self._information = [row.to(self.pool.device) for row in state.get("information", [])]

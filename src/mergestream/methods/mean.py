@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from mergestream.functional import coefficients as simplex
-from mergestream.methods.merged import MergedModel
+from mergestream.methods.merged_model import MergedModel
+from mergestream.methods.state import State
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError, unknown_name
 from mergestream.runtime.option_checks import names, one_of
@@ -15,7 +16,7 @@ from mergestream.runtime.option_checks import names, one_of
 VARIANTS = ("uniform", "restricted", "greedy", "all_runs")
 
 
-class Mean(MergedModel):
+class Mean(MergedModel[State]):
     """coefficients   'uniform', 'samples' (by training-set size, as FedAvg), or numbers on the simplex
     variant        'uniform' averages the experts, as the paper does. DiWA's others average the runs that the experts
                    were chosen from: 'all_runs', or those that `soups.select_runs` chose: 'restricted' and 'greedy'
@@ -39,18 +40,21 @@ class Mean(MergedModel):
         members = pool if variant == "uniform" else _candidates(pool, variant)
         super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn, members=members)
         if variant != "uniform":
-            self.needs = ("candidates",)  # type: ignore[misc]
+            self.needs = ("candidates",)
         self._coefficients = self._resolve(coefficients)
         self.coefficients = coefficients if isinstance(coefficients, str) else self._coefficients.tolist()
 
-    def _merge(self, out: Tensor) -> None:
+    def start(self) -> State:
+        return State()
+
+    def merge_parameters(self, state: State, out: Tensor) -> None:
         shares = self._coefficients
         self._members.merge(shares, out=out, rows=self._rows_of(shares))
 
     def _buffer_coefficients(self) -> Tensor:
         return self._coefficients
 
-    def _told(self) -> dict[str, Any]:
+    def report(self, state: State) -> dict[str, Any]:
         if self.variant != "uniform":
             return {}
         return {"encoder_coefficients": self._coefficients.clone(), "head_coefficients": self._coefficients.clone()}
@@ -86,7 +90,7 @@ class Mean(MergedModel):
         share = [1 / len(chosen) if k in chosen else 0.0 for k in range(len(self._members))]
         return torch.tensor(share, device=self._members.device)
 
-    def _sources(self) -> dict[str, str | None]:
+    def _sources(self) -> dict[str, Any]:
         used = None if self.variant == "uniform" else self._members.fingerprint()
         return {**super()._sources(), "candidates": used}
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from mergestream.functional.coefficients import on_simplex
 from mergestream.methods import create_method
-from mergestream.methods.merged import MergedModel
+from mergestream.methods.merged_model import MergedModel
 from mergestream.pool.checkpoint import write_expert
 from mergestream.pool.exchange.pool_folder import read_pool, require_new_folder
 from mergestream.pool.expert_card import ExpertCard

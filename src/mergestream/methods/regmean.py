@@ -1,6 +1,7 @@
 """RegMean (Jin et al. 2023): every linear layer as near as possible to all experts' on their own inputs."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -8,15 +9,26 @@ from torch import Tensor
 
 from mergestream.functional import coefficients as simplex
 from mergestream.functional.merging import merge, merge_layer
-from mergestream.methods.measured import MeasuredModel
+from mergestream.methods.state import INSEPARABLE, State
+from mergestream.methods.statistics_model import StatisticsModel
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics import Gram, Grams, add_grams
 from mergestream.pool.statistics.measurement import input_grams
-from mergestream.runtime.errors import CheckpointError
+from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.option_checks import number, yes_or_no
 
 
-class RegMean(MeasuredModel):
+def _read_grams(plain: list[dict[str, dict[str, Any]]]) -> list[Grams]:
+    return [{name: Gram(value["mean"], value["rows"]) for name, value in own.items()} for own in plain]
+
+
+@dataclass(frozen=True)
+class RegMeanState(State):
+    seen: int  # images of the target
+    grams: list[Grams] = field(metadata={**INSEPARABLE, "read": _read_grams})  # of each expert, over these images
+
+
+class RegMean(StatisticsModel[RegMeanState]):
     """ratio          off-diagonal elements of the Gram matrices are multiplied by it
     ridge          added to the diagonal of every expert's Gram matrix
     convolutions   treat them as linear maps of their windows; False takes their mean, as published
@@ -26,7 +38,6 @@ class RegMean(MeasuredModel):
     """
 
     name: ClassVar[str] = "regmean"
-    _grams: list[Grams]  # of each expert, measured on the target
 
     def __init__(
         self,
@@ -50,62 +61,60 @@ class RegMean(MeasuredModel):
             head_rows=head_rows,
             recalibrate_bn=recalibrate_bn,
         )
-        self.reset()
+
+    def start(self) -> RegMeanState:
+        return RegMeanState(0, [{} for _ in self.pool.names])
+
+    def read_state(self, plain: Mapping[str, Any]) -> RegMeanState:
+        state = super().read_state(plain)
+        if len(state.grams) != len(self.pool):
+            raise InputError(f"This state holds Gram matrices of {len(state.grams)} experts, not {len(self.pool)}.")
+        return state
 
     @property
     def _kind(self) -> str:
         return "gram"
 
-    def _measure(self, images: Tensor) -> bool:
-        new = [input_grams(self.pool, k, images) for k in range(len(self.pool))]
-        self._grams = [add_grams(old, found) for old, found in zip(self._grams, new, strict=True)]
-        return True
+    def learn(self, images: Tensor, state: RegMeanState) -> RegMeanState:
+        if state.seen >= self.examples:
+            return state
+        return RegMeanState(state.seen + len(images), self._measured(images, state))
 
-    def _merge(self, out: Tensor) -> None:
+    def _measured(self, images: Tensor, state: RegMeanState) -> list[Grams]:
+        """Every expert's Gram matrices, those of a batch added."""
+        new = [input_grams(self.pool, k, images) for k in range(len(self.pool))]
+        return [add_grams(old, own) for old, own in zip(state.grams, new, strict=True)]
+
+    def merge_parameters(self, state: RegMeanState, out: Tensor) -> None:
         share = simplex.uniform(len(self.pool), self.pool.device)
         merge(self._rows, share, share, out)
         views = self.pool.layout.views(out)
-        solved = set(self.layers)
+        solved = set(self.layers(state))
         for entry in self.pool.layout.parameters:
             if entry.name in solved:
                 experts = [row.view(entry.shape) for row in self._rows.span(entry.start, entry.stop)]
-                merged = merge_layer(self._gram(entry.name), experts, ratio=self.ratio, ridge=self.ridge)
+                merged = merge_layer(self._gram(state, entry.name), experts, ratio=self.ratio, ridge=self.ridge)
                 views[entry.name].copy_(merged)
 
-    @property
-    def layers(self) -> tuple[str, ...]:
+    def layers(self, state: RegMeanState) -> tuple[str, ...]:
         """The weights that are solved for, those of which the experts have Gram matrices; the others are the mean."""
-        if self._learns:
-            known = [set(own) for own in self._grams]
+        if self.learns:
+            measured = [set(own) for own in state.grams]
         else:
-            known = [own.names(self._kind) for own in self.pool.statistics if own is not None]
-        if any(each != known[0] for each in known):
-            odd = sorted(name for name in set().union(*known) if any(name not in each for each in known))
+            measured = [own.names(self._kind) for own in self.pool.statistics if own is not None]
+        if any(each != measured[0] for each in measured):
+            odd = sorted(name for name in set().union(*measured) if any(name not in each for each in measured))
             raise CheckpointError(f"Some experts have no Gram matrix of '{odd[0]}'; measure '{self._kind}' again.")
         shapes = {entry.name: entry.shape for entry in self.pool.layout.parameters}
-        return tuple(n for n in shapes if n in known[0] and (self.convolutions or len(shapes[n]) == 2))
+        return tuple(n for n in shapes if n in measured[0] and (self.convolutions or len(shapes[n]) == 2))
 
-    def _gram(self, name: str) -> list[Tensor]:
+    def _gram(self, state: RegMeanState, name: str) -> list[Tensor]:
         """Every expert's Gram matrix [groups,in,in] of one layer."""
-        if self._learns:
-            return [own[name].mean for own in self._grams]
+        if self.learns:
+            return [own[name].mean for own in state.grams]
         shape = next(entry.shape for entry in self.pool.layout.parameters if entry.name == name)
         shipped = zip(self.pool.names, self.pool.statistics, strict=True)
         return [_checked(own.tensors[f"{self._kind}/{name}"], f"'{name}' of '{k}'", shape) for k, own in shipped if own]
-
-    def _state(self) -> dict[str, Any]:
-        grams = [{name: {"mean": gram.mean, "rows": gram.rows} for name, gram in own.items()} for own in self._grams]
-        return {**super()._state(), "grams": grams}
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        super()._restore(state)
-        grams = [
-            {name: Gram(value["mean"].to(self.pool.device), value["rows"]) for name, value in own.items()}
-            for own in state.get("grams", [{} for _ in self.pool.names])
-        ]
-        if len(grams) != len(self.pool):
-            raise ValueError(f"it holds Gram matrices of {len(grams)} experts, not {len(self.pool)}")
-        self._grams = grams
 
 
 def _checked(gram: Tensor, what: str, shape: torch.Size) -> Tensor:

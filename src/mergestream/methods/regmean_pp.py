@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mergestream.methods.regmean import RegMean
+from mergestream.methods.regmean import RegMean, RegMeanState
 from mergestream.pool.blockwise import BlockwiseOptions, merge_block_by_block
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.pool.statistics import find_blocks
+from mergestream.pool.statistics import Grams, find_blocks
 from mergestream.pool.statistics.measurement import blockwise_kind
 
 
@@ -59,8 +59,15 @@ class RegMeanPlusPlus(RegMean):
         settings = ", ".join(f"{name}={value}" for name, value in self._settings.items())
         return f"measure_statistics(pool, images_of_every_expert, ['gram_pp'], {settings})"
 
-    def _measure(self, images: Tensor) -> bool:
-        self._grams = merge_block_by_block(
-            self.pool, [[images]], self._settings, known=self._grams, rows=self._rows, out=self._weights
+    def learn(self, images: Tensor, state: RegMeanState) -> RegMeanState:
+        learnt = super().learn(images, state)
+        if learnt is not state:  # merging was part of measuring
+            self._average_buffers(self._buffer)
+            self.held_from = self.merged_from(learnt)
+        return learnt
+
+    def _measured(self, images: Tensor, state: RegMeanState) -> list[Grams]:
+        self.held_from = None
+        return merge_block_by_block(
+            self.pool, [[images]], self._settings, known=state.grams, rows=self._rows, out=self._buffer
         )
-        return False  # merging was part of it

@@ -4,21 +4,24 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from mergestream.functional import coefficients as simplex
 from mergestream.functional import scores as scoring
-from mergestream.methods.base import ExpertLogits, Method
+from mergestream.methods.base import Method
+from mergestream.methods.batch import Batch
 from mergestream.methods.choices import resolve_temperature
+from mergestream.methods.state import State
 from mergestream.methods.step import Step
+from mergestream.networks.views import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.option_checks import one_of
 
 
-class SelectExpert(Method):
+class SelectExpert(Method[State]):
     """temperature and score as in `entropy_adaptive`; exact ties go to the first name in the alphabet."""
 
     name: ClassVar[str] = "select_expert"
+    capturable = True
 
     def __init__(
         self, pool: ExpertPool, *, temperature: float | Sequence[float] | str = 1.0, score: str = "entropy"
@@ -29,24 +32,22 @@ class SelectExpert(Method):
         self._rank = torch.tensor(ranks, dtype=torch.float32, device=pool.device)
         self.score = one_of("score", score, tuple(scoring.SCORES))
 
-    def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
-        logits = self._logits(images, expert_logits)
-        scores = scoring.SCORES[self.score](logits, self._temperature, self._shares)
+    def start(self) -> State:
+        return State()
+
+    def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
+        logits = batch.logits()[ORIGINAL]
+        scores = scoring.SCORES[self.score](logits, self._temperature, batch.shares)
+        entropy = scores if self.score == "entropy" else scoring.entropy(logits, self._temperature, batch.shares)
         # By name, not by position: the order of experts must not decide.
         chosen = torch.where(scores == scores.min(), self._rank, torch.inf).argmin()
         coefficients = simplex.one_hot(chosen, len(scores), scores.device)
-        return Step(
+        step = Step(
             torch.index_select(logits, 0, chosen.reshape(1)).squeeze(0),
             encoder_coefficients=coefficients,
             head_coefficients=coefficients.clone(),
-            entropy=scores if self.score == "entropy" else scoring.entropy(logits, self._temperature, self._shares),
+            entropy=entropy,
             scores=scores,
             head_expert_index=chosen,
-            expert_logits=self._asked(logits),
         )
-
-    def _capturable(self) -> bool:
-        return True
-
-    def _takes_padding(self) -> bool:
-        return True
+        return step, state

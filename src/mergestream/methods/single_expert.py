@@ -5,31 +5,35 @@ from typing import ClassVar
 from torch import Tensor
 
 from mergestream.functional import coefficients as simplex
-from mergestream.methods.base import ExpertLogits, Method
+from mergestream.methods.base import Method
+from mergestream.methods.batch import Batch
+from mergestream.methods.state import State
 from mergestream.methods.step import Step
+from mergestream.networks.views import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 
 
-class SingleExpert(Method):
+class SingleExpert(Method[State]):
     """expert: its name in the pool."""
 
     name: ClassVar[str] = "single_expert"
-    static: ClassVar[bool] = True
+    static = True
+    capturable = True
 
     def __init__(self, pool: ExpertPool, *, expert: str) -> None:
         super().__init__(pool)
         self.expert, self._index = expert, pool.index(expert)
         self._coefficients = simplex.one_hot(self._index, len(pool), pool.device)
 
-    def _step(self, images: Tensor, expert_logits: ExpertLogits) -> Step:
-        coefficients = self._coefficients.clone(), self._coefficients.clone()
-        if not (expert_logits or self._with_experts):
-            return Step(self.pool.expert_logits(self._index, images), *coefficients)
-        logits = self._logits(images, expert_logits)
-        return Step(logits[self._index], *coefficients, expert_logits=self._asked(logits))
+    def start(self) -> State:
+        return State()
 
-    def _capturable(self) -> bool:
-        return True
+    def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
+        if batch.has_logits:
+            logits = batch.logits()[ORIGINAL][self._index]
+        else:
+            logits = self.pool.expert_logits(self._index, batch.images)
+        return Step(logits, self._coefficients.clone(), self._coefficients.clone()), state
 
-    def _takes_padding(self) -> bool:
-        return True  # every image is answered for itself
+    def weights(self, state: State) -> Tensor:
+        return self.pool.bank[self._index]

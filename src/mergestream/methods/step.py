@@ -1,4 +1,4 @@
-"""What one batch brought."""
+"""Result of one step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Step:
-    """What one batch brought: logits [B,C], and one number per expert [K] where the method has them."""
+    """Result of one step: logits [B,C], and one number per expert [K] where the method has them."""
 
     logits: Tensor
     encoder_coefficients: Tensor | None = None
@@ -18,13 +18,13 @@ class Step:
     scores: Tensor | None = None
     consistency: Tensor | None = None
     head_expert_index: Tensor | None = None
-    # The experts' own [K,B,C] on the batch as it is; only where they were asked for and the method has them.
-    expert_logits: Tensor | None = None
-    # What a task vector is multiplied by, [K] or one per tensor [K,L]: any number, not a share.
+    # Multipliers of the task vectors, [K] or one per tensor [K,L]: any number, not a share.
     lambdas: Tensor | None = None
-    # What was added to every image's logits, by class [C]: the head's bias was moved by it.
+    # What was added to every image's logits, by class [C]: the shift of the head's bias.
     class_shift: Tensor | None = None
-    graph: int | None = None  # of how many images the graph was that it came from; None: it was taken eagerly
+    # The experts' own logits [K,B,C] on the batch; only with step(..., with_experts=True).
+    expert_logits: Tensor | None = None
+    graph: int | None = None  # batch size of the CUDA graph that was replayed; None for an eager step
     names: tuple[str, ...] = ()
     seconds: float = 0.0
 

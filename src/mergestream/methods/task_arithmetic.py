@@ -9,16 +9,17 @@ from torch import Tensor
 
 from mergestream.functional.merging import Rows, weighted_sum
 from mergestream.methods.choices import resolve_lambda
-from mergestream.methods.merged import MergedModel, base_of
+from mergestream.methods.merged_model import MergedModel, base_of
+from mergestream.methods.state import State
 from mergestream.pool.expert_pool import ExpertPool
 
 
-class TaskArithmetic(MergedModel):
+class TaskArithmetic(MergedModel[State]):
     """lambda: a number for all experts, one per expert, or '1/K', which is the mean. base_head: 'saved', or 'zero' for
     experts whose heads did not start together."""
 
     name: ClassVar[str] = "task_arithmetic"
-    needs: ClassVar[tuple[str, ...]] = ("base",)
+    needs = ("base",)
 
     def __init__(
         self,
@@ -35,10 +36,13 @@ class TaskArithmetic(MergedModel):
         self._lambdas_there = torch.tensor(self._lambdas, device=pool.device)  # sent once: a step may be captured
         super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
 
-    def _merge(self, out: Tensor) -> None:
+    def start(self) -> State:
+        return State()
+
+    def merge_parameters(self, state: State, out: Tensor) -> None:
         add_task_vectors(self._base, self._rows, self._lambdas, out)
 
-    def _told(self) -> dict[str, Any]:
+    def report(self, state: State) -> dict[str, Any]:
         return {"lambdas": self._lambdas_there}
 
 

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from mergestream.functional.merging import DISJOINT_MERGES, Part, ties
 from mergestream.methods.choices import resolve_lambda
-from mergestream.methods.merged import MergedModel, base_of
+from mergestream.methods.merged_model import MergedModel, base_of
+from mergestream.methods.state import State
 from mergestream.networks.flat_layout import Layout
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.option_checks import number, one_of
@@ -14,7 +15,7 @@ from mergestream.runtime.option_checks import number, one_of
 SCOPES = ("global", "encoder_head_separately", "tensor")
 
 
-class Ties(MergedModel):
+class Ties(MergedModel[State]):
     """keep          the share of every task vector that survives trimming, by magnitude
     trim_scope    trimmed over all numbers at once ('global', the paper's), 'encoder_head_separately', or per 'tensor'
     merge         of the entries that agree with the elected sign: 'mean' (the paper's), 'sum' or 'max'
@@ -23,7 +24,7 @@ class Ties(MergedModel):
     """
 
     name: ClassVar[str] = "ties"
-    needs: ClassVar[tuple[str, ...]] = ("base",)
+    needs = ("base",)
 
     def __init__(
         self,
@@ -45,7 +46,10 @@ class Ties(MergedModel):
         self._scale = resolve_lambda(lambda_, len(pool), single=True)[0]
         super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
 
-    def _merge(self, out: Tensor) -> None:
+    def start(self) -> State:
+        return State()
+
+    def merge_parameters(self, state: State, out: Tensor) -> None:
         parts = parts_of(self.pool.layout, self.trim_scope)
         ties(self._base, self._rows, parts, keep=self.keep, merge=self.merge, scale=self._scale, out=out)
 

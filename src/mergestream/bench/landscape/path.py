@@ -8,9 +8,9 @@ from torch import Tensor
 
 from mergestream.data.datasets.domain_data import DomainData
 from mergestream.methods import Method, Step
-from mergestream.methods.merged import MergedModel
+from mergestream.methods.head_rows import HeadRows
+from mergestream.methods.merged_model import MergedModel
 from mergestream.methods.prior_adaptive import PriorAdaptive
-from mergestream.methods.seen import HeadRows
 from mergestream.runtime.errors import InputError
 
 
@@ -28,7 +28,9 @@ def merged_models(method: Method, data: DomainData, batches: Sequence[np.ndarray
 def weights_of(method: Method, step: Step) -> Tensor:
     """The one model [P] that a method answered a step with; refused where it has none."""
     if isinstance(method, MergedModel | PriorAdaptive):
-        return method.merged_weights()
+        weights = method.merged_weights()
+        assert weights is not None
+        return weights
     if step.encoder_coefficients is None:
         raise InputError(
             f"'{method.name}' answers with all experts, not with one merged model, so it has no place in a landscape. "

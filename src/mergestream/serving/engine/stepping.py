@@ -12,7 +12,7 @@ from mergestream.functional import coefficients as simplex
 from mergestream.functional.scores import entropy
 from mergestream.methods import Method, Step
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
-from mergestream.methods.merged import MergedModel
+from mergestream.methods.merged_model import MergedModel
 from mergestream.pool.expert_pool import ExpertPool, sha256_of_tensor
 from mergestream.runtime.files import sha256_of_json
 from mergestream.serving.engine.switching import Lineup, MethodState

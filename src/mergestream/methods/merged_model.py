@@ -1,0 +1,113 @@
+"""Methods that answer with one merged network, whose weights [P] are rebuilt only when they change."""
+
+from abc import abstractmethod
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mergestream.functional import coefficients as simplex
+from mergestream.functional.merging import Rows, weighted_sum
+from mergestream.functional.scores import require_finite
+from mergestream.methods.base import Method
+from mergestream.methods.batch import Batch
+from mergestream.methods.head_rows import HeadRows
+from mergestream.methods.state import S, leaves
+from mergestream.methods.step import Step
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import PoolError
+from mergestream.runtime.option_checks import one_of, yes_or_no
+
+BASE_HEADS = ("saved", "zero")
+
+
+class MergedModel(Method[S]):
+    """Options of all of them:
+
+    head_rows        'all', or 'seen': a class's head row is averaged over the experts that saw the class
+    recalibrate_bn   re-estimate BatchNorm statistics of the merged model from each batch (one more forward)
+
+    A subclass merges parameters in `merge_parameters`; one that learns from the stream does so in `learn`. Floating
+    buffers are averaged here, by the project's one rule for all methods.
+    """
+
+    learns = False  # whether the stream changes the merged weights
+
+    def __init__(
+        self, pool: ExpertPool, *, head_rows: str, recalibrate_bn: bool, members: ExpertPool | None = None
+    ) -> None:
+        """members: the pool whose rows are merged, where they are not the experts' own."""
+        super().__init__(pool)
+        self._members = members or pool
+        self.head_rows = head_rows
+        self._rows_of = HeadRows(self._members, head_rows)
+        self.recalibrate_bn = yes_or_no("recalibrate_bn", recalibrate_bn)
+        # Re-estimated BatchNorm statistics depend on the batch, and so does the model.
+        self.static = not self.learns and not recalibrate_bn
+        self.capturable = self.static and self._members is pool
+
+    @cached_property
+    def _rows(self) -> Rows:
+        """The members' weights, with unseen head rows filled in if the option asks for it."""
+        return self._rows_of()
+
+    @abstractmethod
+    def merge_parameters(self, state: S, out: Tensor) -> None:
+        """Write the merged parameters of a state into out [P]."""
+
+    def learn(self, images: Tensor, state: S) -> S:
+        """The state after a prepared batch, which is answered with it."""
+        return state
+
+    def report(self, state: S) -> dict[str, Any]:
+        """What a Step holds beside its logits."""
+        return {}
+
+    def advance(self, batch: Batch, state: S) -> tuple[Step, S]:
+        if self.learns:
+            with self.pool.input_errors(batch.images):
+                state = self.learn(require_finite(batch.images, "The input"), state)
+        logits = self._members.forward(self.weights(state), batch.images, recalibrate_bn=self.recalibrate_bn)
+        return Step(logits, **self.report(state)), state
+
+    def merged_from(self, state: S) -> tuple[Tensor, ...]:
+        return tuple(leaves(state))
+
+    def merge_into(self, state: S, out: Tensor) -> None:
+        self.merge_parameters(state, out)
+        self._average_buffers(out)
+
+    def weights(self, state: S) -> Tensor:
+        weights = self.merged(state)
+        if self.recalibrate_bn:  # the last batch's estimate has overwritten the averages
+            self._average_buffers(weights)
+        return weights
+
+    @torch.no_grad()
+    def network(self) -> nn.Module:
+        """The merged model in use as an ordinary frozen module with weights of its own, in eval mode."""
+        return self._members.network_with(self.weights(self.state))
+
+    def _buffer_coefficients(self) -> Tensor:
+        return simplex.uniform(len(self._members), self._members.device)
+
+    def _average_buffers(self, out: Tensor) -> None:
+        span = self._members.layout.buffers
+        if span.start < span.stop:
+            weighted_sum(self._members.bank[:, span], self._buffer_coefficients(), out[span])
+
+
+def base_of(pool: ExpertPool, method: str, base_head: str) -> Tensor:
+    """theta_0 [P], its head as saved or zero; refused where the pool has none."""
+    one_of("base_head", base_head, BASE_HEADS)
+    if pool.base is None:
+        raise PoolError(
+            f"'{method}' needs the weights that all experts started from, and this pool has none. Give base= to "
+            f"ExpertPool.from_modules or from_state_dicts, or put the shared start into the pool's folder as 'base'."
+        )
+    if base_head == "saved":
+        return pool.base
+    base = pool.base.clone()
+    base[pool.layout.encoder_size :] = 0
+    return base

@@ -1,0 +1,179 @@
+"""One step of a method as a CUDA graph: recorded once for a shape of batch, replayed without the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mergestream.functional.scores import finite_images
+from mergestream.methods.batch import Batch
+from mergestream.methods.state import State, numbers, tensors, with_numbers, with_tensors
+from mergestream.methods.step import Step
+from mergestream.networks.views import ORIGINAL
+from mergestream.pool.execution import warm_up
+
+if TYPE_CHECKING:
+    from mergestream.methods.base import Method
+
+IMAGES = "images"
+ANSWER = "The answer"
+EXPERTS = "expert_logits"
+LARGE = 1 << 14  # numbers of a state that is no longer small beside a Step
+
+
+class Replay(Protocol):
+    """A recorded function: calling it does again what the function did."""
+
+    def __call__(self) -> None: ...
+
+
+Record = Callable[[Callable[[], None]], Replay]
+
+
+def cuda_graph(function: Callable[[], None]) -> Replay:
+    """Record what the function launches."""
+    warm_up(function)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=_memory().pool()):
+        function()
+    return graph.replay
+
+
+@lru_cache(maxsize=1)
+def _memory() -> torch.cuda.CUDAGraph:
+    """One memory pool for all graphs: they run one after the other, so each may use what the others used.
+
+    It belongs to this graph, which stays: a pool whose last graph is gone cannot be recorded into again.
+    """
+    anchor, place = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
+    with torch.cuda.graph(anchor):
+        place.add_(1)
+    return anchor
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Where one tensor lies in the flat result of a recorded step."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def of(self, part: Tensor) -> Tensor:
+        return part.view(self.shape).to(self.dtype)
+
+
+class RecordedStep:
+    """A method's step on batches of one shape, for one choice of its decisions on the host.
+
+    It reads its inputs and the state from places of its own and writes all results into one flat vector: first whether
+    each network's answer was finite for each image, then the Step's tensors, then the tensors of the next state.
+    """
+
+    def __init__(
+        self,
+        method: Method[Any],
+        inputs: Mapping[str, Tensor],
+        *,
+        padded: bool,
+        with_experts: bool,
+        record: Record,
+    ) -> None:
+        device, state = method.pool.device, method.state
+        self.batch = len(inputs[IMAGES])
+        self._with_experts = with_experts
+        self._inputs = {name: torch.empty(t.shape, dtype=t.dtype, device=device) for name, t in inputs.items()}
+        self._state = with_tensors(state, {name: tensor.clone() for name, tensor in tensors(state).items()})
+        self._after: State = self._state
+        self._shares = torch.full((self.batch,), 1 / self.batch, device=device) if padded else None
+        self._owners: list[str] = []
+        self._counts: list[int] = []  # flags of each owner: one per image, of every view it saw
+        self._pieces: list[_Piece] = []
+        self._flat = torch.empty(0, device=device)
+        self._fill(inputs, state)
+        self._replay = record(lambda: self._run(method))
+
+    def __call__(self, inputs: Mapping[str, Tensor], state: State) -> Tensor:
+        """Take the step; the flat result belongs to the caller."""
+        self._fill(inputs, state)
+        self._replay()
+        return self._flat.clone()
+
+    @property
+    def checked(self) -> int:
+        """How many numbers of the flat result the host checks."""
+        return sum(self._counts)
+
+    def refused(self, flags: Tensor, batch: int) -> tuple[str, list[int]] | None:
+        """Which network gave an answer that is not finite, and for which images; None where all are finite."""
+        refusal = None
+        for owner, own in zip(self._owners, flags.split(self._counts), strict=True):
+            bad = (own.view(-1, self.batch)[:, :batch] < 0.5).any(dim=0).nonzero().flatten().tolist()
+            refusal = (owner, bad) if bad and (refusal is None or refusal[0] == ANSWER) else refusal
+        return refusal
+
+    def split(self, flat: Tensor, batch: int, before: State) -> tuple[Step, State]:
+        """The Step and the next state, as views of a flat result."""
+        sizes = [piece.shape.numel() for piece in self._pieces]
+        large = sum(size for piece, size in zip(self._pieces, sizes, strict=True) if _is_state(piece)) > LARGE
+        fields: dict[str, Tensor] = {}
+        carried: dict[str, Tensor] = {}
+        for piece, part in zip(self._pieces, flat[self.checked :].split(sizes), strict=True):
+            if _is_state(piece):
+                carried[piece.name.removeprefix("state.")] = piece.of(part)
+            else:  # Steps may be kept for long, and a view would keep the whole state with them
+                fields[piece.name] = piece.of(part.clone() if large else part)
+        fields["logits"] = fields["logits"][:batch]
+        if EXPERTS in fields:
+            fields[EXPERTS] = fields[EXPERTS][:, :batch]
+        after, first = numbers(self._after), numbers(self._state)
+        counted = {name: value + after[name] - first[name] for name, value in numbers(before).items()}
+        state = with_numbers(with_tensors(self._after, carried), counted)
+        return Step(**fields, graph=self.batch), state  # type: ignore[arg-type]
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _fill(self, inputs: Mapping[str, Tensor], state: State) -> None:
+        for name, place in self._inputs.items():
+            given, dim = inputs[name], 0 if name == IMAGES else 1
+            count = given.shape[dim]
+            place.narrow(dim, 0, count).copy_(given, non_blocking=True)
+            if count < place.shape[dim]:  # padded with the first image, which is as finite as the batch is
+                place.narrow(dim, count, place.shape[dim] - count).copy_(given.narrow(dim, 0, 1), non_blocking=True)
+        given_tensors = tensors(state)
+        for name, place in tensors(self._state).items():
+            place.copy_(given_tensors[name], non_blocking=True)
+        if self._shares is not None:
+            count = len(inputs[IMAGES])
+            self._shares[:count].fill_(1 / count)
+            self._shares[count:].zero_()
+
+    def _run(self, method: Method[Any]) -> None:
+        """The step, from the places of the inputs to the flat result."""
+        # What the graph does not merge, it finds merged.
+        method.held_from = method.merged_from(self._state) if method.reuses_weights else None
+        known = {name: place for name, place in self._inputs.items() if name != IMAGES}
+        with method.pool.recording() as recording:
+            batch = Batch(method.pool, method.pool.prepare(self._inputs[IMAGES]), known, self._shares)
+            step, self._after = method.advance(batch, self._state)
+            results = {name: value for name, value in vars(step).items() if isinstance(value, Tensor)}
+            if self._with_experts:
+                results[EXPERTS] = batch.logits()[ORIGINAL]
+        finite = torch.cat([finite_images(step.logits), *recording.finite])
+        # A batch that will be refused leaves no trace in the state.
+        sound, places = finite.all(), tensors(self._state)
+        for name, tensor in tensors(self._after).items():
+            results[f"state.{name}"] = torch.where(sound, tensor, places[name])
+        self._owners = [ANSWER, *recording.owners]
+        self._counts = [self.batch, *map(len, recording.finite)]
+        self._pieces = [_Piece(name, tensor.shape, tensor.dtype) for name, tensor in results.items()]
+        self._flat = torch.cat([part.reshape(-1).to(torch.float32) for part in (finite, *results.values())])
+
+
+def _is_state(piece: _Piece) -> bool:
+    return piece.name.startswith("state.")
