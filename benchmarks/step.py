@@ -187,7 +187,7 @@ def about(given: argparse.Namespace, views: tuple[str, ...]) -> dict[str, Any]:
 
 def require_captured(method: ms.Method, device: str) -> None:
     """A step that fell back to eager is not what the benchmark is asked for."""
-    if device.startswith("cuda") and method._captured is None:
+    if device.startswith("cuda") and method.graphs is None:
         raise SystemExit("The step was not captured: the log says why.")
 
 

@@ -17,7 +17,6 @@ import torch
 from step import _network, about, require_captured, timed
 
 import mergestream as ms
-from mergestream.methods import leasing
 from mergestream.pool.execution import Execution
 
 EXPERTS, BATCHES = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -76,7 +75,6 @@ def measure(given: argparse.Namespace, experts: int, size: int) -> dict[str, Any
     images = torch.randint(0, 256, (given.steps + 5, size, 3, *network.preprocessing.size), dtype=torch.uint8).to(
         given.device
     )
-    leasing.free()
     if given.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     method = ms.create_method("entropy_adaptive", pool)

@@ -58,7 +58,7 @@ def input_of(content: bytes) -> dict[str, str]:
 def answer(method: ms.Method, number: int, contents: list[bytes]) -> dict[str, Any]:
     """What a service would log of a step: its record, its inputs, the merged weights."""
     step = method.step(torch.stack([decode(content) for content in contents]))
-    weights = hashlib.sha256(method._weights.numpy().tobytes()).hexdigest()
+    weights = hashlib.sha256(method.merged_weights().numpy().tobytes()).hexdigest()
     record = step_record(number, replace(step, seconds=0.0), np.arange(len(contents)))
     return {**record, "inputs": [input_of(content) for content in contents], "weights_sha256": weights}
 

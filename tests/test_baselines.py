@@ -218,7 +218,7 @@ def test_the_gradient_of_lambda_is_that_of_finite_differences(network: str, head
     pool = pool.to(dtype=torch.float64)
     images = make_images(6, seed=80)
     method = ms.create_method("adamerging", pool, granularity="task", clamp=False, head_rows=head_rows)
-    ours = method._gradient(pool.prepare(images))
+    ours = method._gradient(pool.prepare(images), method.state)
     for k in range(len(pool)):
         ends = []
         for sign in (1, -1):
@@ -784,10 +784,12 @@ def test_regmean_pp_refuses_blocks_that_are_no_chain(order: str) -> None:
 def test_regmean_says_which_layers_it_solves() -> None:
     pool, _, _ = build("torchvision_vit")
     pool = ms.measure_statistics(pool, IMAGES, ["gram"])
-    solved = ms.create_method("regmean", pool).layers
+    method = ms.create_method("regmean", pool)
+    solved = method.layers(method.state)
     assert "encoder.layers.encoder_layer_0.self_attention.in_proj_weight" in solved
     assert "conv_proj.weight" in solved
-    assert "conv_proj.weight" not in ms.create_method("regmean", pool, convolutions=False).layers
+    method = ms.create_method("regmean", pool, convolutions=False)
+    assert "conv_proj.weight" not in method.layers(method.state)
     assert not any(name.endswith("bias") for name in solved)
 
 

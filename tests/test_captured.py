@@ -1,6 +1,5 @@
 """Captured steps against eager ones, without a GPU: a 'graph' here is the recorded function, run again."""
 
-import gc
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +13,11 @@ import mergestream as ms
 from conftest import make_images, make_pool, trained_with_weights
 from graphs import RECORDED, Late
 from mergestream.functional import merging
-from mergestream.methods import base, captured
-from mergestream.methods.captured import MOST_RECORDED, Way
+from mergestream.methods import base, capture
+from mergestream.methods.batch import Batch
+from mergestream.methods.capture import MOST_RECORDED, Recorder
+from mergestream.methods.class_prior import ClassPrior
+from mergestream.methods.scale_match import ScaleMatch
 from mergestream.pool.execution import Execution, Recording, patches_as_products
 from mergestream.runtime import log_once
 from mergestream.runtime.errors import InputError
@@ -191,10 +193,10 @@ def test_the_host_never_runs_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Late, "patience", 10**6)
     pool = make_pool("vit")
     method = ms.create_method("entropy_adaptive", pool)
-    for seed in range(3 * captured.MOST_UNSEEN):
+    for seed in range(3 * capture.MOST_UNCHECKED):
         method.step(make_images(2, seed=seed))
-        assert method._captured is not None
-        assert len(method._captured._unseen) <= captured.MOST_UNSEEN
+        assert method.graphs is not None
+        assert len(method.graphs._unchecked) <= capture.MOST_UNCHECKED
 
 
 def test_drift_makes_the_next_batch_scored_again() -> None:
@@ -206,35 +208,6 @@ def test_drift_makes_the_next_batch_scored_again() -> None:
     calm = ms.create_method("entropy_adaptive", pool, refresh_every=1000, refresh_drift=50.0)
     told = [calm.step(make_images(4, seed=seed)).entropy is not None for seed in range(6)]
     assert not any(told[1:])
-
-
-def test_pools_of_one_make_share_graphs() -> None:
-    """Leave one out, as a benchmark does: the first pool has its own graphs, the second's serve all that follow."""
-    whole = make_pool("vit")
-    counts = []
-    for name in (*whole.names, *whole.names):
-        pool = whole.without(name)
-        fast, slow = ms.create_method("entropy_adaptive", pool), ms.create_method("entropy_adaptive", eager(pool))
-        for seed in range(3):
-            images = make_images(4, seed=seed)
-            assert_same(fast.step(images), slow.step(images))
-        before = pool.fingerprint()
-        counts.append(len(RECORDED))
-        del fast
-        gc.collect()
-        assert pool.fingerprint() == before
-    assert counts == [1, 2, 2, 2, 2, 2]
-
-
-def test_streams_on_one_pool_never_copy_it() -> None:
-    pool = make_pool("vit")
-    methods = [ms.create_method("entropy_adaptive", pool, momentum=0.5) for _ in range(3)]
-    slow = [ms.create_method("entropy_adaptive", eager(pool), momentum=0.5) for _ in range(3)]
-    for seed in range(4):
-        for place, (one, two) in enumerate(zip(methods, slow, strict=True)):
-            images = make_images(4, seed=10 * seed + place)
-            assert_same(one.step(images), two.step(images))
-    assert all(method._captured is not None and method._captured.lent is None for method in methods)
 
 
 def test_the_merged_weights_are_those_that_answered() -> None:
@@ -264,7 +237,7 @@ def test_what_cannot_be_captured_is_eager_and_told_once(
     def refuses(_: Callable[[], None]) -> Callable[[], None]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(base, "way_of", lambda _: Way(refuses, Late))
+    monkeypatch.setattr(base, "recorder_for", lambda _: Recorder(refuses, Late))
     pool = make_pool("vit")
     slow = ms.create_method("entropy_adaptive", eager(pool))
     with caplog.at_level(logging.INFO):
@@ -317,7 +290,7 @@ def test_patches_are_products_inside_the_block_alone() -> None:
     ("name", "options"),
     [
         ("entropy_adaptive", {}),
-        ("entropy_adaptive", {"momentum": 0.5, "refresh_drift": 0.1}),
+        ("entropy_adaptive", {"momentum": 0.5}),
         ("entropy_adaptive", {"views": ("brightness",)}),
         ("prior_adaptive", {}),
         ("prior_adaptive", {"refit": False, "even_heads": False}),
@@ -337,18 +310,21 @@ def test_a_recorded_step_touches_nothing_of_the_host(
     preprocessing._columns.cache_clear()
     with FakeTensorMode(allow_non_fake_inputs=True):
         there = pool._with(bank=torch.empty(pool.bank.shape, device="cuda"))
-        method.pool, method._temperature = there, torch.empty(len(pool), device="cuda")
-        method._weights, method._rows_of._rows = there.new_weights(), there.rows
+        rule = method if name == "entropy_adaptive" else method._rule
+        method.pool = rule.pool = there
+        rule._temperature, rule._rows_of._rows = torch.empty(len(pool), device="cuda"), there.rows
         if name == "prior_adaptive":
-            method._home, method._untilted_home, method._tilt = torch.empty(3, len(pool.classes), device="cuda")
-            method._proven, method._fitted = True, method._fitted_head(there) if method.refit else None
-            method._own_rows, method._evened = there.rows, torch.empty(len(pool), device="cuda")
-        method.reset()
+            home, untilted_home, tilt = torch.empty(3, len(pool.classes), device="cuda")
+            method._prior = ClassPrior(home, untilted_home, tilt, 1.0, 32.0)
+            method._scale = ScaleMatch(rule._temperature, len(pool.classes))
+            method._fits, method._fitted = True, method._fitted_head(there)
+            method._rows, method._evened = there.rows, torch.empty(len(pool), device="cuda")
+        state = method.start()
         images = torch.empty(4, 3, 20, 20, dtype=torch.uint8, device="cuda")
 
         def step() -> None:
             with there.recording():
-                method._step(there.prepare(images), {})
+                method.advance(Batch(there, there.prepare(images)), state)
 
         step()
         with HostTraffic() as traffic:
@@ -358,9 +334,9 @@ def test_a_recorded_step_touches_nothing_of_the_host(
 
 
 def test_a_step_that_is_kept_keeps_no_large_state_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mergestream.methods.recorded.LARGE", 100)
+    monkeypatch.setattr("mergestream.methods.recorded_step.LARGE", 100)
     method = ms.create_method("prior_adaptive", make_pool("vit"))
     steps = [method.step(make_images(8, seed=seed)) for seed in range(3)]
     assert RECORDED
-    assert method._carried()["fit_sums"].numel() > 1000
+    assert method.state.fit.sums.numel() > 1000
     assert steps[-1].logits.untyped_storage().nbytes() < 1000

@@ -13,7 +13,6 @@ import mergestream as ms
 from conftest import make_images, make_pool, trained_with_weights
 from mergestream.data.datasets.data_request import DataRequest
 from mergestream.functional.merging import fused
-from mergestream.methods import leasing
 from mergestream.pool.execution import Execution
 from mergestream.pool.fused_blocks import FusedBlock, fused_blocks
 from mergestream.runtime.errors import InputError
@@ -30,7 +29,6 @@ SMALL = (("depth", 4), ("embed_dim", 96), ("img_size", 32), ("num_heads", 3), ("
 def exact_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    leasing.free()
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +93,7 @@ def test_fast_steps_agree_with_eager_float32(
 
 def test_a_hundred_steps_never_wait_for_the_device(trained: tuple[ms.ExpertPool, Tensor]) -> None:
     pool, images = trained
-    method = ms.create_method("entropy_adaptive", pool.to("cuda"), momentum=0.5, refresh_drift=0.05, refresh_every=3)
+    method = ms.create_method("entropy_adaptive", pool.to("cuda"), momentum=0.5, refresh_every=3)
     batches = images.cuda()[: 32 * 10].split(32)
     for batch in batches:
         method.step(batch)
@@ -106,7 +104,7 @@ def test_a_hundred_steps_never_wait_for_the_device(trained: tuple[ms.ExpertPool,
     finally:
         torch.cuda.set_sync_debug_mode("default")
     method.settle()
-    assert method._captured is not None
+    assert method.graphs is not None
 
 
 def test_a_batch_that_is_not_finite_is_refused_late_and_leaves_no_trace() -> None:
@@ -135,10 +133,9 @@ def test_pools_come_and_go_and_each_is_captured() -> None:
         for _ in range(3):
             method.step(make_images(4, seed=seed))
         method.settle()
-        assert method._captured is not None
-        assert method._captured._recorded
+        assert method.graphs is not None
+        assert method.graphs.recorded
         del method, pool
-        leasing.free()
         gc.collect()
 
 
@@ -191,4 +188,4 @@ def test_other_methods_are_captured_too(name: str) -> None:
     for seed, size in enumerate((6, 6, 6, 2, 5, 6)):
         one, two = fast.step(make_images(size, seed=seed)), slow.step(make_images(size, seed=seed))
         torch.testing.assert_close(one.logits, two.logits, rtol=1e-3, atol=1e-3)
-    assert fast._captured is not None
+    assert fast.graphs is not None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import mergestream as ms
 from conftest import make_images, make_pool
 from mergestream.functional import head_fit
+from mergestream.methods.fading import FadingWindow
 from mergestream.methods.fitted_head import FittedHead
 from mergestream.networks.last_layer import LastLayer
 from mergestream.runtime.errors import InputError, NetworkError
@@ -121,18 +122,22 @@ def test_inputs_far_from_zero_lose_no_digits() -> None:
     inputs, teacher, faded = 1000 + 0.1 * drawn(0, IMAGES, 4), drawn(1, 2, 4), torch.tensor(0.99)
     answers = (inputs - 1000) @ teacher.T
     head = FittedHead(LastLayer("fc", slice(0, 8), slice(8, 10), torch.Size((2, 4))), 0.01, torch.device("cpu"))
-    head.take({})
-    merged = torch.zeros(10)
+    merged, state = torch.zeros(10), head.start()
+    window = FadingWindow(even(20), torch.tensor(20.0), faded)
     for batch in range(0, IMAGES, 20):
         own = slice(batch, batch + 20)
-        head.learn(inputs[own], answers[own], even(20), torch.tensor(20.0), faded)
-        found = head.answer(merged, inputs[own])
+        state = head.learn(state, inputs[own], answers[own], window)
+        found, state = head.answer(state, merged, inputs[own])
     torch.testing.assert_close(found, answers[own], rtol=0, atol=1e-3)
-    weight, bias = head.layer(merged)
+    weight, bias = head.layer(state, merged)
     again = inputs[own].double() @ weight.T.double() + bias
     torch.testing.assert_close(again, answers[own].double(), rtol=0, atol=1e-2)
-    with pytest.raises(ValueError, match="fit_sums"):
-        head.take({"fit_sums": torch.zeros(3, 3)})
+
+
+def test_a_state_of_another_layer_is_refused() -> None:
+    method = ms.create_method("prior_adaptive", make_pool("vit"))
+    with pytest.raises(InputError, match="'fit_sums' has the shape"):
+        method.read_state({"fit_sums": torch.zeros(3, 3)})
 
 
 # --- the last layer of a network ----------------------------------------------------------------------------
@@ -205,7 +210,7 @@ def test_a_network_that_ends_otherwise_is_merged_as_it_is(kind: str) -> None:
     for seed in range(3):
         images = drawn(seed, 6, 1, 2, 2)
         torch.testing.assert_close(method.step(images).logits, plain.step(images).logits)
-    assert method._fitted is None
+    assert method.state.fit is None
 
 
 @pytest.mark.parametrize("kind", ["convolution", "no bias", "a norm"])
@@ -236,7 +241,7 @@ def test_the_merged_weights_of_a_head_of_several_layers_answer_alike(refit: bool
     for seed in range(4):
         images = drawn(seed, 6, 1, 2, 2)
         step = method.step(images)
-        assert float(method._scale) != 1
+        assert float(method.state.scale.scale) != 1
         torch.testing.assert_close(pool.forward(method.merged_weights(), images), step.logits, rtol=1e-4, atol=1e-4)
 
 
@@ -256,4 +261,4 @@ def test_a_refused_first_batch_does_not_spare_the_network_its_proof() -> None:
     with pytest.raises(InputError, match="NaN or Inf"):
         method.step(torch.full((2, 1, 2, 2), torch.nan), expert_logits={"original": drawn(1, 2, 2, 2)})
     method.step(drawn(0, 4, 1, 2, 2))
-    assert method._fitted is None
+    assert method.state.fit is None

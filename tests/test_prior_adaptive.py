@@ -296,11 +296,11 @@ def test_home_comes_from_the_cards(vit_pool: ms.ExpertPool) -> None:
     for name in NAMES[:2]:
         pool = pool.annotate(name, class_counts=counts)
     method = ms.create_method("prior_adaptive", pool)
-    torch.testing.assert_close(method._home, torch.tensor([0.5, 0.3, 0.1, 0.05, 0.05]))
+    torch.testing.assert_close(method._prior.home, torch.tensor([0.5, 0.3, 0.1, 0.05, 0.05]))
     said = dict(zip(CLASSES, (0.2, 0.2, 0.2, 0.2, 0.2), strict=True))
     told = pool.annotate(NAMES[0], metrics={"validation": {"mean_probability": said}})
     method = ms.create_method("prior_adaptive", told)
-    torch.testing.assert_close(method._home, torch.tensor([0.35, 0.25, 0.15, 0.125, 0.125]))
+    torch.testing.assert_close(method._prior.home, torch.tensor([0.35, 0.25, 0.15, 0.125, 0.125]))
     assert method.identity["home"] != ms.create_method("prior_adaptive", pool).identity["home"]
 
 
@@ -349,32 +349,34 @@ def test_the_tilt_of_cards_is_that_of_their_counts(vit_pool: ms.ExpertPool) -> N
     counts = np.array([[4 + 10 * (number + place) for number in range(5)] for place in range(3)], dtype=float)
     odds = (np.log(counts) - np.log(counts).mean(axis=1, keepdims=True)).mean(axis=0)
     method = ms.create_method("prior_adaptive", trained_with_weights(vit_pool))
-    assert method._tilt is not None
-    torch.testing.assert_close(method._tilt, torch.from_numpy(odds).float())
+    assert method._prior.tilt is not None
+    torch.testing.assert_close(method._prior.tilt, torch.from_numpy(odds).float())
     shares = (counts / counts.sum(axis=1, keepdims=True)).mean(axis=0)
-    torch.testing.assert_close(method._untilted_home, torch.from_numpy(shares).float())
+    torch.testing.assert_close(method._prior.untilted_home, torch.from_numpy(shares).float())
 
 
 @pytest.mark.parametrize("given", ["uniform", [0.2] * 5, np.full(5, 0.2)], ids=["name", "list", "array"])
 def test_where_home_is_even_a_weighted_model_is_right_as_it_is(vit_pool: ms.ExpertPool, given: object) -> None:
-    assert ms.create_method("prior_adaptive", trained_with_weights(vit_pool), home=given)._tilt is None
+    assert ms.create_method("prior_adaptive", trained_with_weights(vit_pool), home=given)._prior.tilt is None
 
 
 def test_even_classes_tilt_nothing_whatever_their_number(vit_pool: ms.ExpertPool) -> None:
     pool = vit_pool
     for place, name in enumerate(NAMES):
         pool = pool.annotate(name, class_counts=dict.fromkeys(CLASSES, 37 + place), recipe={"loss": "weighted"})
-    assert ms.create_method("prior_adaptive", pool)._tilt is None
+    assert ms.create_method("prior_adaptive", pool)._prior.tilt is None
 
 
 def test_a_class_that_an_expert_lacks_is_not_tilted_by_it(vit_pool: ms.ExpertPool) -> None:
     lacking = dict(zip(CLASSES, (40, 10, 0, 10, 40), strict=True))
     pool = vit_pool.annotate(NAMES[0], class_counts=lacking, recipe={"loss": "weighted"})
-    tilt = ms.create_method("prior_adaptive", pool)._tilt
+    tilt = ms.create_method("prior_adaptive", pool)._prior.tilt
     assert tilt is not None
     assert tilt[2] == 0
     torch.testing.assert_close(tilt, torch.tensor([2.0, -2.0, 0.0, -2.0, 2.0]).mul(np.log(2) / 2 / len(NAMES)))
-    assert ms.create_method("prior_adaptive", vit_pool.annotate(NAMES[0], recipe={"loss": "weighted"}))._tilt is None
+    assert (
+        ms.create_method("prior_adaptive", vit_pool.annotate(NAMES[0], recipe={"loss": "weighted"}))._prior.tilt is None
+    )
 
 
 @pytest.mark.parametrize(

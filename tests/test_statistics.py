@@ -449,7 +449,7 @@ def test_entropy_adaptive_weighs_a_row_by_those_who_saw_it() -> None:
     pool = with_counts(make_pool("vit"), SEEN)
     method = ms.create_method("entropy_adaptive", pool, head_rows="seen")
     step = method.step(make_images(6))
-    views = pool.layout.views(method._weights)
+    views = pool.layout.views(method.merged_weights())
     rows = torch.stack([pool.layout.views(row)["head.weight"] for row in pool.bank])
     shares = step.head_coefficients
     torch.testing.assert_close(views["head.weight"][2], rows[0, 2], rtol=1e-5, atol=1e-5)

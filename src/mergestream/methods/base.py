@@ -52,7 +52,7 @@ class Method(ABC, Generic[S]):
     period: int = 1
     # The tensors that the merged weights at hand were merged from.
     held_from: tuple[Tensor, ...] | None = None
-    _graphs: Graphs | None = None
+    graphs: Graphs | None = None
     _repeated: tuple[int | None] | None = None  # the graph, or none, that steps must come from; None: free choice
     _not_capturable = False  # recording failed once
 
@@ -91,7 +91,7 @@ class Method(ABC, Generic[S]):
     @property
     def reuses_weights(self) -> bool:
         """Whether some batches are answered with weights that were merged for an earlier one."""
-        return self.static or self.period > 1
+        return self.period > 1
 
     def weights(self, state: S) -> Tensor | None:
         """The weights [P] that answer in a state, not a copy; None where no single network answers."""
@@ -137,8 +137,8 @@ class Method(ABC, Generic[S]):
 
     def settle(self) -> None:
         """Wait for the device, and refuse now what a captured step could not refuse at once."""
-        if self._graphs is not None:
-            self._graphs.look(self, wait=True)
+        if self.graphs is not None:
+            self.graphs.look(self, wait=True)
 
     def repeat(self, graph: int | None) -> None:
         """Take steps from now on as a Step with this `graph` was taken: for the same bits on the same device."""
@@ -152,8 +152,8 @@ class Method(ABC, Generic[S]):
         try:
             with torch.inference_mode(False), torch.no_grad():
                 assert self._recorder is not None
-                self._graphs = self._graphs or Graphs(self._recorder)
-                step = self._graphs.step(self, images, expert_logits, with_experts)
+                self.graphs = self.graphs or Graphs(self._recorder)
+                step = self.graphs.step(self, images, expert_logits, with_experts)
         except MergestreamError:
             raise
         except Exception as error:
@@ -161,7 +161,7 @@ class Method(ABC, Generic[S]):
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             message = f"Steps of '{self.name}' are taken eagerly: they cannot be captured ({reason})."
             log_once(_log, logging.WARNING, message)
-            self._not_capturable, self._graphs = True, None
+            self._not_capturable, self.graphs = True, None
             return None
         if step is not None:
             message = f"Steps of '{self.name}' on {self.pool.device} are replayed from CUDA graphs."
@@ -203,8 +203,8 @@ class Method(ABC, Generic[S]):
 
     def reset(self) -> None:
         """Forget the stream, keep the options."""
-        if self._graphs is not None:
-            self._graphs.forget()
+        if self.graphs is not None:
+            self.graphs.forget()
         self._state = None
 
     def state_dict(self) -> dict[str, Any]:

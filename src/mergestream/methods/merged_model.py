@@ -71,6 +71,10 @@ class MergedModel(Method[S]):
         logits = self._members.forward(self.weights(state), batch.images, recalibrate_bn=self.recalibrate_bn)
         return Step(logits, **self.report(state)), state
 
+    @property
+    def reuses_weights(self) -> bool:
+        return self.static
+
     def merged_from(self, state: S) -> tuple[Tensor, ...]:
         return tuple(leaves(state))
 
