@@ -315,7 +315,7 @@ def test_a_network_of_ones_own_is_held_to_the_first_experts_tensors(tmp_path: Pa
 # --- confidence ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("scale", "words"), [(100.0, "is too sure"), (0.01, "is hardly sure of anything")])
+@pytest.mark.parametrize(("scale", "words"), [(100.0, "is too confident"), (0.01, "is hardly confident of anything")])
 def test_a_scaled_head_is_taken_in_with_warnings(
     pool: Path, tmp_path: Path, pool_command: Callable[..., tuple], scale: float, words: str
 ) -> None:
@@ -330,7 +330,7 @@ def test_a_scaled_head_is_taken_in_with_warnings(
     assert len([w for w in verify_pool(pool).warnings if "'graz'" in w]) == 3
 
 
-@pytest.mark.parametrize(("scale", "words"), [(100.0, "is too sure"), (0.01, "is hardly sure")])
+@pytest.mark.parametrize(("scale", "words"), [(100.0, "is too confident"), (0.01, "is hardly confident")])
 def test_without_other_experts_the_card_alone_gives_it_away(tmp_path: Path, scale: float, words: str) -> None:
     (tmp_path / "pool").mkdir()
     (warning,) = add_expert(tmp_path / "pool", site(tmp_path / "sent", "graz", 9, scale=scale)).warnings
@@ -426,7 +426,7 @@ def test_replaced_versions_are_kept_listed_and_restored(
 
 def test_a_newer_card_of_the_same_weights_is_a_version_the_very_same_is_none(pool: Path, tmp_path: Path) -> None:
     sent = shutil.copytree(pool / "lyon", tmp_path / "sent" / "lyon")
-    with pytest.raises(ms.MergestreamError, match="is this very one already"):
+    with pytest.raises(ms.MergestreamError, match="is identical; nothing was replaced"):
         replace_expert(pool, sent)
     assert replace_expert(pool, edited(sent, temperature=1.5)).version == 2
     assert read_card(pool / "lyon").temperature == 1.5
@@ -807,7 +807,7 @@ def test_import_and_merge_never_write_over_anything(
 ) -> None:
     torch.save(network(1).state_dict(), tmp_path / "x.pth")
     before = (pool / "lyon" / "expert.json").read_bytes()
-    for out, sentence in ((pool / "lyon", "is not written over"), (tmp_path / "base", "cannot be called 'base'")):
+    for out, sentence in ((pool / "lyon", "is not overwritten"), (tmp_path / "base", "cannot be called 'base'")):
         for arguments in (
             ("import", out, tmp_path / "x.pth", *TIMM, "--classes", ",".join(CLASSES)),
             ("merge", pool, out, "--method", "mean"),

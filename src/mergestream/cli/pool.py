@@ -30,10 +30,10 @@ AllowOtherBase = Annotated[
 @pool.command("list")
 def list_experts(folder: Pool, as_json: AsJson = False) -> None:
     """Every expert in order: domain, accuracy on its own validation images, temperature, versions, hash."""
-    from mergestream.pool.exchange.listing import in_words, list_pool
+    from mergestream.pool.exchange.listing import list_pool
 
     listing = list_pool(folder)
-    _tell(as_json, listing.to_json(), in_words(listing))
+    _tell(as_json, listing.to_json(), listing.lines())
 
 
 @pool.command("add")
@@ -83,11 +83,11 @@ def restore(
 @pool.command("verify")
 def verify(folder: Pool, as_json: AsJson = False) -> None:
     """Check the whole pool again, with its candidates and kept versions. Exit code 1 if anything is wrong."""
-    from mergestream.pool.exchange.pool_verification import in_words, verify_pool
+    from mergestream.pool.exchange.pool_verification import verify_pool
 
-    found = verify_pool(folder)
-    _tell(as_json, found.to_json(), in_words(found))
-    if not found.sound:
+    result = verify_pool(folder)
+    _tell(as_json, result.to_json(), result.lines())
+    if not result.sound:
         raise typer.Exit(1)
 
 

@@ -1,6 +1,6 @@
 """The contiguous [K,P] bank: filled from experts one tensor at a time, and only with experts that belong together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import reduce
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mergestream.networks.flat_layout import Integers, Layout
 from mergestream.pool.checkpoint import WeightsFile
-from mergestream.pool.expert_card import BASE, ExpertCard, require_name
+from mergestream.pool.expert_card import BASE, require_name
 from mergestream.runtime.errors import PoolError
 
 ORDER = "pool.json"
@@ -21,22 +21,6 @@ def require_some(experts: Mapping[str, object]) -> None:
         raise PoolError(f"An expert cannot be called '{BASE}': that folder holds the shared start.")
     for name in experts:
         require_name(name)
-
-
-def require_alike(cards: Sequence[ExpertCard], base: ExpertCard | None) -> None:
-    """Refuse experts that differ in anything a merge depends on, naming both and the difference."""
-    first = cards[0]
-    for card in [*cards[1:], *([base] if base else [])]:
-        for what in ("architecture", "head", "classes", "preprocessing"):
-            mine, theirs = getattr(first, what), getattr(card, what)
-            if mine == theirs:
-                continue
-            same_set = what == "classes" and sorted(mine) == sorted(theirs)
-            hint = " The classes are the same in another order: reorder that head's rows." if same_set else ""
-            raise PoolError(f"'{first.name}' and '{card.name}' differ in {what}: {mine} against {theirs}.{hint}")
-    for card in cards:
-        if base is not None and card.base_sha256 not in (None, base.weights_sha256):
-            raise PoolError(f"Expert '{card.name}' was not trained from this pool's base (its base_sha256 differs).")
 
 
 def fill_bank(

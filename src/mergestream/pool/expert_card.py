@@ -46,6 +46,14 @@ class ExpertCard:
     def for_network(cls, name: str, network: Network, classes: tuple[str, ...], **details: Any) -> "ExpertCard":
         return cls(name, network.architecture, network.head, classes, network.preprocessing, **details)
 
+    def validation(self, metric: str) -> float | None:
+        """A finite number of its validation metrics; None if there is none, since a card may hold anything there."""
+        metrics: Any = self.metrics.get("validation")
+        value = metrics.get(metric) if isinstance(metrics, dict) else None
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            return None
+        return float(value)
+
     def to_json(self) -> dict[str, Any]:
         value = asdict(self)
         value["network"] = value.pop("architecture")

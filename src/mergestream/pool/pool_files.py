@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from mergestream.networks.architecture import Network, from_architecture, from_module
 from mergestream.networks.flat_layout import Layout
-from mergestream.pool.bank import fill_bank, read_row, require_alike
+from mergestream.pool.bank import fill_bank, read_row
+from mergestream.pool.card_comparison import require_alike
 from mergestream.pool.checkpoint import PICKLES, WEIGHTS, holds_only_an_expert, open_weights, write_expert
 from mergestream.pool.expert_card import BASE, CARD, SCHEMA_VERSION, ExpertCard, is_expert_folder, read_card
 from mergestream.pool.parts import Device, Parts, require_classes

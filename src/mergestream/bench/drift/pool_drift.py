@@ -15,7 +15,7 @@ from mergestream.bench.drift.layers import COMPONENTS, NetworkLayer, TensorPlace
 from mergestream.bench.drift.spread import Moments, Spread, moments_of, pairs_of, spread_of, total
 from mergestream.bench.drift.tensor_file import TensorFile
 from mergestream.networks.architecture import from_architecture
-from mergestream.pool.bank import require_alike
+from mergestream.pool.card_comparison import require_alike
 from mergestream.pool.checkpoint import open_weights
 from mergestream.pool.exchange.pool_folder import PoolFolder, read_pool
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard

@@ -1,1 +1,1 @@
-"""What a consortium does with its pool on disk: look at it, take experts in, update them, check it, merge it."""
+"""Exchange of experts through a pool on disk: list, add, replace, restore, verify."""

@@ -1,4 +1,4 @@
-"""One expert's weights, read whole and tried on noise pictures: do they fit, and how sure are they of nothing?"""
+"""One expert's weights, read and run on noise images: do they fit, and how confident are their answers?"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,17 +21,17 @@ PROBES = 16
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """How large an expert's head is, and by how much its first answer leads on noise; None where it cannot be run."""
+    """The norm of an expert's head, and the lead of its first answer on noise; None where it cannot run."""
 
     head_norm: float
     lead: float | None = None
 
 
 class NoiseProbe:
-    """Reads experts of one architecture, one at a time, so that a large pool needs the memory of one expert."""
+    """Reads experts of one architecture, one at a time: a large pool needs the memory of one expert only."""
 
     def __init__(self, card: ExpertCard, folder: Path) -> None:
-        """card, folder: the expert that others are held to where its network cannot be built from its name."""
+        """card, folder: the expert to compare with, where the network cannot be built by name."""
         self._head = tuple(f"{part}." for part in card.head)
         self._network = None if card.architecture.library == "custom" else _network(card)
         self._layout = Layout.of(self._network.module, card.head) if self._network else None
@@ -46,7 +46,7 @@ class NoiseProbe:
                 )
 
     def read(self, folder: Path, card: ExpertCard) -> ProbeResult:
-        """Refuses weights whose hash is not the card's, that do not fit the network, or that are not finite."""
+        """Run one expert; refuse weights that are damaged, do not fit the network, or are not finite."""
         state, owner = open_weights(folder, card), f"Expert '{card.name}'"
         if self._layout is None:
             return ProbeResult(self._read_unbuilt(state, owner))
@@ -62,8 +62,8 @@ class NoiseProbe:
                 logits = logits_of(module(self._probes)).float()
         except (RuntimeError, ValueError, AssertionError) as error:
             size = tuple(self._probes.shape[2:])
-            why = str(error).split("\n")[0]
-            raise CheckpointError(f"{owner} cannot take pictures of its own size {size}: {why}") from error
+            message = str(error).split("\n")[0]
+            raise CheckpointError(f"{owner} cannot take images of its own size {size}: {message}") from error
         return ProbeResult(norm, mean_lead(require_finite(logits, owner)))
 
     def _read_unbuilt(self, state: Mapping[str, Tensor], owner: str) -> float:
@@ -81,7 +81,7 @@ class NoiseProbe:
 
 
 def probes(preprocessing: Preprocessing) -> Tensor:
-    """Noise pictures [16,c,H,W], always the same: half white noise, half soft clouds."""
+    """The same noise images [16,c,H,W] every time: half white noise, half soft clouds."""
     generator = torch.Generator().manual_seed(0)
     channels, size = len(preprocessing.mean), preprocessing.size
     white = torch.rand((PROBES // 2, channels, *size), generator=generator)
@@ -91,7 +91,7 @@ def probes(preprocessing: Preprocessing) -> Tensor:
 
 
 def mean_lead(logits: Tensor) -> float:
-    """By how much the first logit leads the mean of the others, on average over logits [B,C]."""
+    """Mean lead of the largest logit over the mean of the others, for logits [B,C]."""
     if logits.shape[-1] < 2:
         return 0.0
     first = logits.amax(dim=-1)

@@ -47,7 +47,7 @@ class PoolFolder:
 
 
 def pool_root(pool: Path) -> Path:
-    """The pool's own place, links followed; refused where there is no folder."""
+    """The pool's real path, links followed."""
     root = pool.resolve()
     if not root.is_dir():
         raise PoolError(
@@ -57,6 +57,7 @@ def pool_root(pool: Path) -> Path:
 
 
 def read_pool(pool: Path) -> PoolFolder:
+    """Read the cards of a pool on disk."""
     root = pool_root(pool)
     if is_expert_folder(root):
         raise PoolError(f"{pool} is one expert's folder, not a pool. Give the folder that holds it.")
@@ -67,7 +68,7 @@ def read_pool(pool: Path) -> PoolFolder:
 
 @contextmanager
 def locked_pool(pool: Path) -> Iterator[PoolFolder]:
-    """The pool as it is now, while no other process changes it."""
+    """Yield the present pool, locked against changes by other processes."""
     root = pool_root(pool)
     with process_lock(root):
         yield read_pool(root)
@@ -75,9 +76,9 @@ def locked_pool(pool: Path) -> Iterator[PoolFolder]:
 
 @contextmanager
 def changed_pool(root: Path) -> Iterator[Path]:
-    """A second pool folder to change, which takes the pool's place in one step when the block ends without error.
+    """Yield a copy of the pool folder to change; it replaces the pool in one step when the block ends without an error.
 
-    Files that stay are hard links, so nothing large is copied; whatever else lies in the pool is carried over too.
+    Files are hard links, so nothing large is copied; other files in the pool stay in it.
     """
     with atomic_folder(root, lambda _: True) as scratch:
         try:
@@ -95,24 +96,24 @@ def _link(source: str, target: str) -> None:
 
 
 def read_any_card(folder: Path) -> ExpertCard:
-    """The card in a folder of any name: a site's parcel, or a kept version."""
+    """Read the card in a folder of any name: one that a site sent, or a previous version."""
     if not folder.is_dir():
         raise CheckpointError(f"There is no folder {folder}. An expert is a folder with {WEIGHTS} and {CARD}.")
     return ExpertCard.from_json(read_json(folder / CARD, SCHEMA_VERSION), folder / CARD)
 
 
 def copy_expert(folder: Path, source: Path, card: ExpertCard) -> None:
-    """Copy an expert's files into `folder`; what was checked must be what arrives."""
+    """Copy an expert's files into `folder` and check their hash again."""
     for name in (WEIGHTS, STATISTICS):
         if (source / name).is_file():
             write_atomically(folder / name, partial(shutil.copyfile, source / name))
     if sha256_of_file(folder / WEIGHTS) != card.weights_sha256:
-        raise CheckpointError(f"{source / WEIGHTS} was changed while it was read. Try again.")
+        raise CheckpointError(f"{source / WEIGHTS} changed while it was read. Try again.")
     write_json(folder / CARD, card.to_json())
 
 
 def remove_expert(folder: Path) -> None:
-    """From a folder that is being changed; what it links to elsewhere stays."""
+    """Remove an expert folder; if it is a link, only the link."""
     if folder.is_symlink():
         folder.unlink()
     elif folder.exists():
@@ -120,9 +121,9 @@ def remove_expert(folder: Path) -> None:
 
 
 def require_new_folder(out: Path) -> None:
-    """An expert folder is named as its expert, and never written over another."""
+    """Refuse an output folder that exists, or whose name cannot be an expert's."""
     require_name(out.name)
     if out.name == BASE:
         raise InputError(f"An expert cannot be called '{BASE}': that folder holds a pool's shared start.")
     if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
-        raise OutputError(f"{out} is there already and is not written over. Choose a new folder.")
+        raise OutputError(f"{out} exists already and is not overwritten. Choose a new folder.")

@@ -1,22 +1,17 @@
-"""A whole pool checked again: everything that is wrong, at once."""
+"""Verification of a whole pool on disk: all problems at once."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mergestream.pool.card_comparison import base_warnings, differences
 from mergestream.pool.checkpoint import open_weights
 from mergestream.pool.exchange.confidence_checks import confidence_warnings
-from mergestream.pool.exchange.expert_checks import (
-    base_problems,
-    base_warnings,
-    differences_between,
-    require_statistics,
-    said,
-)
+from mergestream.pool.exchange.expert_checks import error_messages, inspect_expert, require_statistics
 from mergestream.pool.exchange.noise_probe import NoiseProbe, ProbeResult
 from mergestream.pool.exchange.pool_folder import pool_root, read_any_card
-from mergestream.pool.exchange.versions import kept_versions, versions_folder
+from mergestream.pool.exchange.versions import previous_versions, versions_folder
 from mergestream.pool.expert_card import BASE, CARD, SCHEMA_VERSION, ExpertCard, is_expert_folder, read_card
 from mergestream.pool.pool_files import ORDER, candidates_folder
 from mergestream.runtime.errors import MergestreamError
@@ -27,6 +22,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PoolVerification:
+    """Result of `verify_pool`; the pool is sound if there are no problems."""
+
     experts: tuple[str, ...]
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -39,29 +36,28 @@ class PoolVerification:
         lists = {"experts": self.experts, "problems": self.problems, "warnings": self.warnings}
         return {"sound": self.sound, **{key: list(values) for key, values in lists.items()}}
 
+    def lines(self) -> list[str]:
+        """The problems, the warnings, and the verdict last."""
+        count = len(self.problems)
+        verdict = f"Sound: {len(self.experts)} experts." if self.sound else f"NOT sound: {count} problem(s)."
+        return [*(f"Wrong: {s}" for s in self.problems), *(f"Warning: {s}" for s in self.warnings), verdict]
+
 
 def verify_pool(pool: Path) -> PoolVerification:
-    """The pool, the candidates and the kept versions beside it: hashes, cards, order, base, statistics, weights."""
+    """Check the pool, its candidates and its previous versions: hashes, cards, order, base, statistics, weights."""
     root = pool_root(pool)
     inspector = _Inspector(root)
     inspector.run()
-    problems, warnings = list(inspector.problems), list(inspector.warnings)
+    problems = list(inspector.problems)
     runs = candidates_folder(root)
     if runs.is_dir():
         problems += [f"Candidates: {sentence}" for sentence in _candidate_problems(runs, inspector.cards)]
-    problems += list(_version_problems(root))
-    return PoolVerification(tuple(inspector.cards), tuple(problems), tuple(warnings))
-
-
-def in_words(found: PoolVerification) -> list[str]:
-    """What is wrong, what stands out, and the verdict last."""
-    count = len(found.problems)
-    verdict = f"Sound: {len(found.experts)} experts." if found.sound else f"NOT sound: {count} problem(s)."
-    return [*(f"Wrong: {s}" for s in found.problems), *(f"Warning: {s}" for s in found.warnings), verdict]
+    problems += _version_problems(root)
+    return PoolVerification(tuple(inspector.cards), tuple(problems), tuple(inspector.warnings))
 
 
 class _Inspector:
-    """Collects sentences about one folder of experts; what cannot be read is told once and left out of the rest."""
+    """Collects problems and warnings of one folder of experts; an unreadable one is reported once."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -82,53 +78,44 @@ class _Inspector:
                     self.base = card
                 else:
                     self.cards[card.name] = card
-        self._order({folder.name for folder in folders if is_expert_folder(folder)} - {BASE})
-        if not self.cards:
+        self._check_order({folder.name for folder in folders if is_expert_folder(folder)} - {BASE})
+        if self.cards:
+            self._check_experts()
+        else:
             self.problems.append(f"There is no whole expert in {self.root}.")
-            return
-        self._experts()
 
-    def _order(self, present: set[str]) -> None:
-        if not (self.root / ORDER).exists():
+    def _check_order(self, present: set[str]) -> None:
+        path = self.root / ORDER
+        value = self._tried(read_json, path, SCHEMA_VERSION) if path.exists() else None
+        if value is None:
             return
-        value = self._tried(read_json, self.root / ORDER, SCHEMA_VERSION)
-        order = (value or {}).get("order", [])
-        if value is None or not isinstance(order, list) or not all(isinstance(name, str) for name in order):
-            self.problems += [] if value is None else [f"{self.root / ORDER}: 'order' must be a list of names."]
+        order = value.get("order", [])
+        if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
+            self.problems.append(f"{path}: 'order' must be a list of names.")
             return
-        doubled = sorted({name for name in order if order.count(name) > 1})
-        self.problems += [f"{self.root / ORDER} lists '{name}' more than once." for name in doubled]
-        lost = [name for name in dict.fromkeys(order) if name not in present]
-        self.problems += [
-            f"{self.root / ORDER} lists the expert '{name}', but its folder is not there." for name in lost
-        ]
-        late = sorted(present - set(order))
-        self.warnings += [f"{self.root / ORDER} does not list '{name}'; it comes last." for name in late]
-        self.cards = {n: self.cards[n] for n in dict.fromkeys([*order, *sorted(self.cards)]) if n in self.cards}
+        names = list(dict.fromkeys(order))
+        self.problems += [f"{path} lists '{name}' more than once." for name in sorted(names) if order.count(name) > 1]
+        missing = [name for name in names if name not in present]
+        self.problems += [f"{path} lists the expert '{name}', but its folder is not there." for name in missing]
+        self.warnings += [f"{path} does not list '{name}'; it comes last." for name in sorted(present - set(order))]
+        self.cards = {n: self.cards[n] for n in dict.fromkeys([*names, *sorted(self.cards)]) if n in self.cards}
 
-    def _experts(self) -> None:
-        """Each expert and the base, held to the first expert and to one another."""
+    def _check_experts(self) -> None:
+        """Compare each expert and the base with the first expert and with one another."""
         reference = next(iter(self.cards.values()))
-        gauge = self._tried(NoiseProbe, reference, self.root / reference.name)
-        readings: dict[str, ProbeResult] = {}
+        probe = self._tried(NoiseProbe, reference, self.root / reference.name)
+        results: dict[str, ProbeResult] = {}
         for card in (*self.cards.values(), *([self.base] if self.base else [])):
-            folder = self.root / card.name
-            differences = differences_between(card, reference)
-            self.problems += [*differences, *base_problems(card, self.base)]
-            if differences or gauge is None:
-                self.problems += said(open_weights, folder, card)
-            elif (reading := self._tried(gauge.read, folder, card)) is not None:
-                readings[card.name] = reading
-            self.problems += said(require_statistics, folder, card)
-        self._doubts(readings)
-
-    def _doubts(self, readings: dict[str, ProbeResult]) -> None:
+            problems, result = inspect_expert(self.root / card.name, card, reference, self.base, probe)
+            self.problems += problems
+            if result is not None:
+                results[card.name] = result
         for card in self.cards.values():
             others = [other for other in self.cards.values() if other is not card]
             self.warnings += base_warnings(card, others, self.base)
-            if card.name in readings:
-                theirs = [readings[other.name] for other in others if other.name in readings]
-                self.warnings += confidence_warnings(card, readings[card.name], theirs)
+            if card.name in results:
+                other_results = [results[other.name] for other in others if other.name in results]
+                self.warnings += confidence_warnings(card, results[card.name], other_results)
 
     def _tried(self, read: Callable[..., T], *arguments: object) -> T | None:
         try:
@@ -147,18 +134,17 @@ def _candidate_problems(folder: Path, experts: dict[str, ExpertCard]) -> Iterato
     reference = next(iter(experts.values()))
     domains = {card.domain or card.name for card in experts.values()}
     for card in inspector.cards.values():
-        yield from differences_between(card, reference)
+        yield from differences(card, reference)
         if card.domain not in domains:
             yield f"'{card.name}' is of domain {card.domain!r}, which is no expert's: {', '.join(sorted(domains))}."
 
 
 def _version_problems(root: Path) -> Iterator[str]:
-    """Kept versions must still be what they were; they need not fit the pool of today."""
-    experts: Iterable[Path] = sorted(path for path in versions_folder(root).glob("*") if path.is_dir())
-    for expert in experts:
-        for number, folder in kept_versions(root, expert.name).items():
-            sentences = said(_require_whole, folder)
-            yield from (f"Version {number} of '{expert.name}': {sentence}" for sentence in sentences)
+    """Previous versions must be undamaged; they need not fit the present pool."""
+    for expert in sorted(path.name for path in versions_folder(root).glob("*") if path.is_dir()):
+        for number, folder in previous_versions(root, expert).items():
+            for sentence in error_messages(_require_whole, folder):
+                yield f"Version {number} of '{expert}': {sentence}"
 
 
 def _require_whole(folder: Path) -> None:
