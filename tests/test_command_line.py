@@ -1,197 +1,32 @@
-"""The real command line, as a newcomer types it."""
+"""The command line as a whole: version, help, exit codes, errors, and one real process."""
 
-import json
-import os
-import re
-import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 import mergestream as ms
-
-SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"
-
-
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mergestream", *arguments]
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
-
-
-@pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    folder = tmp_path_factory.mktemp("demo") / "out"
-    done = run("demo", "--quick", "--out", str(folder))
-    assert done.returncode == 0, done.stderr
-    return folder, done.stdout
-
-
-def test_demo_prints_the_table_and_says_synthetic(out: tuple[Path, str]) -> None:
-    text = out[1]
-    assert "The data are synthetic" in text
-    assert "Not a medical device" in text
-    for word in (*ms.list_methods(), "oracle", "iid", "dirichlet"):
-        assert word in text
-    sentences = re.findall(r"^On (?:iid|dirichlet:0.05), entropy_adaptive .*", text, flags=re.MULTILINE)
-    assert len(sentences) == 2
-    for sentence in sentences:  # whom it beats and to whom it loses: every method once in every sentence
-        for name in set(ms.list_methods()) - {"single_expert"}:
-            assert len(re.findall(rf"\b{name} \(", sentence)) == 1, (name, sentence)
-
-
-def test_demo_leaves_results_records_pool_and_report(out: tuple[Path, str]) -> None:
-    folder = out[0]
-    results = json.loads((folder / "results.json").read_text())
-    assert results["schema_version"] == 1
-    assert "synthetic" in results["data"]
-    rows = {(row["label"], row["stream"]): row for row in results["results"]}
-    assert len(rows) == (13 + 2) * 2
-    for row in rows.values():
-        assert row["accuracy"]["low"] <= row["accuracy"]["mean"] <= row["accuracy"]["high"]
-        assert set(row["per_target"]) == {"lyon", "brest", "turin", "graz"}
-    best = rows["oracle: best single expert", "iid"]["accuracy"]["mean"]
-    assert best >= rows["single_expert, on average", "iid"]["accuracy"]["mean"]
-    pool = ms.ExpertPool.load(folder / "pool")
-    assert pool.names == ("brest", "graz", "lyon", "turin")
-    runs = [ms.Run.load(path) for path in (folder / "runs").iterdir()]
-    assert len(runs) == (13 + 3) * 2 * 4
-
-
-def test_the_table_is_what_the_records_say(out: tuple[Path, str]) -> None:
-    """Nothing between the records and the table: the mean is recomputed here from predictions on disk."""
-    import numpy as np
-
-    folder = out[0]
-    shown = json.loads((folder / "results.json").read_text())["results"]
-    for label in ("entropy_adaptive", "mean", "ensemble"):
-        accuracies = []
-        for path in (folder / "runs").iterdir():
-            header = json.loads((path / "run.json").read_text())["arguments"]
-            if (header["label"], header["stream"]["name"]) == (label, "dirichlet:0.05"):
-                stored = np.load(path / "predictions.npz")
-                accuracies.append(np.mean(stored["prediction"] == stored["label"]))
-        (row,) = [row for row in shown if (row["label"], row["stream"]) == (label, "dirichlet:0.05")]
-        assert len(accuracies) == 4
-        assert row["accuracy"]["mean"] == pytest.approx(np.mean(accuracies))
-
-
-def test_experts_know_their_own_hospital_best(out: tuple[Path, str]) -> None:
-    """What the demo is about: excellent at home, worse elsewhere."""
-    results = json.loads((out[0] / "results.json").read_text())
-    home = sum(expert["validation"]["accuracy"] for expert in results["experts"]) / len(results["experts"])
-    (away,) = [r for r in results["results"] if (r["label"], r["stream"]) == ("single_expert, on average", "iid")]
-    assert home > away["accuracy"]["mean"] + 0.05
-
-
-class Page(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.images, self.outside, self.headings = [], [], []
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        values = dict(attributes)
-        if tag in ("img", "svg"):
-            self.images.append(values.get("alt") or values.get("aria-label"))
-        if tag in ("h1", "h2"):
-            self.headings.append(tag)
-        for key in ("src", "href"):
-            value = values.get(key)
-            if value and not value.startswith(("data:", "#")):
-                self.outside.append(value)
-
-
-def test_the_report_is_self_contained(out: tuple[Path, str]) -> None:
-    text = (out[0] / "report.html").read_text()
-    page = Page()
-    page.feed(text)
-    assert not page.outside
-    assert not re.search("https?:", re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "", text))
-    assert len(page.images) >= 40
-    assert all(page.images)
-    assert page.headings.count("h1") == 1
-    assert "The data are synthetic" in text
-    assert "Not a medical device" in text
-    assert len(text) < 3_000_000
-    for title in ("Summary", "Results", "Ablation", "Streams", "Drift", "Cost", "The hospitals", "Provenance"):
-        assert f">{title}</h2>" in text
-    assert list((out[0] / "report-tables").glob("*.tex"))
-
-
-def test_the_report_can_be_made_again_from_the_records(out: tuple[Path, str], tmp_path: Path) -> None:
-    """What the demo ends with is what the command gives: the same tables, number for number."""
-    drift = str(out[0] / "drift.json")
-    done = run("report", str(out[0]), "--out", str(tmp_path / "again.html"), "--drift", drift)
-    assert done.returncode == 0, done.stderr
-    for table in (tmp_path / "again-tables").iterdir():
-        assert table.read_text() == (out[0] / "report-tables" / table.name).read_text(), table.name
-
-
-def test_a_second_demo_redoes_nothing(out: tuple[Path, str]) -> None:
-    folder, before = out[0], json.loads((out[0] / "results.json").read_text())
-    stamps = {path: path.stat().st_mtime_ns for path in [*folder.glob("pool/*/*"), *folder.glob("runs/*/*")]}
-    done = run("demo", "--quick", "--out", str(folder), "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == before
-    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-
-
-def test_every_file_keeps_its_schema(out: tuple[Path, str]) -> None:
-    folder = out[0]
-
-    def check(name: str, value: object) -> None:
-        schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text())
-        jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
-
-    check("results", json.loads((folder / "results.json").read_text()))
-    for path in (folder / "pool").glob("*/expert.json"):
-        check("expert", json.loads(path.read_text()))
-    for path in (folder / "runs").iterdir():
-        check("run", json.loads((path / "run.json").read_text()))
-        for line in (path / "steps.jsonl").read_text().splitlines()[:2]:
-            check("step", json.loads(line))
-
-
-def test_cards_and_records_name_no_file_and_no_machine(out: tuple[Path, str]) -> None:
-    for path in [*out[0].glob("pool/*/expert.json"), *out[0].glob("runs/*/run.json")]:
-        text = path.read_text()
-        assert str(out[0]) not in text
-        assert str(Path.home()) not in text
-
-
-@pytest.mark.slow
-def test_the_full_demo_ends_well(tmp_path: Path) -> None:
-    done = run("demo", "--out", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
-    rows = {(row["label"], row["stream"]): row for row in results["results"]}
-    assert len(rows) == (22 + 2) * 5
-    assert all(row["runs"] in (12, 36) for row in rows.values())
-    for expert in results["experts"]:
-        assert expert["validation"]["accuracy"] > 0.75
-    away = rows["single_expert, on average", "iid"]["accuracy"]["mean"]
-    assert rows["mean", "iid"]["accuracy"]["mean"] > away  # the pool knows more than its average member
+from benching import command, process
+from mergestream.cli.app import main
 
 
 def test_version_and_help() -> None:
-    assert run("--version").stdout.strip() == f"mergestream {ms.__version__}"
-    text = run("demo", "--help").stdout
+    real = process("--version")  # as a newcomer types it; all other tests run commands in this process
+    assert (real.returncode, real.stdout.strip()) == (0, f"mergestream {ms.__version__}")
+    text = command("demo", "--help").stdout
     for option in ("--out", "--quick", "--json"):
         assert option in text
 
 
-def test_wrong_usage_is_2_and_failure_is_1_in_one_line(tmp_path: Path) -> None:
-    wrong = run("demo", "--quik")
-    assert wrong.returncode == 2
-    assert run("dmeo").returncode == 2
+def test_wrong_usage_is_2_and_failure_is_1_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command("demo", "--quik").returncode == 2
+    assert command("dmeo").returncode == 2
     (tmp_path / "file").write_text("in the way")
-    failed = run("demo", "--quick", "--out", str(tmp_path / "file" / "out"))
+    line = ["demo", "--quick", "--out", str(tmp_path / "file" / "out")]
+    failed = command(*line)
     assert failed.returncode == 1
     assert failed.stderr.count("\n") == 1
     assert failed.stderr.startswith("mergestream: Cannot write to the folder")
-    loud = run("--debug", "demo", "--quick", "--out", str(tmp_path / "file" / "out"))
-    assert loud.returncode == 1
-    assert "Traceback" in loud.stderr
+    monkeypatch.setattr(sys, "argv", ["mergestream", "--debug", *line])
+    with pytest.raises(ms.MergestreamError):  # Python then prints the traceback and ends with 1
+        main()
