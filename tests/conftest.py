@@ -20,8 +20,9 @@ from mergestream.pool.statistics.measurement import KINDS
 # Two workers share two cores: more threads than cores make OpenMP's barriers spin against each other.
 torch.set_num_threads(1)
 # New examples at every run of a developer, the same ones in CI: what lands must not depend on luck.
-hypothesis.settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)
-hypothesis.settings.load_profile("project")
+for profile, examples in (("quick", 20), ("thorough", 300)):
+    hypothesis.settings.register_profile(profile, deadline=None, max_examples=examples, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 CLASSES = ("round", "spiculated", "ring", "divided", "other")
 NAMES = ("lyon", "brest", "turin")

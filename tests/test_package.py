@@ -281,14 +281,6 @@ def test_the_readme_is_short_and_its_links_and_tree_exist() -> None:
     assert set(re.findall(r"^  ([a-z]+)/ ", text, flags=re.MULTILINE)) == rooms
 
 
-def test_only_the_ten_rooms_lie_at_the_top_of_the_package() -> None:
-    package = ROOT / "src" / "mergestream"
-    assert {path.name for path in package.glob("*.py")} == {"__init__.py", "__main__.py"}
-    assert {path.parent.name for path in package.glob("*/__init__.py")} == {
-        "bench", "cli", "data", "functional", "methods", "networks", "pool", "runtime", "serving", "training",
-    }  # fmt: skip
-
-
 def test_no_registry_address_and_no_path_of_a_machine_is_tracked() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if tracked.returncode:
