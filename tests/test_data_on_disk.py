@@ -295,11 +295,12 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("os.posix_fallocate", full)
     dataset = ms.load_dataset("folder", root=tmp_path / "data", size=16, cache_folder=tmp_path / "kept")
-    with pytest.raises(ms.MergestreamError, match=r"No space left on device\. Free space"):
+    with pytest.raises(ms.MergestreamError, match=r"No space left on device\. Free some space"):
         dataset["lyon"]
     assert not [path for path in (tmp_path / "kept").iterdir() if not path.name.endswith(".lock")]
 
 
+@pytest.mark.slow
 def test_two_processes_decode_once(tmp_path: Path) -> None:
     """The second waits for the first, and then maps what it wrote."""
     DATASETS["folder"].write_standin(tmp_path / "data")
@@ -427,6 +428,7 @@ def test_fake_never_writes_over_anything(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
 
 
+@pytest.mark.slow
 def test_real_pacs_is_complete() -> None:
     said = command("data", "verify", "pacs", str(real("pacs-128.zip")))
     assert said.returncode == 0, said.stderr
@@ -434,6 +436,7 @@ def test_real_pacs_is_complete() -> None:
     assert "Complete: every image can be read, and the counts are the published ones" in said.stdout
 
 
+@pytest.mark.slow
 def test_real_midog_is_complete_and_says_what_it_leaves_out() -> None:
     said = command("data", "verify", "midog", str(real("midog25-64.zip")))
     assert said.returncode == 0, said.stderr

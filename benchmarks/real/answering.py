@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mergestream.bench.evaluation import CPU_CHUNK, GPU_CHUNK
 from mergestream.data.datasets import DomainData
-from mergestream.data.streams import Stream, create_stream
+from mergestream.data.stream import Stream
+from mergestream.data.streams import create_stream
 from mergestream.methods import ORIGINAL, Method
 from mergestream.pool.expert_pool import ExpertPool
 

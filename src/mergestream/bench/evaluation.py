@@ -13,7 +13,8 @@ from torch import Tensor
 from mergestream.bench.partial_run import PartialRun
 from mergestream.bench.records import Run, is_finished, run_hash, step_record
 from mergestream.data.datasets.domain_data import DomainData
-from mergestream.data.streams import Stream, in_order
+from mergestream.data.stream import Stream
+from mergestream.data.streams import in_order
 from mergestream.methods import ORIGINAL, ExpertLogits, Method
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError

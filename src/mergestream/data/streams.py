@@ -1,80 +1,55 @@
-"""The order in which samples arrive: pure functions of labels and seed, every sample exactly once, hashed."""
+"""Orders in which samples arrive: pure functions of labels and seed; every sample comes exactly once."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from mergestream.data.stream import (
+    Labels,
+    Stream,
+    cut_batches,
+    read_labels,
+    require_batch_size,
+    require_positive,
+    seeded_random,
+)
 from mergestream.runtime.errors import InputError, unknown_name
-
-Labels = Any  # any one-dimensional sequence of integers: list, array or tensor
-
-
-@dataclass(frozen=True)
-class Stream(Sequence[np.ndarray]):
-    """Batches of sample indices, in order of arrival."""
-
-    name: str
-    batches: tuple[np.ndarray, ...]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, position: Any) -> Any:
-        return self.batches[position]
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return iter(self.batches)
-
-    @property
-    def hash(self) -> str:
-        """sha-256 of the batch sizes and the indices."""
-        digest = hashlib.sha256(np.array([len(b) for b in self.batches], dtype="<i8").tobytes())
-        for batch in self.batches:
-            digest.update(batch.astype("<i8").tobytes())
-        return digest.hexdigest()
-
-    def majority_share(self, labels: Labels) -> float:
-        """Mean over batches of the share that the commonest class has in a batch."""
-        values = _labels(labels)
-        return float(np.mean([np.bincount(values[batch]).max() / len(batch) for batch in self.batches]))
 
 
 def in_order(count: int, batch_size: int) -> Stream:
-    """As the data lie, for what does not depend on an order."""
-    return _cut("in_order", np.arange(count), batch_size)
+    """The data's own order, for results that do not depend on it."""
+    return cut_batches("in_order", np.arange(count), batch_size)
 
 
 def iid(labels: Labels, *, batch_size: int = 32, seed: int = 0) -> Stream:
     """A plain shuffle."""
-    return _cut("iid", _random(seed).permutation(len(_labels(labels))), batch_size)
+    return cut_batches("iid", seeded_random(seed).permutation(len(read_labels(labels))), batch_size)
 
 
 def dirichlet(labels: Labels, *, alpha: float, batch_size: int = 32, seed: int = 0) -> Stream:
-    """Each batch draws its own class mix q ~ Dir(alpha); samples without replacement, exhausted classes left out."""
-    _require_positive("dirichlet", "alpha", alpha)
-    _require_batch_size(batch_size)
-    values, random = _labels(labels), _random(seed)
+    """Each batch draws its own class mix q ~ Dir(alpha), without replacement; used-up classes are left out."""
+    require_positive("dirichlet", "alpha", alpha)
+    require_batch_size(batch_size)
+    values, random = read_labels(labels), seeded_random(seed)
     remaining = _shuffled_by_class(values, random)
     order: list[int] = []
     for start in range(0, len(values), batch_size):
         log_mix = _log_dirichlet(random, alpha, len(remaining))
         for _ in range(min(batch_size, len(values) - start)):
-            # Gumbel-max draws from q restricted to non-empty classes, also where their q underflows to 0.
+            # Gumbel-max samples q restricted to non-empty classes, even if their q underflows to 0.
             noise = log_mix - np.log(-np.log(random.uniform(1e-300, 1, len(remaining))))
             noise[[not indices for indices in remaining]] = -np.inf
             order.append(remaining[int(noise.argmax())].pop())
-    return _cut(f"dirichlet:{alpha:g}", np.array(order), batch_size)
+    return cut_batches(f"dirichlet:{alpha:g}", np.array(order), batch_size)
 
 
 def note(labels: Labels, *, delta: float = 0.1, batch_size: int = 32, seed: int = 0) -> Stream:
     """NOTE's temporally correlated stream: classes split over C chunks by Dir(delta), contiguous inside a chunk."""
-    _require_positive("note", "delta", delta)
-    values, random = _labels(labels), _random(seed)
+    require_positive("note", "delta", delta)
+    values, random = read_labels(labels), seeded_random(seed)
     count = len(np.unique(values))
     smallest = min(10, len(values) // count)
     for _ in range(100):
@@ -82,14 +57,14 @@ def note(labels: Labels, *, delta: float = 0.1, batch_size: int = 32, seed: int 
         if min(sum(map(len, chunk)) for chunk in chunks) >= smallest:
             break
     order = [np.concatenate([chunk[c] for c in random.permutation(len(chunk))]) for chunk in chunks]
-    return _cut(f"note:{delta:g}", np.concatenate(order), batch_size)
+    return cut_batches(f"note:{delta:g}", np.concatenate(order), batch_size)
 
 
 def sorted_by_label(labels: Labels, *, batch_size: int = 32, seed: int = 0) -> Stream:
     """One class after the other, ascending; shuffled inside a class."""
-    values, random = _labels(labels), _random(seed)
+    values, random = read_labels(labels), seeded_random(seed)
     order = random.permutation(len(values))
-    return _cut("sorted", order[np.argsort(values[order], kind="stable")], batch_size)
+    return cut_batches("sorted", order[np.argsort(values[order], kind="stable")], batch_size)
 
 
 def temporal(
@@ -99,23 +74,23 @@ def temporal(
     batch_size: int = 32,
     seed: int = 0,  # noqa: ARG001
 ) -> Stream:
-    """Real acquisition order; samples acquired at one time stay in the data set's order. `seed` has no effect."""
+    """Real acquisition order; samples with equal times stay in the data set's order. `seed` has no effect."""
     if acquired is None:
         raise InputError("These data have no acquisition order. For a temporally correlated stream use 'note:0.1'.")
-    values = _labels(labels)
+    values = read_labels(labels)
     if len(acquired) != len(values):
         raise InputError(f"{len(values)} labels but {len(acquired)} acquisition times.")
-    return _cut("temporal", np.argsort(np.asarray(acquired), kind="stable"), batch_size)
+    return cut_batches("temporal", np.argsort(np.asarray(acquired), kind="stable"), batch_size)
 
 
 def mixture(
     labels: Labels, *, domains: Sequence[Any], change: str = "smooth", batch_size: int = 32, seed: int = 0
 ) -> Stream:
-    """Several target domains whose shares drift ('smooth') or jump ('abrupt') over the stream.
+    """Mix several target domains whose shares drift ('smooth') or jump ('abrupt') over the stream.
 
     Every sample gets an arrival time from its domain's density over [0,1]; sorting by it keeps every sample once.
     """
-    values, random = _labels(labels), _random(seed)
+    values, random = read_labels(labels), seeded_random(seed)
     names = np.asarray(domains)
     kinds = np.unique(names)
     if len(names) != len(values) or len(kinds) < 2:
@@ -127,7 +102,7 @@ def mixture(
     for position, kind in enumerate(random.permutation(kinds)):
         mine = names == kind
         time[mine] = arrivals[change](random, position, len(kinds), int(mine.sum()))
-    return _cut(f"mixture:{change}", np.argsort(time, kind="stable"), batch_size)
+    return cut_batches(f"mixture:{change}", np.argsort(time, kind="stable"), batch_size)
 
 
 CHANGES = ("smooth", "abrupt")
@@ -142,7 +117,7 @@ STREAMS: dict[str, tuple[Callable[..., Stream], str | None]] = {
 
 
 def parse_stream(spec: str) -> tuple[str, dict[str, Any]]:
-    """The name and the options of a stream spelt 'name' or 'name:value'."""
+    """Parse a stream written as 'name' or 'name:value' into its name and options."""
     name, _, value = spec.partition(":")
     if name not in STREAMS:
         raise unknown_name("stream", name, STREAMS)
@@ -157,18 +132,18 @@ def parse_stream(spec: str) -> tuple[str, dict[str, Any]]:
         raise unknown_name("mixture", value, CHANGES)
     if parameter == "change":
         return name, {parameter: value}
-    found = _number(spec, value)
-    _require_positive(name, parameter, found)
-    return name, {parameter: found}
+    number = _number(spec, value)
+    require_positive(name, parameter, number)
+    return name, {parameter: number}
 
 
-def create_stream(spec: str, labels: Labels, *, batch_size: int = 32, seed: int = 0, **known: Any) -> Stream:
-    """A stream by its spelling, 'name' or 'name:value'; `known` may hold `acquired` and `domains`."""
+def create_stream(spec: str, labels: Labels, *, batch_size: int = 32, seed: int = 0, **columns: Any) -> Stream:
+    """Create a stream written as 'name' or 'name:value'; `columns` may hold `acquired` and `domains`."""
     name, options = parse_stream(spec)
-    wanted = {"temporal": "acquired", "mixture": "domains"}.get(name)
-    if wanted:
-        options[wanted] = known.get(wanted)
-    if wanted == "domains" and options["domains"] is None:
+    column = {"temporal": "acquired", "mixture": "domains"}.get(name)
+    if column:
+        options[column] = columns.get(column)
+    if column == "domains" and options["domains"] is None:
         raise InputError("mixture needs the domain of every sample: hold out two or more target domains.")
     return STREAMS[name][0](labels, batch_size=batch_size, seed=seed, **options)
 
@@ -178,38 +153,6 @@ def _number(spec: str, value: str) -> float:
         return float(value)
     except ValueError:
         raise InputError(f"'{value}' in the stream '{spec}' is not a number.") from None
-
-
-def _require_positive(stream: str, parameter: str, value: float) -> None:
-    if not 1e-6 <= value < np.inf:
-        raise InputError(f"{stream} needs {parameter} above 0 (at least 1e-6) and finite, got {value}.")
-
-
-def _require_batch_size(batch_size: int) -> None:
-    if not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        raise InputError(f"A batch holds at least one sample, got batch_size={batch_size}.")
-
-
-def _random(seed: int) -> np.random.RandomState:
-    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
-        raise InputError(f"A seed is a whole number from 0 to 2**32 - 1, got {seed!r}.")
-    # RandomState, not Generator: numpy freezes its sequences, so a stream's hash holds across versions.
-    return np.random.RandomState(seed)
-
-
-def _labels(labels: Labels) -> np.ndarray:
-    values = np.asarray(labels)
-    if values.ndim != 1 or len(values) == 0:
-        raise InputError(f"A stream needs a non-empty list of labels, got shape {values.shape}.")
-    if not np.issubdtype(values.dtype, np.integer) or values.min() < 0:
-        raise InputError(f"Labels are whole numbers from 0, got {values.dtype} with minimum {values.min()}.")
-    return values.astype(np.int64)
-
-
-def _cut(name: str, order: np.ndarray, batch_size: int) -> Stream:
-    _require_batch_size(batch_size)
-    order = np.ascontiguousarray(order, dtype=np.int64)
-    return Stream(name, tuple(order[start : start + batch_size] for start in range(0, len(order), batch_size)))
 
 
 def _shuffled_by_class(values: np.ndarray, random: np.random.RandomState) -> list[list[int]]:
@@ -243,7 +186,7 @@ def _smooth_arrivals(random: np.random.RandomState, position: int, count: int, s
 
 
 def _abrupt_arrivals(random: np.random.RandomState, position: int, count: int, size: int) -> np.ndarray:
-    """Two rounds of segments; in its own segments a domain dominates (9 of 10 samples), elsewhere it is a guest."""
+    """Two rounds of segments; a domain has 9 of 10 samples in its own segments and few elsewhere."""
     segments = np.arange(2 * count)
     share = np.where(segments % count == position, 0.45, 0.1 / max(2 * count - 2, 1))
     chosen = random.choice(segments, size=size, p=share / share.sum())

@@ -15,7 +15,8 @@ from mergestream.bench.engine.variants import Variant
 from mergestream.bench.evaluation import StreamedRun, describe_run, domain_logits
 from mergestream.data.datasets import Dataset, DomainData, concatenate
 from mergestream.data.datasets.data_request import open_data
-from mergestream.data.streams import Stream, create_stream
+from mergestream.data.stream import Stream
+from mergestream.data.streams import create_stream
 from mergestream.methods import METHODS, ORIGINAL, Method, create_method
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.networks.views import require_views

@@ -28,7 +28,7 @@ from mergestream.bench.landscape.path import merged_models
 from mergestream.bench.landscape.plane import Plane, grid_axes
 from mergestream.bench.landscape.surface import Losses, Surface
 from mergestream.data.datasets.domain_data import DomainData
-from mergestream.data.streams import Stream
+from mergestream.data.stream import Stream
 from mergestream.functional import coefficients as simplex
 from mergestream.methods import Method
 from mergestream.pool.expert_pool import ExpertPool

@@ -19,7 +19,8 @@ from mergestream.bench.landscape.landscape_request import LandscapeRequest, pars
 from mergestream.data.datasets import Dataset, DomainData
 from mergestream.data.datasets.data_request import open_data
 from mergestream.data.datasets.image_tree import plain_name
-from mergestream.data.streams import Stream, create_stream, iid
+from mergestream.data.stream import Stream
+from mergestream.data.streams import create_stream, iid
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, unknown_name

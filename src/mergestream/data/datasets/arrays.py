@@ -1,4 +1,4 @@
-"""Arrays inside .npy, .npz and .hdf5 files, read without the rest of the file. Pickles are refused."""
+"""Arrays in .npy, .npz and .hdf5 files, read without the rest of the file. Pickles are refused."""
 
 import zipfile
 from typing import Any, BinaryIO
@@ -10,7 +10,7 @@ from mergestream.runtime.errors import DataError
 
 
 def read_array(root: Root, file: str, name: str) -> np.ndarray:
-    """One named array of an .npz or .hdf5 file; `name` is not used for an .npy file."""
+    """Read a named array of an .npz or .hdf5 file; `name` is not used for an .npy file."""
     with root.open(file) as content:
         try:
             if _is_hdf5(file):
@@ -23,7 +23,7 @@ def read_array(root: Root, file: str, name: str) -> np.ndarray:
 
 
 def array_shape(root: Root, file: str, name: str) -> tuple[int, ...]:
-    """The shape of a named array of an .npz or .hdf5 file, from its header alone."""
+    """Read the shape of a named array of an .npz or .hdf5 file from its header."""
     with root.open(file) as content:
         try:
             if _is_hdf5(file):

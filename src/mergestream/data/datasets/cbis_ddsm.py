@@ -99,9 +99,9 @@ def _dicoms(root: Root) -> list[tuple[str, str]]:
         if not file.lower().endswith(".dcm"):
             continue
         folders = PurePosixPath(file).parts[:-1]
-        known = [name for name in folders if SUBJECT.fullmatch(name)]
-        known = known or [by_series[name] for name in folders if name in by_series]
-        pairs.append((known[-1] if known else file, file))
+        subjects = [name for name in folders if SUBJECT.fullmatch(name)]
+        subjects = subjects or [by_series[name] for name in folders if name in by_series]
+        pairs.append((subjects[-1] if subjects else file, file))
     return pairs
 
 

@@ -1,4 +1,4 @@
-"""Tables of samples that come with images: CSV files, read as text."""
+"""CSV files as rows of text."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ Rows = list[dict[str, str]]
 
 
 def read_csv(root: Root, path: str, required: tuple[str, ...] = ()) -> Rows:
-    """A CSV file's rows by column name, values stripped; a missing column is named."""
+    """Read a CSV file's rows by column name, values stripped; the error names a missing column."""
     text = decode_text(root.read(path))
     try:
         reader = csv.DictReader(io.StringIO(text, newline=""), dialect=_dialect(text))
@@ -34,7 +34,7 @@ def read_csv(root: Root, path: str, required: tuple[str, ...] = ()) -> Rows:
 
 
 def decode_text(content: bytes) -> str:
-    """UTF-8, with or without its mark, or what Windows wrote."""
+    """Decode UTF-8, with or without byte order mark, or Windows-1252."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -42,7 +42,7 @@ def decode_text(content: bytes) -> str:
 
 
 def _dialect(text: str) -> type[csv.Dialect]:
-    """Commas, or semicolons as spreadsheets of some languages write."""
+    """Commas, or semicolons as spreadsheets write them in some languages."""
     first = text.partition("\n")[0]
 
     class Dialect(csv.excel):

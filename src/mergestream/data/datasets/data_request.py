@@ -1,4 +1,4 @@
-"""Data asked for by name, opened at a network's own size: what training and benchmarks share."""
+"""Data sets opened at a network's input size, for training and benchmarks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from mergestream.networks.preprocessing import Preprocessing
 
 @dataclass(frozen=True)
 class DataRequest:
-    """Which data, and how they are read: all a worker needs to open them again."""
+    """Which data to open and how: all that a worker process needs."""
 
     name: str
     root: str | None
     options: tuple[tuple[str, Any], ...] = ()
-    images: int | None = None  # at most so many of each target, a fixed random choice
+    images: int | None = None  # at most this many per target, a fixed random choice
     skip_bad: int = 0
     allow_missing_classes: bool = False
 
@@ -27,12 +27,12 @@ def _nothing() -> None:
     pass
 
 
-# A worker gets many jobs on the same data.
+# A worker runs many jobs on the same data.
 @lru_cache(maxsize=2)
 def open_data(
     request: DataRequest, preprocessing: Preprocessing, work: Path, on_image: Callable[[], None] = _nothing
 ) -> Dataset:
-    """The data as the network takes them, decoded once for all that is done under `work`."""
+    """Open data at the network's input size; the decoded arrays are cached under `work`."""
     source = source_of(request.name)
     options = dict(request.options)
     require_options(request.name, options, source.options())

@@ -1,4 +1,4 @@
-"""Is a copy on disk complete? What is missing, what cannot be read, which counts differ from the published ones."""
+"""Check of a copy on disk: what is missing or unreadable, and which counts differ from the published ones."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,14 +13,14 @@ from mergestream.data.datasets.index import LeftOut
 
 @dataclass(frozen=True)
 class DataVerification:
-    """What lies under a root, against what was published."""
+    """What is under a root, compared with what was published."""
 
     name: str
     location: str
     classes: tuple[str, ...]
     counts: dict[str, dict[str, int]]  # usable images by domain and class
-    published: dict[str, int]  # images by domain, where known
-    total: int | None  # published images in all, where that is all that is known
+    published: dict[str, int]  # images by domain, if published
+    total: int | None  # published images in total, if the counts per domain are not published
     images_found: int
     missing: tuple[str, ...]
     unreadable: tuple[str, ...]
@@ -37,19 +37,19 @@ class DataVerification:
 
     @property
     def differing(self) -> dict[str, tuple[int, int]]:
-        """Domains whose count is not the published one: found, published."""
-        found = {domain: self.in_domain(domain) if domain in self.counts else 0 for domain in self.published}
-        return {d: (found[d], self.published[d]) for d in self.published if found[d] != self.published[d]}
+        """Domains whose count is not the published one: usable, published."""
+        usable = {domain: self.in_domain(domain) if domain in self.counts else 0 for domain in self.published}
+        return {d: (usable[d], self.published[d]) for d in self.published if usable[d] != self.published[d]}
 
     @property
     def lacking(self) -> dict[str, list[str]]:
-        """Domains without a single image of a class: the classes."""
+        """Classes without any image, per domain."""
         empty = {d: [name for name, count in counts.items() if not count] for d, counts in self.counts.items()}
         return {domain: names for domain, names in empty.items() if names}
 
     @property
     def complete(self) -> bool:
-        """Every file there and readable, every count as published, every class in every domain if it should be."""
+        """Every file present and readable, every count as published, every class in every domain if it should be."""
         short = self.total is not None and self.total != self.usable
         lacking = self.lacking and not self.may_lack_classes
         return self.usable > 0 and not (self.missing or self.unreadable or self.differing or lacking or short)

@@ -1,4 +1,4 @@
-"""What is known of a data set before a byte of it is read."""
+"""Description of a data set, known before a byte of it is read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,25 +7,25 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DatasetCard:
-    """A data set's card. Sets of a user's own have no fixed domains, classes or counts."""
+    """Description of a data set. A user's own data have no fixed domains, classes or counts."""
 
     name: str
     title: str
-    layout: str  # what lies under a root, in words
+    layout: str  # what a root holds, in words
     licence: str
     source: str  # where to get it
     domains: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)  # published images per domain
-    total: int | None = None  # published images in all, where it is not known how many each domain has
-    views: tuple[str, ...] = ("hflip",)  # those that keep every label true
-    group: str = ""  # what a split must not cut: slide, patient, lesion
+    total: int | None = None  # published images in total, if the counts per domain are not known
+    views: tuple[str, ...] = ("hflip",)  # those that leave every label true
+    group: str = ""  # what a split keeps together: slide, patient, lesion
     subgroups: tuple[str, ...] = ()
-    outside: tuple[str, ...] = ()  # domains that only test: no expert is trained on them
+    outside: tuple[str, ...] = ()  # domains for testing only: no expert is trained on them
     parts: tuple[str, ...] = ()  # the publisher's own splits
     part_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # published images per part and domain
     overlap: str = ""  # what two domains share that they should not
-    may_lack_classes: bool = False  # published with classes that some domain never shows
+    may_lack_classes: bool = False  # published with classes that are absent from some domain
     notes: str = ""
 
     @property

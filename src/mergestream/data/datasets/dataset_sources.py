@@ -1,4 +1,4 @@
-"""A data set on disk: read its index, decode what is asked for, refuse what cannot be used."""
+"""Where a data set comes from: files on disk, or a generator."""
 
 import inspect
 from collections import Counter
@@ -24,7 +24,7 @@ Reader = Callable[..., Index]
 
 @dataclass(frozen=True)
 class FileSource:
-    """A published data set, or a user's own: how to read its index, and how to write a tiny stand-in of its layout."""
+    """A data set on disk: how to read its index, and how to write a tiny stand-in of its layout."""
 
     card: DatasetCard
     read: Reader
@@ -32,18 +32,18 @@ class FileSource:
     default_part: str = "all"
 
     def index(self, root: str | Path | Root | None, *, part: str | None = None, **options: Any) -> tuple[Root, Index]:
-        """All samples under a root, or those of one of the publisher's splits (`part`)."""
+        """Index all samples under a root, or those of one of the publisher's splits (`part`)."""
         name = self.card.name
         if root is None:
             raise InputError(f"'{name}' needs root=, its folder or zip: {self.card.layout}")
         if part is not None and not self.card.parts:
-            raise InputError(f"'{name}' has no splits of its publisher: it takes no part=.")
+            raise InputError(f"'{name}' has no published splits, so it takes no part=.")
         require_options(name, options, self.options())
         opened = root if isinstance(root, Root) else Root(root)
-        return opened, self.read(opened, **options).only(part or self.default_part, asked=part is not None)
+        return opened, self.read(opened, **options).only(part or self.default_part, explicit=part is not None)
 
     def options(self) -> list[str]:
-        """What its reader may be told, beside the root."""
+        """Names of the reader's options, besides the root."""
         return [*list(inspect.signature(self.read).parameters)[1:], *(["part"] if self.card.parts else [])]
 
     def load(
@@ -59,30 +59,30 @@ class FileSource:
         on_image: Callable[[], None] = lambda: None,
         **options: Any,
     ) -> Dataset:
-        """Domains are decoded when they are first asked for, to `size`; with `cache_folder` only once and for all.
+        """Open a data set. A domain is decoded to `size` on first use; `cache_folder` keeps the arrays on disk.
 
-        Up to `skip_bad` images that are missing or cannot be read are left out; one more is refused.
+        Up to `skip_bad` images that are missing or unreadable are left out; more than that is an error.
         """
         opened, index = self.index(root, **options)
         index.require_usable(allow_missing_classes=allow_missing_classes)
-        # Its checks are those of any size and interpolation.
+        # Checks size and interpolation.
         shape = Preprocessing((size, size) if isinstance(size, int) else size, interpolation).size
-        kept = None if cache_folder is None else Path(cache_folder)
-        how = Decoding(shape, interpolation, index.crop_border, kept, workers)
-        allowed = _Allowance(whole_number("skip_bad", skip_bad, low=0), self.card.name)
-        allowed.charge([f"{file}: is missing" for file in index.missing])
+        folder = None if cache_folder is None else Path(cache_folder)
+        how = Decoding(shape, interpolation, index.crop_border, folder, workers)
+        bad_images = _BadImages(whole_number("skip_bad", skip_bad, low=0), self.card.name)
+        bad_images.add([f"{file}: is missing" for file in index.missing])
 
         @cache
         def read_domain(domain: str) -> DomainData:
             samples = index.of(domain)
             decoded = decode(opened, samples, how, on_image)
-            allowed.charge([f"{samples[position].file}: {why}" for position, why in decoded.bad.items()])
+            bad_images.add([f"{samples[position].file}: {why}" for position, why in decoded.bad.items()])
             if len(decoded.bad) == len(samples):
                 raise DataError(f"No image of the domain '{domain}' of '{self.card.name}' can be read.")
             good = [position for position in range(len(samples)) if position not in decoded.bad]
             images = decoded.images[good] if decoded.bad else decoded.images
-            told = _told([samples[position] for position in good])
-            return DomainData(self.card.name, domain, index.classes, images, **told)
+            fields = _sample_fields([samples[position] for position in good])
+            return DomainData(self.card.name, domain, index.classes, images, **fields)
 
         return Dataset(
             self.card.name,
@@ -98,13 +98,13 @@ class FileSource:
         )
 
 
-class _Allowance:
-    """How many images may still be bad."""
+class _BadImages:
+    """Count of bad images, up to the number allowed."""
 
     def __init__(self, count: int, dataset: str) -> None:
         self._count, self._dataset, self._bad = count, dataset, list[str]()
 
-    def charge(self, bad: list[str]) -> None:
+    def add(self, bad: list[str]) -> None:
         self._bad += bad
         if len(self._bad) > self._count:
             raise DataError(
@@ -113,8 +113,8 @@ class _Allowance:
             )
 
 
-def _told(samples: list[Sample]) -> dict[str, Any]:
-    """What the index says of samples, as a domain keeps it."""
+def _sample_fields(samples: list[Sample]) -> dict[str, Any]:
+    """The samples' labels, ids and groups as fields of `DomainData`."""
     acquired = [sample.acquired for sample in samples]
     groups = [sample.group for sample in samples]
     kinds = sorted({kind for sample in samples for kind in sample.subgroups})
@@ -122,21 +122,21 @@ def _told(samples: list[Sample]) -> dict[str, Any]:
         "labels": torch.tensor([sample.label for sample in samples]),
         "acquired": None if None in acquired else acquired,
         "ids": [sample.id for sample in samples],
-        # A sample of no known group is a group of its own.
+        # A sample without a group is its own group.
         "groups": None if set(groups) == {None} else [s.group or f"id:{s.id}" for s in samples],
         "subgroups": {kind: [sample.subgroups.get(kind, "unknown") for sample in samples] for kind in kinds},
     }
 
 
-def require_options(dataset: str, given: Iterable[str], known: Sequence[str]) -> None:
-    for option in given:
-        if option not in known:
-            raise unknown_name(f"option of '{dataset}'", option, known)
+def require_options(dataset: str, names: Iterable[str], allowed: Sequence[str]) -> None:
+    for option in names:
+        if option not in allowed:
+            raise unknown_name(f"option of '{dataset}'", option, allowed)
 
 
 @dataclass(frozen=True)
 class GeneratedSource:
-    """A data set that is computed, not read."""
+    """A data set that is computed, not read from disk."""
 
     card: DatasetCard
     generate: Callable[..., Dataset]

@@ -1,4 +1,4 @@
-"""Samples -> one uint8 array [N,3,H,W]: decoded in parallel, resized as the network will want it, kept on disk."""
+"""Samples -> one uint8 array [N,3,H,W]: decoded in parallel, resized for the network, cached on disk."""
 
 import json
 import os
@@ -19,35 +19,29 @@ from mergestream.data.datasets.roots import Root
 from mergestream.networks.preprocessing import resize
 from mergestream.runtime.files import atomic_array, mapped_array, process_lock, sha256_of_json, write_json
 
-# Raised whenever the same file would give other pixels: what is cached is then decoded again.
+# Increase it whenever the same file would give other pixels: cached arrays are then decoded again.
 REVISION = 2
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How files become pixels: the size (height, width) and interpolation of the network, and where to keep them."""
+    """How files become pixels: size (height, width), interpolation, and where to cache the result."""
 
     size: tuple[int, int] = (224, 224)
     interpolation: str = "bilinear"
     crop_border: bool = False
     cache: Path | None = None
-    workers: int = 0  # threads; 0 for one a core
+    workers: int = 0  # threads; 0 for one per core
 
-    def fitted(self, pixels: Tensor) -> Tensor:
+    def fit(self, pixels: Tensor) -> Tensor:
         """uint8 [3,h,w] -> [3,H,W]."""
-        return self.resized(self.cropped(pixels)[None])[0]
-
-    def cropped(self, pixels: Tensor) -> Tensor:
-        return crop_border(pixels) if self.crop_border else pixels
-
-    def resized(self, images: Tensor) -> Tensor:
-        """uint8 [n,3,h,w] -> [n,3,H,W]."""
-        return resize(images, self.size, self.interpolation)
+        cropped = crop_border(pixels) if self.crop_border else pixels
+        return resize(cropped[None], self.size, self.interpolation)[0]
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Pixels uint8 [N,3,H,W] in the order of the samples, and what could not be read: position -> why."""
+    """Pixels uint8 [N,3,H,W] in the order of the samples, and the unreadable ones: position -> reason."""
 
     images: Tensor
     bad: dict[int, str]
@@ -56,7 +50,7 @@ class Decoded:
 def decode(
     root: Root, samples: Sequence[Sample], how: Decoding, on_image: Callable[[], None] = lambda: None
 ) -> Decoded:
-    """Decode samples, or map what was decoded before from the same files into memory."""
+    """Decode samples, or map the cached array of the same files into memory."""
     shape = (len(samples), 3, *how.size)
     if how.cache is None:
         images = np.zeros(shape, dtype=np.uint8)
@@ -70,21 +64,21 @@ def decode(
         else:
             for _ in samples:
                 on_image()
-    found = _cached(array, notes, shape)
-    assert found is not None
-    return _tried_again(found, root, samples, how)
+    decoded = _cached(array, notes, shape)
+    assert decoded is not None
+    return _retry_bad(decoded, root, samples, how)
 
 
-def _tried_again(found: Decoded, root: Root, samples: Sequence[Sample], how: Decoding) -> Decoded:
-    """What could not be read may be readable now: a disk was away, a library is there. Only memory is mended."""
-    if not found.bad:
-        return found
-    places = list(found.bad)
-    images = np.zeros((len(places), *found.images.shape[1:]), dtype=np.uint8)
+def _retry_bad(decoded: Decoded, root: Root, samples: Sequence[Sample], how: Decoding) -> Decoded:
+    """Decode unreadable samples again: a disk may be back, a library installed. The cache file stays as it is."""
+    if not decoded.bad:
+        return decoded
+    places = list(decoded.bad)
+    images = np.zeros((len(places), *decoded.images.shape[1:]), dtype=np.uint8)
     still = _fill(images, root, [samples[place] for place in places], how, lambda: None)
     for position, place in enumerate(places):
-        found.images[place] = torch.from_numpy(images[position])
-    return Decoded(found.images, {places[position]: why for position, why in still.items()})
+        decoded.images[place] = torch.from_numpy(images[position])
+    return Decoded(decoded.images, {places[position]: why for position, why in still.items()})
 
 
 def _cached(array: Path, notes: Path, shape: tuple[int, ...]) -> Decoded | None:
@@ -105,17 +99,17 @@ def _key(root: Root, samples: Sequence[Sample], how: Decoding) -> str:
 
 
 def unreadable(root: Root, samples: Sequence[Sample], on_image: Callable[[], None] = lambda: None) -> dict[int, str]:
-    """What cannot be decoded: position -> why. No pixels are kept."""
+    """Samples that cannot be decoded: position -> reason. No pixels are kept."""
     return _each(root, samples, 0, lambda position, pixels: None, on_image)  # noqa: ARG005
 
 
 def _fill(
     images: np.ndarray, root: Root, samples: Sequence[Sample], how: Decoding, on_image: Callable[[], None]
 ) -> dict[int, str]:
-    """Write every sample's pixels to its row."""
+    """Write each sample's pixels to its row; return the unreadable ones."""
 
     def keep(position: int, pixels: Tensor) -> None:
-        images[position] = how.fitted(pixels).numpy()
+        images[position] = how.fit(pixels).numpy()
 
     return _each(root, samples, how.workers, keep, on_image)
 
@@ -127,7 +121,7 @@ def _each(
     use: Callable[[int, Tensor], None],
     on_image: Callable[[], None],
 ) -> dict[int, str]:
-    """Decode and use every sample; threads do, since decoders release Python's lock. What fails is told."""
+    """Decode and use every sample, in threads since decoders release Python's lock. Return what failed."""
     bad: dict[int, str] = {}
     pixels_of, lock = SamplePixels(root), Lock()
 
@@ -161,21 +155,18 @@ _changing_threads = Lock()
 
 
 class SamplePixels:
-    """A sample's pixels uint8 [3,h,w], asked for by any thread. Arrays inside .npy, .npz and .hdf5 are read once."""
+    """Reads a sample's pixels uint8 [3,h,w], in any thread. Arrays in .npy, .npz and .hdf5 files are read once."""
 
     def __init__(self, root: Root) -> None:
-        self._root, self._known, self._lock = root, dict[tuple[str, str], np.ndarray](), Lock()
+        self._root, self._arrays, self._lock = root, dict[tuple[str, str], np.ndarray](), Lock()
 
     def __call__(self, sample: Sample) -> Tensor:
-        return self._row(sample) if sample.array else read_pixels(self.content(sample), sample.file)
-
-    def content(self, sample: Sample) -> bytes:
-        return self._root.read(sample.file)
+        return self._row(sample) if sample.array else read_pixels(self._root.read(sample.file), sample.file)
 
     def _row(self, sample: Sample) -> Tensor:
         assert sample.array is not None
         key = sample.file, sample.array
         with self._lock:
-            if key not in self._known:
-                self._known[key] = read_array(self._root, *key)
-        return array_pixels(self._known[key][sample.row])
+            if key not in self._arrays:
+                self._arrays[key] = read_array(self._root, *key)
+        return array_pixels(self._arrays[key][sample.row])

@@ -37,7 +37,7 @@ def label_of(diagnosis: str) -> int | None:
 
 def _release(root: Root, kind: str, meta: SkinTable, atlas: SkinTable | None) -> SkinSet:
     """meta.csv names images as images/NEL/Nel026.jpg in a case of letters that the disk need not share."""
-    found = SkinSet(meta.path, as_published=atlas is not None)
+    skin_set = SkinSet(meta.path, as_published=atlas is not None)
     home, files = PurePosixPath(meta.path).parent.parent / "images", {path.lower(): path for path in root.images}
     labels, seen = _atlas_labels(atlas) if atlas else {}, set[str]()
     for row in meta.rows:
@@ -45,43 +45,45 @@ def _release(root: Root, kind: str, meta: SkinTable, atlas: SkinTable | None) ->
         label = labels.get(stem) if atlas else label_of(row["diagnosis"])
         file = files.get(path.lower())
         if stem in seen:
-            found.left_out.append(LeftOut(f"case {row['case_num']} of {meta.path}", f"shows {row[kind]} a second time"))
+            skin_set.left_out.append(
+                LeftOut(f"case {row['case_num']} of {meta.path}", f"shows {row[kind]} a second time")
+            )
         elif label is None:
             why = f"not in {atlas.path}" if atlas else row["diagnosis"]
-            found.left_out.append(LeftOut(file or path, why))
+            skin_set.left_out.append(LeftOut(file or path, why))
         elif file is None:
-            found.missing.append(path)
+            skin_set.missing.append(path)
         else:
-            found.samples.append(_sample(kind, stem, file, label, row["case_num"]))
+            skin_set.samples.append(_sample(kind, stem, file, label, row["case_num"]))
         seen.add(stem)
-    found.missing += [f"{stem} (of {atlas.path})" for stem in labels if stem not in seen and atlas]
-    return found
+    skin_set.missing += [f"{stem} (of {atlas.path})" for stem in labels if stem not in seen and atlas]
+    return skin_set
 
 
 def _atlas(root: Root, kind: str, atlas: SkinTable) -> SkinSet:
     """The lists alone, with the images beside them."""
-    found, beside = SkinSet(atlas.path), str(PurePosixPath(atlas.path).parent)
+    skin_set, beside = SkinSet(atlas.path), str(PurePosixPath(atlas.path).parent)
     files = by_stem(path for path in root.images if path.startswith(f"{beside}/") or beside == ".")
     cases = {row["image"].lower(): row.get("case", "") for row in atlas.rows}
     for stem, label in _atlas_labels(atlas).items():
         if stem in files:
-            found.samples.append(_sample(kind, stem, files[stem], label, cases[stem]))
+            skin_set.samples.append(_sample(kind, stem, files[stem], label, cases[stem]))
         else:
-            found.missing.append(f"{stem} (of {atlas.path})")
-    return found
+            skin_set.missing.append(f"{stem} (of {atlas.path})")
+    return skin_set
 
 
 def _medimeta(root: Root, kind: str, folder: str) -> SkinSet:
-    found = SkinSet(f"{folder}/info.yaml", as_published=False)
+    skin_set = SkinSet(f"{folder}/info.yaml", as_published=False)
     for entry in _entries(root, folder):
         name = entry.names[entry.label]
         label = label_of(name)
         if label is None:
-            found.left_out.append(LeftOut(entry.file if entry.array is None else f"{entry.id}.tiff", name))
+            skin_set.left_out.append(LeftOut(entry.file if entry.array is None else f"{entry.id}.tiff", name))
             continue
         id_ = f"derm7pt_{kind}/{entry.id.rpartition('/')[2]}"
-        found.samples.append(entry.sample(f"derm7pt_{kind}", entry.subject, id=id_, label=label, part=None))
-    return found
+        skin_set.samples.append(entry.sample(f"derm7pt_{kind}", entry.subject, id=id_, label=label, part=None))
+    return skin_set
 
 
 def _entries(root: Root, folder: str) -> list[MedimetaImage]:

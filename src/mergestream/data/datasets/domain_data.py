@@ -1,4 +1,4 @@
-"""What every data set gives: named domains, each with images, labels and what else is known of a sample."""
+"""A data set in memory: named domains, each with images, labels and what else is known about a sample."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +15,10 @@ from mergestream.runtime.errors import InputError, unknown_name
 
 @dataclass(frozen=True)
 class DomainData:
-    """One domain: images uint8 [N,3,H,W], labels int64 [N], and what else is known of every sample.
+    """One domain: images uint8 [N,3,H,W], labels int64 [N], and what else is known about each sample.
 
     `acquired` sorts by time of acquisition; `groups` are what a split must not cut (slide, patient, lesion);
-    `subgroups` are named partitions to report apart, such as the scanner.
+    `subgroups` are named partitions that are reported separately, such as the scanner.
     """
 
     dataset: str
@@ -94,7 +94,7 @@ class DomainData:
 
 
 def concatenate(parts: Sequence[DomainData]) -> tuple[DomainData, list[str]]:
-    """Several target domains as one, and the domain of every sample, which a `mixture` stream needs."""
+    """Join several target domains; also return the domain of each sample, which a `mixture` stream needs."""
     if len({part.classes for part in parts}) != 1 or len({part.images.shape[1:] for part in parts}) != 1:
         raise InputError("Domains that are streamed together need one class list and one image size.")
     images, labels = (torch.cat([getattr(part, key) for part in parts]) for key in ("images", "labels"))
@@ -108,10 +108,10 @@ def concatenate(parts: Sequence[DomainData]) -> tuple[DomainData, list[str]]:
 
 @dataclass(frozen=True)
 class Dataset(Mapping[str, DomainData]):
-    """Named domains that share one class list. `views` are those that keep every label true.
+    """Named domains that share one class list. `views` are the ones that leave every label true.
 
-    `outside` are domains that only test: no expert is trained on them. `overlap` says what domains share that they
-    should not; `left_out` names what lies on disk but is not used, with the reason.
+    `outside` are domains for testing only: no expert is trained on them. `overlap` says what domains share that they
+    should not; `left_out` lists what is on disk but not used, with the reason.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Dataset(Mapping[str, DomainData]):
     outside: tuple[str, ...] = ()
     overlap: str = ""
     left_out: tuple[LeftOut, ...] = ()
-    sizes: Mapping[str, int] = field(default_factory=dict)  # images per domain, where known before reading
+    sizes: Mapping[str, int] = field(default_factory=dict)  # images per domain, if known before reading
 
     def __getitem__(self, domain: str) -> DomainData:
         if domain not in (*self.domains, *self.outside):

@@ -1,4 +1,4 @@
-"""One image file -> uint8 [3,H,W]: colour, grey, palette, 16-bit, and DICOM as the service shows it."""
+"""One image file -> uint8 [3,H,W]: colour, grey, palette, 16-bit, and DICOM as the service decodes it."""
 
 import io
 from importlib.util import find_spec
@@ -15,36 +15,36 @@ from mergestream.data.intake.refusals import IntakeError
 from mergestream.data.intake.shades import image_pixels, three_channels
 from mergestream.runtime.errors import DataError
 
-# Files of one's own may be as large as they like.
+# The user's own files are trusted, so they may be large.
 OWN = Limits(file_bytes=2**33, header_elements=2**24, pixels=2**28, decoded_bytes=2**33, seconds=600)
 # A fundus photograph's frame is not quite black.
 BLACK = 16
 
 
 def read_pixels(content: bytes, name: str) -> Tensor:
-    """uint8 [3,H,W] of an image's bytes. Transparency is dropped; more than 8 bits are stretched over their range.
+    """Decode an image to uint8 [3,H,W]. Transparency is dropped; more than 8 bits are stretched over their range.
 
-    DICOM is rescaled and windowed as the service does it: an expert must be asked in the pixels that it learnt from.
+    DICOM is rescaled and windowed as in the service, so that an expert is trained on the pixels that it will see.
     """
     if PurePosixPath(name).suffix.lower() == ".dcm":
         return _dicom(content, name)
     try:
         opened = Image.open(io.BytesIO(content))
     except UnidentifiedImageError:
-        raise DataError("not an image in a format that is known here") from None
+        raise DataError("not an image in a supported format") from None
     with opened as image:
         return torch.from_numpy(image_pixels(image))
 
 
 def array_pixels(image: np.ndarray) -> Tensor:
-    """uint8 [3,H,W] of a row of an array: [H,W] or [H,W,1 or 3]."""
+    """Convert a row of an array, [H,W] or [H,W,1 or 3], to uint8 [3,H,W]."""
     if image.dtype != np.uint8 or image.ndim not in (2, 3):
         raise DataError(f"An image in an array is uint8 [H,W] or [H,W,3], got {image.dtype} {image.shape}.")
     return torch.from_numpy(three_channels(image))
 
 
 def crop_border(image: Tensor) -> Tensor:
-    """The smallest rectangle [3,h,w] that holds all that is not black."""
+    """Crop to the smallest rectangle [3,h,w] that holds everything that is not black."""
     bright = image.amax(dim=0) > BLACK
     rows, columns = bright.any(dim=1).nonzero()[:, 0], bright.any(dim=0).nonzero()[:, 0]
     if not len(rows):
@@ -60,5 +60,5 @@ def _dicom(content: bytes, name: str) -> Tensor:
     except IntakeError as error:
         raise DataError(error.sentence) from error
     if len(pictures) > 1:
-        raise DataError(f"the DICOM file holds {len(pictures)} frames; a data set has one image a file")
+        raise DataError(f"the DICOM file holds {len(pictures)} frames; a data set has one image per file")
     return torch.from_numpy(pictures[0].pixels)

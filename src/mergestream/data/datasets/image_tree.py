@@ -1,4 +1,4 @@
-"""Trees of folders, domain/class/image, as DomainBed and most users keep their images."""
+"""Images in folders domain/class/image, as DomainBed arranges them."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -20,14 +20,14 @@ def read_tree(
     class_spellings: Spellings | None = None,
     group_of: Callable[[str], str | None] = lambda stem: None,  # noqa: ARG005
 ) -> Index:
-    """The samples of a published tree, wherever it begins under the root. Spellings of names may differ by mirror."""
+    """Index a published tree, wherever it starts under the root. Mirrors may spell names differently."""
     domains = _find_domains(root, card, domain_spellings or {})
-    known = _by_spelling(card.classes, class_spellings or {})
+    class_names = _by_spelling(card.classes, class_spellings or {})
     samples, left_out = [], []
     for domain in card.domains:
         for path in root.under(domains[domain]):
             inside = PurePosixPath(path).relative_to(domains[domain])
-            name = known.get(plain_name(inside.parts[0])) if len(inside.parts) > 1 else None
+            name = class_names.get(plain_name(inside.parts[0])) if len(inside.parts) > 1 else None
             if name is None:
                 left_out.append(LeftOut(path, f"'{inside.parts[0]}' is not a class of '{card.name}'"))
             elif inside.suffix.lower() not in IMAGES:
@@ -56,20 +56,24 @@ def _find_domains(root: Root, card: DatasetCard, spellings: Spellings) -> dict[s
 
 
 def _unwrapped(root: Root, folder: str) -> str:
-    """One zip per domain often holds a folder of the zip's own name, and nothing else."""
+    """A zip per domain often holds one folder with the zip's own name."""
     twice = f"{folder}/{PurePosixPath(folder).name}"
     return twice if len(root.under(twice)) == len(root.under(folder)) else folder
 
 
 def _search(root: Root, card: DatasetCard, spellings: Spellings) -> tuple[str, dict[str, str]]:
-    """The folder that holds most of the domains, the shallowest first, and the path of each."""
-    known = _by_spelling(card.domains, spellings)
+    """The folder with most of the domains, the shallowest first, and the path of each domain."""
+    domain_names = _by_spelling(card.domains, spellings)
     best: tuple[str, dict[str, str]] = ("", {})
     for folder in root.folders:
-        found = [(known[plain_name(n)], path) for n, path in root.children(folder).items() if plain_name(n) in known]
-        here = dict(found)
-        if len(here) < len(found):
-            raise DataError(f"{root.location} has two folders of one domain: {', '.join(path for _, path in found)}.")
+        matches = [
+            (domain_names[plain_name(n)], path)
+            for n, path in root.children(folder).items()
+            if plain_name(n) in domain_names
+        ]
+        here = dict(matches)
+        if len(here) < len(matches):
+            raise DataError(f"{root.location} has two folders of one domain: {', '.join(path for _, path in matches)}.")
         if len(here) > len(best[1]):
             best = folder, here
     return best
@@ -80,5 +84,5 @@ def _by_spelling(names: tuple[str, ...], spellings: Spellings) -> dict[str, str]
 
 
 def plain_name(name: str) -> str:
-    """Real World, Real_World and real-world are one name."""
+    """Normalise a name: Real World, Real_World and real-world are the same."""
     return re.sub(r"[\s_-]+", "_", name.strip().lower())

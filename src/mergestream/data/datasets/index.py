@@ -1,4 +1,4 @@
-"""Which samples a data set has, where their pixels lie and what is known of them; no pixel is read for it."""
+"""The samples of a data set: where their pixels are and what is known about them. No pixel is read."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What lies there but is not used, and why."""
+    """Something on disk that is not used, and why."""
 
     what: str
     why: str
@@ -46,13 +46,13 @@ class Index:
     domains: tuple[str, ...]
     samples: tuple[Sample, ...]
     left_out: tuple[LeftOut, ...] = ()
-    missing: tuple[str, ...] = ()  # named by a table, but not there
+    missing: tuple[str, ...] = ()  # named by a table, but not on disk
     outside: tuple[str, ...] = ()
     expected: Mapping[str, int] | None = None  # published images per domain, where this is not the whole set
     whole: bool = True  # every part of it
     crop_border: bool = False  # cut the black frame of a fundus photograph before resizing
     missing_parts: Mapping[str, str] = field(default_factory=dict)  # the split of a missing file, where known
-    parts_from: str = ""  # a sentence on which files tell the publisher's splits apart
+    parts_from: str = ""  # a sentence: which files define the publisher's splits
 
     def __post_init__(self) -> None:
         if not self.classes or len(set(self.classes)) != len(self.classes):
@@ -63,7 +63,7 @@ class Index:
 
     @property
     def images_found(self) -> int:
-        """Images that lie there, used or not."""
+        """Number of images on disk, used or not."""
         return len(self.samples) + sum(PurePosixPath(each.what).suffix.lower() in IMAGES for each in self.left_out)
 
     @property
@@ -81,33 +81,32 @@ class Index:
             table[sample.domain][self.classes[sample.label]] += 1
         return table
 
-    def only(self, part: str, *, asked: bool = True) -> "Index":
-        """The samples of one of the publisher's splits, or of several joined by '+'; 'all' keeps every sample.
+    def only(self, part: str, *, explicit: bool = True) -> "Index":
+        """Keep the samples of one published split, or of several joined by '+'; 'all' keeps every sample.
 
-        Outside domains are no part of a split and stay. A default part, not `asked` for, also keeps samples of which
-        no part is known.
+        Outside domains belong to no split and stay. A default part (not `explicit`) also keeps samples without a part.
         """
         if part == "all":
             return replace(self, expected=self._published(self.card.parts)) if self.card.part_counts else self
-        wanted, known = part.split("+"), {sample.part for sample in self.samples}
-        for name in wanted:
+        names, present = part.split("+"), {sample.part for sample in self.samples}
+        for name in names:
             if name not in self.card.parts:
                 raise unknown_name(f"part of '{self.card.name}'", name, ("all", *self.card.parts))
-            if asked and name not in known:
+            if explicit and name not in present:
                 raise DataError(
                     f"'{self.card.name}' has no image of the part '{name}' under this root. {self.parts_from}".strip()
                 )
-        keep = {*wanted} if asked else {*wanted, None}
+        keep = {*names} if explicit else {*names, None}
         return replace(
             self,
             samples=tuple(s for s in self.samples if s.part in keep or s.domain in self.outside),
-            missing=tuple(m for m in self.missing if self.missing_parts.get(m) in (None, *wanted)),
-            expected=self._published(wanted),
+            missing=tuple(m for m in self.missing if self.missing_parts.get(m) in (None, *names)),
+            expected=self._published(names),
             whole=False,
         )
 
     def _published(self, parts: Sequence[str]) -> Mapping[str, int]:
-        """Published images per domain of these parts together; the reader may know better."""
+        """Published images per domain of these parts together, unless the reader set `expected`."""
         if self.expected is not None:
             return self.expected
         each = [self.card.part_counts.get(part, {}) for part in parts]
@@ -115,7 +114,7 @@ class Index:
         return {**inside, **{d: self.card.counts[d] for d in self.outside if d in self.card.counts}}
 
     def require_usable(self, *, allow_missing_classes: bool) -> None:
-        """Every domain has images, and of every class."""
+        """Refuse an index with a domain without images, or without images of some class."""
         counts = self.counts()
         empty = [domain for domain in counts if not sum(counts[domain].values())]
         if empty or not counts:
@@ -127,11 +126,11 @@ class Index:
             if lacking:
                 raise DataError(
                     f"The domain '{domain}' of '{self.card.name}' has no image of the class {some(lacking)}. If that "
-                    f"is so at this site, allow it: --allow-missing-classes, or allow_missing_classes=True."
+                    f"is right for this site, allow it: --allow-missing-classes, or allow_missing_classes=True."
                 )
 
 
 def some(names: Sequence[str], shown: int = 10) -> str:
-    """The first names of a list, and how many more there are."""
+    """Text of the first names of a list, and how many more there are."""
     rest = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(f"'{name}'" for name in names[:shown]) + rest

@@ -73,22 +73,22 @@ def artefact_domain(scores: Mapping[str, float]) -> str:
 
 
 def read(root: Root, *, bias: str = "0_1") -> Index:
-    found, parts, published = _inside(root, bias)
+    skin_set, parts, published = _inside(root, bias)
     outside: dict[str, SkinSet] = {}
     for domain in OUTSIDE:
         each = _outside(root, domain)
         if each and each.samples:
             outside[domain] = each
         elif each:
-            found.left_out.append(LeftOut(each.table, "none of the images that it names lies under the root"))
-    if not found.samples and not outside:
-        raise DataError(_nothing(root, found))
-    every = [found, *outside.values()] if found.samples else list(outside.values())
-    left_out = dict.fromkeys(each for one in (found, *outside.values()) for each in one.left_out)
+            skin_set.left_out.append(LeftOut(each.table, "none of the images that it names lies under the root"))
+    if not skin_set.samples and not outside:
+        raise DataError(_nothing(root, skin_set))
+    every = [skin_set, *outside.values()] if skin_set.samples else list(outside.values())
+    left_out = dict.fromkeys(each for one in (skin_set, *outside.values()) for each in one.left_out)
     return Index(
         _card(published, {domain for domain, each in outside.items() if each.as_published}),
         CLASSES,
-        DOMAINS if found.samples else (),
+        DOMAINS if skin_set.samples else (),
         tuple(sample for one in every for sample in one.samples),
         tuple(left_out),
         tuple(file for one in every for file in one.missing),
@@ -119,17 +119,17 @@ def _inside(root: Root, bias: str) -> tuple[SkinSet, dict[str, str], bool]:
     if not tables:
         placed = _folder_rows(root)
         names = {row.image.lower(): path for path, row in placed.items()}
-        found, parts = _join(root, placed.values(), names, "EPVT's folders")
-        return found, parts, all(row.part for row in placed.values())
+        skin_set, parts = _join(root, placed.values(), names, "EPVT's folders")
+        return skin_set, parts, all(row.part for row in placed.values())
     rows = [row for part, table in tables.items() for row in scored(table, part)]
-    found, parts = _join(root, rows, files, next(iter(tables.values())).path)
+    skin_set, parts = _join(root, rows, files, next(iter(tables.values())).path)
     named = {row.image.lower() for row in rows}
-    if found.samples:
+    if skin_set.samples:
         why = "in none of the artefact tables (carcinomas are not)"
-        found.left_out += [LeftOut(path, why) for stem, path in files.items() if stem not in named]
+        skin_set.left_out += [LeftOut(path, why) for stem, path in files.items() if stem not in named]
     else:
-        found.left_out = [LeftOut(table.path, "none of its images lies under the root") for table in tables.values()]
-    return found, parts, bias == "0_1" and None not in tables
+        skin_set.left_out = [LeftOut(table.path, "none of its images lies under the root") for table in tables.values()]
+    return skin_set, parts, bias == "0_1" and None not in tables
 
 
 def _tables(root: Root, bias: str) -> dict[str | None, SkinTable]:
@@ -160,32 +160,32 @@ def scored(table: SkinTable, part: str | None) -> list[Scored]:
 
 def _folder_rows(root: Root) -> dict[str, Scored]:
     """EPVT's ISIC2019_train/<domain>/{ben,mel}: the path tells all."""
-    found: dict[str, Scored] = {}
+    rows: dict[str, Scored] = {}
     for path in root.images:
         above, domain, name = ("", "", "", *(part.lower() for part in PurePosixPath(path).parent.parts))[-3:]
         if domain in DOMAINS and name in ("ben", "mel"):
             part = PART_FOLDER.fullmatch(above)
-            found[path] = Scored(PurePosixPath(path).stem, domain, int(name == "mel"), part[1] if part else None)
-    return found
+            rows[path] = Scored(PurePosixPath(path).stem, domain, int(name == "mel"), part[1] if part else None)
+    return rows
 
 
 def _join(root: Root, rows: Iterable[Scored], files: Mapping[str, str], table: str) -> tuple[SkinSet, dict[str, str]]:
     """Rows with their files, lesions and the challenge's own diagnosis."""
     lesions = _column(root, "ISIC_2019_Training_Metadata.csv", "lesion_id")
     melanomas = _column(root, "ISIC_2019_Training_GroundTruth.csv", "MEL")
-    found, parts = SkinSet(table), dict[str, str]()
+    skin_set, parts = SkinSet(table), dict[str, str]()
     for row in rows:
         file = files.get(row.image.lower())
         truth = melanomas.get(row.image)
         if file is None:
-            found.missing.append(f"{row.image}.jpg")
+            skin_set.missing.append(f"{row.image}.jpg")
             parts |= {f"{row.image}.jpg": row.part} if row.part else {}
         elif truth and (truth in ("1", "1.0")) != (row.label == MELANOMA):
-            found.left_out.append(LeftOut(file, f"{CLASSES[row.label]} by {table}, not by ISIC's ground truth"))
+            skin_set.left_out.append(LeftOut(file, f"{CLASSES[row.label]} by {table}, not by ISIC's ground truth"))
         else:
             group = lesions.get(row.image) or None
-            found.samples.append(Sample(row.image, file, row.domain, row.label, group=group, part=row.part))
-    return found, parts
+            skin_set.samples.append(Sample(row.image, file, row.domain, row.label, group=group, part=row.part))
+    return skin_set, parts
 
 
 def _column(root: Root, name: str, column: str) -> dict[str, str]:
@@ -193,8 +193,8 @@ def _column(root: Root, name: str, column: str) -> dict[str, str]:
     return {row["image"]: row[column] for row in table.rows} if table else {}
 
 
-def _nothing(root: Root, found: SkinSet) -> str:
-    named = f"its tables name {len(found.missing)} images of which none lies there; " if found.missing else ""
+def _nothing(root: Root, skin_set: SkinSet) -> str:
+    named = f"its tables name {len(skin_set.missing)} images of which none lies there; " if skin_set.missing else ""
     return (
         f"{root.location} is not a root of 'isic': it should hold the artefact tables (train_bias_0_1.csv or "
         f"{INFERRED}) with the images, EPVT's folders ISIC2019_train/<artefact>/ben, or one of {', '.join(OUTSIDE)}; "

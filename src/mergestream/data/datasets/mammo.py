@@ -82,12 +82,12 @@ def _from_medimeta(root: Root, domain: str | None, image: str) -> Index:
     for finding, entry in entries:
         if entry.names != CLASSES:
             raise DataError(f"mammo_{finding} in {root.location} has other labels than published: {entry.names}.")
-        samples.append(entry.sample("", entry.subject, subgroups=_known(finding, entry)))  # its domain: see _index
+        samples.append(entry.sample("", entry.subject, subgroups=_subgroups(finding, entry)))  # its domain: see _index
     viewed = all(sample.subgroups["view"] != "unknown" for sample in samples)
     return _index(CARD, domain or ("finding_view" if viewed else "finding"), samples)
 
 
-def _known(finding: str, entry: MedimetaImage) -> dict[str, str]:
+def _subgroups(finding: str, entry: MedimetaImage) -> dict[str, str]:
     of = {name.lower().replace(" ", "_"): value for name, value in entry.annotations.items()}
     view, density = of.get("image_view", "").lower(), of.get("breast_density", "")
     return {"density": density or "unknown", "finding": finding, "view": view or "unknown"}
@@ -110,19 +110,19 @@ def _from_cbis_ddsm(root: Root, domain: str, image: str) -> Index:
 
 def _by_subject(cases: Iterable[CbisLesion], image: str) -> dict[str, list[CbisLesion]]:
     """The lesions of every image: one for a crop, one or more for a mammogram."""
-    found: dict[str, list[CbisLesion]] = {}
+    by_subject: dict[str, list[CbisLesion]] = {}
     for case in cases:
-        lesions = found.setdefault(case.lesion if image == "crop" else case.mammogram, [])
+        lesions = by_subject.setdefault(case.lesion if image == "crop" else case.mammogram, [])
         if any(each.lesion == case.lesion for each in lesions):
             raise DataError(f"The case tables name {case.lesion} twice. Keep one row of it.")
         lesions.append(case)
-    return found
+    return by_subject
 
 
 def _sample(subject: str, file: str, lesions: list[CbisLesion]) -> Sample:
     first, malignant = lesions[0], any(case.malignant for case in lesions)
-    known = {"density": first.density or "unknown", "finding": first.finding, "view": first.view}
-    return Sample(subject, file, "", int(malignant), group=first.patient, part=first.part, subgroups=known)
+    subgroups = {"density": first.density or "unknown", "finding": first.finding, "view": first.view}
+    return Sample(subject, file, "", int(malignant), group=first.patient, part=first.part, subgroups=subgroups)
 
 
 def _unused(cases: list[CbisLesion], files: dict[str, list[str]], image: str) -> list[LeftOut]:

@@ -48,11 +48,11 @@ class MedimetaImage:
 def find_medimeta(root: Root, folder_name: str) -> str | None:
     """Where a MedIMeta folder lies under a root: by its name, else by the id in its info.yaml."""
     homes = [PurePosixPath(path).parent for path in root.named("info.yaml")]
-    found = [home for home in homes if home.name.lower() == folder_name.lower()]
-    found = found or [home for home in homes if _info(root, str(home)).get("id") == folder_name]
-    if len(found) > 1:
-        raise DataError(f"{root.location} holds {folder_name} twice: {found[0]} and {found[1]}. Keep one of them.")
-    return str(found[0]) if found else None
+    matches = [home for home in homes if home.name.lower() == folder_name.lower()]
+    matches = matches or [home for home in homes if _info(root, str(home)).get("id") == folder_name]
+    if len(matches) > 1:
+        raise DataError(f"{root.location} holds {folder_name} twice: {matches[0]} and {matches[1]}. Keep one of them.")
+    return str(matches[0]) if matches else None
 
 
 def read_medimeta(root: Root, folder_name: str, task: str) -> list[MedimetaImage]:

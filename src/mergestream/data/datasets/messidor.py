@@ -108,21 +108,21 @@ def _grade(text: str, row: dict[str, str], table: str) -> int:
 
 def _annotations(root: Root) -> dict[str, str]:
     """The annotation table of every Base that lies there."""
-    found: dict[str, str] = {}
+    tables: dict[str, str] = {}
     for path in root.files:
         match = ANNOTATION.fullmatch(PurePosixPath(path).name)
         if not match:
             continue
         base = match[1].capitalize()
-        if base in found:
-            raise DataError(f"{root.location} has two annotations of {base}: {found[base]} and {path}. Keep one.")
-        found[base] = path
-    if not found:
+        if base in tables:
+            raise DataError(f"{root.location} has two annotations of {base}: {tables[base]} and {path}. Keep one.")
+        tables[base] = path
+    if not tables:
         raise DataError(
             f"{root.location} is not a root of 'messidor': it should hold Annotation_Base11.xls and so on beside or "
             f"in Base11 and so on; it holds {root.glance()}."
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(tables.items()))
 
 
 class _Images:
@@ -130,15 +130,15 @@ class _Images:
 
     def __init__(self, root: Root) -> None:
         self.all = [path for path in root.images if TAKEN.fullmatch(PurePosixPath(path).stem) or _base_of(path)]
-        self._found: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self._files: dict[tuple[str, str], list[str]] = defaultdict(list)
         for path in self.all:
-            self._found[_base_of(path), PurePosixPath(path).stem.lower()].append(path)
+            self._files[_base_of(path), PurePosixPath(path).stem.lower()].append(path)
 
     def find(self, base: str, stem: str) -> str | None:
-        found = self._found.get((base, stem.lower())) or self._found.get(("", stem.lower())) or []
-        if len(found) > 1:
-            raise DataError(f"{base} has the image {stem} twice: {found[0]} and {found[1]}. Keep one of them.")
-        return found[0] if found else None
+        matches = self._files.get((base, stem.lower())) or self._files.get(("", stem.lower())) or []
+        if len(matches) > 1:
+            raise DataError(f"{base} has the image {stem} twice: {matches[0]} and {matches[1]}. Keep one of them.")
+        return matches[0] if matches else None
 
 
 def _base_of(path: str) -> str:

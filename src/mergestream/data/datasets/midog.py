@@ -78,18 +78,18 @@ def read(root: Root, *, domain: str = "tumor") -> Index:
 
 def _by_image(rows: Rows, table: str) -> dict[str, Rows]:
     """The distinct rows of every image, in the order of the table."""
-    found: defaultdict[str, Rows] = defaultdict(list)
+    rows_by_image: defaultdict[str, Rows] = defaultdict(list)
     for number, row in enumerate(rows, start=2):
         used = {column: TYPOS.get(row[column], row[column]) for column in COLUMNS}
         empty = [column for column, value in used.items() if not value]
         if empty:
             raise DataError(f"Line {number} of {table} has an empty {empty[0]}.")
-        for column, known in (("majority", CARD.classes), ("Tumor", CARD.domains)):
-            if used[column] not in known:
-                raise DataError(f"Line {number} of {table} has the {column} '{used[column]}', none of {list(known)}.")
-        if used not in found[used["image_id"]]:
-            found[used["image_id"]].append(used)
-    return found
+        for column, allowed in (("majority", CARD.classes), ("Tumor", CARD.domains)):
+            if used[column] not in allowed:
+                raise DataError(f"Line {number} of {table} has the {column} '{used[column]}', none of {list(allowed)}.")
+        if used not in rows_by_image[used["image_id"]]:
+            rows_by_image[used["image_id"]].append(used)
+    return rows_by_image
 
 
 def _sample(image: str, path: str, row: dict[str, str], domain: str) -> Sample:

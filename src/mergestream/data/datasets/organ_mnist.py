@@ -56,16 +56,16 @@ def read(root: Root, *, resolution: int | None = None) -> Index:
 
 
 def _files(root: Root, resolution: int | None) -> dict[str, str]:
-    """The three files of one resolution: the one asked for, or the largest that is complete."""
+    """The three files of the given resolution, or of the largest that is complete."""
     if resolution is not None and resolution not in SUFFIXES:
         raise InputError(f"'organ_mnist' has resolution=224, 128, 64 or 28, not {resolution!r}.")
     for pixels in SUFFIXES if resolution is None else (resolution,):
         names = {domain: f"{stem}{SUFFIXES[pixels]}.npz" for domain, stem in STEMS.items()}
         if all(root.named(name) for name in names.values()):
             return {domain: root.one(name) for domain, name in names.items()}
-    wanted = ", ".join(f"{stem}{SUFFIXES[resolution or 224]}.npz" for stem in STEMS.values())
+    files = ", ".join(f"{stem}{SUFFIXES[resolution or 224]}.npz" for stem in STEMS.values())
     other = "" if resolution else " (or all three with _128, _64 or no number)"
-    raise DataError(f"{root.location} should hold {wanted}{other}; it holds {root.glance()}.")
+    raise DataError(f"{root.location} should hold {files}{other}; it holds {root.glance()}.")
 
 
 def _part(root: Root, file: str, domain: str, part: str) -> list[Sample]:

@@ -28,17 +28,17 @@ def read(root: Root) -> Index:
     domains = tuple(sorted({parts[0] for parts in split.values()}))
     _require_no_empty_domain(root, inside, domains)
     samples = [Sample("/".join(p), path, p[0], classes.index(p[1])) for path, p in split.items()]
-    left_out = [LeftOut(path, "not an image file that is read") for path in root.files if path not in split]
+    left_out = [LeftOut(path, "not a supported image file") for path in root.files if path not in split]
     return Index(CARD, classes, domains, tuple(samples), tuple(left_out))
 
 
 def _images(root: Root) -> list[str]:
-    """DICOM too, which published sets bring along beside their images."""
+    """Image files, DICOM included."""
     return [path for path in root.files if PurePosixPath(path).suffix.lower() in {*IMAGES, ".dcm"}]
 
 
 def _require_no_empty_domain(root: Root, inside: str, domains: tuple[str, ...]) -> None:
-    """A site whose images did not arrive must not vanish in silence."""
+    """Refuse a site without images instead of ignoring it."""
     depth = len(PurePosixPath(inside).parts) + 1 if inside else 1
     empty = [PurePosixPath(f).name for f in root.empty_folders if len(PurePosixPath(f).parts) == depth]
     empty += [name for name in root.children(inside) if name not in domains]
@@ -47,7 +47,7 @@ def _require_no_empty_domain(root: Root, inside: str, domains: tuple[str, ...]) 
 
 
 def _only_folder(root: Root) -> str:
-    """A zip often holds one folder with everything in it."""
+    """The folder inside the root that holds everything, as in many zips, or ''."""
     depths = {len(PurePosixPath(path).parts) for path in _images(root)}
     inside = root.children("")
     return next(iter(inside)) if depths == {4} and len(inside) == 1 else ""

@@ -1,4 +1,4 @@
-"""Your own images and a CSV: image, label, domain, and optionally group, acquired and columns to report apart."""
+"""Your own images and a CSV: image, label, domain, and optionally group, acquired and subgroup columns."""
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath
@@ -16,11 +16,12 @@ CARD = DatasetCard(
     name="table",
     title="Your own images and a table",
     layout="images, and one CSV with the columns image (its path beside the CSV), label, domain, and optionally group "
-    "(patient, slide), acquired (a time that sorts); every other column of few values is a subgroup to report apart",
+    "(patient, slide), acquired (a time that sorts); every other column with few values is a subgroup, reported "
+    "separately",
     licence="yours",
     source="your own disk",
     group="the column 'group'",
-    notes="Options: csv='samples.csv' where there are several, classes=('normal', 'tumour') for another order.",
+    notes="Options: csv='samples.csv' if there are several, classes=('normal', 'tumour') for another order.",
 )
 
 
@@ -38,12 +39,12 @@ def read(root: Root, *, csv: str | None = None, classes: Sequence[str] | None = 
     for number, (row, acquired) in enumerate(zip(rows, times, strict=True), start=2):
         if row["label"] not in named:
             raise DataError(f"Line {number} of {path} has the label '{row['label']}', none of {list(named)}.")
-        file, known = (beside / row["image"]).as_posix(), {kind: row[kind] or "unknown" for kind in subgroups}
+        file, values = (beside / row["image"]).as_posix(), {kind: row[kind] or "unknown" for kind in subgroups}
         if file not in there:
             missing.append(file)
             continue
         place = (row["image"], file, row["domain"], named.index(row["label"]))
-        samples.append(Sample(*place, group=row.get("group") or None, acquired=acquired, subgroups=known))
+        samples.append(Sample(*place, group=row.get("group") or None, acquired=acquired, subgroups=values))
     used = {sample.file for sample in samples}
     left_out += [LeftOut(image, "no row in the table") for image in root.images if image not in used]
     domains = tuple(sorted({row["domain"] for row in rows}))
@@ -57,16 +58,16 @@ def _names(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _subgroups(rows: Rows) -> tuple[list[str], list[LeftOut]]:
-    """Columns whose few values part the images; a number of its own for every image is not a subgroup."""
+    """Columns with few values; a column with a different value for each image is not a subgroup."""
     kinds = [name for name in (rows[0] if rows else ()) if name and name not in (*REQUIRED, *OPTIONAL)]
     values = {kind: len({row[kind] for row in rows}) for kind in kinds}
     many = [kind for kind in kinds if values[kind] > min(MOST_SUBGROUPS, max(len(rows) // 2, 1))]
-    told = [LeftOut(f"the column '{kind}'", f"{values[kind]} values are too many for a subgroup") for kind in many]
-    return [kind for kind in kinds if kind not in many], told
+    left_out = [LeftOut(f"the column '{kind}'", f"{values[kind]} values are too many for a subgroup") for kind in many]
+    return [kind for kind in kinds if kind not in many], left_out
 
 
 def _times(texts: Sequence[str]) -> Sequence[float | str | None]:
-    """Numbers where all are numbers, since '10' sorts before '9' as text; else text, which suits ISO dates."""
+    """Numbers if all are numbers, since '10' sorts before '9' as text; else text, which suits ISO dates."""
     try:
         return [float(text) for text in texts]
     except ValueError:
@@ -74,8 +75,8 @@ def _times(texts: Sequence[str]) -> Sequence[float | str | None]:
 
 
 def _only_csv(root: Root) -> str:
-    found = [path for path in root.files if path.lower().endswith(".csv")]
-    if len(found) != 1:
-        seen = ", ".join(found[:5]) or root.glance()
-        raise DataError(f"{root.location} should hold one CSV file; it holds {seen}. Name it: csv='samples.csv'.")
-    return found[0]
+    tables = [path for path in root.files if path.lower().endswith(".csv")]
+    if len(tables) != 1:
+        contents = ", ".join(tables[:5]) or root.glance()
+        raise DataError(f"{root.location} should hold one CSV file; it holds {contents}. Name it: csv='samples.csv'.")
+    return tables[0]

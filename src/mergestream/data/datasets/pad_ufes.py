@@ -20,20 +20,20 @@ def read_pad_ufes(root: Root) -> SkinSet | None:
     table = next((table for table in tables if table), None)
     if table is None:
         return None
-    found = SkinSet(table.path)
+    skin_set = SkinSet(table.path)
     files = by_stem(path for path in root.images if PurePosixPath(path).name.upper().startswith("PAT_"))
     for row in table.rows:
         image, diagnosis = row["img_id"], row["diagnostic"].upper()
         stem = PurePosixPath(image).stem
         file = files.get(stem.lower())
         if diagnosis in CARCINOMAS:
-            found.left_out.append(LeftOut(file or image, f"{CARCINOMAS[diagnosis]}, which EPVT leaves out"))
+            skin_set.left_out.append(LeftOut(file or image, f"{CARCINOMAS[diagnosis]}, which EPVT leaves out"))
         elif diagnosis not in LABELS:
-            known = ", ".join((*LABELS, *CARCINOMAS))
-            raise DataError(f"{table.path} gives {image} the diagnosis '{diagnosis}', none of {known}.")
+            diagnoses = ", ".join((*LABELS, *CARCINOMAS))
+            raise DataError(f"{table.path} gives {image} the diagnosis '{diagnosis}', none of {diagnoses}.")
         elif file is None:
-            found.missing.append(f"{image} (of {table.path})")
+            skin_set.missing.append(f"{image} (of {table.path})")
         else:
             group = row["patient_id"] or None
-            found.samples.append(Sample(f"pad_ufes/{stem}", file, "pad_ufes", LABELS[diagnosis], group=group))
-    return found
+            skin_set.samples.append(Sample(f"pad_ufes/{stem}", file, "pad_ufes", LABELS[diagnosis], group=group))
+    return skin_set

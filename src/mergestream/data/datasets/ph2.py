@@ -18,22 +18,22 @@ def read_ph2(root: Root) -> SkinSet | None:
     """By PH2_dataset.txt, PH2_dataset.xlsx or ph2.csv, which agree; the first needs no library."""
     for name, labels_of in {"PH2_dataset.txt": _text_labels, "PH2_dataset.xlsx": _sheet_labels}.items():
         if paths := root.named(name):
-            return _found(root, paths[0], labels_of(root, paths[0]))
+            return _skin_set(root, paths[0], labels_of(root, paths[0]))
     table = find_table(root, "ph2.csv", ("image", "label"))
     if table is None:
         return None
     labels = {row["image"]: binary_label(row["label"], table.path, row["image"]) for row in table.rows}
-    return _found(root, table.path, labels)
+    return _skin_set(root, table.path, labels)
 
 
-def _found(root: Root, table: str, labels: dict[str, int]) -> SkinSet:
-    found, files = SkinSet(table), _dermoscopic(root)
+def _skin_set(root: Root, table: str, labels: dict[str, int]) -> SkinSet:
+    skin_set, files = SkinSet(table), _dermoscopic(root)
     for image, label in labels.items():
         if image.lower() in files:
-            found.samples.append(Sample(f"ph2/{image}", files[image.lower()], "ph2", label))
+            skin_set.samples.append(Sample(f"ph2/{image}", files[image.lower()], "ph2", label))
         else:
-            found.missing.append(f"{image}.bmp (of {table})")
-    return found
+            skin_set.missing.append(f"{image}.bmp (of {table})")
+    return skin_set
 
 
 def _dermoscopic(root: Root) -> dict[str, str]:

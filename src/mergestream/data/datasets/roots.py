@@ -1,4 +1,4 @@
-"""A data set's root: a folder or a zip, and all zips in either. Read only; paths inside are posix and relative."""
+"""A data set's root: a folder or a zip, and all zips inside. Read only; inner paths are posix and relative."""
 
 import io
 import os
@@ -15,20 +15,20 @@ from mergestream.runtime.errors import DataError
 from mergestream.runtime.files import error_text
 
 JUNK = {"__macosx", "thumbs.db", "desktop.ini"}
-DEEPEST = 12  # folders; a link that points upwards must not loop for ever
+DEEPEST = 12  # folders; stops a link that points upwards
 IMAGES = frozenset({".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
 
 class Root:
-    """All files under a root, whether they lie in folders or in zips."""
+    """All files under a root, in folders and in zips."""
 
     def __init__(self, path: str | Path) -> None:
         self.location = Path(path)
         if not self.location.exists():
             raise DataError(f"There is nothing at {self.location}. Give the data set's folder or zip.")
         self._zips: dict[str, zipfile.ZipFile] = {}
-        self._found: dict[str, tuple[str | None, str, int, int]] = {}  # path -> (zip, member or file, size, stamp)
-        self._folders: set[str] = set()  # all, also those that hold nothing
+        self._entries: dict[str, tuple[str | None, str, int, int]] = {}  # path -> (zip, member or file, size, stamp)
+        self._folders: set[str] = set()  # all of them, empty ones included
         if self.location.is_dir():
             self._list_folder()
         else:
@@ -37,7 +37,7 @@ class Root:
     @cached_property
     def files(self) -> tuple[str, ...]:
         """Every file, sorted."""
-        return tuple(sorted(self._found))
+        return tuple(sorted(self._entries))
 
     @cached_property
     def images(self) -> tuple[str, ...]:
@@ -45,20 +45,20 @@ class Root:
 
     @cached_property
     def folders(self) -> tuple[str, ...]:
-        """Every folder that holds something, '' for the root itself, shallow ones first."""
-        found = {str(parent) for path in self.files for parent in PurePosixPath(path).parents}
-        return tuple(sorted(("" if f == "." else f for f in found), key=lambda f: (f.count("/") + bool(f), f)))
+        """Every folder with files, '' for the root itself, shallow ones first."""
+        parents = {str(parent) for path in self.files for parent in PurePosixPath(path).parents}
+        return tuple(sorted(("" if f == "." else f for f in parents), key=lambda f: (f.count("/") + bool(f), f)))
 
     @cached_property
     def empty_folders(self) -> tuple[str, ...]:
-        """Folders that hold no file, and none of their folders does."""
+        """Folders without any file, at any depth."""
         return tuple(sorted(self._folders - set(self.folders)))
 
     def read(self, path: str, first: int = -1) -> bytes:
-        """A file's bytes, or only the first so many; the error names the file."""
-        if path not in self._found:
+        """Read a file's bytes, or only the first ones; the error names the file."""
+        if path not in self._entries:
             raise DataError(f"{self.location} has no file {path}.")
-        archive, member, _, _ = self._found[path]
+        archive, member, _, _ = self._entries[path]
         try:
             with Path(member).open("rb") if archive is None else self._zips[archive].open(member) as file:
                 return file.read(first)
@@ -68,34 +68,38 @@ class Root:
             raise DataError(f"{path} in {self.location} is damaged: {error}.") from error
 
     def open(self, path: str) -> BinaryIO:
-        """A file to read parts of: arrays of gigabytes lie in one file, and few of its bytes may be wanted."""
-        if path not in self._found or self._found[path][0] is not None:
+        """Open a file to read parts of it: an array of gigabytes may be one file."""
+        if path not in self._entries or self._entries[path][0] is not None:
             return io.BytesIO(self.read(path))
         try:
-            return Path(self._found[path][1]).open("rb")
+            return Path(self._entries[path][1]).open("rb")
         except OSError as error:
             raise DataError(f"Cannot read {path} in {self.location}: {error_text(error)}.") from error
 
     def stamp(self, path: str) -> tuple[int, int]:
-        """Size, and time of change or checksum: enough to notice another content."""
-        return self._found[path][2:]
+        """Size, and time of change or checksum: enough to notice a changed file."""
+        return self._entries[path][2:]
 
     def under(self, folder: str) -> list[str]:
         """All files in a folder and below."""
         return [path for path in self.files if not folder or path.startswith(f"{folder}/")]
 
     def named(self, *names: str) -> list[str]:
-        """Files of these names, wherever they lie; case does not matter."""
-        wanted = {name.lower() for name in names}
-        return [path for path in self.files if PurePosixPath(path).name.lower() in wanted]
+        """Files with one of these names in any folder, ignoring case."""
+        lowered = {name.lower() for name in names}
+        return [path for path in self.files if PurePosixPath(path).name.lower() in lowered]
 
     def one(self, *names: str) -> str:
-        """The one file of one of these names; several or none are refused."""
-        found = self.named(*names)
-        if len(found) != 1:
-            seen = f"{len(found)} files of that name: {', '.join(found[:3])}" if found else f"it holds {self.glance()}"
-            raise DataError(f"{self.location} should hold {' or '.join(names)} once; {seen}.")
-        return found[0]
+        """The only file with one of these names; several or none is an error."""
+        matches = self.named(*names)
+        if len(matches) != 1:
+            contents = (
+                f"{len(matches)} files of that name: {', '.join(matches[:3])}"
+                if matches
+                else f"it holds {self.glance()}"
+            )
+            raise DataError(f"{self.location} should hold {' or '.join(names)} once; {contents}.")
+        return matches[0]
 
     def children(self, folder: str) -> dict[str, str]:
         """The folders directly inside a folder: name -> path."""
@@ -104,7 +108,7 @@ class Root:
         return {PurePosixPath(f).name: f for f in self.folders if f and f.startswith(start) and f.count("/") == depth}
 
     def glance(self) -> str:
-        """The first few entries, to show in an error what lies there instead."""
+        """The first few entries, to show in an error what is there instead."""
         top = list(dict.fromkeys(path.split("/")[0] for path in self.files))
         shown = ", ".join(top[:6]) + (", …" if len(top) > 6 else "")
         return shown or "no files"
@@ -123,12 +127,12 @@ class Root:
                 path = here / name
                 if _is_junk(name) or not path.is_file():
                     continue
-                # What is unpacked beside its archive counts once.
+                # An archive that is unpacked next to itself counts once.
                 if path.suffix.lower() == ".zip" and path.stem not in folders:
                     self._list_zip(path, (inside / path.stem).as_posix())
                 else:
-                    known = path.stat()
-                    self._add((inside / name).as_posix(), None, str(path), known.st_size, known.st_mtime_ns)
+                    status = path.stat()
+                    self._add((inside / name).as_posix(), None, str(path), status.st_size, status.st_mtime_ns)
 
     def _list_zip(self, path: Path, prefix: str) -> None:
         try:
@@ -158,25 +162,24 @@ class Root:
         except UnicodeEncodeError:
             shown = path.encode(errors="backslashreplace").decode()
             raise DataError(f"{self.location} holds a name that is not UTF-8: {shown}. Rename it.") from None
-        if path in self._found:
+        if path in self._entries:
             raise DataError(f"{self.location} holds two files called {path}. Remove one of them.")
-        self._found[path] = (archive, member, size, stamp)
+        self._entries[path] = (archive, member, size, stamp)
 
 
 def by_stem(paths: Iterable[str]) -> dict[str, str]:
-    """Files by their name without folder and ending, in lower case; two of one stem are refused."""
-    found: dict[str, str] = {}
+    """Files by lower-case name without folder and ending; two with one stem are an error."""
+    paths_by_stem: dict[str, str] = {}
     for path in paths:
         stem = PurePosixPath(path).stem.lower()
-        if stem in found:
-            raise DataError(f"Two images have the id '{stem}': {found[stem]} and {path}. Keep one of them.")
-        found[stem] = path
-    return found
+        if stem in paths_by_stem:
+            raise DataError(f"Two images have the id '{stem}': {paths_by_stem[stem]} and {path}. Keep one of them.")
+        paths_by_stem[stem] = path
+    return paths_by_stem
 
 
 def _inner_zip(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> zipfile.ZipFile:
-    """A zip inside a zip. Reading one at random there means unpacking it again and again: a copy goes to disk,
-    to a file without a name that is gone when the process ends."""
+    """Copy a zip inside a zip to a temporary file, since random access would unpack it again and again."""
     try:
         copy = tempfile.TemporaryFile()  # noqa: SIM115
         with archive.open(member) as inner:

@@ -30,12 +30,12 @@ class SkinTable:
 
 def find_table(root: Root, name: str, columns: tuple[str, ...]) -> SkinTable | None:
     """The CSV of this name that has these columns. Copies do no harm; two that differ are refused."""
-    found = [SkinTable(path, read_csv(root, path)) for path in root.named(name)]
-    found = [table for table in found if table.rows and set(columns) <= set(table.rows[0])]
-    for other in found[1:]:
-        if other.rows != found[0].rows:
-            raise DataError(f"{root.location} holds two different {name}: {found[0].path}, {other.path}. Keep one.")
-    return found[0] if found else None
+    tables = [SkinTable(path, read_csv(root, path)) for path in root.named(name)]
+    tables = [table for table in tables if table.rows and set(columns) <= set(table.rows[0])]
+    for other in tables[1:]:
+        if other.rows != tables[0].rows:
+            raise DataError(f"{root.location} holds two different {name}: {tables[0].path}, {other.path}. Keep one.")
+    return tables[0] if tables else None
 
 
 def binary_label(text: str, table: str, image: str) -> int:

@@ -1,4 +1,4 @@
-"""Tables that were published as spreadsheets: .xls, .xlsx, or a .csv of the same columns."""
+"""Tables published as spreadsheets: .xls, .xlsx, or a .csv with the same columns."""
 
 import io
 import re
@@ -13,24 +13,26 @@ Grid = list[list[str]]
 
 
 def read_sheet(root: Root, path: str, columns: tuple[str, ...]) -> Rows:
-    """The rows below the first row that names all `columns`, in any sheet; empty rows are skipped.
+    """Read the rows below the first row that names all `columns`, in any sheet; skip empty rows.
 
-    Names are matched without case, spaces and signs; other columns are not read.
+    Names are compared without case, spaces and punctuation; other columns are not read.
     """
     seen: list[str] = []
     for grid in _grids(root, path):
         for number, cells in enumerate(grid):
             places = {_plain(name): place for place, name in reversed(list(enumerate(cells)))}
             if all(_plain(column) in places for column in columns):
-                wanted = {column: places[_plain(column)] for column in columns}
-                rows = [{column: _cell(row, place) for column, place in wanted.items()} for row in grid[number + 1 :]]
+                column_places = {column: places[_plain(column)] for column in columns}
+                rows = [
+                    {column: _cell(row, place) for column, place in column_places.items()} for row in grid[number + 1 :]
+                ]
                 return [row for row in rows if any(row.values())]
             seen = seen or [cell for cell in cells if cell]
     raise DataError(f"{path} in {root.location} lacks one of the columns {list(columns)}; its first row is {seen[:8]}.")
 
 
 def _grids(root: Root, path: str) -> Iterator[Grid]:
-    """The sheets of a file as text. The content decides, since files are renamed."""
+    """The sheets of a file as text. The content decides on the format, since files get renamed."""
     content = root.read(path)
     if content.startswith(b"PK"):
         yield from _xlsx(content, path)
@@ -68,7 +70,7 @@ def _xlsx(content: bytes, path: str) -> Iterator[Grid]:
 
 
 def _text(value: Any) -> str:
-    """A cell as text: spreadsheets keep 3 as 3.0."""
+    """A cell as text: spreadsheets store 3 as 3.0."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return "" if value is None else str(value).strip()

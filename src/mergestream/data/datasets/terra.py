@@ -63,12 +63,12 @@ def _without_copies(root: Root, index: Index) -> Index:
         alike[sample.domain, PurePosixPath(sample.file).name, root.stamp(sample.file)[0]].append(sample)
     # Mirrors may number the images of every class from 1: one name and one size are not yet one image.
     several = [group for group in alike.values() if len({sample.label for sample in group}) > 1]
-    found = [(sample, root.read(sample.file)) for group in several for sample in group]
-    times = Counter((sample.domain, content) for sample, content in found)
-    copies = {sample.file for sample, content in found if times[sample.domain, content] > 1}
+    contents = [(sample, root.read(sample.file)) for group in several for sample in group]
+    times = Counter((sample.domain, content) for sample, content in contents)
+    copies = {sample.file for sample, content in contents if times[sample.domain, content] > 1}
     left_out = [LeftOut(path, "lies in the folders of two classes") for path in sorted(copies)]
-    kept = tuple(sample for sample in index.samples if sample.file not in copies)
-    return replace(index, samples=kept, left_out=(*index.left_out, *left_out))
+    samples = tuple(sample for sample in index.samples if sample.file not in copies)
+    return replace(index, samples=samples, left_out=(*index.left_out, *left_out))
 
 
 def _read_annotated(root: Root, files: list[str]) -> Index:

@@ -38,10 +38,10 @@ def by_levels(values: np.ndarray, shade: Callable[[np.ndarray], np.ndarray]) -> 
         return shade(values)
     places = (values - np.asarray(low, dtype=values.dtype)).view(f"u{values.dtype.itemsize}").ravel()
     parts = [slice(start, start + MOST_LEVELS) for start in range(0, len(places), MOST_LEVELS)]
-    found = np.zeros(span, dtype=bool)
+    occurs = np.zeros(span, dtype=bool)
     for part in parts:  # in parts, as NumPy widens what it looks up by
-        found[places[part]] = True
-    levels = np.flatnonzero(found)
+        occurs[places[part]] = True
+    levels = np.flatnonzero(occurs)
     shades = shade(levels + low)
     table, shaded = np.zeros(span, dtype=shades.dtype), np.empty(len(places), dtype=shades.dtype)
     table[levels] = shades

@@ -64,13 +64,13 @@ class Lesion:
 
 def lesions(finding: str) -> list[Lesion]:
     """Eight patients a finding, two views each; two patients have a second lesion, two are the test set."""
-    found = []
+    drawn = []
     for patient in range(8):
         part = "test" if patient % 4 == 3 else "train"
         for view in ("CC", "MLO"):
             for lesion in (1, 2) if patient in (1, 5) else (1,):
-                found.append(Lesion(finding, part, patient, "LEFT", view, lesion, 10 * patient + lesion))
-    return found
+                drawn.append(Lesion(finding, part, patient, "LEFT", view, lesion, 10 * patient + lesion))
+    return drawn
 
 
 def write_mammo(folder: Path) -> None:
@@ -106,7 +106,7 @@ def images_of(lesion: Lesion) -> Iterator[tuple[str, str, list[np.ndarray]]]:
 
 def _series_row(subject: str, kind: str, images: int, place: Path) -> list[str]:
     """A row of the downloader's metadata.csv."""
-    known = {
+    fields = {
         "Series UID": uid(subject, kind),
         "Collection": "CBIS-DDSM",
         "Subject ID": subject,
@@ -115,16 +115,16 @@ def _series_row(subject: str, kind: str, images: int, place: Path) -> list[str]:
         "Number of Images": str(images),
         "File Location": f"./{place.as_posix()}",
     }
-    return [known.get(column, "") for column in SERIES_COLUMNS]
+    return [fields.get(column, "") for column in SERIES_COLUMNS]
 
 
 def write_tables(folder: Path) -> None:
     """Paths end with a line end inside their quotes, and always call the crop 000000.dcm, which it often is not."""
     for finding in FINDINGS:
         density, shape, margins = COLUMNS[finding]
-        known = ["patient_id", density, "left or right breast", "image view", "abnormality id", "abnormality type"]
+        fields = ["patient_id", density, "left or right breast", "image view", "abnormality id", "abnormality type"]
         paths = ["image file path", "cropped image file path", "ROI mask file path"]
-        head = [*known, shape, margins, "assessment", "pathology", "subtlety", *paths]
+        head = [*fields, shape, margins, "assessment", "pathology", "subtlety", *paths]
         for part in PARTS:
             rows = [_table_row(each) for each in lesions(finding) if each.part == part]
             write_csv(folder / table_name(finding, part), [head, *rows])
@@ -136,8 +136,8 @@ def _table_row(each: Lesion) -> list[str]:
         f"{subject}/{uid(subject, 'study')}/{uid(subject, 'series')}" for subject in (each.mammogram, each.subject)
     ]
     paths = [f"{places[0]}/000000.dcm", f"{places[1]}/000000.dcm", f"{places[1]}/000001.dcm\n"]
-    known = [f"P_{each.patient:05d}", str(each.density), each.side, each.view, str(each.lesion), kind]
-    return [*known, "OVAL", "OBSCURED", "4", each.pathology, "3", *paths]
+    fields = [f"P_{each.patient:05d}", str(each.density), each.side, each.view, str(each.lesion), kind]
+    return [*fields, "OVAL", "OBSCURED", "4", each.pathology, "3", *paths]
 
 
 def write_csv(path: Path, rows: list[list[str]]) -> None:

@@ -47,8 +47,8 @@ def write_organs(folder: Path) -> None:
         for number, scan in enumerate(SCANS):
             place = "LITS-Challenge-Test-Data" if scan.startswith("test") else "LITS Challenge/Training Batch 1"
             for label, name in enumerate(organs.CARD.classes):
-                known = {"original_filepath": f"{place}/{scan}.nii", "organ_name": name}
-                rows.append(FakeImage(grey(plane, label, number), label, PART_OF_SCAN[scan], known))
+                annotations = {"original_filepath": f"{place}/{scan}.nii", "organ_name": name}
+                rows.append(FakeImage(grey(plane, label, number), label, PART_OF_SCAN[scan], annotations))
         write_medimeta(folder / f"organs_{plane}", organs.TASK, organs.CARD.classes, rows)
 
 

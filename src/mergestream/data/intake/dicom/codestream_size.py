@@ -84,8 +84,8 @@ def _codestream_start(frame: bytes) -> int:
 
 def _numbers(frame: bytes, position: int, *sizes: int) -> list[int]:
     """Unsigned numbers that follow each other, high bytes first; what is cut off reads as 0."""
-    found = []
+    numbers = []
     for size in sizes:
-        found.append(int.from_bytes(frame[position : position + size]))
+        numbers.append(int.from_bytes(frame[position : position + size]))
         position += size
-    return found
+    return numbers

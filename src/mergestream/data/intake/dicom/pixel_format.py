@@ -79,8 +79,10 @@ def _require_supported(form: PixelFormat, high_bit: int) -> None:
     if min(form.number_of_frames, form.rows, form.columns) < 1:
         raise damaged_dicom()
     if form.photometric_interpretation not in SAMPLES:
-        known = ", ".join(SAMPLES)
-        raise IntakeError("unsupported_format", f"The DICOM image's kind of colour is not read here; known: {known}.")
+        names = ", ".join(SAMPLES)
+        raise IntakeError(
+            "unsupported_format", f"The DICOM image's kind of colour is not supported; supported: {names}."
+        )
     if SAMPLES[form.photometric_interpretation] != form.samples_per_pixel:
         raise damaged_dicom()
     if form.bits_allocated not in (8, 16, 32):
