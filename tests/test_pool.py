@@ -455,6 +455,7 @@ def test_an_unwritable_folder_is_refused_before_work(tmp_path: Path) -> None:
         write_text(blocked / "out" / "a.txt", "text")
 
 
+@pytest.mark.slow
 def test_loading_streams_into_the_bank(tmp_path: Path) -> None:
     """Peak memory of loading four experts beyond the imports, in banks; the benchmark has ViT-B/32."""
     network = create_network("vit_tiny_patch16_224", num_classes=3, embed_dim=768, num_heads=12, depth=6, img_size=32)

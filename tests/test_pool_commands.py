@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,14 +63,20 @@ def site(root: Path, name: str, seed: int, base: Path | None = None, scale: floa
     return root / name
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    """Three experts and their base; site folders are made beside it."""
-    base = site(tmp_path / "pool", "base", 0, domain=None, metrics={}, class_counts={})
+@pytest.fixture(scope="module")
+def pool_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("template") / "pool"
+    base = site(root, "base", 0, domain=None, metrics={}, class_counts={})
     for number, name in enumerate(("lyon", "brest", "turin"), start=1):
-        site(tmp_path / "pool", name, number, base)
-    (tmp_path / "pool" / "pool.json").write_text(json.dumps({"schema_version": 1, "order": ["turin", "lyon", "brest"]}))
-    return tmp_path / "pool"
+        site(root, name, number, base)
+    (root / "pool.json").write_text(json.dumps({"schema_version": 1, "order": ["turin", "lyon", "brest"]}))
+    return root
+
+
+@pytest.fixture
+def pool(pool_template: Path, tmp_path: Path) -> Path:
+    """Three experts and their base; tests create site folders beside it."""
+    return shutil.copytree(pool_template, tmp_path / "pool")
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -110,34 +117,37 @@ def rewritten(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> Pa
 # --- the whole story, as it is typed ------------------------------------------------------------------------
 
 
-def test_a_consortium_on_the_real_command_line(tmp_path: Path) -> None:
+def test_a_consortium_on_the_command_line(tmp_path: Path, pool_command: Callable[..., tuple]) -> None:
+    """One real process; the other commands run in this one."""
+
+    def printed(*arguments: object) -> Any:
+        code, out, err = pool_command(*arguments)
+        assert (code, err) == (0, "")
+        return json.loads(out) if "--json" in arguments else out
+
     base = site(tmp_path / "pool", "base", 0, domain=None, metrics={}, class_counts={})
     lyon, brest = (site(tmp_path / "sent", name, n, base) for n, name in enumerate(("lyon", "brest"), start=1))
     added = run("add", tmp_path / "pool", lyon)
     assert (added.returncode, added.stderr) == (0, "")
     assert added.stdout.startswith("'lyon' is in the pool: version 1")
-    again = run("add", tmp_path / "pool", lyon)
-    assert again.returncode == 1
-    assert again.stderr.count("\n") == 1
-    assert "mergestream pool replace" in again.stderr
-    assert json.loads(run("add", tmp_path / "pool", brest, "--json").stdout)["expert"] == "brest"
+    code, _, err = pool_command("add", tmp_path / "pool", lyon)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "mergestream pool replace" in err
+    assert printed("add", tmp_path / "pool", brest, "--json")["expert"] == "brest"
     newer = site(tmp_path / "newer", "lyon", 5, base)
-    assert json.loads(run("replace", tmp_path / "pool", newer, "--json").stdout)["version"] == 2
-    back = run("restore", tmp_path / "pool", "lyon", "1", "--json")
-    assert json.loads(back.stdout)["weights_sha256"] == read_card(lyon).weights_sha256
-    listed = json.loads(run("list", tmp_path / "pool", "--json").stdout)
+    assert printed("replace", tmp_path / "pool", newer, "--json")["version"] == 2
+    back = printed("restore", tmp_path / "pool", "lyon", "1", "--json")
+    assert back["weights_sha256"] == read_card(lyon).weights_sha256
+    listed = printed("list", tmp_path / "pool", "--json")
     assert [(e["name"], e["version"], len(e["kept_versions"])) for e in listed["experts"]] == [
         ("lyon", 3, 2),
         ("brest", 1, 0),
     ]
-    verified = run("verify", tmp_path / "pool")
-    assert (verified.returncode, verified.stdout) == (0, "Sound: 2 experts.\n")
-    merged = run("merge", tmp_path / "pool", tmp_path / "both", "--method", "mean")
-    assert merged.returncode == 0, merged.stderr
+    assert printed("verify", tmp_path / "pool") == "Sound: 2 experts.\n"
+    printed("merge", tmp_path / "pool", tmp_path / "both", "--method", "mean")
     torch.save(network(7).state_dict(), tmp_path / "seven.pth")
-    imported = run("import", tmp_path / "seven", tmp_path / "seven.pth", *TIMM, "--classes", ",".join(CLASSES))
-    assert imported.returncode == 0, imported.stderr
-    assert run("add", tmp_path / "pool").returncode == 2
+    printed("import", tmp_path / "seven", tmp_path / "seven.pth", *TIMM, "--classes", ",".join(CLASSES))
+    assert pool_command("add", tmp_path / "pool")[0] == 2
     assert ms.ExpertPool.load(tmp_path / "pool").names == ("lyon", "brest")
 
 
@@ -725,7 +735,7 @@ def test_monai_networks(tmp_path: Path, pool_command: Callable[..., tuple]) -> N
     rest = (tmp_path / "x.pt", "--network", "monai:DenseNet", *options, "--classes", ",".join(CLASSES))
     code, said, err = pool_command("import", tmp_path / "pool" / "a", *rest)
     assert (code, err) == (0, "")
-    assert "say it with --size" in said
+    assert "give --size to set it" in said
     card = read_card(tmp_path / "pool" / "a")
     assert card.head == ("class_layers.out",)
     assert card.architecture == Architecture("monai", "DenseNet", {**arguments, "num_classes": 3})
@@ -760,7 +770,7 @@ def test_a_malicious_pickle_is_refused_and_does_not_run(
     code, out, err = pool_command("import", tmp_path / "a", file, *TIMM, "--classes", ",".join(CLASSES))
     assert (code, out) == (1, "")
     assert err.count("\n") == 1
-    assert "cannot be read without running what is in it" in err
+    assert "cannot be read without running code in it" in err
     assert "weights_only" not in err  # torch's advice how to run it all the same
     assert not marker.exists()
     assert not (tmp_path / "a").exists()
@@ -789,7 +799,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, pool_command: Call
     assert "'head.weight' has shape (3, 16), the network needs (2, 16)" in attempt(state, classes="a,b")
     assert "must be a list of different names" in attempt(state, classes="a,b,a")
     assert "holds no state dict: it is Tensor" in attempt(torch.zeros(3))
-    assert "epoch are no tensors" in attempt({**state, "epoch": 3})
+    assert "epoch are not tensors" in attempt({**state, "epoch": 3})
     assert "'head.bias' holds NaN" in attempt({**state, "head.bias": torch.full((3,), torch.nan)})
     assert "There is no module" in attempt(state, "--head", "haed")
     assert "--arg is NAME=VALUE" in attempt(state, "--arg", "img_size")

@@ -124,7 +124,7 @@ def import_checkpoint(
 
     Nothing is downloaded, and no code in a file is run. Tensors that are missing or unexpected are refused by name.
     """
-    from mergestream.pool.importing.checkpoint_import import import_expert, in_words, network_arguments
+    from mergestream.pool.importing.checkpoint_import import import_expert, import_lines, network_arguments
     from mergestream.pool.importing.pixel_settings import pixel_options
 
     card = import_expert(
@@ -138,7 +138,7 @@ def import_checkpoint(
         pixels=pixel_options(size, mean, std, interpolation),
         ignore=ignore or [],
     )
-    _tell(as_json, card.to_json(), in_words(card, out))
+    _tell(as_json, card.to_json(), import_lines(card, out))
 
 
 @pool.command("merge")

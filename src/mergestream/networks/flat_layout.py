@@ -1,8 +1,9 @@
-"""Where each tensor of a network lies in its flat vector [P]: encoder parameters, float buffers, then the head."""
+"""Layout of a network's tensors in one flat vector [P]: encoder parameters, float buffers, then the head."""
 
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,25 +12,27 @@ from torch import Tensor, nn
 from mergestream.runtime.errors import CheckpointError, NetworkError
 
 Integers = dict[str, Tensor]
-# Tensors start at multiples of this many numbers, as their own allocations would: kernels choose by alignment.
+# Tensors start at multiples of this many numbers, like separate allocations: kernels choose by alignment.
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class LayoutEntry:
-    """One tensor: its name, its place, and the other names that are tied to it."""
+    """One tensor: its name, its place, and other names that are tied to it."""
 
     name: str
     shape: torch.Size
     start: int
     stop: int
-    end: int  # where the next one starts; what lies between is zero
+    end: int  # start of the next tensor; the padding between is zero
     is_parameter: bool
     tied: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Layout:
+    """Places of all tensors in the flat vector; integer buffers are listed apart."""
+
     entries: tuple[LayoutEntry, ...]
     integers: dict[str, tuple[torch.Size, torch.dtype]]
     encoder_size: int
@@ -37,7 +40,7 @@ class Layout:
 
     @classmethod
     def of(cls, module: nn.Module, head: tuple[str, ...]) -> "Layout":
-        """Floating buffers count as encoder wherever they stand: they follow the encoder's coefficients."""
+        """Lay out a module. Floating buffers belong to the encoder wherever they are: they follow its coefficients."""
         names = _persistent_names(module)
         parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
         floats = {name: tensor for name, tensor in names.items() if tensor.is_floating_point()}
@@ -60,12 +63,12 @@ class Layout:
 
     @property
     def numbers(self) -> int:
-        """How many numbers a row holds, padding left out."""
+        """How many numbers a row holds, without padding."""
         return sum(entry.stop - entry.start for entry in self.entries)
 
     @property
     def buffers(self) -> slice:
-        """Where the floating buffers lie: between the encoder's parameters and the head."""
+        """Place of the floating buffers: between the encoder's parameters and the head."""
         starts = [entry.start for entry in self.entries if not entry.is_parameter]
         return slice(starts[0] if starts else self.encoder_size, self.encoder_size)
 
@@ -73,8 +76,18 @@ class Layout:
     def parameters(self) -> tuple[LayoutEntry, ...]:
         return tuple(entry for entry in self.entries if entry.is_parameter)
 
+    @cached_property
+    def required_names(self) -> set[str]:
+        """Names that every state dict must have."""
+        return {entry.name for entry in self.entries} | set(self.integers)
+
+    @cached_property
+    def allowed_names(self) -> set[str]:
+        """Required names, and those tied to them."""
+        return self.required_names | {name for entry in self.entries for name in entry.tied}
+
     def write_row(self, state: Mapping[str, Tensor], row: Tensor, owner: str) -> Integers:
-        """Copy a state dict into row [P], one tensor at a time, and return its integer buffers; refuse misfits."""
+        """Copy a state dict into row [P], one tensor at a time, and return its integer buffers."""
         self._require_names(state, owner)
         for entry in self.entries:
             tensor = state[entry.name]
@@ -100,12 +113,12 @@ class Layout:
     def _integer(self, tensor: Tensor, name: str, owner: str) -> Tensor:
         shape, dtype = self.integers[name]
         if tensor.shape != shape or tensor.dtype != dtype:
-            found, needed = f"{tuple(tensor.shape)} {tensor.dtype}", f"{tuple(shape)} {dtype}"
-            raise CheckpointError(f"{owner}: the buffer '{name}' is {found}, the network needs {needed}.")
+            given, needed = f"{tuple(tensor.shape)} {tensor.dtype}", f"{tuple(shape)} {dtype}"
+            raise CheckpointError(f"{owner}: the buffer '{name}' is {given}, the network needs {needed}.")
         return tensor.clone()
 
     def views(self, row: Tensor) -> dict[str, Tensor]:
-        """Row [P] as named tensors that share its memory."""
+        """Named tensors that share the memory of row [P]."""
         return {entry.name: row[entry.start : entry.stop].view(entry.shape) for entry in self.entries}
 
     def attach(self, module: nn.Module, row: Tensor, integers: Integers) -> nn.Module:
@@ -121,33 +134,30 @@ class Layout:
         return module
 
     def call(self, module: nn.Module, parameters: Mapping[str, Tensor], batch: Tensor) -> Any:
-        """The module's answer with other parameters, through which gradients flow; tied ones are given once."""
-        given: dict[tuple[int, str], tuple[str, Tensor]] = {}
+        """Run the module with other parameters, through which gradients flow; tied ones are given once."""
+        replaced: dict[tuple[int, str], tuple[str, Tensor]] = {}
         for entry in self.entries:
             if entry.name in parameters:
                 for name in (entry.name, *entry.tied):
                     parent, _, leaf = name.rpartition(".")
-                    # A layer used under two names is one place: swapped twice, it would not be put back.
-                    given[id(module.get_submodule(parent)), leaf] = name, parameters[entry.name]
-        return torch.func.functional_call(module, dict(given.values()), (batch,), tie_weights=False)
+                    # A layer under two names is one place: swapped twice, it would not be restored.
+                    replaced[id(module.get_submodule(parent)), leaf] = name, parameters[entry.name]
+        return torch.func.functional_call(module, dict(replaced.values()), (batch,), tie_weights=False)
 
     def strip(self, module: nn.Module) -> nn.Module:
         """Free the module's own weights, keeping its structure and its non-persistent buffers."""
         return self.attach(module, torch.empty(self.size, device="meta"), {}).requires_grad_(False)
 
     def move_rest(self, module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-        """Move what no row holds: buffers that are not saved with the weights."""
-        held = {name for entry in self.entries for name in (entry.name, *entry.tied)} | set(self.integers)
+        """Move the buffers that are not saved with the weights."""
         for name, buffer in list(module.named_buffers(remove_duplicate=False)):
-            if name not in held:
+            if name not in self.allowed_names:
                 _assign(module, name, buffer.to(device, dtype if buffer.is_floating_point() else None))
         return module
 
     def _require_names(self, state: Mapping[str, Tensor], owner: str) -> None:
-        needed = {entry.name for entry in self.entries} | set(self.integers)
-        allowed = needed | {name for entry in self.entries for name in entry.tied}
-        found = set(state)
-        for names, verb in ((needed - found, "lacks"), (found - allowed, "has unexpected")):
+        missing, odd = self.required_names - set(state), set(state) - self.allowed_names
+        for names, verb in ((missing, "lacks"), (odd, "has unexpected")):
             if names:
                 shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
                 raise CheckpointError(
@@ -161,7 +171,7 @@ def _persistent_names(module: nn.Module) -> dict[str, Tensor]:
     odd = [name for name, value in state.items() if not isinstance(value, Tensor) or value.is_complex()]
     if odd:
         raise NetworkError(f"{type(module).__name__} keeps state that is not a real tensor and cannot merge: {odd}.")
-    # state_dict detaches, which hides what is tied; the live objects show it.
+    # state_dict detaches tensors, which hides ties; the live objects show them.
     live = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
     missing = [name for name in state if name not in live]
     if missing:
@@ -170,7 +180,7 @@ def _persistent_names(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _tied(tensors: dict[str, Tensor]) -> dict[str, tuple[str, ...]]:
-    """First name of each distinct tensor -> the further names of the same tensor."""
+    """Map the first name of each distinct tensor to its other names."""
     names = defaultdict(list)
     for name, tensor in tensors.items():
         names[id(tensor)].append(name)

@@ -1,1 +1,1 @@
-"""Foreign checkpoints (timm, torchvision, Hugging Face, MONAI, plain state dicts) made into experts."""
+"""Import of checkpoints from timm, torchvision, Hugging Face, MONAI and plain state dicts as experts."""

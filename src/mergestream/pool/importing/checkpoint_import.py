@@ -1,4 +1,4 @@
-"""Foreign checkpoints (timm, torchvision, Hugging Face, MONAI, plain state dicts) -> an expert folder."""
+"""Import of one foreign checkpoint as an expert folder."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -44,17 +44,18 @@ def import_expert(
     pixels: Values | None = None,
     ignore: Sequence[str] = (),
 ) -> ExpertCard:
-    """Every tensor of the network must be in the file and the other way round; nothing is downloaded or run.
+    """Write a checkpoint as an expert folder; the file must hold exactly the network's tensors.
 
-    `pixels` (size, mean, std, interpolation) says what the network expects, where that is not known or was another.
+    Nothing is downloaded, and no code in the file runs. `pixels` (size, mean, std, interpolation) overrides the
+    preprocessing recorded with the network.
     """
     require_new_folder(out)
     foreign = read_foreign(file)
     config = _json_beside(foreign.path, "config.json")
     built = network_by_name(network, tuple(classes), config, dict(arguments or {}))
     built = replace(built, head=find_head(built.module, head)) if head else built
-    known = {**pixel_config(config, _json_beside(foreign.path, "preprocessor_config.json")), **(pixels or {})}
-    built = replace(built, preprocessing=merged_preprocessing(built.preprocessing, known))
+    recorded = {**pixel_config(config, _json_beside(foreign.path, "preprocessor_config.json")), **(pixels or {})}
+    built = replace(built, preprocessing=merged_preprocessing(built.preprocessing, recorded))
     answers = count_classes(built.module, built.head)
     if answers not in (None, len(classes)):
         raise InputError(f"{len(classes)} classes were given, but the head {built.head} answers {answers}.")
@@ -65,26 +66,27 @@ def import_expert(
 
 
 def network_arguments(pairs: Sequence[str]) -> dict[str, Any]:
-    """'img_size=126' as a name and a value, spelt as options are everywhere."""
-    found: dict[str, Any] = {}
+    """Parse 'img_size=126' into names and values, with the same syntax as options."""
+    arguments: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name.isidentifier():
             raise InputError(f"--arg is NAME=VALUE, as in img_size=126; got {pair!r}.")
-        # As it will be read back from the card: JSON has no tuples.
-        found[name] = json.loads(json.dumps(parse_value(text)))
-    return found
+        # JSON has no tuples: use the values as they will be read back from the card.
+        arguments[name] = json.loads(json.dumps(parse_value(text)))
+    return arguments
 
 
-def in_words(card: ExpertCard, out: Path) -> list[str]:
-    said = [f"Expert '{card.name}' ({card.architecture}; {', '.join(card.classes)}): {out}"]
+def import_lines(card: ExpertCard, out: Path) -> list[str]:
+    """Summary of an imported expert."""
+    lines = [f"Expert '{card.name}' ({card.architecture}; {', '.join(card.classes)}): {out}"]
     if card.preprocessing is None:
-        said.append("What it expects of pixels is not known, so it takes prepared floats only; say it with --size.")
-    return said
+        lines.append("Its preprocessing is unknown, so it takes preprocessed floats only; give --size to set it.")
+    return lines
 
 
 def _json_beside(path: Path, name: str) -> dict[str, Any]:
-    """A configuration that lies with the weights; empty where there is none."""
+    """Read a configuration file beside the weights; empty if there is none."""
     file = path.with_name(name)
     if not file.is_file():
         return {}
@@ -96,14 +98,12 @@ def _json_beside(path: Path, name: str) -> dict[str, Any]:
 
 
 def _fitted(foreign: ForeignCheckpoint, network: Network, ignore: Sequence[str]) -> dict[str, Tensor]:
-    """The file's tensors in the network's order; a misfit of names, shapes, types or numbers is refused."""
+    """Put the file's tensors into the network's order; refuse wrong names, shapes, types or numbers."""
     layout = Layout.of(network.module, network.head)
-    needed = {entry.name for entry in layout.entries} | set(layout.integers)
-    allowed = needed | {name for entry in layout.entries for name in entry.tied}
-    tensors = without_prefixes(foreign.tensors, allowed, ignore, foreign.path)
-    if network.architecture.library == "transformers" and not needed <= set(tensors):
+    tensors = without_prefixes(foreign.tensors, layout.allowed_names, ignore, foreign.path)
+    if network.architecture.library == "transformers" and not layout.required_names <= set(tensors):
         tensors = with_current_names(network.module, tensors, foreign.path)
-    require_names(tensors, needed, allowed, foreign.path)
+    require_names(tensors, layout.required_names, layout.allowed_names, foreign.path)
     kinds = sorted({tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}, key=str)
     row = torch.empty(layout.size, dtype=reduce(torch.promote_types, kinds))
     integers = layout.write_row(tensors, row, str(foreign.path))

@@ -1,4 +1,4 @@
-"""A foreign checkpoint -> its tensors by name. Local files only, and a pickle never runs."""
+"""Tensors of a foreign checkpoint by name. Local files only; no code in a pickle runs."""
 
 import re
 import warnings
@@ -13,7 +13,7 @@ from torch import Tensor
 from mergestream.pool.checkpoint import WeightsFile
 from mergestream.runtime.errors import CheckpointError, InputError
 
-# Where trainers put the weights, and what they put before the names; the likeliest first.
+# Keys under which trainers store the weights, and prefixes of tensor names; the likeliest first.
 WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net")
 PREFIXES = ("module.", "model.", "network.", "net.", "_orig_mod.")
 IN_FOLDERS = ("model.safetensors", "pytorch_model.bin")
@@ -21,14 +21,14 @@ IN_FOLDERS = ("model.safetensors", "pytorch_model.bin")
 
 @dataclass(frozen=True)
 class ForeignCheckpoint:
-    """A checkpoint's file, and the folder its configuration may lie in."""
+    """The tensors of a checkpoint file."""
 
     path: Path
     tensors: dict[str, Tensor]
 
 
 def read_foreign(given: Path) -> ForeignCheckpoint:
-    """A .safetensors file, a PyTorch file, or a Hugging Face folder with one of them."""
+    """Read a .safetensors file, a PyTorch file, or a Hugging Face folder with one of them."""
     path = _file_of(given)
     if path.suffix == ".safetensors":
         file = WeightsFile(path)
@@ -41,29 +41,29 @@ def _file_of(given: Path) -> Path:
         return given
     if not given.is_dir():
         raise CheckpointError(f"There is no file {given}. Checkpoints are read from this machine, never downloaded.")
-    found = [given / name for name in IN_FOLDERS if (given / name).is_file()]
-    if not found:
+    files = [given / name for name in IN_FOLDERS if (given / name).is_file()]
+    if not files:
         raise CheckpointError(f"{given} holds neither {' nor '.join(IN_FOLDERS)}. Name the checkpoint's file itself.")
-    return found[0]
+    return files[0]
 
 
 def _unpickled(path: Path) -> Any:
-    """Tensors and plain containers only: torch's weights-only reader refuses everything that could run code."""
+    """Load tensors and plain containers; torch's weights-only reader refuses everything that could run code."""
     try:
         with warnings.catch_warnings(action="ignore"):
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a hostile file can fail in any way
-        # torch's own message goes on to say how to switch the protection off, which nobody should.
-        named = re.search(r"GLOBAL ([\w.]+)|(?:global|[Cc]lass) ([\w.]+)", str(error))
-        what = f"it holds {named.group(1) or named.group(2)}" if named else f"{type(error).__name__}"
+        # torch's own message explains how to switch the protection off, so it is not shown.
+        culprit = re.search(r"GLOBAL ([\w.]+)|(?:global|[Cc]lass) ([\w.]+)", str(error))
+        what = f"it holds {culprit.group(1) or culprit.group(2)}" if culprit else type(error).__name__
         raise CheckpointError(
-            f"{path} cannot be read without running what is in it ({what}). Where you trust it, save its weights "
+            f"{path} cannot be read without running code in it ({what}). If you trust it, save its weights "
             f"alone: torch.save(network.state_dict(), FILE)."
         ) from error
 
 
 def _state_in(value: Any, path: Path) -> dict[str, Tensor]:
-    """The state dict inside usual wrappers; Lightning's is under 'state_dict'."""
+    """Find the state dict inside the usual wrappers; Lightning's is under 'state_dict'."""
     for _ in range(3):
         inner = next((value[key] for key in WRAPPERS if _is_mapping(value) and _is_mapping(value.get(key))), None)
         if inner is None:
@@ -74,7 +74,7 @@ def _state_in(value: Any, path: Path) -> dict[str, Tensor]:
     odd = [name for name, tensor in value.items() if not isinstance(tensor, Tensor)]
     if odd:
         shown = ", ".join(map(str, odd[:5]))
-        raise CheckpointError(f"{path} holds no plain state dict: {shown} are no tensors. Save network.state_dict().")
+        raise CheckpointError(f"{path} holds no plain state dict: {shown} are not tensors. Save network.state_dict().")
     return dict(value)
 
 
@@ -85,30 +85,30 @@ def _is_mapping(value: Any) -> bool:
 def without_prefixes(
     tensors: Mapping[str, Tensor], needed: Collection[str], ignore: Sequence[str], where: Path
 ) -> dict[str, Tensor]:
-    """The tensors under the network's own names: wrappers' prefixes off, and what the user says is no part of it."""
+    """Remove wrappers' prefixes from the names, and the tensors that the user ignores."""
     for prefix in ignore:
         if not prefix or not any(name.startswith(prefix) for name in tensors):
-            raise InputError(f"--ignore {prefix}: no tensor in {where} is called so.")
-    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(ignore) or ("\0",))}
-    while not set(kept) & set(needed):
-        common = [p for p in PREFIXES if 2 * sum(name.startswith(p) for name in kept) > len(kept)]
+            raise InputError(f"--ignore {prefix}: no tensor in {where} has this prefix.")
+    named = {name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(ignore) or ("\0",))}
+    while not set(named) & set(needed):
+        common = [p for p in PREFIXES if 2 * sum(name.startswith(p) for name in named) > len(named)]
         if not common:
             break
-        kept = {name.removeprefix(common[0]): tensor for name, tensor in kept.items()}
-    return kept
+        named = {name.removeprefix(common[0]): tensor for name, tensor in named.items()}
+    return named
 
 
-def require_names(found: Collection[str], needed: Collection[str], allowed: Collection[str], where: Path) -> None:
-    """Every tensor that is missing or unexpected is told; nothing is left out quietly."""
-    missing, odd = sorted(set(needed) - set(found)), sorted(set(found) - set(allowed))
+def require_names(names: Collection[str], needed: Collection[str], allowed: Collection[str], where: Path) -> None:
+    """Refuse a file with missing or unexpected tensors, and name them."""
+    missing, odd = sorted(set(needed) - set(names)), sorted(set(names) - set(allowed))
     if missing or odd:
-        told = [f"{what} {_some(names)}" for what, names in (("lacks", missing), ("has unexpected", odd)) if names]
+        misfits = [f"{verb} {_some(some)}" for verb, some in (("lacks", missing), ("has unexpected", odd)) if some]
         hint = (
             "Check --network and --arg."
             if missing
-            else f"If that is no part of the network (a loss, a metric), leave it out: --ignore {odd[0].split('.')[0]}."
+            else f"If it is not part of the network (a loss, a metric), leave it out: --ignore {odd[0].split('.')[0]}."
         )
-        raise CheckpointError(f"{where} does not fit the network: it {' and '.join(told)}. {hint}")
+        raise CheckpointError(f"{where} does not fit the network: it {' and '.join(misfits)}. {hint}")
 
 
 def _some(names: Sequence[str], shown: int = 8) -> str:

@@ -1,4 +1,4 @@
-"""Names of tensors in Hugging Face's files: older than those in its networks, and known to its own reader only."""
+"""Tensor names in older Hugging Face files, which only transformers itself can translate."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,11 +12,11 @@ from mergestream.runtime.errors import CheckpointError
 
 
 def with_current_names(module: nn.Module, tensors: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
-    """A file's tensors as transformers itself reads them into this network; what it would leave out is refused."""
+    """Let transformers read a file's tensors into this network; refuse a file of which it would leave something out."""
     network: Any = type(module)
     with _quiet():
         try:
-            read, report = network.from_pretrained(
+            loaded, report = network.from_pretrained(
                 None, config=module.config, state_dict=dict(tensors), output_loading_info=True
             )
         except (RuntimeError, ValueError) as error:
@@ -24,9 +24,9 @@ def with_current_names(module: nn.Module, tensors: Mapping[str, Tensor], where: 
                 f"{where} does not fit the network: shapes differ. Check --classes and --arg."
             ) from error
     missing, odd = (set(report[key]) for key in ("missing_keys", "unexpected_keys"))
-    state: dict[str, Tensor] = read.state_dict()
+    state: dict[str, Tensor] = loaded.state_dict()
     require_names((set(state) - missing) | odd, set(state), set(state), where)
-    # Tensors that transformers itself is told to skip are in neither list.
+    # Tensors that transformers skips by its own rules are in neither list.
     counts = [sum(tensor.numel() for tensor in each.values()) for each in (tensors, state)]
     if counts[0] != counts[1]:
         raise CheckpointError(
@@ -37,7 +37,7 @@ def with_current_names(module: nn.Module, tensors: Mapping[str, Tensor], where: 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Its bars and reports would go between our one-line errors."""
+    """Silence transformers' progress bars and reports."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""The network that a foreign checkpoint belongs to, by name, with random weights."""
+"""The network of a foreign checkpoint, built by name with random weights."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from mergestream.networks.architecture import Architecture, Network, create_network, from_module
 from mergestream.runtime.errors import InputError
 
-# Who wrote a Hugging Face configuration, and what the classes are called, is told elsewhere.
+# Entries of a Hugging Face configuration that are not arguments of the network.
 NOT_ARGUMENTS = (
     "architectures", "auto_map", "transformers_version", "model_type", "_name_or_path", "name_or_path", "torch_dtype",
     "dtype", "num_labels", "id2label", "label2id",
@@ -15,7 +15,7 @@ Values = Mapping[str, Any]
 
 
 def network_by_name(name: str, classes: tuple[str, ...], config: Values, arguments: Values) -> Network:
-    """By timm name, or 'torchvision:NAME', 'transformers:CLASS', 'monai:CLASS'; `config` lay with the weights."""
+    """Build by timm name, 'torchvision:NAME', 'transformers:CLASS' or 'monai:CLASS'; `config` lies by the weights."""
     library, _, rest = name.rpartition(":")
     if library == "transformers":
         return _transformers(rest, classes, config, arguments)
@@ -30,8 +30,8 @@ def _transformers(name: str, classes: tuple[str, ...], config: Values, arguments
     labels = config.get("id2label")
     recorded = [str(label) for label in labels.values()] if isinstance(labels, dict) else []
     if sorted(recorded) == sorted(classes) and tuple(recorded) != classes:
-        raise InputError(f"config.json has the classes in another order: {', '.join(recorded)}. Give them as they are.")
+        raise InputError(f"config.json has the classes in another order: {', '.join(recorded)}. Use that order.")
     own = {key: value for key, value in config.items() if key not in NOT_ARGUMENTS}
     named = {"id2label": dict(enumerate(classes)), "label2id": {label: i for i, label in enumerate(classes)}}
-    # Described anew, so that it equals the card of the same network made in Python.
+    # Described from the module, so that its card equals that of the same network built in Python.
     return from_module(Architecture("transformers", name, {**own, **arguments, **named}).build().eval())
