@@ -1,6 +1,5 @@
-"""`mergestream data …`: parse, call one function, print."""
+"""`mergestream data`: list, verify and imitate data sets."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -8,23 +7,20 @@ import typer
 from rich.console import Console
 
 from mergestream.cli.shared_options import AsJson, DataOption
-from mergestream.cli.terminal import progress
+from mergestream.cli.terminal import print_result, progress
 
-data = typer.Typer(help="Data sets: what is supported, is mine complete, write a tiny stand-in.", no_args_is_help=True)
+data = typer.Typer(help="Data sets: list them, verify a copy, write a tiny stand-in.", no_args_is_help=True)
 
 
 @data.command("list")
 def list_data(as_json: AsJson = False) -> None:
-    """Every data set: what it shows, its domains and classes, its licence and where to get it."""
+    """List every data set: content, domains, classes, licence, and where to get it."""
     from mergestream.bench.report.dataset_card import describe_card
     from mergestream.data.datasets import DATASETS
 
     cards = [source.card for source in DATASETS.values()]
-    if as_json:
-        typer.echo(json.dumps([card.to_json() for card in cards], indent=2, ensure_ascii=False))
-        return
-    for card in cards:
-        typer.echo("\n".join(describe_card(card)) + "\n")
+    lines = [line for card in cards for line in (*describe_card(card), "")]
+    print_result(as_json, [card.to_json() for card in cards], lines)
 
 
 @data.command("verify")
@@ -34,21 +30,16 @@ def verify_data(
     data_option: DataOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Is this copy complete? Reads every image. Exit code 1 if something is missing or differs."""
+    """Check that a copy is complete by reading every image. Exit code 1 if something is missing or differs."""
     from mergestream.cli.verification_text import describe_verification
     from mergestream.data.datasets import file_source_of
     from mergestream.data.datasets.data_verification import verify
     from mergestream.runtime.option_text import parse_options
 
-    console = Console(stderr=as_json)
     options = dict(parse_options(data_option or []))
-    found = verify(file_source_of(name), root, progress(console), **options)
-    if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
-    else:
-        for sentence in describe_verification(found):
-            console.print(sentence, highlight=False, soft_wrap=True, markup=False)
-    if not found.complete:
+    result = verify(file_source_of(name), root, progress(Console(stderr=as_json)), **options)
+    print_result(as_json, result.to_json(), describe_verification(result))
+    if not result.complete:
         raise typer.Exit(1)
 
 
@@ -57,7 +48,7 @@ def fake_data(
     name: Annotated[str, typer.Argument(help="A data set by its name in 'data list'.")],
     folder: Annotated[Path, typer.Argument(help="A new or empty folder.")],
 ) -> None:
-    """Write a tiny stand-in in exactly the published layout: invented pictures, to try loaders and pipelines on."""
+    """Write a tiny stand-in in the published layout: invented pictures, to try loaders and pipelines on."""
     from mergestream.data.datasets import file_source_of
     from mergestream.runtime.files import atomic_folder
 

@@ -1,39 +1,38 @@
-"""mergestream pool …: parse, call one function, print."""
+"""`mergestream pool`: list, change, verify, import and merge experts."""
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mergestream.cli.shared_options import AsJson
+from mergestream.cli.terminal import print_result
 
 if TYPE_CHECKING:
     from mergestream.pool.exchange.changes import AcceptedExpert
 
 pool = typer.Typer(
-    help="Share, update and inspect experts: what a consortium does with its pool of models.",
+    help="Share, update and inspect the experts of a consortium's pool.",
     no_args_is_help=True,
 )
 
-Pool = Annotated[Path, typer.Argument(help="The pool: a folder of expert folders, and base/ where there is one.")]
-Expert = Annotated[Path, typer.Argument(help="The folder a site sent: weights.safetensors, expert.json.")]
+Pool = Annotated[Path, typer.Argument(help="The pool: a folder of expert folders, and base/ if there is one.")]
+Expert = Annotated[Path, typer.Argument(help="The site's folder with weights.safetensors and expert.json.")]
 Name = Annotated[
     str | None, typer.Option(help="The expert's name in the pool.", show_default="the name in its expert.json")
 ]
 AllowOtherBase = Annotated[
-    bool, typer.Option("--allow-other-base", help="Take it though it was trained from another start than base/.")
+    bool, typer.Option("--allow-other-base", help="Accept an expert trained from a different base checkpoint.")
 ]
 
 
 @pool.command("list")
 def list_experts(folder: Pool, as_json: AsJson = False) -> None:
-    """Every expert in order: domain, accuracy on its own validation images, temperature, versions, hash."""
+    """List the experts in order: domain, accuracy on their own validation images, temperature, versions, hash."""
     from mergestream.pool.exchange.listing import list_pool
 
     listing = list_pool(folder)
-    _tell(as_json, listing.to_json(), listing.lines())
+    print_result(as_json, listing.to_json(), listing.lines())
 
 
 @pool.command("add")
@@ -44,13 +43,13 @@ def add(
     allow_other_base: AllowOtherBase = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a site's expert and take it into the pool, as the last one.
+    """Check a site's expert and add it to the pool, as the last one.
 
-    Its hash, classes, network, pixels, base and weights must fit; warns of one that is far too sure of itself.
+    Its hash, classes, network, preprocessing, base and weights must fit. Warns of an overconfident expert.
     """
     from mergestream.pool.exchange.changes import add_expert
 
-    _taken(as_json, add_expert(folder, expert, name=name, allow_other_base=allow_other_base), "is in the pool")
+    _print_accepted(as_json, add_expert(folder, expert, name=name, allow_other_base=allow_other_base), "is in the pool")
 
 
 @pool.command("replace")
@@ -61,10 +60,12 @@ def replace(
     allow_other_base: AllowOtherBase = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put a site's newer expert in the place of its old one, after the same checks. The old one is kept."""
+    """Replace a site's expert with a newer one, after the same checks. The old version is kept."""
     from mergestream.pool.exchange.changes import replace_expert
 
-    _taken(as_json, replace_expert(folder, expert, name=name, allow_other_base=allow_other_base), "was replaced")
+    _print_accepted(
+        as_json, replace_expert(folder, expert, name=name, allow_other_base=allow_other_base), "was replaced"
+    )
 
 
 @pool.command("restore")
@@ -74,19 +75,19 @@ def restore(
     version: Annotated[int, typer.Argument(help="A number under 'kept' in 'pool list'.")],
     as_json: AsJson = False,
 ) -> None:
-    """Bring a replaced version of an expert back. The one in use now is kept too."""
+    """Restore an earlier version of an expert. The current version is kept too."""
     from mergestream.pool.exchange.changes import restore_expert
 
-    _taken(as_json, restore_expert(folder, expert, version), f"is as in version {version} again")
+    _print_accepted(as_json, restore_expert(folder, expert, version), f"is as in version {version} again")
 
 
 @pool.command("verify")
 def verify(folder: Pool, as_json: AsJson = False) -> None:
-    """Check the whole pool again, with its candidates and kept versions. Exit code 1 if anything is wrong."""
+    """Check the whole pool, its candidates and earlier versions. Exit code 1 if anything is wrong."""
     from mergestream.pool.exchange.pool_verification import verify_pool
 
     result = verify_pool(folder)
-    _tell(as_json, result.to_json(), result.lines())
+    print_result(as_json, result.to_json(), result.lines())
     if not result.sound:
         raise typer.Exit(1)
 
@@ -99,30 +100,27 @@ def import_checkpoint(
         str,
         typer.Option(help="A timm name, or torchvision:NAME, transformers:CLASS, monai:CLASS."),
     ],
-    classes: Annotated[
-        str, typer.Option(help="The classes in the order of the head's rows, as in 'benign,malignant'.")
-    ],
-    domain: Annotated[str | None, typer.Option(help="Where its training data came from.")] = None,
+    classes: Annotated[str, typer.Option(help="Classes in the order of the head's rows, as in 'benign,malignant'.")],
+    domain: Annotated[str | None, typer.Option(help="The domain of its training data.")] = None,
     head: Annotated[
         str | None, typer.Option(help="The head's module, as in 'fc'.", show_default="found by the network's library")
     ] = None,
     arg: Annotated[
-        list[str] | None, typer.Option(help="An argument of the network, as in 'img_size=126'; again for more.")
+        list[str] | None, typer.Option(help="An argument of the network, as in 'img_size=126'; repeatable.")
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(help="Leave out tensors whose names begin so, such as a loss's 'criterion'.")
+        list[str] | None,
+        typer.Option(help="Ignore tensors whose names start so, as in 'criterion'; repeatable."),
     ] = None,
-    size: Annotated[
-        int | None, typer.Option(help="Pixels it expects, if not the usual ones: height and width.")
-    ] = None,
+    size: Annotated[int | None, typer.Option(help="Height and width in pixels.", show_default="the network's")] = None,
     mean: Annotated[str | None, typer.Option(help="Mean per channel, as in '0.5,0.5,0.5'.")] = None,
     std: Annotated[str | None, typer.Option(help="Standard deviation per channel.")] = None,
-    interpolation: Annotated[str | None, typer.Option(help="How pictures are resized, as in 'bicubic'.")] = None,
+    interpolation: Annotated[str | None, typer.Option(help="How images are resized, as in 'bicubic'.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an expert folder of a checkpoint from timm, torchvision, Hugging Face, MONAI or a plain state dict.
+    """Make an expert folder from a checkpoint of timm, torchvision, Hugging Face, MONAI or a plain state dict.
 
-    Nothing is downloaded, and no code in a file is run. Tensors that are missing or unexpected are refused by name.
+    Nothing is downloaded, and no code in the file runs. Missing and unexpected tensors are refused by name.
     """
     from mergestream.pool.importing.checkpoint_import import import_expert, import_lines, network_arguments
     from mergestream.pool.importing.pixel_settings import pixel_options
@@ -138,7 +136,7 @@ def import_checkpoint(
         pixels=pixel_options(size, mean, std, interpolation),
         ignore=ignore or [],
     )
-    _tell(as_json, card.to_json(), import_lines(card, out))
+    print_result(as_json, card.to_json(), import_lines(card, out))
 
 
 @pool.command("merge")
@@ -148,13 +146,14 @@ def merge(
     encoder: Annotated[
         str | None, typer.Option(help="A coefficient per expert, in the pool's order, as in '0.5,0.3,0.2'.")
     ] = None,
-    head: Annotated[str | None, typer.Option(help="Others for the head.", show_default="the encoder's")] = None,
+    head: Annotated[str | None, typer.Option(help="Coefficients of the head.", show_default="the encoder's")] = None,
     method: Annotated[
-        str | None, typer.Option(help="Or a method that needs no batch: mean, task_arithmetic, ties, fisher, regmean.")
+        str | None,
+        typer.Option(help="Or a method that needs no batch: mean, task_arithmetic, ties, fisher, regmean."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one merged model as an expert folder; its card says what it was merged from."""
+    """Write one merged model as an expert folder; its card names the merged experts."""
     from mergestream.methods.merged_expert import merge_pool, numbers_of
 
     card = merge_pool(
@@ -165,14 +164,11 @@ def merge(
         method=method,
     )
     parts = ", ".join(part["name"] for part in card.recipe["merged_from"])
-    _tell(as_json, card.to_json(), [f"'{card.name}', merged from {parts}: {out}"])
+    print_result(as_json, card.to_json(), [f"'{card.name}', merged from {parts}: {out}"])
 
 
-def _taken(as_json: bool, taken: "AcceptedExpert", what: str) -> None:
-    for warning in () if as_json else taken.warnings:
+def _print_accepted(as_json: bool, accepted: "AcceptedExpert", what: str) -> None:
+    for warning in () if as_json else accepted.warnings:
         typer.echo(f"Warning: {warning}", err=True)
-    _tell(as_json, taken.to_json(), [f"'{taken.expert}' {what}: version {taken.version}, {taken.weights_sha256[:12]}"])
-
-
-def _tell(as_json: bool, value: dict[str, Any], sentences: Sequence[str]) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False) if as_json else "\n".join(sentences))
+    line = f"'{accepted.expert}' {what}: version {accepted.version}, {accepted.weights_sha256[:12]}"
+    print_result(as_json, accepted.to_json(), [line])

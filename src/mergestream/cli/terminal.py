@@ -1,12 +1,14 @@
-"""Terminal output of the commands: progress with the time left, tables, sentences."""
+"""Terminal output of the commands: progress with the time left, tables, lines, JSON."""
 
+import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -20,7 +22,13 @@ def command_text() -> str:
     return shlex.join(["mergestream", *sys.argv[1:]])
 
 
+def print_result(as_json: bool, value: Any, lines: Sequence[str]) -> None:
+    """Print the value as JSON, or the lines."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
+
+
 def show(console: Console, tables: Sequence["ResultTable"], sentences: Sequence[str], files: dict[str, Path]) -> None:
+    """Print tables, sentences, and where the files are."""
     from mergestream.bench.report.result_table import to_rich
 
     for table in tables:
@@ -30,6 +38,8 @@ def show(console: Console, tables: Sequence["ResultTable"], sentences: Sequence[
 
 
 def progress(console: Console) -> "Track":
+    """Return a `Track` that draws a progress bar for every stage of work."""
+
     @contextmanager
     def track(title: str, total: int) -> Iterator["Advance"]:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
