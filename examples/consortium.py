@@ -1,4 +1,6 @@
-"""Three hospitals train alone from one base folder and send their experts; a fourth merges them online, batch by batch.
+"""Three hospitals train experts from one base and share them; a fourth hospital merges them batch by batch.
+
+    python examples/consortium.py
 
 The data are the synthetic phantom hospitals. No image leaves its hospital; only folders of weights do.
 """
@@ -13,17 +15,17 @@ from mergestream.training import Recipe, train_expert, write_start
 hospitals = ms.load_dataset("phantom", images=200)
 here = Path(mkdtemp())
 
-# 1. The consortium agrees on a base: an architecture, its first weights, one head for all.
+# 1. The consortium agrees on a base: an architecture, initial weights, one head for all.
 small = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 write_start(here / "pool" / "base", "vit_tiny_patch16_224", small, hospitals.classes, None, "shared", seed=0)
 
-# 2. Each hospital trains on its own images and sends one folder.
+# 2. Each hospital trains on its own images and sends one folder, which is checked before it joins the pool.
 recipe = Recipe(steps=150, batch_size=32, learning_rate=1e-3, augmentation=0, validate_every=50, accelerator="cpu")
 for site in ("lyon", "brest", "turin"):
     card = train_expert(here / site / site, here / "pool" / "base", hospitals[site], recipe)
     print(f"{site} trained: {card.metrics['validation']['accuracy']:.0%} at home")
-    taken = add_expert(here / "pool", here / site / site)  # checked: hashes, classes, base, finite weights, confidence
-    print(*taken.warnings, sep="\n", end="")
+    accepted = add_expert(here / "pool", here / site / site)
+    print(*accepted.warnings, sep="\n", end="")
 
 # 3. A fourth hospital has no labels, only images that arrive in batches.
 pool = ms.ExpertPool.load(here / "pool")

@@ -1,4 +1,4 @@
-"""Two checkpoints of your own network, a stream of unlabelled batches, one merged model for each.
+"""Merge two checkpoints of your own network anew for every unlabelled batch.
 
     python examples/own_models.py
 
@@ -12,7 +12,7 @@ import mergestream as ms
 
 
 class YourNetwork(nn.Module):
-    """Stands for whatever you trained; its head is found by its name, or given with head="classifier"."""
+    """Replace it with yours. The head is found by its name, or given with head="classifier"."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,13 +26,13 @@ class YourNetwork(nn.Module):
 
 
 def your_checkpoint(seed: int) -> dict[str, torch.Tensor]:
-    """Yours would be torch.load("lyon.pt", weights_only=True)."""
+    """Replace it with torch.load("lyon.pt", weights_only=True)."""
     torch.manual_seed(seed)
     return YourNetwork().state_dict()
 
 
 def your_batches(count: int) -> list[torch.Tensor]:
-    """uint8 [B,3,H,W] of any size, as they come from your scanner or archive."""
+    """Images uint8 [B,3,H,W] of any size, from your scanner or archive."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(0, 40 + 70 * t, (8, 3, 48, 48), dtype=torch.uint8, generator=generator) for t in range(count)]
 
