@@ -33,7 +33,7 @@ from mergestream.serving.audit.log_writer import AuditLog
 from mergestream.serving.audit.replay import Recompute, files_by_hash, in_words, replay
 from mergestream.serving.audit.verification import verify
 from mergestream.serving.engine.engine import Engine
-from mergestream.serving.engine.reproducing import Reproducer
+from mergestream.serving.engine.recomputation import Reproducer
 
 SECRET = PrivateKey(Ed25519PrivateKey.from_private_bytes(b"s" * 32))
 STEPS, BATCH = 5, 3
@@ -71,7 +71,7 @@ def recomputer(pool: ms.ExpertPool) -> Recompute:
     def recompute(body: Mapping[str, Any], files: Mapping[str, bytes], /) -> dict[str, Any]:
         method = ms.create_method(body["method"], pool)
         state = {k: torch.tensor(v) if isinstance(v, list) else v for k, v in body["state"].items()}
-        method.load_state_dict({**method.identity, "state": state})
+        method.load_state_dict({**method.provenance, "state": state})
         return answer(method, body["step"], [files[image["sha256"]] for image in body["inputs"]])
 
     return recompute
@@ -188,7 +188,7 @@ def test_bad_folders_and_lines_without_inputs(tmp_path: Path, pool: ms.ExpertPoo
     with AuditLog.open(path) as log:
         for body in ({}, {"inputs": None}, {"inputs": [1]}, {"inputs": [{}]}, {"inputs": []}):
             log.append("step", body)
-    with pytest.raises(InputError, match="no folder"):
+    with pytest.raises(InputError, match="not a folder"):
         replay(path, tmp_path / "absent", recomputer(pool))
     assert replay(path, tmp_path, recomputer(pool)).outcomes == {"failed": 5}
     with AuditLog.open(tmp_path / "empty") as log:

@@ -5,14 +5,15 @@ import subprocess
 import sys
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
 import mergestream as ms
 from conftest import (
     CLASSES,
+    FACTORIES,
     NAMES,
-    has_blocks,
     make_base,
     make_experts,
     make_images,
@@ -21,8 +22,10 @@ from conftest import (
     micro_vit,
     with_statistics,
 )
-from mergestream.bench.evaluation import precompute
+from mergestream.bench.evaluation import describe_run, precompute
+from mergestream.bench.records import run_hash
 from mergestream.methods import METHODS, Method
+from mergestream.methods.state import leaves, to_plain
 
 # Options a method cannot do without, and variants of it that must keep the contract too.
 VARIANTS: dict[str, list[dict]] = {
@@ -76,26 +79,38 @@ VARIANTS: dict[str, list[dict]] = {
 CASES = [(name, options) for name in METHODS for options in VARIANTS.get(name, [{}])]
 IDS = [f"{name}-{'-'.join(f'{k}={v}' for k, v in options.items())}" for name, options in CASES]
 every_method = pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
+# Every method on every network as it is by default; its variants on one, those about BatchNorm on one that has it.
+RUNS = [
+    (network, name, options)
+    for name, options in CASES
+    for network in FACTORIES
+    if network == ("resnet" if "recalibrate_bn" in options else "vit") or options == VARIANTS.get(name, [{}])[0]
+    if name != "regmean_pp" or network != "hand_written"  # it refuses networks without known blocks
+]
+every_run = pytest.mark.parametrize(("network", "name", "options"), RUNS, ids=lambda value: str(value))
 
 # Not averages of the experts: K equal experts are not given back unless they never moved from the base.
 SUMS = ("task_arithmetic", "ties", "adamerging")
 
 STREAM = [make_images(5, seed=1), make_images(5, seed=2), make_images(2, seed=3), make_images(1, seed=4)]
+# Each image is its own mirror image, so that a head fitted to both is fitted to one answer.
+SYMMETRIC = [torch.cat([batch[..., :8], batch[..., :8].flip(-1)], dim=-1) for batch in STREAM]
+BAD = (
+    torch.zeros(0, 3, 16, 16),
+    torch.zeros(2, 1, 16, 16),
+    torch.zeros(3, 16, 16),
+    torch.zeros(2, 3, 17, 17),
+)
+FIELDS = ("logits", "encoder_coefficients", "head_coefficients", "entropy", "scores", "consistency", "lambdas")
 
 
 def averages(name: str, options: dict) -> bool:
     return name not in SUMS or (name == "task_arithmetic" and options.get("lambda") == "1/K")
 
 
-def hears_views(name: str, options: dict) -> bool:
-    """Whether its head is fitted to other views than the batch itself, which even one expert answers otherwise."""
-    return name == "prior_adaptive" and bool(options.get("refit", True) and options.get("views", ("hflip",)))
-
-
-def create(name: str, pool: ms.ExpertPool, options: dict) -> Method:
-    if name == "regmean_pp" and not has_blocks(pool):
-        pytest.skip("regmean_pp refuses networks without known blocks, as another test shows")
-    return ms.create_method(name, pool, **options)
+@cache
+def pool_of(network: str) -> ms.ExpertPool:
+    return make_pool(network, base=True, statistics=True)
 
 
 @cache
@@ -118,8 +133,7 @@ def answers(method: Method) -> list[ms.Step]:
 
 
 def same(first: ms.Step, second: ms.Step) -> bool:
-    fields = ("logits", "encoder_coefficients", "head_coefficients", "entropy", "scores", "consistency", "lambdas")
-    pairs = [(getattr(first, field), getattr(second, field)) for field in fields]
+    pairs = [(getattr(first, field), getattr(second, field)) for field in FIELDS]
     return all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
 
 
@@ -133,86 +147,85 @@ def test_every_method_has_cases() -> None:
     assert all(METHODS[name].name == name for name in METHODS)
 
 
-@every_method
-def test_a_stream_with_a_last_small_batch_and_a_batch_of_one(pool: ms.ExpertPool, name: str, options: dict) -> None:
-    steps = answers(create(name, pool, options))
+@every_run
+def test_contract(network: str, name: str, options: dict) -> None:
+    """Well-formed steps; the same bits after a reset, a resume, refused batches and from options read back."""
+    pool = pool_of(network)
+    untouched = pool.fingerprint(), pool.base_fingerprint()
+    method = ms.create_method(name, pool, **options)
+    steps = answers(method)
     for batch, step in zip(STREAM, steps, strict=True):
-        assert step.logits.shape == (len(batch), len(CLASSES))
-        assert step.logits.dtype == torch.float32
-        assert torch.isfinite(step.logits).all()
-        assert step.seconds > 0
-        for coefficients in (step.encoder_coefficients, step.head_coefficients):
-            if coefficients is not None:
-                assert coefficients.shape == (len(pool),)
-                assert coefficients.dtype == torch.float32
-                assert (coefficients >= 0).all()
-                assert coefficients.sum().item() == pytest.approx(1, abs=1e-6)
-        if step.head_expert is not None:
-            assert step.head_expert in pool.names
+        check_step(step, batch, pool)
+    assert all(key in method.label() for key in options)
 
+    again = ms.create_method(name, pool, **method.options())
+    assert again.options() == method.options()
+    assert same(again.step(STREAM[0], with_experts=True), steps[0])
+    refuse_bad_batches(again)
+    saved = io.BytesIO()
+    torch.save(again.state_dict(), saved)
+    before, copied = again.state, to_plain(again.state)
+    second = again.step(STREAM[1], with_experts=True)
+    assert same(second, steps[1])
+    assert torch.equal(second.expert_logits, pool.logits(STREAM[1]))
+    assert all(map(torch.equal, leaves(to_plain(before)), leaves(copied))), "a step changed the state before it"
 
-@every_method
-def test_reset_and_repeat_gives_the_same_bits(pool: ms.ExpertPool, name: str, options: dict) -> None:
-    method = create(name, pool, options)
-    first = answers(method)
     method.reset()
-    assert all(map(same, first, answers(method)))
+    assert same(method.step(STREAM[0]), steps[0])
+    saved.seek(0)
+    method.load_state_dict(torch.load(saved, weights_only=True))
+    assert all(map(same, [method.step(batch) for batch in STREAM[1:]], steps[1:]))
+    assert (pool.fingerprint(), pool.base_fingerprint()) == untouched
+
+
+def check_step(step: ms.Step, batch: torch.Tensor, pool: ms.ExpertPool) -> None:
+    assert step.logits.shape == (len(batch), len(CLASSES))
+    assert step.logits.dtype == torch.float32
+    assert torch.isfinite(step.logits).all()
+    assert step.seconds > 0
+    assert step.expert_logits is None
+    for coefficients in (step.encoder_coefficients, step.head_coefficients):
+        if coefficients is not None:
+            assert coefficients.shape == (len(pool),)
+            assert coefficients.dtype == torch.float32
+            assert (coefficients >= 0).all()
+            assert coefficients.sum().item() == pytest.approx(1, abs=1e-6)
+    assert step.head_expert in (None, *pool.names)
+
+
+def refuse_bad_batches(method: Method) -> None:
+    for bad in BAD if hasattr(method.pool.template.module, "patch_embed") else BAD[:3]:
+        with pytest.raises(ms.MergestreamError):
+            method.step(bad)
+    with pytest.raises(ms.MergestreamError, match="NaN or Inf for image 0"):
+        method.step(torch.full((2, 3, 16, 16), float("nan")))
 
 
 @every_method
-def test_the_pool_is_untouched(pool: ms.ExpertPool, name: str, options: dict) -> None:
-    before, base = pool.fingerprint(), pool.base_fingerprint()
-    answers(create(name, pool, options))
-    assert pool.fingerprint() == before
-    assert pool.base_fingerprint() == base
-
-
-@every_method
-def test_state_dict_continues_in_the_middle_of_a_stream(pool: ms.ExpertPool, name: str, options: dict) -> None:
-    method = create(name, pool, options)
-    for batch in STREAM[:1]:
-        method.step(batch)
-    buffer = io.BytesIO()
-    torch.save(method.state_dict(), buffer)
-    rest = [method.step(batch) for batch in STREAM[1:]]
-    buffer.seek(0)
-    resumed = ms.create_method(name, pool, **options)
-    resumed.step(make_images(3, seed=9))
-    resumed.load_state_dict(torch.load(buffer, weights_only=True))
-    assert all(map(same, rest, [resumed.step(batch) for batch in STREAM[1:]]))
-
-
-@every_method
-@pytest.mark.parametrize("moved", [False, True], ids=["base_is_the_expert", "base_is_another"])
-def test_identical_experts_give_that_expert(name: str, options: dict, moved: bool) -> None:
-    if moved and not averages(name, options):
-        pytest.skip("a sum of K equal task vectors is no expert")
+def test_identical_experts_give_that_expert(name: str, options: dict) -> None:
     if options.get("base_head") == "zero":
         pytest.skip("a base without a head is never the expert")
-    if hears_views(name, options):
-        pytest.skip("its head is fitted to views as well")
-    pool = pool_of_equals(moved)
-    method = ms.create_method(name, pool, **options)
-    for batch in STREAM:
-        alone = pool.expert_logits(0, batch)
-        logits = unshifted(method.step(batch))
-        if options.get("average") == "probabilities":
-            alone = torch.log_softmax(alone, dim=-1)
-        assert torch.equal(logits.argmax(-1), alone.argmax(-1))
-        torch.testing.assert_close(logits, alone, rtol=1e-4, atol=1e-4)
+    for moved in (False, True) if averages(name, options) else (False,):
+        pool = pool_of_equals(moved)
+        method = ms.create_method(name, pool, **options)
+        for batch in SYMMETRIC if name == "prior_adaptive" else STREAM:
+            alone = pool.expert_logits(0, batch)
+            logits = unshifted(method.step(batch))
+            if options.get("average") == "probabilities":
+                alone = torch.log_softmax(alone, dim=-1)
+            assert torch.equal(logits.argmax(-1), alone.argmax(-1))
+            torch.testing.assert_close(logits, alone, rtol=1e-4, atol=1e-4)
 
 
 @every_method
 def test_one_expert_is_that_expert(name: str, options: dict) -> None:
     if not averages(name, options):
         pytest.skip("lambda of one task vector is no expert")
-    if hears_views(name, options):
-        pytest.skip("its head is fitted to views as well")
     pool = pool_in_order("brest")
     options = {key: 1.0 if key == "temperature" else value for key, value in options.items()}
     options = {key: [1.0] if key == "coefficients" else value for key, value in options.items()}
     method = ms.create_method(name, pool, **options)
-    for batch in STREAM:
+    for batch in SYMMETRIC if name == "prior_adaptive" else STREAM:
         alone = pool.expert_logits(0, batch)
         logits = unshifted(method.step(batch))
         torch.testing.assert_close(torch.softmax(logits, -1), torch.softmax(alone, -1), rtol=1e-4, atol=1e-6)
@@ -230,7 +243,7 @@ def test_permuting_the_experts_permutes_the_coefficients_and_no_prediction(name:
         assert torch.equal(one.logits.argmax(-1), other.logits.argmax(-1))
         torch.testing.assert_close(one.logits, other.logits, rtol=1e-4, atol=1e-4)
         assert one.head_expert == other.head_expert
-        for field in ("encoder_coefficients", "head_coefficients", "entropy", "scores", "consistency", "lambdas"):
+        for field in FIELDS[1:]:
             mine, theirs = getattr(one, field), getattr(other, field)
             assert (mine is None) == (theirs is None)
             if mine is not None:
@@ -238,59 +251,58 @@ def test_permuting_the_experts_permutes_the_coefficients_and_no_prediction(name:
 
 
 @every_method
-def test_options_are_read_back_and_rebuild_the_method(pool: ms.ExpertPool, name: str, options: dict) -> None:
-    method = create(name, pool, options)
-    again = ms.create_method(name, pool, **method.options())
-    assert again.options() == method.options()
-    assert all(map(same, answers(method), answers(again)))
-    for key in options:
-        assert key in method.label()
-
-
-@every_method
-def test_precomputed_expert_logits_change_nothing(vit_pool: ms.ExpertPool, name: str, options: dict) -> None:
-    method = ms.create_method(name, vit_pool, **options)
-    images = torch.cat(STREAM)
+def test_precomputed_expert_logits_change_nothing(name: str, options: dict) -> None:
+    pool, images = pool_of("vit"), torch.cat(STREAM)
     data = ms.DomainData("test", "nice", CLASSES, images, torch.zeros(len(images), dtype=torch.long))
-    known = precompute(vit_pool, data, options.get("views", ("hflip",)))
-    live = method.step(images)
-    method.reset()
-    given = method.step(images, expert_logits=known)
-    torch.testing.assert_close(live.logits, given.logits, rtol=1e-5, atol=1e-5)
+    known = precompute(pool, data, options.get("views", ("hflip",)))
+    live, given = (ms.create_method(name, pool, **options) for _ in range(2))
+    torch.testing.assert_close(
+        live.step(images).logits, given.step(images, expert_logits=known).logits, rtol=1e-5, atol=1e-5
+    )
 
 
-@every_method
-def test_a_step_hands_out_the_experts_logits_when_asked_and_answers_the_same(
-    vit_pool: ms.ExpertPool, name: str, options: dict
-) -> None:
-    asked, plain = (ms.create_method(name, vit_pool, **options) for _ in range(2))
-    for images in STREAM:
-        mine, theirs = asked.step(images, with_experts=True), plain.step(images)
-        assert torch.equal(mine.logits, theirs.logits)
-        assert theirs.expert_logits is None
-        assert mine.expert_logits is not None
-        assert torch.equal(mine.expert_logits, vit_pool.logits(images))
+COUNTS = dict(zip(CLASSES, (50, 30, 10, 6, 4), strict=True))
+CARD_FIELDS: dict[str, dict] = {
+    "domain": {"domain": "elsewhere"},
+    "class_counts": {"class_counts": COUNTS},
+    "temperature": {"temperature": 0.5},
+    "loss": {"recipe": {"loss": "weighted"}},
+    "accuracy": {"metrics": {"validation": {"accuracy": 1.0}}},
+    "mean_probability": {"metrics": {"validation": {"mean_probability": dict.fromkeys(CLASSES, 0.2)}}},
+}
 
 
-@every_method
-def test_bad_batches_are_refused_and_leave_the_state(vit_pool: ms.ExpertPool, name: str, options: dict) -> None:
-    method = ms.create_method(name, vit_pool, **options)
-    method.step(STREAM[0])
-    expected = method.step(STREAM[1])
-    method.reset()
-    method.step(STREAM[0])
-    poisoned = torch.full((2, 3, 16, 16), float("nan"))
-    for bad in (
-        torch.zeros(0, 3, 16, 16),
-        torch.zeros(2, 1, 16, 16),
-        torch.zeros(3, 16, 16),
-        torch.zeros(2, 3, 17, 17),
-    ):
-        with pytest.raises(ms.MergestreamError):
-            method.step(bad)
-    with pytest.raises(ms.MergestreamError, match="NaN or Inf for image 0"):
-        method.step(poisoned)
-    assert same(expected, method.step(STREAM[1]))
+@pytest.mark.parametrize("field", CARD_FIELDS)
+@pytest.mark.parametrize("name", METHODS)
+def test_another_card_is_another_provenance_or_the_same_bits(name: str, field: str) -> None:
+    pool = pool_of("vit")
+    for expert in pool.names:
+        pool = pool.annotate(expert, class_counts=dict(reversed(COUNTS.items())) | {CLASSES[0]: 7}, temperature=0.7)
+    other = pool.annotate(NAMES[0], **CARD_FIELDS[field])
+    options = dict(VARIANTS[name][0])
+    options |= {"temperature": "card"} if "temperature" in METHODS[name].option_names() else {}
+    options |= {"coefficients": "samples"} if name == "mean" else {}
+    if name == "regmean_pp":
+        options["statistics"] = "target"  # shipped statistics belong to one pool's hash
+    methods = [ms.create_method(name, each, **options) for each in (pool, other)]
+    if methods[0].provenance == methods[1].provenance:
+        batches = STREAM[:2]
+        assert all(same(methods[0].step(batch), methods[1].step(batch)) for batch in batches)
+
+
+@pytest.mark.parametrize("field", ["class_counts", "loss", "accuracy", "mean_probability"])
+def test_a_card_that_changes_answers_changes_the_run_hash(field: str) -> None:
+    """The defect that made `bench --out` return stale runs."""
+    pool = pool_of("vit")
+    for expert in pool.names:
+        pool = pool.annotate(expert, class_counts=dict(reversed(COUNTS.items())) | {CLASSES[0]: 7}, temperature=0.7)
+    other = pool.annotate(NAMES[0], **CARD_FIELDS[field])
+    methods = [ms.create_method("prior_adaptive", each) for each in (pool, other)]
+    logits = [[method.step(batch).logits for batch in STREAM][-1] for method in methods]
+    assert not torch.equal(*logits)
+    data = ms.DomainData("test", "nice", CLASSES, STREAM[0], torch.zeros(5, dtype=torch.long))
+    hashes = {run_hash(describe_run(method, data, [np.arange(5)])) for method in methods}
+    assert len(hashes) == 2
 
 
 @pytest.mark.parametrize("factory", [micro_vit, micro_resnet], ids=["vit", "batchnorm"])

@@ -301,7 +301,7 @@ def test_home_comes_from_the_cards(vit_pool: ms.ExpertPool) -> None:
     told = pool.annotate(NAMES[0], metrics={"validation": {"mean_probability": said}})
     method = ms.create_method("prior_adaptive", told)
     torch.testing.assert_close(method._prior.home, torch.tensor([0.35, 0.25, 0.15, 0.125, 0.125]))
-    assert method.identity["home"] != ms.create_method("prior_adaptive", pool).identity["home"]
+    assert method.provenance["cards"] != ms.create_method("prior_adaptive", pool).provenance["cards"]
 
 
 @pytest.mark.parametrize(("accuracy", "wanted"), [(1.0, 1.0), (0.99, 0.07), (None, 0.07)])
@@ -324,7 +324,7 @@ def test_a_loss_without_weights_tilts_nothing(vit_pool: ms.ExpertPool) -> None:
     ours, left = (ms.create_method("prior_adaptive", pool, untilt=untilt) for untilt in (True, False))
     for images in STREAM:
         assert torch.equal(ours.step(images).logits, left.step(images).logits)
-    assert "tilt" not in ours.identity
+    assert "tilt" not in ours.provenance["cards"]
 
 
 def test_a_weighted_model_that_knows_nothing_is_not_taken_for_a_biased_one() -> None:

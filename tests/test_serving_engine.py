@@ -26,18 +26,23 @@ from conftest import make_pool
 from engines import PLAIN, Service, batch, picture, small_pool, tensor_of
 from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.reading import read_upload
+from mergestream.methods.class_prior import ClassPriorState
+from mergestream.methods.entropy_adaptive import EntropyState
+from mergestream.methods.fitted_head import FitState
+from mergestream.methods.prior_adaptive import PriorState
+from mergestream.methods.scale_match import ScaleState
+from mergestream.methods.state import for_experts
 from mergestream.runtime.errors import InputError, MergestreamError, OutputError, PoolError, UnknownNameError
 from mergestream.serving.audit.comparison import compare
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.audit.replay import replay
-from mergestream.serving.engine import encoding
-from mergestream.serving.engine.encoding import state_from_json, state_to_json
-from mergestream.serving.engine.recomputing import Remembered, recompute, recompute_step
-from mergestream.serving.engine.registry import NAME, State, TooManyStreamsError, require_name
+from mergestream.serving.engine import state_encoding
+from mergestream.serving.engine.lineup import Lineup
+from mergestream.serving.engine.recomputation import LargeStates, recompute, recompute_step
+from mergestream.serving.engine.registry import NAME, TooManyStreamsError, require_name
 from mergestream.serving.engine.settings import EngineSettings
-from mergestream.serving.engine.switching import Lineup, carried_over
+from mergestream.serving.engine.state_encoding import decoded, encoded
 from mergestream.serving.guards.findings import GuardSettings
-from mergestream.serving.guards.stream_guards import Memory
 
 MOVING = {"momentum": 0.7}
 
@@ -90,11 +95,9 @@ def test_answers_equal_the_python_api_step_by_step(
             assert body["pool_sha256"] == answer.pool_sha256 == pool.fingerprint()
 
 
-@pytest.mark.parametrize("live", [1, 2, 8])
-def test_streams_are_independent_however_few_methods_live(live: int, pool: ms.ExpertPool, tmp_path: Path) -> None:
-    settings = EngineSettings(guards=PLAIN.guards, live_methods=live)
+def test_streams_are_independent(pool: ms.ExpertPool, tmp_path: Path) -> None:
     alone = {name: ms.create_method("entropy_adaptive", pool, **MOVING) for name in "abcd"}
-    with Service(tmp_path, pool, options=MOVING, settings=settings) as service:
+    with Service(tmp_path, pool, options=MOVING) as service:
         for number, name in enumerate("abcdabdcaabbccdd"):
             pictures = batch(number)
             same_as_step(service.engine.answer(name, pictures), alone[name].step(tensor_of(pictures)))
@@ -113,8 +116,7 @@ def test_sixteen_threads_on_four_streams(pool: ms.ExpertPool, tmp_path: Path) ->
         except BaseException as error:
             failures.append(error)
 
-    settings = EngineSettings(guards=PLAIN.guards, live_methods=2)
-    with Service(tmp_path, pool, options=MOVING, settings=settings) as service:
+    with Service(tmp_path, pool, options=MOVING) as service:
         threads = [threading.Thread(target=hammer, args=(number,)) for number in range(16)]
         for thread in threads:
             thread.start()
@@ -304,7 +306,7 @@ def test_kill_9_loses_nothing_that_the_log_holds(die_at: int | None, tmp_path: P
 
 
 def test_a_state_too_large_for_a_line(pool: ms.ExpertPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "MOST_NUMBERS", 100)
+    monkeypatch.setattr(state_encoding, "MOST_NUMBERS", 100)
     options, method = {"statistics": "target"}, ms.create_method("regmean", pool, statistics="target")
     with Service(tmp_path, pool, "regmean", options=options) as service:
         same_as_step(service.engine.answer("lyon", batch(0)), method.step(tensor_of(batch(0))))
@@ -421,33 +423,61 @@ shares = st.lists(st.floats(0, 1, width=32), min_size=4, max_size=4).filter(lamb
 
 @given(shares, st.permutations("abcd"), st.integers(1, 4))
 def test_carried_over_averages_stay_on_the_simplex(values: list[float], order: list[str], count: int) -> None:
+    def state(encoder: torch.Tensor, head: torch.Tensor, rows: torch.Tensor, number: float) -> PriorState:
+        counts, one = torch.full((2,), number), torch.tensor(number)
+        prior = ClassPriorState(counts, one, one, one, counts, untilted=counts)
+        fit = FitState(counts, counts, counts, counts)
+        return PriorState(EntropyState(3, encoder, head), prior, ScaleState(rows[:1], one, rows), fit)
+
     average = torch.tensor(values) / sum(values)
-    rows = torch.arange(8.0).view(4, 2)
-    state = {"batches": 3, "encoder": average, "head": average.flip(0), "expert_moments": rows}
-    state |= {"fit_sums": torch.ones(3, 4), "untilted": torch.ones(2), "counts": torch.ones(2)}
-    after = tuple(order[:count])
-    found = carried_over(state, tuple("abcd"), after)
+    rows, after = torch.arange(8.0).view(4, 2), tuple(order[:count])
+    everyone, whole = tuple("abcd"), state(average, average.flip(0), rows, 1.0)
+    share = torch.full((count,), 1 / count)
+    found = for_experts(whole, everyone, state(share, share, rows[:count], 0.0), after)
     assert found is not None
-    assert found["batches"] == 3
-    assert "counts" in found
-    if set(after) != set("abcd"):
-        assert "untilted" not in found
-        assert "fit_sums" not in found  # or who left would go on answering
-    assert float(found["encoder"].sum()) == pytest.approx(1, abs=1e-5)
-    kept = average[["abcd".index(name) for name in after]]
+    assert found.rule.batches == 3
+    assert float(found.prior.counts.sum()) == 2
+    assert float(found.prior.untilted.sum()) == 0
+    assert float(found.fit.sums.sum()) == 0  # or who left would go on answering
+    assert float(found.rule.encoder.sum()) == pytest.approx(1, abs=1e-5)
+    left = average[["abcd".index(name) for name in after]]
     own = rows[["abcd".index(name) for name in after]]
-    assert torch.equal(found["expert_moments"], own)
-    if float(kept.sum()) > 0:
-        torch.testing.assert_close(found["encoder"] * kept.sum(), kept)
-    back = carried_over(found, after, tuple("abcd"))
+    assert torch.equal(found.scale.expert_moments, own)
+    if float(left.sum()) > 0:
+        torch.testing.assert_close(found.rule.encoder * left.sum(), left)
+    back = for_experts(found, after, whole, everyone)
     assert back is not None
-    assert all(float(back["encoder"]["abcd".index(name)]) == 0 for name in set("abcd") - set(after))
+    assert all(float(back.rule.encoder["abcd".index(name)]) == 0 for name in set("abcd") - set(after))
     for name in "abcd":
-        wanted = rows["abcd".index(name)] if name in after else own.mean(dim=0)
-        torch.testing.assert_close(back["expert_moments"]["abcd".index(name)], wanted)
+        expected = rows["abcd".index(name)] if name in after else own.mean(dim=0)
+        torch.testing.assert_close(back.scale.expert_moments["abcd".index(name)], expected)
+
+
+def test_what_was_learnt_from_all_experts_together_is_not_carried_over(pool: ms.ExpertPool) -> None:
+    method = ms.create_method("adamerging", pool)
+    assert for_experts(method.state, pool.names, method.start(), pool.names[:2]) is None
 
 
 # --- the pool loaded again --------------------------------------------------------------------------------------------
+
+
+def test_a_card_that_changes_answers_counts_as_a_changed_pool(tmp_path: Path) -> None:
+    """The weights are the same, and so is the pool's hash."""
+    pools = [small_pool()]
+    pools.append(pools[0].annotate("lyon", recipe={"loss": "weighted"}, metrics={"validation": {"accuracy": 1.0}}))
+    metrics = {"validation": {"mean_probability": dict(zip(pools[0].classes, (0.6, 0.1, 0.1, 0.1, 0.1), strict=True))}}
+    pools.append(pools[0].annotate("lyon", metrics=metrics))
+    with Service(tmp_path, pools[0], "prior_adaptive", load_pool=pools.pop) as service:
+        service.engine.answer("lyon", batch(0))
+        body = service.engine.reload()
+        assert body["changed"] is True
+        assert body["before"] == body["after"]
+        answer = service.engine.answer("lyon", batch(1))
+        assert answer.findings[0].code == "average_restarted"
+        again = recompute_step(service.steps()[-1], batch(1), service.engine.lineup.pool)
+        assert again["logits_sha256"] == service.steps()[-1]["logits_sha256"]
+        with pytest.raises(InputError, match="cards or the method have changed"):
+            recompute_step(service.steps()[-1], batch(1), pools[0])
 
 
 def test_reload_swaps_the_pool_or_leaves_the_old_one(tmp_path: Path) -> None:
@@ -528,17 +558,15 @@ numbers = st.floats(allow_nan=False, allow_infinity=False, width=32)
 @given(st.lists(numbers, min_size=1, max_size=300), st.integers(0, 9))
 def test_states_are_read_back_bit_for_bit(values: list[float], count: int) -> None:
 
-    method = {
+    plain = {
         "batches": count,
         "encoder": torch.tensor(values),
         "more": [{"double": torch.tensor(values[:1]).double()}],
     }
-    state = State("f" * 64, ("a", "b"), method, Memory())
-    back = state_from_json(json.loads(json.dumps(state_to_json(state))))
-    assert back is not None
-    assert torch.equal(back.method["encoder"].view(torch.int32), method["encoder"].view(torch.int32))
-    assert torch.equal(back.method["more"][0]["double"], method["more"][0]["double"])
-    assert (back.experts, back.memory, back.method["batches"]) == (state.experts, state.memory, count)
+    back = decoded(json.loads(json.dumps(encoded(plain))))
+    assert torch.equal(back["encoder"].view(torch.int32), plain["encoder"].view(torch.int32))
+    assert torch.equal(back["more"][0]["double"], plain["more"][0]["double"])
+    assert back["batches"] == count
 
 
 # --- replay -----------------------------------------------------------------------------------------------------------
@@ -590,7 +618,7 @@ def test_an_expert_that_the_guard_rails_alone_ask_may_refuse_and_leaves_no_trace
 def test_a_logged_step_is_computed_again_bit_for_bit(
     name: str, fallback: str, most_numbers: int, pool: ms.ExpertPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mergestream.serving.engine.encoding.MOST_NUMBERS", most_numbers)
+    monkeypatch.setattr("mergestream.serving.engine.state_encoding.MOST_NUMBERS", most_numbers)
     options = MOVING if name == "entropy_adaptive" else {}
     always = GuardSettings(
         fallback=fallback, fallback_on=("structureless_pictures",), window=8, fewest=2, drift_after=2
@@ -605,8 +633,8 @@ def test_a_logged_step_is_computed_again_bit_for_bit(
                 (tmp_path / "images" / f"{number}-{i}").write_bytes(data)
             if number == 3:
                 service.engine.switch("turin", on=False)
-    remembered = Remembered()
-    again = lambda body, found: recompute(body, found, pool=pool, remembered=remembered)  # noqa: E731
+    large_states = LargeStates()
+    again = lambda body, found: recompute(body, found, pool=pool, large_states=large_states)  # noqa: E731
     report = replay(tmp_path / "audit.jsonl", tmp_path / "images", again)
     assert report.outcomes == {"exact": 6}, report.steps
     assert report.reproduced
@@ -620,6 +648,9 @@ def test_what_a_replay_refuses_and_finds(pool: ms.ExpertPool, tmp_path: Path) ->
     assert recompute_step(body, batch(1), pool)["logits_sha256"] == body["logits_sha256"]
     assert recompute_step(body, batch(2), pool)["logits_sha256"] != body["logits_sha256"]
     forged = {**body, "options": {**body["options"], "momentum": 0.6}}
+    with pytest.raises(InputError, match="cards or the method have changed"):
+        recompute_step(forged, batch(1), pool)
+    forged.pop("provenance")  # as lines of earlier versions
     assert recompute_step(forged, batch(1), pool)["weights_sha256"] != body["weights_sha256"]
     with pytest.raises(InputError, match="as it was then"):
         recompute_step(body, batch(1), pool.without("lyon"))
@@ -650,7 +681,7 @@ def test_a_line_up_knows_its_pool(pool: ms.ExpertPool) -> None:
     lineup = Lineup(pool, "mean", {"coefficients": [0.5, 0.3, 0.2]}, ["brest"])
     assert lineup.active.names == ("lyon", "turin")
     assert lineup.spread(torch.tensor([0.25, 0.75]), 0.0) == [0.25, 0.0, 0.75]
-    method = lineup.create_method()
+    method = lineup.active_method
     torch.testing.assert_close(torch.tensor(method.options()["coefficients"]), torch.tensor([5 / 7, 2 / 7]))
 
 

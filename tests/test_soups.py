@@ -74,8 +74,8 @@ def test_the_mean_of_runs() -> None:
         assert method.options()["runs"] == chosen  # so every record says what was averaged
         weights = runs.merge([0.5 if name in chosen else 0.0 for name in runs.names])
         torch.testing.assert_close(method(batch), runs.forward(weights, batch))
-        assert method.identity["candidates"] == runs.fingerprint()
-    assert "candidates" not in ms.create_method("mean", pool).identity
+        assert method.provenance["candidates"] == runs.fingerprint()
+    assert "candidates" not in ms.create_method("mean", pool).provenance
 
 
 def test_who_leaves_the_pool_takes_its_runs_along() -> None:

@@ -119,8 +119,8 @@ def test_statistics_are_part_of_a_run_s_identity(saved: Path) -> None:
     pool = load(saved)
     first = ms.create_method("regmean", pool)
     other = ms.create_method("regmean", ms.measure_statistics(pool, {"lyon": make_images(6, seed=1)}, ["gram"]))
-    assert first.identity != other.identity
-    assert first.identity["pool"] == other.identity["pool"]
+    assert first.provenance != other.provenance
+    assert first.provenance["pool"] == other.provenance["pool"]
     with pytest.raises(ms.MergestreamError, match="another statistics"):
         other.load_state_dict(first.state_dict())
 
@@ -128,8 +128,8 @@ def test_statistics_are_part_of_a_run_s_identity(saved: Path) -> None:
 def test_the_base_is_part_of_a_run_s_identity() -> None:
     experts = make_experts(micro_vit)
     pools = [ms.ExpertPool.from_modules(experts, base=make_base(micro_vit, seed)) for seed in (0, 1)]
-    arithmetic = [ms.create_method("task_arithmetic", pool).identity for pool in pools]
-    means = [ms.create_method("mean", pool).identity for pool in pools]
+    arithmetic = [ms.create_method("task_arithmetic", pool).provenance for pool in pools]
+    means = [ms.create_method("mean", pool).provenance for pool in pools]
     assert arithmetic[0] != arithmetic[1]
     assert means[0] == means[1]
 

@@ -168,12 +168,9 @@ def describe_run(method: Method, data: DomainData, batches: Stream | Sequence[np
     """Everything a run's numbers depend on; its hash is the run's name."""
     stream = _as_stream(batches)
     return {
-        "method": method.name,
+        **method.provenance,
         "label": method.label(),
-        "revision": method.revision,
-        "options": method.options(),
-        "pool": {"fingerprint": method.identity["pool"], "experts": list(method.pool.names)},
-        **{name: value for name, value in method.identity.items() if name in ("base", "statistics", "candidates")},
+        "pool": {"fingerprint": method.provenance["pool"], "experts": list(method.pool.names)},
         "data": _describe_data(data),
         "stream": {"name": stream.name, "hash": stream.hash, "batches": len(stream)},
     }

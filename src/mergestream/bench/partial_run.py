@@ -26,7 +26,7 @@ class PartialRun:
         """Steps and probabilities written before, and the method as it was then; nothing, if there is nothing sound."""
         try:
             kept = read_state(self._path)
-            method.load_state_dict({**method.identity, "state": kept["state"]})
+            method.load_state_dict({**method.provenance, "state": kept["state"]})
             steps = kept["steps"]
             return steps, list(kept["probabilities"].split([step["images"] for step in steps]))
         except (KeyError, TypeError, RuntimeError, MergestreamError):

@@ -69,7 +69,7 @@ def replay_log(
     """
     from mergestream.cli.terminal import progress
     from mergestream.serving.audit.replay import in_words, replay
-    from mergestream.serving.engine.reproducing import Reproducer
+    from mergestream.serving.engine.recomputation import Reproducer
 
     track = progress(Console(stderr=True))
     report = replay(log, images, Reproducer(pool), sequence=step, tolerance=tolerance, track=track)

@@ -19,6 +19,7 @@ from torch import Tensor
 from mergestream.functional.scores import require_finite
 from mergestream.methods.batch import Batch, ExpertLogits
 from mergestream.methods.capture import Graphs, recorder_for
+from mergestream.methods.provenance import provenance_of
 from mergestream.methods.recorded_step import ANSWER
 from mergestream.methods.state import S, from_plain, to_plain
 from mergestream.methods.step import Step
@@ -209,13 +210,13 @@ class Method(ABC, Generic[S]):
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on in the middle of a stream, in another process."""
-        return {**self.identity, "state": to_plain(self.state)}
+        return {**self.provenance, "state": to_plain(self.state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if not isinstance(state, Mapping):
             raise InputError(f"A method's state is what state_dict() gave, not {type(state).__name__}.")
-        for key, value in self.identity.items():
-            if state.get(key) != value:
+        for key, value in self.provenance.items():
+            if state.get(key) != value and not (key == "revision" and key not in state):  # as earlier versions saved it
                 raise InputError(f"This state is of another {key}: {state.get(key)!r}, not {value!r}.")
         if "state" not in state:
             raise InputError("This is not a method's state: 'state' is missing in it.")
@@ -229,14 +230,17 @@ class Method(ABC, Generic[S]):
             raise InputError(f"This state does not fit '{self.name}' on this pool: {error}.") from error
 
     @cached_property
-    def identity(self) -> dict[str, Any]:
-        """What a state or a run belongs to; the pool is hashed once, since it never changes."""
-        identity = {"method": self.name, "options": self.options(), "pool": self.pool.fingerprint()}
-        return identity | {name: value for name, value in self._sources().items() if value is not None}
+    def provenance(self) -> dict[str, Any]:
+        """Everything that answers depend on, beside images and state; collected once, since nothing of it changes."""
+        return provenance_of(self)
 
-    def _sources(self) -> dict[str, Any]:
-        """Hashes of what else its numbers depend on, beside the pool's experts."""
-        return {"base": self.pool.base_fingerprint()} if "base" in self.needs else {}
+    def source_hashes(self) -> dict[str, str]:
+        """Hashes of statistics or candidates, where it merges by them."""
+        return {}
+
+    def card_values(self) -> dict[str, Any]:
+        """What it resolved from the experts' cards, exactly, in a form JSON can hold."""
+        return {}
 
 
 def _plain(value: Any) -> Any:

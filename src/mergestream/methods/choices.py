@@ -56,7 +56,7 @@ def resolve_home(home: str | Sequence[float], pool: ExpertPool) -> Tensor:
     listed = [number("home", value, low=0) for value in home]
     if len(listed) != len(pool.classes) or not sum(listed) > 0:
         raise InputError(f"The option 'home' is one share for each of the {len(pool.classes)} classes; got {home!r}.")
-    return torch.tensor(listed, dtype=torch.float32, device=pool.device)
+    return torch.tensor(listed, dtype=torch.float32)
 
 
 def resolve_tilt(home: str | Sequence[float], pool: ExpertPool) -> Tensor | None:
@@ -66,7 +66,7 @@ def resolve_tilt(home: str | Sequence[float], pool: ExpertPool) -> Tensor | None
     home is given, answers are to count as shares there. None where no card tells of such a loss, or it took nothing.
     """
     if _is_card(home):
-        tilt = torch.stack([_tilt_of(card, pool.classes) for card in pool.cards]).mean(dim=0).to(pool.device)
+        tilt = torch.stack([_tilt_of(card, pool.classes) for card in pool.cards]).mean(dim=0)
     else:
         logs = class_mix.as_mix(resolve_home(home, pool)).log()
         tilt = (logs - logs.mean()) * sum(_is_weighted(card) for card in pool.cards) / len(pool)
@@ -102,7 +102,7 @@ def _tilt_of(card: ExpertCard, classes: Sequence[str]) -> Tensor:
 def _mean_mix(mixes: Iterable[Mapping[str, float]], pool: ExpertPool) -> Tensor:
     shares = [[mix.get(name, 0.0) for name in pool.classes] for mix in mixes if mix]
     values = torch.tensor(shares or [[1.0] * len(pool.classes)], dtype=torch.float32)
-    return (values / values.sum(dim=1, keepdim=True)).mean(dim=0).to(pool.device)
+    return (values / values.sum(dim=1, keepdim=True)).mean(dim=0)
 
 
 def _home_of(card: ExpertCard) -> dict[str, float]:

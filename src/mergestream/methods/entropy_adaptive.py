@@ -95,6 +95,9 @@ class EntropyAdaptive(Method[EntropyState]):
             return EntropyState(0, share, share)
         return EntropyState(0, share, share, torch.full((), torch.nan, device=self.pool.device), drifted=False)
 
+    def card_values(self) -> dict[str, Any]:
+        return {"temperature": self._temperature.tolist()} if isinstance(self.temperature, str) else {}
+
     def advance(self, batch: Batch, state: EntropyState) -> tuple[Step, EntropyState]:
         due = self.is_due(state)
         evidence, state = self.scored(batch, state) if due else ({}, state)

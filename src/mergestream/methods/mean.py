@@ -90,9 +90,8 @@ class Mean(MergedModel[State]):
         share = [1 / len(chosen) if k in chosen else 0.0 for k in range(len(self._members))]
         return torch.tensor(share, device=self._members.device)
 
-    def _sources(self) -> dict[str, Any]:
-        used = None if self.variant == "uniform" else self._members.fingerprint()
-        return {**super()._sources(), "candidates": used}
+    def source_hashes(self) -> dict[str, str]:
+        return {} if self.variant == "uniform" else {"candidates": self._members.fingerprint()}
 
 
 def _candidates(pool: ExpertPool, variant: str) -> ExpertPool:

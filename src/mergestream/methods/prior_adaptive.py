@@ -1,6 +1,5 @@
 """Entropy-adaptive merging with a head that is fitted to the stream and its mix of classes: docs/prior_adaptive.md."""
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -95,6 +94,7 @@ class PriorAdaptive(Method[PriorState]):
         self.untilt, self.even_heads = yes_or_no("untilt", untilt), yes_or_no("even_heads", even_heads)
         self.refit, self.refit_before = yes_or_no("refit", refit), number("refit_before", refit_before, above=0)
         self.match_scale, self.restore = yes_or_no("match_scale", match_scale), yes_or_no("restore", restore)
+        self.needs = ("base",) if restore else ()
         self.temperature = temperature
         self._prepare_rows(pool)
         self._rule = EntropyAdaptive(
@@ -120,9 +120,9 @@ class PriorAdaptive(Method[PriorState]):
 
     def _class_prior(self, pool: ExpertPool) -> ClassPrior:
         tilt = resolve_tilt(self.home, pool) if self.untilt else None
-        home = class_mix.as_mix(resolve_home(self.home, pool))
-        untilted_home = class_mix.as_mix(resolve_untilted_home(self.home, pool))
-        return ClassPrior(home, untilted_home, tilt, self.anchor, self.before)
+        self._home, self._untilted_home = resolve_home(self.home, pool), resolve_untilted_home(self.home, pool)
+        home, untilted_home = (class_mix.as_mix(mix.to(pool.device)) for mix in (self._home, self._untilted_home))
+        return ClassPrior(home, untilted_home, None if tilt is None else tilt.to(pool.device), self.anchor, self.before)
 
     def _fitted_head(self, pool: ExpertPool) -> FittedHead | None:
         if not self.refit:
@@ -231,12 +231,8 @@ class PriorAdaptive(Method[PriorState]):
             weights[place] += state.prior.shift.to(weights.dtype)
         return weights
 
-    def _sources(self) -> dict[str, Any]:
-        resolved = {"home": _as_json(self._prior.home)}
+    def card_values(self) -> dict[str, Any]:
+        values = {"home": self._home, "temperature": resolve_temperature(self.temperature, self.pool)}
         if self._prior.tilt is not None:
-            resolved |= {"tilt": _as_json(self._prior.tilt), "untilted_home": _as_json(self._prior.untilted_home)}
-        return {**super()._sources(), **resolved, "base": self.pool.base_fingerprint() if self.restore else None}
-
-
-def _as_json(values: Tensor) -> str:
-    return json.dumps([round(value, 6) for value in values.tolist()])
+            values |= {"tilt": self._prior.tilt, "untilted_home": self._untilted_home}
+        return {name: value.tolist() for name, value in values.items()}

@@ -1,7 +1,7 @@
 """For every batch, the expert that is least uncertain about it answers alone."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -34,6 +34,9 @@ class SelectExpert(Method[State]):
 
     def start(self) -> State:
         return State()
+
+    def card_values(self) -> dict[str, Any]:
+        return {"temperature": self._temperature.tolist()} if isinstance(self.temperature, str) else {}
 
     def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
         logits = batch.logits()[ORIGINAL]

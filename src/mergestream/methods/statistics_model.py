@@ -2,7 +2,6 @@
 
 import hashlib
 from abc import abstractmethod
-from typing import Any
 
 from mergestream.methods.merged_model import MergedModel
 from mergestream.methods.state import S
@@ -55,8 +54,8 @@ class StatisticsModel(MergedModel[S]):
                 f"then pool.save(folder). Or use statistics='target', which measures on the stream."
             )
 
-    def _sources(self) -> dict[str, Any]:
+    def source_hashes(self) -> dict[str, str]:
         if self.learns:
-            return super()._sources()
+            return {}
         digests = [own.fingerprint(self._kind) for own in self.pool.statistics if own is not None]
-        return {**super()._sources(), "statistics": hashlib.sha256("".join(digests).encode()).hexdigest()}
+        return {"statistics": hashlib.sha256("".join(digests).encode()).hexdigest()}

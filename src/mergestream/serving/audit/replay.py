@@ -19,7 +19,7 @@ MOST_LISTED = 100
 
 
 class Recompute(Protocol):
-    """Computes a step again; for logs of the service it is `mergestream.serving.engine.reproducing.Reproducer`.
+    """Computes a step again; for logs of the service it is `mergestream.serving.engine.recomputation.Reproducer`.
 
     `body` is the logged body of the step. Replay itself reads `stream`, `step` and `inputs`: one dict per image of the
     batch, in order, with `sha256` (of the file as received; images of one file share it), `pixels_sha256` and, if the

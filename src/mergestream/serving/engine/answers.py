@@ -9,8 +9,8 @@ import torch
 
 from mergestream.data.intake.pictures import Picture
 from mergestream.pool.expert_pool import ExpertPool, sha256_of_tensor
-from mergestream.serving.engine.stepping import Outcome
-from mergestream.serving.engine.switching import Lineup
+from mergestream.serving.engine.lineup import Lineup
+from mergestream.serving.engine.service_step import Outcome
 from mergestream.serving.guards.batch_guards import abstained
 from mergestream.serving.guards.findings import RESTARTED, WARNING, Finding, GuardSettings
 

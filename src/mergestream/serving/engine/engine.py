@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, OutputError, PoolError
 from mergestream.serving.engine.answers import Answer, answer_of, input_of, measured
-from mergestream.serving.engine.encoding import state_in_line, state_to_json
+from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.persistence import (
     DELETED,
     RELOADED,
@@ -32,11 +32,10 @@ from mergestream.serving.engine.persistence import (
     StateFolder,
     recovered,
 )
-from mergestream.serving.engine.registry import Registry, State, Stream
+from mergestream.serving.engine.registry import Registry, Stream
+from mergestream.serving.engine.service_step import Outcome, environment, take_step
 from mergestream.serving.engine.settings import EngineSettings
-from mergestream.serving.engine.standing import LiveMethods, standing, taken_up
-from mergestream.serving.engine.stepping import Outcome, environment, take_step
-from mergestream.serving.engine.switching import Lineup
+from mergestream.serving.engine.stream_state import StreamState, restored
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +74,6 @@ class Engine:
             saved, off = recovered(self._folder.streams(), recent)
             off = self._folder.switched_off() if off is None else off
             self._lineup = Lineup(pool, method, whole, [name for name in off if name in pool.names])
-            self._live = LiveMethods(self._lineup, self.settings.live_methods)
             about = {**self._circumstances(self._lineup), **self._limits(), "streams": self._take_up(saved)}
             self._audit.append(STARTED, about)
         except BaseException:
@@ -96,7 +94,7 @@ class Engine:
             done = self._step(held, pictures)
             body = self._body(held, done, pictures)
             line = self._audit.append(STEP, {**body, "seconds": time.perf_counter() - started})
-            held.answered(done.after, len(pictures))
+            held.answered(done.outcome.state, len(pictures))
             self._save(held)
             guards, seconds = self.settings.guards, time.perf_counter() - started
             answer = answer_of(stream, held.steps - 1, done.lineup, done.outcome, guards, line, seconds, done.restarted)
@@ -118,8 +116,6 @@ class Engine:
             self._audit.append(DELETED, {"stream": stream, "steps": held.steps, "images": held.images})
             self._registry.remove(held)
             self._folder.delete(stream)
-        with self._compute:
-            self._live.forget(stream)
 
     def switch(self, expert: str, *, on: bool) -> tuple[str, ...]:
         """Switch an expert on or off for every stream's next batch; answers who is off."""
@@ -139,8 +135,9 @@ class Engine:
             old, pool = self._lineup, self._load_pool()
             lineup = self._checked(old, pool)
             before, after = old.identity["pool_sha256"], lineup.identity["pool_sha256"]
-            body = {"before": before, "after": after, "changed": before != after, "experts": list(pool.names)}
-            names = [stream.name for stream in self._registry.all()] if before != after else []
+            changed = old.identity["provenance"] != lineup.identity["provenance"]
+            body = {"before": before, "after": after, "changed": changed, "experts": list(pool.names)}
+            names = [stream.name for stream in self._registry.all()] if changed else []
             body = {**body, "switched_off": list(lineup.off), "restarted": names}
             self._audit.append(RELOADED, body)
             self._use(lineup)
@@ -154,13 +151,11 @@ class Engine:
     def _step(self, stream: Stream, pictures: Sequence[Picture]) -> "_Done":
         with self._compute:
             lineup = self._lineup
-            before, why = standing(stream, lineup)
-            method = self._live.standing_at(stream.name, before)
-            guards = self.settings.guards
-            outcome = take_step(lineup, method, before.memory, pictures, guards, self.settings.weights_hash)
-            after = replace(before, method=outcome.method_state, memory=outcome.memory)
-            self._live.stands_at(stream.name, after)
-        return _Done(lineup, before, outcome, after, why)
+            before, why = StreamState.start(lineup), stream.restarted
+            if stream.state is not None:
+                before, why = stream.state.on(lineup)
+            outcome = take_step(lineup, before, pictures, self.settings.guards, self.settings.weights_hash)
+        return _Done(lineup, before, outcome, why)
 
     def _body(self, stream: Stream, done: "_Done", pictures: Sequence[Picture]) -> dict[str, Any]:
         """The audit line of a step. Pictures are in it by their hashes only."""
@@ -173,8 +168,8 @@ class Engine:
             **self._circumstances(lineup),
             "graph": done.outcome.step.graph,
             "restarted": done.restarted,
-            "state_before": state_in_line(state_to_json(done.before)),
-            "state_after": state_in_line(state_to_json(done.after)),
+            "state_before": done.before.in_line,
+            "state_after": done.outcome.state.in_line,
             **measured(done.outcome, lineup, self.settings.guards),
         }
 
@@ -189,7 +184,7 @@ class Engine:
 
     def _use(self, lineup: Lineup) -> None:
         with self._compute:
-            self._lineup, self._live = lineup, LiveMethods(lineup, self.settings.live_methods)
+            self._lineup = lineup
 
     def _checked(self, old: Lineup, pool: ExpertPool) -> Lineup:
         """A line-up of a pool that was read again, after it was found fit to take the old one's place."""
@@ -204,7 +199,7 @@ class Engine:
         counts = {"stream": stream.name, "steps": stream.steps, "images": stream.images}
         settings = {"method": self._lineup.method, "options": self._lineup.options}
         with _in_the_log_anyway():
-            self._folder.save({**counts, **settings, "state": state_to_json(stream.state)})
+            self._folder.save({**counts, **settings, "state": stream.state.json if stream.state else None})
 
     def _save_switches(self) -> None:
         with _in_the_log_anyway():
@@ -215,8 +210,9 @@ class Engine:
         for name in self._folder.streams().keys() - saved.keys():
             self._folder.delete(name)  # the log says so
         self._save_switches()
-        streams = [taken_up(each, self._lineup) for each in saved.values()]
-        for stream in streams:
+        streams = [Stream(each["stream"], steps=each["steps"], images=each["images"]) for each in saved.values()]
+        for stream, each in zip(streams, saved.values(), strict=True):
+            stream.state, stream.restarted = restored(each, self._lineup)
             self._registry.add(stream)
             self._save(stream)
         return [{"stream": each.name, "steps": each.steps, "restarted": each.restarted} for each in streams]
@@ -227,16 +223,15 @@ class _Done:
     """A step that was computed and is not in the log yet."""
 
     lineup: Lineup
-    before: State
+    before: StreamState
     outcome: Outcome
-    after: State
     restarted: str | None
 
 
 def _proven(lineup: Lineup) -> Lineup:
     """A line-up that the method was found to work on, hashed now and not while streams wait."""
-    lineup.create_method()
-    lineup.active.fingerprint()
+    lineup.active_method  # noqa: B018
+    lineup.identity  # noqa: B018
     return lineup
 
 

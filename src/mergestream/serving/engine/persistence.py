@@ -12,9 +12,9 @@ stream's own file, put in place by a rename and not flushed. So
 - a log that was moved away: the files are the truth, at most one step behind it.
 
 The same holds for deleted and reset streams and for switched-off experts, which are events in the log too. A state too
-large for a line (encoding.MOST_NUMBERS; the Gram matrices of a method that learns from the stream) stands there as its
-hash; where the file does not fit that hash, the stream begins again and says so. Never does a stream go on from a state
-that the log does not know.
+large for a line (the Gram matrices of a method that learns from the stream) stands there as its hash; where the file
+does not fit that hash, the stream starts anew and says so. A stream never goes on from a state that the log does not
+know.
 """
 
 import fcntl
@@ -28,8 +28,8 @@ from typing import Any
 from mergestream.runtime.errors import CheckpointError, OutputError
 from mergestream.runtime.files import error_text, make_folder, read_json, sha256_of_json, write_json
 from mergestream.serving.audit.log_files import rotated_file, rotated_numbers
-from mergestream.serving.engine.encoding import is_whole
 from mergestream.serving.engine.registry import NAME
+from mergestream.serving.engine.state_encoding import is_whole
 
 SCHEMA_VERSION = 1
 STEP, RESET, DELETED, SWITCHED = "step", "stream_reset", "stream_deleted", "expert_switched"

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mergestream.runtime.errors import InputError, MergestreamError, UnknownNameError
-from mergestream.serving.engine.switching import MethodState
-from mergestream.serving.guards.stream_guards import Memory
+from mergestream.serving.engine.stream_state import StreamState
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
@@ -18,33 +17,23 @@ class TooManyStreamsError(MergestreamError):
     """A stream more than the service was set up for."""
 
 
-@dataclass(frozen=True)
-class State:
-    """What a stream carries from batch to batch: the method's state on these experts, the guard rails' memory."""
-
-    pool_sha256: str
-    experts: tuple[str, ...]
-    method: MethodState
-    memory: Memory
-
-
 @dataclass
 class Stream:
-    """For whoever holds its lock. `state` is replaced, never changed; None stands for the beginning."""
+    """One stream, for the thread that holds its lock. `state` is replaced, never changed; None at the start."""
 
     name: str
     lock: threading.Lock = field(default_factory=threading.Lock)
     steps: int = 0
     images: int = 0
-    state: State | None = None
+    state: StreamState | None = None
     deleted: bool = False
-    restarted: str | None = None  # why its averages began again, until an answer has told so
+    restarted: str | None = None  # why its averages started anew, until an answer has reported it
     last: dict[str, Any] | None = None  # the last answer, in short
 
     def describe(self) -> dict[str, Any]:
         return {"stream": self.name, "steps": self.steps, "images": self.images, "last": self.last}
 
-    def answered(self, state: State, images: int) -> None:
+    def answered(self, state: StreamState, images: int) -> None:
         self.state, self.steps, self.images = state, self.steps + 1, self.images + images
         self.restarted = None
 

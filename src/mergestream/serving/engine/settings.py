@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mergestream.runtime.option_checks import one_of, whole_number
-from mergestream.serving.engine.stepping import RECIPE, WEIGHTS
+from mergestream.serving.engine.service_step import RECIPE, WEIGHTS
 from mergestream.serving.guards.findings import GuardSettings
 
 
@@ -12,7 +12,6 @@ from mergestream.serving.guards.findings import GuardSettings
 class EngineSettings:
     """most_streams    streams kept at a time
     most_images     pictures in one batch
-    live_methods    methods kept with their merged weights [P]; the other streams are kept as states
     weights_hash    'weights': sha-256 of the merged weights in use; 'recipe': of pool, method and coefficients, for
                     networks so large that hashing their weights takes longer than the step
     """
@@ -20,11 +19,10 @@ class EngineSettings:
     guards: GuardSettings = field(default_factory=GuardSettings)
     most_streams: int = 64
     most_images: int = 256
-    live_methods: int = 4
     weights_hash: str = WEIGHTS
 
     def __post_init__(self) -> None:
-        for limit in ("most_streams", "most_images", "live_methods"):
+        for limit in ("most_streams", "most_images"):
             whole_number(limit, getattr(self, limit), low=1)
         one_of("weights_hash", self.weights_hash, (WEIGHTS, RECIPE))
 

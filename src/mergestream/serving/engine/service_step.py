@@ -1,7 +1,7 @@
 """One step of the service, from decoded pictures to an outcome. No lock, no disk: a replay runs the same code."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,24 +11,23 @@ from mergestream.data.intake.pictures import Picture, stack
 from mergestream.functional import coefficients as simplex
 from mergestream.functional.scores import entropy
 from mergestream.methods import Method, Step
-from mergestream.methods.entropy_adaptive import EntropyAdaptive
-from mergestream.methods.merged_model import MergedModel
 from mergestream.pool.expert_pool import ExpertPool, sha256_of_tensor
 from mergestream.runtime.files import sha256_of_json
-from mergestream.serving.engine.switching import Lineup, MethodState
+from mergestream.serving.engine.lineup import Lineup
+from mergestream.serving.engine.stream_state import StreamState
 from mergestream.serving.guards import findings as codes
 from mergestream.serving.guards.batch_guards import Seen, abstention, look_at_batch
 from mergestream.serving.guards.findings import Finding, GuardSettings
-from mergestream.serving.guards.stream_guards import Memory, look_at_stream, remember
+from mergestream.serving.guards.stream_guards import look_at_stream, remember
 
 WEIGHTS, RECIPE = "weights", "recipe"  # what the merged model's hash is taken of
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a batch brought. Numbers by expert are of those in use [K']."""
+    """Result of one batch. Numbers per expert are of those in use [K']."""
 
-    step: Step  # the method's own, whoever answered in the end
+    step: Step  # the method's own, even where a fallback answered
     logits: Tensor  # the answer [B,C], on the CPU
     encoder_coefficients: Tensor | None  # of the model that answered
     head_coefficients: Tensor | None
@@ -36,8 +35,7 @@ class Outcome:
     weights_sha256: str | None
     findings: tuple[Finding, ...]
     fallback: str | None
-    method_state: MethodState  # to go on with
-    memory: Memory
+    state: StreamState  # of the stream after it
 
 
 @dataclass(frozen=True)
@@ -52,43 +50,30 @@ class _Reply:
 
 @torch.no_grad()
 def take_step(
-    lineup: Lineup,
-    method: Method,
-    memory: Memory,
-    pictures: Sequence[Picture],
-    settings: GuardSettings,
-    hashed: str = WEIGHTS,
+    lineup: Lineup, before: StreamState, pictures: Sequence[Picture], settings: GuardSettings, hashed: str = WEIGHTS
 ) -> Outcome:
-    """Answer one batch with a method that stands where the stream stands; a refused batch leaves it there."""
-    pool, before = lineup.active, method.state_dict()
+    """Answer one batch of a stream. Nothing is changed: the outcome holds the stream's next state."""
+    pool, method = lineup.active, lineup.active_method
+    method.state = start = method.start() if before.method is None else before.method
     images = prepare(pool, pictures)
-    try:
-        step = method.step(images, with_experts=settings.watch_experts)
-        method.settle()  # an answer leaves only after all that could refuse it
-        alone = settings.watch_experts and step.expert_logits is None
-        experts = pool.logits(images) if alone else step.expert_logits
-    except BaseException:
-        method.load_state_dict(before)
-        raise
+    step = method.step(images, with_experts=settings.watch_experts)
+    method.settle()  # an answer leaves only after everything that could refuse it
+    experts = step.expert_logits
     evidence = step.entropy if step.entropy is not None or experts is None else entropy(experts)
     seen = Seen(images, step.logits, experts, evidence, pool.names, pool.classes)
     findings = look_at_batch(seen, settings)
-    later = remember(memory, seen, settings)
-    findings += look_at_stream(later, seen, settings)
+    memory = remember(before.memory, seen, settings)
+    findings += look_at_stream(memory, seen, settings)
     choice = _safe_choice(lineup, findings, settings)
     if choice is None:
-        reply = _Reply(
-            step.logits,
-            step.encoder_coefficients,
-            step.head_coefficients,
-            _weights_in_use(method, step),
-            step.head_expert,
-            step.class_shift,
-        )
+        coefficients = step.encoder_coefficients, step.head_coefficients
+        weights = _weights_in_use(method, step)
+        reply = _Reply(step.logits, *coefficients, weights, step.head_expert, step.class_shift)
     else:
         reply = _answer_safely(pool, choice, images, experts)
-        method.load_state_dict(before)  # what holds no evidence does not move the averages
         findings.append(_fallback_finding(choice, findings, settings))
+    # A batch without evidence does not move the averages.
+    after = replace(before, method=method.state if choice is None else start, memory=memory)
     return Outcome(
         step,
         reply.logits.cpu(),
@@ -98,8 +83,7 @@ def take_step(
         _hash(hashed, lineup, reply),
         (*findings, *abstention(reply.logits, settings)),
         choice,
-        method.state_dict()["state"],
-        later,
+        after,
     )
 
 
@@ -148,10 +132,10 @@ def _fallback_finding(choice: str, findings: Sequence[Finding], settings: GuardS
 
 def _weights_in_use(method: Method, step: Step) -> Tensor | None:
     """The flat weights [P] that answered; None where no single network did."""
-    if isinstance(method, EntropyAdaptive | MergedModel):
-        return method.merged_weights()
-    share = step.encoder_coefficients
-    return None if share is None else method.pool.bank[int(share.argmax())]  # one expert alone
+    weights, share = method.merged_weights(), step.encoder_coefficients
+    if weights is not None or share is None:
+        return weights
+    return method.pool.bank[int(share.argmax())]  # one expert alone
 
 
 def _hash(hashed: str, lineup: Lineup, reply: _Reply) -> str | None:
@@ -162,7 +146,8 @@ def _hash(hashed: str, lineup: Lineup, reply: _Reply) -> str | None:
     if hashed == WEIGHTS or reply.encoder is None or reply.head is None or not follows:
         return sha256_of_tensor(reply.weights)
     shares = [reply.encoder.tolist(), reply.head.tolist()]
-    return f"{RECIPE}:{sha256_of_json([lineup.identity, lineup.off, shares])}"
+    about = {"method": lineup.method, "options": lineup.options, "pool_sha256": lineup.identity["pool_sha256"]}
+    return f"{RECIPE}:{sha256_of_json([about, lineup.off, shares])}"
 
 
 def environment(pool: ExpertPool) -> dict[str, Any]:

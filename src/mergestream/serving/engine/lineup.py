@@ -1,0 +1,84 @@
+"""The experts in use: the pool without those that are switched off."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from mergestream.methods import Method, create_method
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError, PoolError
+from mergestream.runtime.files import sha256_of_json
+
+# Options that may hold one number per expert; the first are shares and stay on the simplex.
+SHARES, PER_EXPERT = ("coefficients",), ("coefficients", "temperature", "lambda")
+
+
+class Lineup:
+    """A pool, a method with its options, and the experts switched off. It never changes: a switch makes another one.
+
+    An expert that is off is left out of the bank, so every number is that of `pool.without` it, bit for bit.
+    """
+
+    def __init__(self, pool: ExpertPool, method: str, options: Mapping[str, Any], off: Sequence[str] = ()) -> None:
+        self.pool, self.method, self.options = pool, method, dict(options)
+        switched_off = {pool.names[pool.index(name)] for name in off}
+        self.off = tuple(name for name in pool.names if name in switched_off)
+        if len(self.off) == len(pool):
+            raise PoolError("The last expert cannot be switched off: switch another one on first.")
+        self.active = pool.without(*self.off) if self.off else pool
+
+    def switched(self, expert: str, *, on: bool) -> "Lineup":
+        """The line-up with one expert on or off."""
+        self.pool.index(expert)
+        return self._with_off([name for name in self.off if name != expert] + ([] if on else [expert]))
+
+    def of(self, experts: Sequence[str]) -> "Lineup":
+        """The line-up with exactly these experts on."""
+        if tuple(experts) == self.active.names:
+            return self
+        return self._with_off([name for name in self.pool.names if name not in experts])
+
+    def _with_off(self, off: Sequence[str]) -> "Lineup":
+        lineup = Lineup(self.pool, self.method, self.options, off)
+        lineup.identity = self.identity
+        return lineup
+
+    @cached_property
+    def active_method(self) -> Method:
+        """The method on the experts in use, for all streams; refused where it needs an expert that is off."""
+        chosen = self.options.get("expert")
+        if self.method == "single_expert" and chosen in self.off:
+            raise InputError(f"The service answers with '{chosen}' alone, which therefore cannot be switched off.")
+        return create_method(self.method, self.active, **self._active_options)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What a stream's state belongs to, whichever experts are switched off."""
+        method = create_method(self.method, self.pool, **self.options) if self.off else self.active_method
+        described = {"method": self.method, "options": self.options, "pool_sha256": self.pool.fingerprint()}
+        return {**described, "provenance": sha256_of_json(method.provenance)}
+
+    @property
+    def _active_options(self) -> dict[str, Any]:
+        options = dict(self.options)
+        for name in PER_EXPERT:
+            value = options.get(name)
+            if isinstance(value, list | tuple) and len(value) == len(self.pool):
+                options[name] = self._active_values(name, value)
+        return options
+
+    def _active_values(self, option: str, values: Sequence[float]) -> list[float]:
+        active = [values[self.pool.index(name)] for name in self.active.names]
+        if option not in SHARES or not self.off:
+            return active
+        total = sum(active)
+        return [value / total for value in active] if total > 0 else [1 / len(active)] * len(active)
+
+    def spread(self, values: Tensor | None, absent: float | None) -> list[float | None] | None:
+        """Numbers of the experts in use as numbers of all [K], exactly; `absent` stands for those that are off."""
+        if values is None:
+            return None
+        by_name = dict(zip(self.active.names, values.tolist(), strict=True))
+        return [by_name.get(name, absent) for name in self.pool.names]

@@ -1,0 +1,139 @@
+"""A logged step computed again from its line and its files: what `audit replay` compares, bit by bit."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mergestream.data.intake.limits import Limits
+from mergestream.data.intake.pictures import Picture
+from mergestream.data.intake.reading import read_upload
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError
+from mergestream.runtime.seeding import cpu_threads
+from mergestream.serving.engine.answers import input_of, measured
+from mergestream.serving.engine.lineup import Lineup
+from mergestream.serving.engine.service_step import take_step
+from mergestream.serving.engine.state_encoding import is_whole
+from mergestream.serving.engine.stream_state import StreamState
+from mergestream.serving.guards.findings import GuardSettings
+
+# For files that a service has accepted once, whatever its limits were.
+WIDE = Limits(file_bytes=2**33, frames=2**20, images=2**20, decoded_bytes=2**36, seconds=600)
+
+
+class LargeStates:
+    """States too large for a line, as they were computed: the last of every stream, found by its hash."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, StreamState] = {}
+
+    def add(self, stream: str, state: StreamState) -> None:
+        self._last[stream] = state
+
+    def find(self, stream: str, sha256: str, lineup: Lineup) -> StreamState | None:
+        """The stream's last state, as it was or on the experts in use since then."""
+        last = self._last.get(stream)
+        states = [] if last is None else [last, last.on(lineup)[0]]
+        return next((state for state in states if state.in_line.get("sha256") == sha256), None)
+
+
+class Reproducer:
+    """A `Recompute` over the pool in a folder, moved to the device and the type of numbers that each line names."""
+
+    def __init__(self, folder: Path) -> None:
+        self._pool = ExpertPool.load(folder)
+        self._large_states = LargeStates()
+        self._moved: dict[tuple[str, torch.dtype], ExpertPool] = {}
+
+    def __call__(self, body: Mapping[str, Any], files: Mapping[str, bytes], /) -> dict[str, Any]:
+        return recompute(body, files, pool=self._pool_for(body), limits=WIDE, large_states=self._large_states)
+
+    def _pool_for(self, body: Mapping[str, Any]) -> ExpertPool:
+        dtype = getattr(torch, str(body.get("dtype")), None)
+        if not isinstance(dtype, torch.dtype):
+            raise InputError("The line does not say in which numbers the step was computed.")
+        # A step of a GPU is computed on the CPU where there is none: near, and reported as not exact.
+        device = "cuda" if str(body.get("device")).startswith("cuda") and torch.cuda.is_available() else "cpu"
+        if (device, dtype) not in self._moved:
+            self._moved[device, dtype] = self._pool.to(device, dtype)
+        return self._moved[device, dtype]
+
+
+def recompute(
+    body: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    /,
+    *,
+    pool: ExpertPool,
+    limits: Limits | None = None,
+    large_states: LargeStates | None = None,
+) -> dict[str, Any]:
+    """Every field of a step's line that follows from its files (bytes by sha-256), its state and the experts."""
+    try:
+        pictures = _pictures(body["inputs"], files, limits or Limits())
+        return recompute_step(body, pictures, pool, large_states)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"This is not the line of a step of this version of mergestream: {error!r}.") from error
+
+
+def recompute_step(
+    body: Mapping[str, Any], pictures: Sequence[Picture], pool: ExpertPool, large_states: LargeStates | None = None
+) -> dict[str, Any]:
+    """The same from pictures that are decoded already, in the line's order."""
+    large_states = large_states or LargeStates()
+    lineup = _lineup(body, pool)
+    before = _state_before(body, lineup, large_states)
+    settings = GuardSettings.from_json(body["guards"])
+    if "graph" in body:
+        lineup.active_method.repeat(body["graph"])
+    with cpu_threads(int(body["threads"])):
+        outcome = take_step(lineup, before, pictures, settings, body["weights_hash"])
+    large_states.add(body["stream"], outcome.state)
+    return {
+        "inputs": [input_of(picture) for picture in pictures],
+        **measured(outcome, lineup, settings),
+        "state_after": outcome.state.in_line,
+    }
+
+
+def _pictures(inputs: Sequence[Mapping[str, Any]], files: Mapping[str, bytes], limits: Limits) -> list[Picture]:
+    """The step's pictures in its order; each file is decoded once."""
+    decoded = {sha256: read_upload(files[sha256], limits) for sha256 in {image["sha256"] for image in inputs}}
+    pictures = []
+    for image in inputs:
+        frame = image.get("frame")
+        chosen = [picture for picture in decoded[image["sha256"]] if picture.frame == frame]
+        if len(chosen) != 1:
+            raise InputError(f"A file of this step holds no image {frame or 1}, as it did then.")
+        pictures += chosen
+    return pictures
+
+
+def _lineup(body: Mapping[str, Any], pool: ExpertPool) -> Lineup:
+    if pool.fingerprint() != body["pool_sha256"]:
+        raise InputError(
+            f"The line is about the pool {body['pool_sha256'][:12]}…, and this is {pool.fingerprint()[:12]}…. "
+            "Give the folder of the pool as it was then."
+        )
+    lineup = Lineup(pool, body["method"], body["options"], body["switched_off"])
+    if body.get("provenance", lineup.identity["provenance"]) != lineup.identity["provenance"]:
+        raise InputError(
+            "The experts' weights are those of the line, but their cards or the method have changed since, and answers "
+            "depend on them. Give the folder of the pool as it was then, and use the version in the line."
+        )
+    return lineup
+
+
+def _state_before(body: Mapping[str, Any], lineup: Lineup, large_states: LargeStates) -> StreamState:
+    before = body["state_before"]
+    if is_whole(before):
+        return StreamState.from_json(before, lineup)
+    state = large_states.find(body["stream"], before["sha256"], lineup)
+    if state is None:
+        raise InputError(
+            "The state before this step was too large for its line, which holds its hash only: such a step can be "
+            "computed again only after all steps of its stream before it, by a replay of the whole log."
+        )
+    return state
