@@ -301,7 +301,7 @@ def test_a_recorded_step_touches_nothing_of_the_host(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On tensors that only claim to lie on a GPU, where there is no kernel to launch nor a stream to launch it on."""
-    monkeypatch.setattr(merging.fused, "fits", lambda *_: False)
+    monkeypatch.setattr(merging.merge_kernel, "can_run", lambda *_: False)
     monkeypatch.setattr(Recording, "side_by_side", lambda _, tasks, device: [task() for task in tasks])
     from mergestream.networks import preprocessing
 

@@ -15,13 +15,8 @@ from mergestream.bench.analysis.standings import rank_methods
 from mergestream.bench.analysis.subgroups import subgroup_rows
 from mergestream.bench.records import Run
 from mergestream.bench.report.bench_tables import results_table, target_table
-from mergestream.functional.metrics import (
-    collapsed_classes,
-    difference_with_interval,
-    mean_with_interval,
-    risk_coverage,
-    summarise,
-)
+from mergestream.functional.intervals import difference_with_interval, mean_with_interval
+from mergestream.functional.metrics import collapsed_classes, risk_coverage, summarise
 
 CLASSES = ("a", "b", "c")
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from torch import Tensor
 
 from mergestream.functional.merging import Part, Rows, fisher_average, regression_mean, ties
-from mergestream.functional.merging.ranks import kth_smallest
+from mergestream.functional.merging.order_statistic import kth_smallest
 from mergestream.functional.merging.rows import fill_unseen
 
 

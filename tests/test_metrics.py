@@ -5,17 +5,14 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
+from mergestream.functional.intervals import difference_with_interval, intervals, mean_with_interval
 from mergestream.functional.metrics import (
     batch_confusions,
     class_rates,
     confusion,
-    difference_with_interval,
-    intervals,
-    mean_with_interval,
     risk_by_confidence,
     score_of,
     summarise,
-    worst,
 )
 
 NAMES = ("a", "b", "c", "d")
@@ -119,10 +116,6 @@ def test_every_metric_has_an_interval_over_batches() -> None:
     assert all(low == pytest.approx(high, abs=1e-6) for low, high in same.values())
     # A class that is absent has no recall and no interval.
     assert "recall.d" not in intervals(p[y < 3][:64], y[y < 3][:64], NAMES, np.split(np.arange(64), 4), resamples=5)
-
-
-def test_worst_target() -> None:
-    assert worst({"lyon": 0.8, "brest": 0.6}) == ("brest", 0.6)
 
 
 def test_risk_by_confidence_counts_answers_that_are_sure_enough() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mergestream.functional import coefficients, merging
 from mergestream.functional import scores as scoring
-from mergestream.functional.merging import weighted
+from mergestream.functional.merging import weighted_sums
 from mergestream.runtime.errors import MergestreamError
 
 
@@ -146,7 +146,7 @@ def banks(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 def test_weighted_sum_is_a_matrix_product(case: tuple[Tensor, Tensor]) -> None:
     bank, c = case
     exact = (c.double()[:, None] * bank.double()).sum(dim=0)
-    for routine in (weighted._weighted_sum_on_host, weighted._weighted_sum_on_device):
+    for routine in (weighted_sums._sum_on_cpu, weighted_sums._sum_on_device):
         torch.testing.assert_close(routine(bank, c, torch.empty(bank.shape[1])).double(), exact, rtol=1e-5, atol=1e-4)
 
 
@@ -156,7 +156,7 @@ def test_one_hot_returns_the_row_bit_for_bit_in_every_type(case: tuple[Tensor, T
     bank = case[0].to(dtype)
     bank[:, 0] = -0.0
     for k in range(len(bank)):
-        for routine in (weighted._weighted_sum_on_host, weighted._weighted_sum_on_device):
+        for routine in (weighted_sums._sum_on_cpu, weighted_sums._sum_on_device):
             out = torch.empty(bank.shape[1], dtype=dtype)
             routine(bank, coefficients.one_hot(k, len(bank)), out)
             assert torch.equal(out.view(torch.uint8), bank[k].contiguous().view(torch.uint8))
@@ -165,7 +165,7 @@ def test_one_hot_returns_the_row_bit_for_bit_in_every_type(case: tuple[Tensor, T
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     bank, c = torch.randn(3, 1000), torch.tensor([0.2, 0.3, 0.5])
     whole = merging.weighted_sum(bank, c, torch.empty(1000))
-    monkeypatch.setattr(weighted, "CHUNK", 7)
+    monkeypatch.setattr(weighted_sums, "CHUNK", 7)
     assert torch.equal(merging.weighted_sum(bank, c, torch.empty(1000)), whole)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from records import Group, decoded
 
 from mergestream.bench.analysis.comparison import Estimate
-from mergestream.functional.metrics import percentiles
+from mergestream.functional.intervals import percentiles
 from mergestream.runtime.errors import InputError
 
 

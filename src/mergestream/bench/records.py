@@ -12,13 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.functional.metrics import (
-    batch_confusions,
-    collapsed_classes,
-    intervals,
-    summarise,
-    summarise_subgroups,
-)
+from mergestream.functional.intervals import intervals
+from mergestream.functional.metrics import batch_confusions, collapsed_classes, summarise, summarise_subgroups
 from mergestream.methods import Step
 from mergestream.pool.expert_card import library_versions
 from mergestream.runtime.errors import CheckpointError

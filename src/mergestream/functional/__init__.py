@@ -1,1 +1,1 @@
-"""Pure functions of tensors: scores, coefficients, merges, class priors, head fit, metrics."""
+"""Pure functions of tensors: scores, coefficients, merges, priors, head fit and metrics."""

@@ -25,14 +25,14 @@ def inverse(scores: Tensor, epsilon: float) -> Tensor:
 
 
 def softmax(scores: Tensor, sharpness: float) -> Tensor:
-    """The exchangeable alternative to Eq. 4: softmax_k(-sharpness * E_k)."""
+    """The alternative to Eq. 4: softmax_k(-sharpness * E_k)."""
     return torch.softmax(-sharpness * scores, dim=0)
 
 
 def head_expert(scores: Tensor, consistency: Tensor | None, epsilon: float) -> Tensor:
     """k* = argmax_k (1 / (E_k + eps)) * (1 + C_k) (Eq. 8), as an index [] on the device.
 
-    Where the evidence ties, as it does below fp32's reach of eps, the lower score decides, so that order never does.
+    Where the evidence ties, as it does when scores are tiny beside eps, the lower score decides, never the order.
     """
     evidence = 1 / (scores + epsilon)
     evidence = evidence if consistency is None else evidence * (1 + consistency)
@@ -61,7 +61,7 @@ def effective_number(coefficients: Tensor) -> Tensor:
 
 
 def on_simplex(values: Sequence[float] | Tensor, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """Coefficients given by a user as an fp32 tensor [K]; refused unless non-negative, finite and summing to 1."""
+    """Convert a user's coefficients to fp32 [K]; refuse them unless non-negative, finite and summing to 1."""
     try:
         result = torch.as_tensor(values, dtype=torch.float32, device=device)
     except (TypeError, ValueError, RuntimeError):

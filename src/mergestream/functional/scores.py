@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mergestream.runtime.errors import InputError
 
-LEAST_AGREEMENT = 0.1  # an expert that nobody agrees with is doubted, not ruled out
+LEAST_AGREEMENT = 0.1  # an expert that never agrees with others keeps some weight
 
 
 def probabilities(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
@@ -21,31 +21,31 @@ def probabilities(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
 def entropy(logits: Tensor, temperature: float | Tensor = 1.0, shares: Tensor | None = None) -> Tensor:
     """E_k = mean over x of -sum_c p log p, in nats (Eq. 3). logits [K,B,C] -> [K].
 
-    Here and below `shares` [B] say what each image counts in the mean; they sum to 1, and padding counts 0.
+    Here and below `shares` [B] are the weights of images in the mean; they sum to 1, and padding has 0.
     """
     log_p = torch.log_softmax(_scaled(logits, temperature), dim=-1)
     p = log_p.exp()
-    # Logits further apart than fp32 reaches give log p = -inf, and 0 * -inf is no number.
+    # Logits very far apart give log p = -inf, and 0 * -inf is NaN.
     return -_mean(torch.where(p > 0, p * log_p, 0).sum(dim=-1), shares)
 
 
 def max_softmax(logits: Tensor, temperature: float | Tensor = 1.0, shares: Tensor | None = None) -> Tensor:
-    """1 - mean over x of max_c p: the maximum softmax turned round, so that lower is better. [K,B,C] -> [K]."""
+    """1 - mean over x of max_c p: the maximum softmax reversed, so that lower is better. [K,B,C] -> [K]."""
     return 1 - _mean(probabilities(logits, temperature).amax(dim=-1), shares)
 
 
 def entropy_agreement(logits: Tensor, temperature: float | Tensor = 1.0, shares: Tensor | None = None) -> Tensor:
-    """E_k / A_k^4, A_k the share of images on which another expert names the class that expert k names. -> [K].
+    """E_k / A_k^4, where A_k is how often other experts predict the same class as expert k. [K,B,C] -> [K].
 
-    An expert that is certain and alone is doubted. Of two experts both agree as often, so it is their entropy that
-    decides; A_k does not change with the scale of logits.
+    An expert that is certain and alone gets a worse score. Two experts agree equally often, so their entropy decides;
+    A_k does not depend on the scale of logits.
     """
     own = entropy(logits, temperature, shares)
     if len(logits) == 1:
         return own
-    said = logits.argmax(dim=-1)
-    alike = _mean((said[:, None] == said[None]).float(), shares)  # [K,K]
-    agreement = (alike.sum(dim=1) - alike.diagonal()) / (len(said) - 1)
+    predictions = logits.argmax(dim=-1)
+    alike = _mean((predictions[:, None] == predictions[None]).float(), shares)  # [K,K]
+    agreement = (alike.sum(dim=1) - alike.diagonal()) / (len(predictions) - 1)
     return own / agreement.clamp_min(LEAST_AGREEMENT) ** 4
 
 
@@ -57,7 +57,7 @@ def consistency(original: Tensor, views: Tensor, shares: Tensor | None = None) -
 
 
 def require_finite(logits: Tensor, owner: str) -> Tensor:
-    """Logits [B,C], or images [B,...], as they are; non-finite ones are refused by the position of the image."""
+    """Return logits [B,C] or images [B,...]; refuse non-finite ones with the position of the image."""
     finite = finite_images(logits)
     if bool(finite.all()):
         return logits
@@ -65,7 +65,7 @@ def require_finite(logits: Tensor, owner: str) -> Tensor:
 
 
 def finite_images(values: Tensor) -> Tensor:
-    """Which images [B] have only finite values [B,...]; nothing is read back to the host."""
+    """Which images [B] have only finite values [B,...]; the result stays on the device."""
     return torch.isfinite(values).flatten(1).all(dim=-1)
 
 
@@ -86,7 +86,7 @@ def _mean(values: Tensor, shares: Tensor | None) -> Tensor:
 
 
 def _scaled(logits: Tensor, temperature: float | Tensor) -> Tensor:
-    if not isinstance(temperature, Tensor):  # a number stays one: as a tensor it would be sent to the device each time
+    if not isinstance(temperature, Tensor):  # a tensor would be sent to the device each time
         return logits.float() / temperature
     divisor = temperature.to(logits.device, torch.float32)
     return logits.float() / (divisor.reshape(-1, 1, 1) if divisor.ndim else divisor)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mergestream.bench.records import Run
-from mergestream.functional.metrics import difference_with_interval, mean_with_interval, target_mean, worst
+from mergestream.functional.intervals import difference_with_interval, mean_with_interval, target_mean
 
 ORACLE = "oracle: best single expert"
 SINGLES = "single_expert, on average"
@@ -125,7 +125,7 @@ def _result_row(label: str, stream: str, runs: Sequence[Run]) -> ResultRow:
         average("brier"),
         average("aurc"),
         per_target,
-        worst(per_target)[0],
+        min(per_target, key=per_target.__getitem__),
         _mean_recall(runs),
         min(recalls),
         1000 * float(np.median(seconds)) if seconds else None,

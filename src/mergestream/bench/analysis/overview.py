@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mergestream.bench.records import Run
-from mergestream.functional.metrics import FEW_BATCHES
+from mergestream.functional.intervals import FEW_BATCHES
 
 
 def majority_shares(runs: Sequence[Run]) -> dict[str, float]:

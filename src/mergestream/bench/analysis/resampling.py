@@ -1,11 +1,11 @@
-"""Resampling of batches for statistics other than accuracy; otherwise as in `functional.metrics`."""
+"""Resampling of batches for statistics other than accuracy; otherwise as in `functional.intervals`."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from mergestream.bench.analysis.comparison import Estimate
-from mergestream.functional.metrics import by_target, percentiles, target_mean
+from mergestream.functional.intervals import by_target, percentiles, target_mean
 
 RESAMPLES = 1000
 

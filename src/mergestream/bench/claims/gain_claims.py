@@ -10,7 +10,7 @@ from mergestream.bench.analysis.resampling import batch_counts, estimate_over_ta
 from mergestream.bench.claims.claim_finding import SHARE, UNKNOWN, ClaimFinding, missing, verdict_of
 from mergestream.bench.claims.variant_claims import duel_findings
 from mergestream.bench.records import Run
-from mergestream.functional.metrics import FEW_BATCHES
+from mergestream.functional.intervals import FEW_BATCHES
 
 MEAN, SHARED, DECOUPLED = "mean", "entropy_adaptive(head=shared)", "entropy_adaptive"
 LEAST_SHARE = 0.85  # the paper: decoupling gives 85 to 90 % of what layer-wise coefficients would

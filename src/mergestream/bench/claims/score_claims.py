@@ -8,7 +8,7 @@ from mergestream.bench.analysis.resampling import batch_counts, estimate_over_ta
 from mergestream.bench.claims.claim_finding import CORRELATION, UNKNOWN, ClaimFinding, missing, verdict_of
 from mergestream.bench.claims.correlations import kendall, spearman
 from mergestream.bench.claims.evidence import Evidence
-from mergestream.functional.metrics import FEW_BATCHES
+from mergestream.functional.intervals import FEW_BATCHES
 
 Coefficient = Callable[..., np.ndarray]
 # A point and its resamples [R] for one stream of one target.

@@ -1,20 +1,20 @@
-"""RegMean (Jin et al. 2023): the one linear map whose outputs are nearest to all experts' on their own inputs."""
+"""RegMean (Jin et al. 2023): the linear map whose outputs are nearest to all experts' outputs on their own inputs."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-# The rounding of a Gram matrix, per input: what is below it is noise, and no expert's inputs reach that direction.
+# Rounding of a Gram matrix, per input. A direction below it is noise: no expert's inputs reach it.
 ROUNDING = {torch.float32: 1e-7, torch.float64: 1e-14}
 
 
 def merge_layer(grams: Sequence[Tensor], weights: Sequence[Tensor], *, ratio: float, ridge: float) -> Tensor:
-    """One linear map or convolution from every expert's Gram matrix [groups,in,in] and weight; shaped as the weight."""
+    """Merge one linear map or convolution from every expert's Gram matrix [groups,in,in] and weight."""
     groups, _, inputs = grams[0].shape
     stacked = torch.stack([weight.reshape(groups, -1, inputs) for weight in weights])
-    found = torch.stack([gram.to(stacked.device) for gram in grams])
-    return regression_mean(stacked, found, ratio=ratio, ridge=ridge).reshape(weights[0].shape)
+    stacked_grams = torch.stack([gram.to(stacked.device) for gram in grams])
+    return regression_mean(stacked, stacked_grams, ratio=ratio, ridge=ridge).reshape(weights[0].shape)
 
 
 def regression_mean(weights: Tensor, grams: Tensor, *, ratio: float, ridge: float) -> Tensor:
@@ -22,8 +22,8 @@ def regression_mean(weights: Tensor, grams: Tensor, *, ratio: float, ridge: floa
 
     ratio: off-diagonal elements of every Gram matrix are multiplied by it. ridge: added to every diagonal.
 
-    Solved for the difference from the plain mean, which is the same equation; where the Gram matrices are singular,
-    directions that no input reaches keep the mean.
+    Solves for the difference from the plain mean, which is the same equation: directions that no input reaches keep
+    the mean.
     """
     mean = weights.double().mean(dim=0)
     left = torch.zeros_like(grams[0], dtype=torch.float64)
@@ -42,7 +42,7 @@ def regression_mean(weights: Tensor, grams: Tensor, *, ratio: float, ridge: floa
 def _solve(left: Tensor, right: Tensor, negligible: float) -> Tensor:
     """The smallest solution of a symmetric positive semi-definite system. left [g,n,n], right [g,n,m]."""
     diagonal = torch.diagonal(left, dim1=-2, dim2=-1)
-    # An input that is always 0 has a row, a column and a right-hand side of zeros: any pivot will do.
+    # An input that is always 0 has zeros in its row, column and right-hand side: any pivot works.
     scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
     scaled = left * scale[..., None] * scale[..., None, :]
     torch.diagonal(scaled, dim1=-2, dim2=-1).fill_(1)
@@ -55,11 +55,11 @@ def _solve(left: Tensor, right: Tensor, negligible: float) -> Tensor:
 
 
 def _smallest(scaled: Tensor, scale: Tensor, right: Tensor, negligible: float) -> Tensor:
-    """One singular system; scaled = S left S [n,n] has a diagonal of 1, so that small inputs count like large ones."""
+    """Solve one singular system; scaled = S left S [n,n] has a diagonal of 1: small inputs count like large ones."""
     values, vectors = torch.linalg.eigh(scaled)
     reached = values > negligible * values.amax()
     inverse = torch.where(reached, 1 / values, 0.0)
     solution = scale[:, None] * (vectors @ (inverse[:, None] * (vectors.T @ (scale[:, None] * right))))
-    # Any multiple of these directions solves the system too; without them the solution is the smallest.
+    # Any multiple of these directions solves the system too; the smallest solution has none of them.
     free = torch.linalg.qr(scale[:, None] * vectors[:, ~reached]).Q
     return solution - free @ (free.T @ solution)

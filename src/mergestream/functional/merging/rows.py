@@ -1,4 +1,4 @@
-"""The experts' weights [K,P] as two segments, so that a head of its own needs no copy of the encoder."""
+"""The experts' weights [K,P] as two segments: a changed head needs no copy of the encoder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ class Rows:
         return self.encoder.device
 
     def span(self, start: int, stop: int) -> Tensor:
-        """All experts' numbers [K,n] between two places; a span never crosses from the encoder into the head."""
+        """All experts' weights [K,n] from start to stop, which lie both in the encoder or both in the head."""
         border = self.encoder.shape[1]
         if stop <= border:
             return self.encoder[:, start:stop]
-        assert start >= border, "a span lies in the encoder or in the head"
+        assert start >= border, "a span must not cross from the encoder into the head"
         return self.head[:, start - border : stop - border]
 
     def segments(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -41,11 +41,11 @@ class Rows:
 def fill_unseen(
     head: Tensor, classes: Sequence[tuple[slice, int]], seen: Tensor, coefficients: Tensor | None = None
 ) -> Tensor:
-    """head [K,H] in which an expert that never saw a class answers for it as those did that saw it.
+    """Fill the head rows of classes that an expert never saw with the mean of the experts that saw them. head [K,H].
 
-    classes: the spans of the head that belong to one class each. seen [K,C]. coefficients [K]: how those that saw it
-    are weighed, uniform by default. Any average over all experts is then one over the experts that saw the class. A
-    class that nobody saw stays as it is.
+    classes: the spans of the head that belong to one class each. seen [K,C]. coefficients [K]: weights of that mean,
+    uniform by default. Any average over all experts is then an average over those that saw the class. A class that no
+    expert saw is unchanged.
     """
     filled = head.clone()
     shares = torch.ones(len(head), device=head.device) if coefficients is None else coefficients

@@ -1,4 +1,4 @@
-"""TIES (Yadav et al. 2023): trim each task vector, elect a sign for every number, average those that agree with it."""
+"""TIES (Yadav et al. 2023): trim each task vector, elect a sign per weight, average those that agree."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mergestream.functional.merging.ranks import kth_smallest
+from mergestream.functional.merging.order_statistic import kth_smallest
 from mergestream.functional.merging.rows import Rows
 
 DISJOINT_MERGES = ("mean", "sum", "max")
-# Numbers at a time: few enough for the caches, many enough that threads pay.
+# Weights per chunk: few enough for the caches, many enough for several threads.
 CHUNK = 1 << 19
-# How many magnitudes are looked at to guess where the threshold lies: one in 256, within these bounds.
+# Sample size to guess the threshold: one magnitude in 256, within these bounds.
 SAMPLE = (1 << 12, 1 << 18)
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Part:
-    """Numbers that are trimmed together: spans of the flat weights, and how many of them are not padding."""
+    """Weights that are trimmed together: spans of the flat vector, and how many of them are not padding."""
 
     spans: tuple[Span, ...]
     numbers: int
@@ -29,9 +29,9 @@ class Part:
 def ties(
     base: Tensor, rows: Rows, parts: Sequence[Part], *, keep: float, merge: str, scale: float, out: Tensor
 ) -> Tensor:
-    """theta_0 + scale * tau, tau being the disjoint merge of the trimmed task vectors. base [P], out [P].
+    """Write theta_0 + scale * tau into out [P]; tau is the disjoint merge of the trimmed task vectors. base [P].
 
-    keep: the share of each task vector that survives, by magnitude within a part. Memory beyond the bank: chunks only.
+    keep: the share of each task vector that survives, by magnitude within a part. Needs memory for chunks only.
     """
     balance, cancelled = 0, []
     for part in parts:
@@ -44,8 +44,8 @@ def ties(
             if bool(((task.amax(dim=0) > 0) & (total == 0)).any()):
                 cancelled.append((span, limits))
             _write(base, span, task, sign, merge, scale, out)
-    # Numbers whose trimmed task vectors cancel exactly follow the majority of all elected signs, known only now. As
-    # published, no majority counts as negative; only the maximum is multiplied by the sign itself, here 0.
+    # Weights whose trimmed task vectors cancel exactly follow the majority of all elected signs. As published, no
+    # majority counts as negative; only the maximum is multiplied by the sign itself, here 0.
     majority = (balance > 0) - (balance < 0) or (0 if merge == "max" else -1)
     for span, limits in cancelled:
         task = _trimmed(base, rows, span, limits)
@@ -55,7 +55,7 @@ def ties(
 
 
 def _threshold(base: Tensor, rows: Rows, k: int, part: Part, keep: float) -> float:
-    """The smallest magnitude expert k keeps: the (P - int(keep P))-th smallest, 0 where nothing is trimmed."""
+    """The smallest magnitude that expert k keeps: the (P - int(keep P))-th smallest; 0 if nothing is trimmed."""
     trimmed = part.numbers - int(keep * part.numbers)
     if keep >= 1 or trimmed == 0:
         return 0.0
@@ -65,9 +65,9 @@ def _threshold(base: Tensor, rows: Rows, k: int, part: Part, keep: float) -> flo
         start, stop = span
         return torch.sub(rows.span(start, stop)[k, ::step], _wide(base[start:stop:step])).abs_()
 
-    wanted = min(max(padded // 256, SAMPLE[0]), SAMPLE[1])
-    sample = torch.cat([magnitudes(span, max(1, padded // wanted)) for span in part.spans])
-    # Padding has a task vector of 0, so it comes first and moves every rank by its length.
+    sampled = min(max(padded // 256, SAMPLE[0]), SAMPLE[1])
+    sample = torch.cat([magnitudes(span, max(1, padded // sampled)) for span in part.spans])
+    # Padding has a task vector of 0, so it comes first and shifts every rank by its length.
     rank = trimmed + padded - part.numbers
     return kth_smallest(lambda: map(magnitudes, _chunks(part.spans, CHUNK)), sample, padded, rank)
 
@@ -77,13 +77,13 @@ def _trimmed(base: Tensor, rows: Rows, span: Span, limits: Sequence[float]) -> T
     task = torch.sub(rows.span(*span), _wide(base[span[0] : span[1]]))
     for own, limit in zip(task, limits, strict=True):
         if limit > 0:
-            # hardshrink keeps what is strictly above its bound, so the bound is the next number below the limit.
-            torch.hardshrink(own, _before(limit, task.dtype), out=own)
+            # hardshrink keeps values strictly above its bound, so the bound is the next number below the limit.
+            torch.hardshrink(own, _next_below(limit, task.dtype), out=own)
     return task
 
 
 def _total(task: Tensor) -> Tensor:
-    """The sum over experts, in their order: a reduction would be slower over so few rows."""
+    """Sum over experts in their order; a reduction is slower over so few rows."""
     total = task[0].clone()
     for own in task[1:]:
         total.add_(own)
@@ -107,7 +107,7 @@ def _wide(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _before(limit: float, dtype: torch.dtype) -> float:
+def _next_below(limit: float, dtype: torch.dtype) -> float:
     if dtype == torch.float64:
         return math.nextafter(limit, 0)
     return float(torch.nextafter(torch.tensor(limit, dtype=dtype), torch.tensor(0.0, dtype=dtype)))

@@ -1,4 +1,4 @@
-"""The weighted sum of flat weights on a GPU as one kernel: every row is read once, only the result is written."""
+"""Weighted sum of flat weights as one GPU kernel: every row is read once, only the result is written."""
 
 from functools import lru_cache
 from typing import Any
@@ -10,7 +10,7 @@ BLOCK, WARPS = 4096, 8
 
 
 def weighted_sum(rows: Tensor, coefficients: Tensor, out: Tensor) -> Tensor:
-    """out [P] = sum_k c_k * rows[k] in fp32; rows [K,P] may lie apart, and one with c_k = 0 has no part."""
+    """out [P] = sum_k c_k * rows[k] in fp32; rows [K,P] may be strided; a row with c_k = 0 is skipped."""
     programs = (-(-out.numel() // BLOCK),)
     _kernel()[programs](
         rows, coefficients, out, out.numel(), rows.stride(0), len(rows), BLOCK=BLOCK, num_warps=WARPS
@@ -18,8 +18,8 @@ def weighted_sum(rows: Tensor, coefficients: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def fits(rows: Tensor, out: Tensor) -> bool:
-    """Whether the kernel may be used: one block of rows in a type that fp32 holds, and a compiler for it."""
+def can_run(rows: Tensor, out: Tensor) -> bool:
+    """Whether the kernel can run: rows with stride 1 in fp32 or a half type, and Triton is installed."""
     return (
         rows.stride(1) == 1
         and out.is_contiguous()
@@ -30,7 +30,7 @@ def fits(rows: Tensor, out: Tensor) -> bool:
 
 @lru_cache(maxsize=1)
 def _kernel() -> Any:
-    """Compiled at its first use, if Triton is there: it comes with torch's CUDA builds only."""
+    """Compile at first use; None without Triton, which comes with torch's CUDA builds only."""
     try:
         import triton
         import triton.language as tl
@@ -41,7 +41,7 @@ def _kernel() -> Any:
     def kernel(rows, coefficients, out, size, stride, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
         places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = places < size
-        # Adding to -0.0 is the identity for every float, so that e_k gives row k bit for bit.
+        # Adding to -0.0 changes no float, so that e_k gives row k bit for bit.
         total = tl.full((BLOCK,), -0.0, tl.float32)
         for k in range(count):
             share = tl.load(coefficients + k).to(tl.float32)

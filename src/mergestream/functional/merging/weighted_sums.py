@@ -1,32 +1,32 @@
-"""Weighted sums of flat weights, in one pass over the memory."""
+"""The weighted sum of flat weights in one pass over memory: on the CPU, as a GPU kernel, or by torch operations."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from mergestream.functional.merging import fused
+from mergestream.functional.merging import merge_kernel
 from mergestream.functional.merging.rows import Rows
 
-# Small enough that the output chunk stays in the cache while all K rows pass over it, and long enough for threads.
+# The output chunk stays in the cache while all K rows pass over it, and is long enough for several threads.
 CHUNK = 1 << 21
 
 
 def weighted_sum(rows: Tensor | Sequence[Tensor], coefficients: Tensor | Sequence[float], out: Tensor) -> Tensor:
     """out = sum_k c_k * rows[k], accumulated in at least fp32. rows [K,P], coefficients [K], out [P].
 
-    A row whose coefficient is exactly 0 takes no part, not even through the sign of zero: e_k gives row k bit for bit.
+    A row whose coefficient is exactly 0 is skipped, so that e_k gives row k bit for bit, signs of zero included.
     """
     if out.device.type == "cpu":
-        return _weighted_sum_on_host(rows, coefficients, out)
+        return _sum_on_cpu(rows, coefficients, out)
     shares = torch.as_tensor(coefficients, device=out.device)
-    if isinstance(rows, Tensor) and fused.fits(rows, out):
-        return fused.weighted_sum(rows, shares, out)
-    return _weighted_sum_on_device(rows, shares, out)
+    if isinstance(rows, Tensor) and merge_kernel.can_run(rows, out):
+        return merge_kernel.weighted_sum(rows, shares, out)
+    return _sum_on_device(rows, shares, out)
 
 
 def merge(rows: Rows, encoder: Tensor, head: Tensor, out: Tensor) -> Tensor:
-    """theta = sum_k a_k theta_k for the encoder, W = sum_k h_k W_k for the head (Eq. 7), written into out [P]."""
+    """Write theta = sum_k a_k theta_k (encoder) and W = sum_k h_k W_k (head) into out [P] (Eq. 7)."""
     border = rows.encoder.shape[1]
     weighted_sum(rows.encoder, encoder, out[:border])
     weighted_sum(rows.head, head, out[border:])
@@ -38,9 +38,7 @@ def merge_integers(buffers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]
     return {name: torch.stack([own[name] for own in buffers]).amax(dim=0) for name in buffers[0]}
 
 
-def _weighted_sum_on_host(
-    rows: Tensor | Sequence[Tensor], coefficients: Tensor | Sequence[float], out: Tensor
-) -> Tensor:
+def _sum_on_cpu(rows: Tensor | Sequence[Tensor], coefficients: Tensor | Sequence[float], out: Tensor) -> Tensor:
     numbers = coefficients.tolist() if isinstance(coefficients, Tensor) else coefficients
     active = [(row, c) for row, c in zip(rows, numbers, strict=True) if c != 0]
     if not active:
@@ -54,7 +52,7 @@ def _weighted_sum_on_host(
         if first.dtype == accumulator:
             torch.mul(first[start : start + CHUNK], c, out=total)
         else:
-            # Copied before it is scaled: bf16 times a number would round to bf16 first.
+            # Copy before scaling: bf16 times a number would be rounded to bf16.
             total.copy_(first[start : start + CHUNK]).mul_(c)
         for row, c in rest:
             total.add_(row[start : start + CHUNK], alpha=c)
@@ -63,8 +61,8 @@ def _weighted_sum_on_host(
     return out
 
 
-def _weighted_sum_on_device(rows: Tensor | Sequence[Tensor], coefficients: Tensor, out: Tensor) -> Tensor:
-    # No host synchronisation. Adding -0.0 is the identity for every float, so absent rows add exactly that.
+def _sum_on_device(rows: Tensor | Sequence[Tensor], coefficients: Tensor, out: Tensor) -> Tensor:
+    # No host synchronisation: skipped rows add -0.0, which changes no float.
     accumulator = torch.promote_types(rows[0].dtype, torch.float32)
     absent = torch.full((), -0.0, dtype=accumulator, device=out.device)
     total = torch.full(out.shape, -0.0, dtype=accumulator, device=out.device)

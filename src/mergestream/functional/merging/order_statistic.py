@@ -1,4 +1,4 @@
-"""The k-th smallest of very many magnitudes: exact, in one pass or two, without a copy or a sort of them all."""
+"""The exact k-th smallest of very many magnitudes, in one or two passes, without copying or sorting them all."""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-# Half the width of the first guess, in standard deviations of the rank of a sampled quantile.
+# Half the width of the first bracket, in standard deviations of the rank of a sampled quantile.
 WIDTH = 6
 # At most this many magnitudes are copied out and sorted.
 COPIED = 1 << 22
@@ -15,10 +15,10 @@ Chunks = Callable[[], Iterator[Tensor]]
 
 
 def kth_smallest(chunks: Chunks, sample: Tensor, count: int, k: int, *, copied: int = COPIED) -> float:
-    """The k-th smallest (from 1) of the `count` numbers >= 0 that `chunks` yields, as often as it is called.
+    """The k-th smallest (from 1) of the `count` numbers >= 0 that each call of `chunks` yields.
 
-    A sample of them brackets the answer; one pass counts what lies below the bracket and sorts the few inside it. A
-    sample that misleads, or numbers that tie by the million, only cost further passes.
+    A sample brackets the answer; one pass counts the numbers below the bracket and sorts the few inside it. A bad
+    sample, or millions of ties, only cost more passes.
     """
     if not 1 <= k <= count:
         raise ValueError(f"k must lie between 1 and {count}, got {k}")
@@ -26,24 +26,24 @@ def kth_smallest(chunks: Chunks, sample: Tensor, count: int, k: int, *, copied: 
     rank, margin = (k - 0.5) / count * len(ordered), WIDTH * (len(ordered) / 4) ** 0.5 + 1
     low = float(ordered[max(int(rank - margin), 0)])
     high = float(ordered[min(int(rank + margin), len(ordered) - 1)])
-    below, inside, found = 0, 0, []
+    below, inside, copies = 0, 0, []
     for chunk in chunks():
         below += int(torch.count_nonzero(chunk < low))
         between = (chunk >= low) & (chunk <= high)
         inside += int(torch.count_nonzero(between))
         if inside <= copied:
-            found.append(chunk[between])
+            copies.append(chunk[between])
     if below < k <= below + inside:
         if low == high:
             return low
         if inside <= copied:
-            return float(torch.cat(found).kthvalue(k - below).values)
+            return float(torch.cat(copies).kthvalue(k - below).values)
     return _bisect(chunks, k, sample.dtype)
 
 
 def _bisect(chunks: Chunks, k: int, dtype: torch.dtype) -> float:
-    """The smallest number that at least k are not above, searched among all that the type can hold."""
-    # Floats >= 0 are ordered as their bits are.
+    """The smallest number with at least k numbers not above it, by bisection over all values of the type."""
+    # Floats >= 0 are ordered like their bits.
     bits, number = ("<i", "<f") if dtype == torch.float32 else ("<q", "<d")
     low, high = 0, struct.unpack(bits, struct.pack(number, torch.finfo(dtype).max))[0]
     while low < high:

@@ -1,0 +1,137 @@
+"""Bootstrap intervals of metrics that resample whole batches."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from mergestream.functional.metrics import Report, score_of, summarise
+
+LEVEL = 0.95
+# With fewer batches, a bootstrap over batches alone is far too narrow; one batch has no width at all.
+FEW_BATCHES = 10
+
+
+def mean_with_interval(
+    runs: Sequence[np.ndarray], metric: str, *, targets: Sequence[str] | None = None, resamples: int = 1000
+) -> tuple[float, float, float]:
+    """Mean of a metric over targets, with the 95 % percentile interval of a bootstrap over each run's batches.
+
+    runs: confusion matrices per batch [T,C,C], one array per run. Batches are the unit because one merged model answers
+    a whole batch, so its errors are not independent; if a run has few batches, images inside them are resampled too.
+    Runs with the same target share its images, whatever their seed or pool: they are averaged first, and more of them
+    do not narrow the interval. Without `targets` every run is its own target.
+    """
+    scores = np.array([score_of(matrices.sum(axis=0), metric) for matrices in runs])
+    return target_mean(scores, targets), *percentiles(
+        by_target(_resampled(runs, metric, resamples), targets).mean(axis=0)
+    )
+
+
+def target_mean(values: Sequence[float] | np.ndarray, targets: Sequence[str] | None) -> float:
+    """Mean over targets of the mean over each target's runs."""
+    if targets is None:
+        return float(np.mean(values))
+    _, place = np.unique(np.asarray(targets), return_inverse=True)
+    return float(np.mean(np.bincount(place, weights=np.asarray(values)) / np.bincount(place)))
+
+
+def intervals(
+    probabilities: Tensor,
+    labels: Tensor,
+    classes: Sequence[str],
+    batches: Sequence[np.ndarray],
+    *,
+    resamples: int = 200,
+) -> dict[str, tuple[float, float]]:
+    """95 % intervals of every number in a summary, by resampling one run's batches (positions in the arrays).
+
+    Keys of classes look like 'recall.round'. A class that is absent from a resample has no numbers in it.
+    """
+    random = np.random.RandomState(0)
+    drawn: dict[str, list[float]] = {}
+    for _ in range(resamples):
+        picked = np.concatenate([batches[t] for t in random.randint(len(batches), size=len(batches))])
+        for name, value in _numbers(summarise(probabilities[picked], labels[picked], classes)).items():
+            drawn.setdefault(name, []).append(value)
+    return {name: percentiles(np.array(values)) for name, values in drawn.items()}
+
+
+def _numbers(report: Report) -> dict[str, float]:
+    """The numbers of a summary by name; those of classes as 'recall.<class>'."""
+    flat = {name: value for name, value in report.items() if isinstance(value, float)}
+    for group in ("recall", "specificity"):
+        flat |= {f"{group}.{name}": value for name, value in report[group].items() if value is not None}
+    return flat
+
+
+def difference_with_interval(
+    ours: Sequence[np.ndarray],
+    theirs: Sequence[np.ndarray],
+    metric: str,
+    *,
+    targets: Sequence[str] | None = None,
+    across: bool = False,
+    resamples: int = 1000,
+) -> tuple[float, float, float]:
+    """Mean difference of paired runs (same target, seed and batches), resampling the same batches of both.
+
+    `across` resamples targets as well, as if other sites had been drawn.
+    """
+    scores = [np.array([score_of(m.sum(axis=0), metric) for m in runs]) for runs in (ours, theirs)]
+    gaps = _resampled(ours, metric, resamples) - _resampled(theirs, metric, resamples)
+    resampled = by_target(gaps, targets)
+    drawn = _across_targets(resampled) if across else resampled.mean(axis=0)
+    return target_mean(scores[0] - scores[1], targets), *percentiles(drawn)
+
+
+def by_target(resampled: np.ndarray, targets: Sequence[str] | None) -> np.ndarray:
+    """Resampled scores of runs [R,resamples] -> of targets [G,resamples].
+
+    The errors of a target's runs count as fully correlated: their resamples are averaged in sorted order, which keeps
+    the width of one run. Targets are independent, so each one's order is shuffled again.
+    """
+    names, place = np.unique(np.arange(len(resampled)) if targets is None else np.asarray(targets), return_inverse=True)
+    random = np.random.RandomState(2)
+    groups = []
+    for group in range(len(names)):
+        mine = resampled[place == group]
+        together = np.sort(mine, axis=1).mean(axis=0)
+        groups.append(mine[0] if len(mine) == 1 else together[random.permutation(len(together))])
+    return np.stack(groups)
+
+
+def _across_targets(resampled: np.ndarray) -> np.ndarray:
+    """Means [resamples] over targets drawn with replacement, each draw with a resample of its own."""
+    random = np.random.RandomState(1)
+    count, resamples = resampled.shape
+    picked = random.randint(count, size=(count, resamples))
+    places = np.stack([random.permutation(resamples) for _ in range(count)])
+    return resampled[picked, places].mean(axis=0)
+
+
+def _resampled(runs: Sequence[np.ndarray], metric: str, resamples: int) -> np.ndarray:
+    """Scores [R,resamples] under bootstrap resamples of batches; equal numbers of batches give equal resamples."""
+    random = np.random.RandomState(0)
+    scores = []
+    for matrices in runs:
+        picks = random.multinomial(len(matrices), np.full(len(matrices), 1 / len(matrices)), size=resamples)
+        drawn = (
+            np.tensordot(picks, matrices, axes=1) if len(matrices) >= FEW_BATCHES else _images(random, picks, matrices)
+        )
+        scores.append(score_of(drawn, metric))
+    return np.stack(scores)
+
+
+def _images(random: np.random.RandomState, picks: np.ndarray, matrices: np.ndarray) -> np.ndarray:
+    """Confusion matrices [resamples,C,C] with the images inside each picked batch resampled too."""
+    classes, sizes = matrices.shape[-1], matrices.sum(axis=(1, 2))
+    generator = np.random.default_rng(random.randint(2**31))
+    cells = [generator.multinomial(picks[:, t] * size, matrices[t].reshape(-1) / size) for t, size in enumerate(sizes)]
+    return np.sum(cells, axis=0).reshape(-1, classes, classes)
+
+
+def percentiles(values: np.ndarray) -> tuple[float, float]:
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(values, [tail, 1 - tail])
+    return float(low), float(high)
