@@ -211,7 +211,7 @@ def test_a_table_with_nonsense_is_refused(root: Path) -> None:
     table = root / "data_proc" / "train_bias_0_1.csv"
     good = table.read_text()
     for old, new, words in (
-        ("0.7000", "high", "no number"),
+        ("0.7000", "high", "not a number"),
         ("0.7000", "nan", "not finite"),
         (",0,benign", ",2,benign", "neither 0"),
     ):
@@ -371,7 +371,7 @@ def test_lists_without_images_are_no_set(root: Path) -> None:
 def test_tables_without_any_image_are_refused(root: Path) -> None:
     for name in ("ISIC_2019_Training_Input", "release_v0", "datasets", "PH2Dataset", "PAD-UFES-20"):
         shutil.rmtree(root / name)
-    with pytest.raises(ms.MergestreamError, match="name 80 images of which none lies there"):
+    with pytest.raises(ms.MergestreamError, match="name 80 images, none of which is there"):
         index(root)
 
 

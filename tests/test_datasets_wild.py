@@ -261,8 +261,8 @@ def test_an_image_in_two_class_folders_is_left_out_of_both(tree: Path) -> None:
     index = index_of(tree)
     assert len(index.samples) == 80
     assert [(each.what, each.why) for each in index.left_out] == [
-        ("location_38/cat/1.bmp", "lies in the folders of two classes"),
-        ("location_38/dog/1.bmp", "lies in the folders of two classes"),
+        ("location_38/cat/1.bmp", "is in the folders of two classes"),
+        ("location_38/dog/1.bmp", "is in the folders of two classes"),
     ]
     assert index.images_found == 82
 

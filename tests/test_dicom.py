@@ -264,7 +264,7 @@ def test_a_data_set_shows_dicom_as_the_service_does(tmp_path: Path) -> None:
 def test_what_a_data_set_cannot_take_of_dicom_is_told() -> None:
     several = dataset(numbers("u1", high=256), NumberOfFrames=3)
     several.PixelData = 3 * several.PixelData
-    with pytest.raises(DataError, match="3 frames; a data set has one image a file"):
+    with pytest.raises(DataError, match="3 frames; a data set has one image per file"):
         read_pixels(written(several), "a.dcm")
     with pytest.raises(DataError, match="damaged or cut off"):
         read_pixels(SHOWN["windowed"][:-9], "a.dcm")

@@ -1,4 +1,4 @@
-"""All data sets, in one literal table."""
+"""All data sets in one table."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def list_datasets() -> list[str]:
 
 
 def load_dataset(name: str, root: str | None = None, **options: Any) -> Dataset:
-    """A data set by name; `root` is its folder or zip where it has one. Options: docs/datasets.md."""
+    """Open a data set by name; `root` is its folder or zip, if it has one. Options: docs/datasets.md."""
     return source_of(name).load(root, **options)
 
 
@@ -75,7 +75,7 @@ def source_of(name: str) -> DatasetSource:
 
 
 def file_source_of(name: str) -> FileSource:
-    """A data set that lies on disk; 'phantom' does not."""
+    """The source of a data set on disk, so not of 'phantom'."""
     source = source_of(name)
     if not isinstance(source, FileSource):
         raise InputError(f"'{name}' is generated: there is nothing on disk to verify or to fake.")

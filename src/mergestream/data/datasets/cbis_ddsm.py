@@ -1,4 +1,4 @@
-"""CBIS-DDSM (Lee et al. 2017), as TCIA gives it (DICOM) or as Kaggle does (JPEG): case tables, and files by Subject ID.
+"""CBIS-DDSM (Lee et al. 2017) from TCIA (DICOM) or Kaggle (JPEG): case tables, and files by Subject ID.
 
 A Subject ID names a mammogram, Mass-Training_P_00001_LEFT_CC, or with a number after it one lesion in it. A lesion has
 two files, crop and mask. The tables' paths fit neither copy and swap the two in many rows: only Subject IDs are used.
@@ -44,7 +44,7 @@ def table_name(finding: str, part: str) -> str:
 
 
 def read_cases(root: Root) -> list[CbisLesion]:
-    """All lesions, in the order of the tables; of a finding there must be both tables or none."""
+    """Read all lesions, in the order of the tables; a finding has both tables or none."""
     cases = []
     for finding in FINDINGS:
         if any(root.named(table_name(finding, part)) for part in PARTS):
@@ -55,7 +55,7 @@ def read_cases(root: Root) -> list[CbisLesion]:
 
 
 def _rows(root: Root, path: str) -> list[dict[str, str]]:
-    """Rows whose columns have one spelling: the mass tables say breast_density, the others breast density."""
+    """Rows with normalised column names: the mass tables say breast_density, the others breast density."""
     rows = [{name.lower().replace("_", " "): value for name, value in row.items()} for row in read_csv(root, path)]
     lacking = [name for name in COLUMNS if rows and name not in rows[0]]
     if lacking or not rows:
@@ -69,7 +69,7 @@ def _case(row: dict[str, str], finding: str, part: str, path: str, line: int) ->
     lesion = f"{mammogram}_{row['abnormality id']}"
     if not SUBJECT.fullmatch(lesion) or row["pathology"].upper() not in MALIGNANT:
         raise DataError(
-            f"Row {line} of {path} is no lesion of CBIS-DDSM: patient, side, view and number give '{lesion}', "
+            f"Row {line} of {path} is not a lesion of CBIS-DDSM: patient, side, view and number give '{lesion}', "
             f"and its pathology is '{row['pathology']}'."
         )
     malignant = MALIGNANT[row["pathology"].upper()]
@@ -79,9 +79,9 @@ def _case(row: dict[str, str], finding: str, part: str, path: str, line: int) ->
 
 
 def files_by_subject(root: Root) -> dict[str, list[str]]:
-    """Image files of every Subject ID: from the folders' names, from metadata.csv, or from Kaggle's dicom_info.csv.
+    """Image files by Subject ID, from folder names, metadata.csv or Kaggle's dicom_info.csv.
 
-    A file of no known subject stands under its own path.
+    A file without a subject is listed under its own path.
     """
     files = defaultdict[str, list[str]](list)
     pairs = _jpegs(root) if root.named("dicom_info.csv") else _dicoms(root)
@@ -91,7 +91,7 @@ def files_by_subject(root: Root) -> dict[str, list[str]]:
 
 
 def _dicoms(root: Root) -> list[tuple[str, str]]:
-    """Folders of both styles, UIDs and descriptive names, lie in one that is named by the Subject ID."""
+    """Pairs of Subject ID and file; the ID is the name of an outer folder, or in metadata.csv."""
     tables = [read_csv(root, path, ("Series UID", "Subject ID")) for path in root.named("metadata.csv")]
     by_series = {row["Series UID"]: row["Subject ID"] for table in tables for row in table}
     pairs = []
@@ -114,7 +114,7 @@ def _jpegs(root: Root) -> list[tuple[str, str]]:
 
 
 def crop_of(root: Root, files: list[str]) -> str | None:
-    """The crop among a lesion's files: the smaller image. Where sizes do not tell, the one that is not a mask."""
+    """The crop among a lesion's files: the smallest image or, if sizes are equal, the one that is not a mask."""
     areas = {file: _area(root, file) for file in files}
     if len(files) > 1 and None not in areas.values() and len(set(areas.values())) == len(files):
         return min(files, key=lambda file: areas[file] or 0)
@@ -123,7 +123,7 @@ def crop_of(root: Root, files: list[str]) -> str | None:
 
 
 def _area(root: Root, file: str) -> int | None:
-    """Pixels, from the header alone; None where it cannot be read."""
+    """Number of pixels, from the header; None if it cannot be read."""
     try:
         head = io.BytesIO(root.read(file, first=HEADER))
         if file.lower().endswith(".dcm"):
@@ -132,7 +132,7 @@ def _area(root: Root, file: str) -> int | None:
             return image.width * image.height
     except DataError:
         raise
-    except Exception:  # a damaged file is told of when it is decoded
+    except Exception:  # a damaged file is reported when it is decoded
         return None
 
 
@@ -150,6 +150,6 @@ def _is_mask(root: Root, file: str) -> bool:
     try:
         # Over its own range: a window may leave a dark crop few shades.
         grey = stretched(read_pixels(root.read(file), file)[0].numpy())
-    except Exception:  # a damaged file is told of when it is decoded
+    except Exception:  # a damaged file is reported when it is decoded
         return False
     return float(((grey > 32) & (grey < 223)).mean()) < 0.01

@@ -1,4 +1,4 @@
-"""Derm7pt (Kawahara et al. 2018): each lesion once under the dermoscope and once by a clinical camera."""
+"""Derm7pt (Kawahara et al. 2018): each lesion by a dermoscope and by a clinical camera."""
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -11,13 +11,13 @@ from mergestream.runtime.errors import UnknownNameError
 
 # The lists that Bissoto et al. published, and EPVT tests on: 872 and 839 images.
 ATLAS = {"derm": "atlas-dermato-all.csv", "clinic": "atlas-clinical-all.csv"}
-# MedIMeta's releases call the same two sets by either name.
+# MedIMeta's releases use either name for the same two sets.
 MEDIMETA = {"derm": ("derm7pt_derm", "skinl_derm"), "clinic": ("derm7pt_clinic", "skinl_photo")}
 TASKS = ("Diagnosis", "diagnosis", "Diagnosis grouped")
 
 
 def read_derm7pt(root: Root, kind: str) -> SkinSet | None:
-    """The dermoscopic ('derm') or clinical ('clinic') images, or None where none of the known tables lies there."""
+    """Read the dermoscopic ('derm') or clinical ('clinic') images; None if no known table is there."""
     meta = find_table(root, "meta.csv", ("case_num", "diagnosis", "derm", "clinic"))
     atlas = find_table(root, ATLAS[kind], ("image", "label"))
     if meta:
@@ -36,7 +36,7 @@ def label_of(diagnosis: str) -> int | None:
 
 
 def _release(root: Root, kind: str, meta: SkinTable, atlas: SkinTable | None) -> SkinSet:
-    """meta.csv names images as images/NEL/Nel026.jpg in a case of letters that the disk need not share."""
+    """Read the original release. meta.csv may spell paths in another case than the disk."""
     skin_set = SkinSet(meta.path, as_published=atlas is not None)
     home, files = PurePosixPath(meta.path).parent.parent / "images", {path.lower(): path for path in root.images}
     labels, seen = _atlas_labels(atlas) if atlas else {}, set[str]()
@@ -61,7 +61,7 @@ def _release(root: Root, kind: str, meta: SkinTable, atlas: SkinTable | None) ->
 
 
 def _atlas(root: Root, kind: str, atlas: SkinTable) -> SkinSet:
-    """The lists alone, with the images beside them."""
+    """Read the atlas list alone, with the images next to it."""
     skin_set, beside = SkinSet(atlas.path), str(PurePosixPath(atlas.path).parent)
     files = by_stem(path for path in root.images if path.startswith(f"{beside}/") or beside == ".")
     cases = {row["image"].lower(): row.get("case", "") for row in atlas.rows}
@@ -87,7 +87,7 @@ def _medimeta(root: Root, kind: str, folder: str) -> SkinSet:
 
 
 def _entries(root: Root, folder: str) -> list[MedimetaImage]:
-    """Releases differ in the spelling of the task."""
+    """Read the folder; releases spell the task differently."""
     for task in TASKS[:-1]:
         try:
             return read_medimeta(root, folder, task)

@@ -1,4 +1,4 @@
-"""ISIC 2019 by artefact, melanoma against benign, and four sets that only test (EPVT, Yan et al. 2023)."""
+"""ISIC 2019 by artefact, melanoma against benign, and four sets for testing only (EPVT, Yan et al. 2023)."""
 
 import math
 import re
@@ -26,7 +26,7 @@ CARD = DatasetCard(
     title="ISIC 2019: melanoma or benign, five domains by artefact, four sets outside",
     layout="ISIC_0000000.jpg and so on in any folder with train_bias_0_1.csv, val_bias_0_1.csv, test_bias_0_1.csv or "
     "isic_inferred_wocarcinoma.csv; or EPVT's folders ISIC2019_train/<artefact>/{ben,mel}; ISIC_2019_Training_Metadata"
-    ".csv names the lesions. Beside them, each where it is wanted: release_v0 (Derm7pt) with edraAtlas's lists, "
+    ".csv names the lesions. Optionally next to them: release_v0 (Derm7pt) with edraAtlas's lists, "
     "PH2Dataset, and PAD-UFES-20's metadata.csv with its images",
     licence="ISIC 2019 CC BY-NC 4.0; PAD-UFES-20 CC BY 4.0; Derm7pt and PH2 research only (none checked at the source)",
     source="challenge.isic-archive.com/data (2019, training); tables: github.com/SiyuanYan1/EPVT and "
@@ -51,7 +51,7 @@ THRESHOLD = 0.65
 IMAGE = re.compile(r"ISIC_\d+(_downsampled)?", re.IGNORECASE)
 PART_FOLDER = re.compile(r"ISIC2019_(train|val|test)", re.IGNORECASE)
 PARTS_FROM = (
-    "The parts are told by train_bias_0_1.csv, val_bias_0_1.csv and test_bias_0_1.csv, or by EPVT's folders "
+    "The parts are defined by train_bias_0_1.csv, val_bias_0_1.csv and test_bias_0_1.csv, or by EPVT's folders "
     "ISIC2019_train, ISIC2019_val and ISIC2019_test: put them under the root."
 )
 
@@ -67,7 +67,7 @@ class Scored:
 
 
 def artefact_domain(scores: Mapping[str, float]) -> str:
-    """EPVT's rule: the likeliest of four artefacts if it is likelier than 0.65, else clean; the first one of equals."""
+    """EPVT's rule: the likeliest of four artefacts if above 0.65, else clean; the first one of equals."""
     likeliest = max(ARTEFACTS, key=lambda artefact: scores[artefact])
     return likeliest if scores[likeliest] > THRESHOLD else "clean"
 
@@ -80,7 +80,7 @@ def read(root: Root, *, bias: str = "0_1") -> Index:
         if each and each.samples:
             outside[domain] = each
         elif each:
-            skin_set.left_out.append(LeftOut(each.table, "none of the images that it names lies under the root"))
+            skin_set.left_out.append(LeftOut(each.table, "none of the images that it names is under the root"))
     if not skin_set.samples and not outside:
         raise DataError(_nothing(root, skin_set))
     every = [skin_set, *outside.values()] if skin_set.samples else list(outside.values())
@@ -99,7 +99,7 @@ def read(root: Root, *, bias: str = "0_1") -> Index:
 
 
 def _card(inside: bool, outside: set[str]) -> DatasetCard:
-    """The card with those published counts that belong to exactly the lists that were read."""
+    """The card with the published counts of the lists that were read."""
     counts = {domain: count for domain, count in CARD.counts.items() if domain in outside or domain in DOMAINS}
     if inside:
         return replace(CARD, counts=counts)
@@ -113,7 +113,7 @@ def _outside(root: Root, domain: str) -> SkinSet | None:
 
 
 def _inside(root: Root, bias: str) -> tuple[SkinSet, dict[str, str], bool]:
-    """ISIC itself, the part of each missing file, and whether the published counts can be asked for."""
+    """ISIC itself, the part of each missing file, and whether the published counts apply."""
     files = by_stem(path for path in root.images if IMAGE.fullmatch(PurePosixPath(path).stem))
     tables = _tables(root, bias)
     if not tables:
@@ -128,12 +128,12 @@ def _inside(root: Root, bias: str) -> tuple[SkinSet, dict[str, str], bool]:
         why = "in none of the artefact tables (carcinomas are not)"
         skin_set.left_out += [LeftOut(path, why) for stem, path in files.items() if stem not in named]
     else:
-        skin_set.left_out = [LeftOut(table.path, "none of its images lies under the root") for table in tables.values()]
+        skin_set.left_out = [LeftOut(table.path, "none of its images is under the root") for table in tables.values()]
     return skin_set, parts, bias == "0_1" and None not in tables
 
 
 def _tables(root: Root, bias: str) -> dict[str | None, SkinTable]:
-    """The artefact tables by part; the one table without splits counts where there is no other."""
+    """The artefact tables by part; the table without splits is used if there is no other."""
     columns = ("image", *ARTEFACTS, "label")
     split = {part: find_table(root, f"{part}_bias_{bias}.csv", columns) for part in CARD.parts}
     tables: dict[str | None, SkinTable] = {part: table for part, table in split.items() if table}
@@ -144,14 +144,14 @@ def _tables(root: Root, bias: str) -> dict[str | None, SkinTable]:
 
 
 def scored(table: SkinTable, part: str | None) -> list[Scored]:
-    """The rows of an artefact table: domain by the scores, label as it stands there."""
+    """The rows of an artefact table: domain by the scores, label from the table."""
     rows = []
     for row in table.rows:
         image = row["image"]
         try:
             scores = {artefact: float(row[artefact]) for artefact in ARTEFACTS}
         except ValueError as error:
-            raise DataError(f"{table.path} has a score of {image} that is no number: {error}.") from error
+            raise DataError(f"{table.path} has a score of {image} that is not a number: {error}.") from error
         if not all(map(math.isfinite, scores.values())):
             raise DataError(f"{table.path} has a score of {image} that is not finite: {scores}.")
         rows.append(Scored(image, artefact_domain(scores), binary_label(row["label"], table.path, image), part))
@@ -159,7 +159,7 @@ def scored(table: SkinTable, part: str | None) -> list[Scored]:
 
 
 def _folder_rows(root: Root) -> dict[str, Scored]:
-    """EPVT's ISIC2019_train/<domain>/{ben,mel}: the path tells all."""
+    """Rows from EPVT's folders ISIC2019_train/<domain>/{ben,mel}."""
     rows: dict[str, Scored] = {}
     for path in root.images:
         above, domain, name = ("", "", "", *(part.lower() for part in PurePosixPath(path).parent.parts))[-3:]
@@ -170,7 +170,7 @@ def _folder_rows(root: Root) -> dict[str, Scored]:
 
 
 def _join(root: Root, rows: Iterable[Scored], files: Mapping[str, str], table: str) -> tuple[SkinSet, dict[str, str]]:
-    """Rows with their files, lesions and the challenge's own diagnosis."""
+    """Join rows with their files, lesions and the challenge's own diagnosis."""
     lesions = _column(root, "ISIC_2019_Training_Metadata.csv", "lesion_id")
     melanomas = _column(root, "ISIC_2019_Training_GroundTruth.csv", "MEL")
     skin_set, parts = SkinSet(table), dict[str, str]()
@@ -194,7 +194,7 @@ def _column(root: Root, name: str, column: str) -> dict[str, str]:
 
 
 def _nothing(root: Root, skin_set: SkinSet) -> str:
-    named = f"its tables name {len(skin_set.missing)} images of which none lies there; " if skin_set.missing else ""
+    named = f"its tables name {len(skin_set.missing)} images, none of which is there; " if skin_set.missing else ""
     return (
         f"{root.location} is not a root of 'isic': it should hold the artefact tables (train_bias_0_1.csv or "
         f"{INFERRED}) with the images, EPVT's folders ISIC2019_train/<artefact>/ben, or one of {', '.join(OUTSIDE)}; "

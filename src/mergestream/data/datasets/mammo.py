@@ -77,18 +77,17 @@ def read(root: Root, *, domain: str | None = None, image: str = "crop") -> Index
 def _from_medimeta(root: Root, domain: str | None, image: str) -> Index:
     if image != "crop":
         raise DataError(f"{root.location} is MedIMeta's copy, which has crops only: image='crop'.")
-    entries = [(name, entry) for name in FINDINGS for entry in read_medimeta(root, f"mammo_{name}", "pathology")]
-    samples = []
-    for finding, entry in entries:
-        if entry.names != CLASSES:
-            raise DataError(f"mammo_{finding} in {root.location} has other labels than published: {entry.names}.")
-        samples.append(entry.sample("", entry.subject, subgroups=_subgroups(finding, entry)))  # its domain: see _index
+    samples = [
+        image.sample("", image.subject, subgroups=_subgroups(finding, image))  # _index sets the domain
+        for finding in FINDINGS
+        for image in read_medimeta(root, f"mammo_{finding}", "pathology", CLASSES)
+    ]
     viewed = all(sample.subgroups["view"] != "unknown" for sample in samples)
     return _index(CARD, domain or ("finding_view" if viewed else "finding"), samples)
 
 
-def _subgroups(finding: str, entry: MedimetaImage) -> dict[str, str]:
-    of = {name.lower().replace(" ", "_"): value for name, value in entry.annotations.items()}
+def _subgroups(finding: str, image: MedimetaImage) -> dict[str, str]:
+    of = {name.lower().replace(" ", "_"): value for name, value in image.annotations.items()}
     view, density = of.get("image_view", "").lower(), of.get("breast_density", "")
     return {"density": density or "unknown", "finding": finding, "view": view or "unknown"}
 
@@ -109,7 +108,7 @@ def _from_cbis_ddsm(root: Root, domain: str, image: str) -> Index:
 
 
 def _by_subject(cases: Iterable[CbisLesion], image: str) -> dict[str, list[CbisLesion]]:
-    """The lesions of every image: one for a crop, one or more for a mammogram."""
+    """The lesions of each image: one for a crop, one or more for a mammogram."""
     by_subject: dict[str, list[CbisLesion]] = {}
     for case in cases:
         lesions = by_subject.setdefault(case.lesion if image == "crop" else case.mammogram, [])
@@ -126,7 +125,7 @@ def _sample(subject: str, file: str, lesions: list[CbisLesion]) -> Sample:
 
 
 def _unused(cases: list[CbisLesion], files: dict[str, list[str]], image: str) -> list[LeftOut]:
-    """What lies there but is not an image of a case, in one line a kind: there are thousands."""
+    """Files that are not images of a lesion, one line per kind since there are thousands."""
     lesions, mammograms = {case.lesion for case in cases}, {case.mammogram for case in cases}
     unnamed = [subject for subject in files if subject not in lesions | mammograms]
     other = mammograms if image == "crop" else lesions
@@ -147,7 +146,7 @@ def _index(
     *,
     whole: bool = True,
 ) -> Index:
-    """Samples put into their domains; those of none, such as a density outside 1 to 4, are left out."""
+    """Put samples into their domains; those without one, such as a density outside 1 to 4, are left out."""
     placed = [replace(sample, domain=NAME[domain](dict(sample.subgroups))) for sample in samples]
     used = tuple(sample for sample in placed if sample.domain in DOMAINS[domain])
     strangers = [LeftOut(s.file, f"its {domain} is {s.domain}") for s in placed if s.domain not in DOMAINS[domain]]

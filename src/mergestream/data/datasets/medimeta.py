@@ -1,4 +1,4 @@
-"""MedIMeta (Woerner et al. 2024): one folder a data set, the same format for all of them."""
+"""MedIMeta (Woerner et al. 2024): one folder per data set, in one common format."""
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ SOURCE = "zenodo.org/records/7884735 (doi 10.5281/zenodo.7884735), one zip per f
 
 @dataclass(frozen=True)
 class MedimetaImage:
-    """One image of a MedIMeta folder. `array` is None where `file` is the image itself."""
+    """One image of a MedIMeta folder. `array` is None if `file` is the image itself."""
 
     id: str  # folder and number: organs_axial/000123
     file: str
@@ -32,7 +32,7 @@ class MedimetaImage:
     label: int
     names: tuple[str, ...]  # of all labels of the task, from info.yaml
     part: str | None  # train, val or test
-    annotations: Mapping[str, str]  # its row of annotations.csv; empty where there is none
+    annotations: Mapping[str, str]  # its row of annotations.csv, or empty
 
     def sample(self, domain: str, group: str | None, **other: Any) -> Sample:
         """The image as a sample of a data set; `other` replaces its fields."""
@@ -41,12 +41,12 @@ class MedimetaImage:
 
     @property
     def subject(self) -> str | None:
-        """The patient or scan, where annotations.csv has a column that names one."""
+        """The patient or scan, if annotations.csv has a column that names one."""
         return next((value for name, value in self.annotations.items() if SUBJECT.fullmatch(name) and value), None)
 
 
 def find_medimeta(root: Root, folder_name: str) -> str | None:
-    """Where a MedIMeta folder lies under a root: by its name, else by the id in its info.yaml."""
+    """Find a MedIMeta folder under a root by its name, else by the id in its info.yaml."""
     homes = [PurePosixPath(path).parent for path in root.named("info.yaml")]
     matches = [home for home in homes if home.name.lower() == folder_name.lower()]
     matches = matches or [home for home in homes if _info(root, str(home)).get("id") == folder_name]
@@ -55,10 +55,12 @@ def find_medimeta(root: Root, folder_name: str) -> str | None:
     return str(matches[0]) if matches else None
 
 
-def read_medimeta(root: Root, folder_name: str, task: str) -> list[MedimetaImage]:
-    """All images of one MedIMeta folder, by number, with their labels for one task.
+def read_medimeta(
+    root: Root, folder_name: str, task: str, classes: tuple[str, ...] | None = None
+) -> list[MedimetaImage]:
+    """Read the images of one MedIMeta folder, by number, with their labels for one task.
 
-    Images are images/000123.tiff or, where there is no such folder, rows of images.hdf5. The label of image 123 is the
+    Images are images/000123.tiff or, without such a folder, rows of images.hdf5. The label of image 123 is the
     123rd of task_labels/<task>.npy, and splits/{train,val,test}.txt say which part it belongs to.
     """
     home = find_medimeta(root, folder_name)
@@ -68,6 +70,8 @@ def read_medimeta(root: Root, folder_name: str, task: str) -> list[MedimetaImage
             f"it holds {root.glance()}."
         )
     names = _label_names(root, home, task)
+    if classes is not None and names != classes:
+        raise DataError(f"{folder_name} in {root.location} has other labels than published: {names}.")
     labels = _labels(root, _inside(home, "task_labels", f"{task}.npy"), names)
     places = _places(root, home, len(labels))
     parts, annotations = _parts(root, home, len(labels)), _annotations(root, home)
@@ -107,7 +111,7 @@ def _labels(root: Root, path: str, names: tuple[str, ...]) -> list[int]:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(f"{path} in {root.location} should hold one number an image: {labels.dtype} {labels.shape}.")
+        raise DataError(f"{path} in {root.location} should hold one number per image: {labels.dtype} {labels.shape}.")
     if labels.size and not 0 <= labels.min() <= labels.max() < len(names):
         raise DataError(
             f"{path} in {root.location} has labels from {labels.min()} to {labels.max()}; "
@@ -136,7 +140,7 @@ def _places(root: Root, home: str, count: int) -> list[tuple[str, str | None, in
 
 
 def _parts(root: Root, home: str, count: int) -> dict[int, str]:
-    """The part of every image that the publisher's split files name."""
+    """The part of each image that the split files name."""
     parts: dict[int, str] = {}
     for part in PARTS:
         path = _inside(home, "splits", f"{part}.txt")

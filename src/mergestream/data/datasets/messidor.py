@@ -24,11 +24,11 @@ CARD = DatasetCard(
     total=1187,
     views=("hflip", "vflip"),
     notes="1,200 images; 1,187 with the publisher's errata, which are applied unless errata=False: four grades are "
-    "corrected and 13 copies in Base33 left out. Images per hospital are not published here: 400 each is said, before "
-    "the errata, but not verified. No patient is named. The black border is cut.",
+    "corrected and 13 copies in Base33 left out. Images per hospital are not published here: 400 each before the "
+    "errata is quoted, not verified. Patients are not named. The black border is cropped.",
 )
 
-# The departments as the tables write them, or what is left of them after a wrong encoding.
+# Parts of the departments' names in the tables that survive a wrong encoding.
 DEPARTMENTS = {"lariboisi": "Lariboisière", "tienne": "St Etienne", "brest": "Brest"}
 COLUMNS = ("Image name", "Ophthalmologic department", "Retinopathy grade")
 ANNOTATION = re.compile(r"annotation[ _-]*(base\d\d)\.(xlsx?|csv)", re.IGNORECASE)
@@ -86,7 +86,7 @@ def read(root: Root, *, errata: bool = True) -> Index:
 
 
 def department(text: str, table: str = "the table") -> str:
-    """The hospital that a department's name means, whatever became of its accents."""
+    """The hospital of a department, whatever happened to its accents."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     for part, name in DEPARTMENTS.items():
         if part in plain:
@@ -107,7 +107,7 @@ def _grade(text: str, row: dict[str, str], table: str) -> int:
 
 
 def _annotations(root: Root) -> dict[str, str]:
-    """The annotation table of every Base that lies there."""
+    """The annotation table of each Base that is there."""
     tables: dict[str, str] = {}
     for path in root.files:
         match = ANNOTATION.fullmatch(PurePosixPath(path).name)
@@ -126,7 +126,7 @@ def _annotations(root: Root) -> dict[str, str]:
 
 
 class _Images:
-    """Images by Base and name, or by name alone where they lie flat."""
+    """Images by Base and name, or by name alone in a flat folder."""
 
     def __init__(self, root: Root) -> None:
         self.all = [path for path in root.images if TAKEN.fullmatch(PurePosixPath(path).stem) or _base_of(path)]
@@ -142,6 +142,6 @@ class _Images:
 
 
 def _base_of(path: str) -> str:
-    """The Base whose folder an image lies in, '' for none."""
+    """The Base whose folder holds an image, '' for none."""
     folders: Iterable[str] = reversed(PurePosixPath(path).parent.parts)
     return next((folder.capitalize() for folder in folders if BASE.fullmatch(folder)), "")

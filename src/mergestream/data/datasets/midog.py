@@ -10,7 +10,7 @@ from mergestream.data.datasets.roots import Root, by_stem
 from mergestream.runtime.errors import DataError, unknown_name
 
 TABLE = "MIDOG25_Atypical_Classification_Train_Set.csv"
-# What a domain may be, and its column.
+# Kinds of domain, and their columns.
 KINDS = {"tumor": "Tumor", "scanner": "Scanner", "origin": "Origin", "species": "Species"}
 COLUMNS = ("image_id", "filename", "coordinateX", "coordinateY", *KINDS.values(), "majority")
 TYPOS = {"Hamammatsu XR": "Hamamatsu XR"}
@@ -44,7 +44,7 @@ CARD = DatasetCard(
     group="slide",
     subgroups=tuple(KINDS),
     notes="Option: domain='tumor', 'scanner', 'origin' or 'species'. Every tumour but human breast cancer has one "
-    "scanner, so tumour and scanner cannot be told apart. 85 % are NMF: read balanced accuracy, not accuracy.",
+    "scanner, so tumour and scanner cannot be separated. 85 % are NMF: read balanced accuracy, not accuracy.",
 )
 
 
@@ -55,7 +55,7 @@ def read(root: Root, *, domain: str = "tumor") -> Index:
     there = by_stem(root.images)
     samples, left_out, missing = [], [], []
     for image, rows in _by_image(read_csv(root, table, COLUMNS), table).items():
-        # Some copies keep `8925.png` as a .webp.
+        # Some copies store `8925.png` as .webp.
         path = there.pop(PurePosixPath(image).stem.lower(), None)
         if len(rows) > 1:
             left_out += [LeftOut(path, f"its rows in the CSV differ: {_cells(rows)}")] if path else []
@@ -77,7 +77,7 @@ def read(root: Root, *, domain: str = "tumor") -> Index:
 
 
 def _by_image(rows: Rows, table: str) -> dict[str, Rows]:
-    """The distinct rows of every image, in the order of the table."""
+    """The distinct rows of each image, in the order of the table."""
     rows_by_image: defaultdict[str, Rows] = defaultdict(list)
     for number, row in enumerate(rows, start=2):
         used = {column: TYPOS.get(row[column], row[column]) for column in COLUMNS}

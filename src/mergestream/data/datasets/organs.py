@@ -6,7 +6,6 @@ from mergestream.data.datasets.dataset_card import DatasetCard
 from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.medimeta import LICENCE, PARTS, SOURCE, MedimetaImage, read_medimeta
 from mergestream.data.datasets.roots import Root
-from mergestream.runtime.errors import DataError
 
 PLANES = ("axial", "coronal", "sagittal")
 TASK = "organ label"
@@ -49,15 +48,11 @@ CARD = DatasetCard(
 
 
 def read(root: Root) -> Index:
-    samples = []
-    for plane in PLANES:
-        for entry in read_medimeta(root, f"organs_{plane}", TASK):
-            if entry.names != CARD.classes:
-                raise DataError(f"organs_{plane} in {root.location} has other labels than published: {entry.names}.")
-            samples.append(entry.sample(plane, _scan(entry)))
+    folders = {plane: read_medimeta(root, f"organs_{plane}", TASK, CARD.classes) for plane in PLANES}
+    samples = [image.sample(plane, _scan(image)) for plane, images in folders.items() for image in images]
     return Index(CARD, CARD.classes, CARD.domains, tuple(samples))
 
 
-def _scan(entry: MedimetaImage) -> str | None:
-    """volume-12 or test-volume-3: the slices of one scan name the volume that they were cut from."""
-    return entry.subject or PurePosixPath(entry.annotations.get("original_filepath", "")).stem or None
+def _scan(image: MedimetaImage) -> str | None:
+    """The volume that a slice was cut from, such as volume-12 or test-volume-3."""
+    return image.subject or PurePosixPath(image.annotations.get("original_filepath", "")).stem or None

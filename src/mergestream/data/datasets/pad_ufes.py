@@ -15,7 +15,7 @@ CARCINOMAS = {"ACK": "actinic keratosis", "BCC": "basal cell carcinoma", "SCC": 
 
 
 def read_pad_ufes(root: Root) -> SkinSet | None:
-    """Nevi, seborrhoeic keratoses and melanomas: 244, 235 and 52. The rest is left out, as EPVT does."""
+    """Read nevi, seborrhoeic keratoses and melanomas: 244, 235 and 52. The rest is left out, as in EPVT."""
     tables = (find_table(root, name, COLUMNS) for name in TABLES)
     table = next((table for table in tables if table), None)
     if table is None:

@@ -15,7 +15,7 @@ DIAGNOSES = ("Common Nevus", "Atypical Nevus", "Melanoma")  # 0, 1 and 2 in the 
 
 
 def read_ph2(root: Root) -> SkinSet | None:
-    """By PH2_dataset.txt, PH2_dataset.xlsx or ph2.csv, which agree; the first needs no library."""
+    """Read PH2 by PH2_dataset.txt, PH2_dataset.xlsx or ph2.csv, which agree; the first needs no library."""
     for name, labels_of in {"PH2_dataset.txt": _text_labels, "PH2_dataset.xlsx": _sheet_labels}.items():
         if paths := root.named(name):
             return _skin_set(root, paths[0], labels_of(root, paths[0]))
@@ -37,7 +37,7 @@ def _skin_set(root: Root, table: str, labels: dict[str, int]) -> SkinSet:
 
 
 def _dermoscopic(root: Root) -> dict[str, str]:
-    """The images themselves; masks of lesion and colours lie beside them."""
+    """The images by stem, without the masks of lesion and colours next to them."""
     named = [path for path in root.images if IMAGE.fullmatch(PurePosixPath(path).stem)]
     published = [path for path in named if PurePosixPath(path).parent.name.lower().endswith("_dermoscopic_image")]
     return by_stem(published or named)

@@ -113,10 +113,6 @@ class Root:
         shown = ", ".join(top[:6]) + (", …" if len(top) > 6 else "")
         return shown or "no files"
 
-    def close(self) -> None:
-        for archive in self._zips.values():
-            archive.close()
-
     def _list_folder(self) -> None:
         for current, folders, names in os.walk(self.location, followlinks=True, onerror=_refuse):
             here = Path(current)

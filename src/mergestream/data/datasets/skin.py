@@ -1,4 +1,4 @@
-"""What the skin sets share: two classes, and what was found of one of them under a common root."""
+"""What the skin data sets share: two classes, their tables, and the samples of one of them."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ BENIGN, MELANOMA = range(2)
 
 @dataclass
 class SkinSet:
-    """Samples of one set, and what else its table names. `as_published`: read by the list that the counts are of."""
+    """Samples of one set, and what else its table names. `as_published`: the published counts are of this list."""
 
     table: str
     samples: list[Sample] = field(default_factory=list)
@@ -24,12 +24,14 @@ class SkinSet:
 
 @dataclass(frozen=True)
 class SkinTable:
+    """A CSV file and its rows."""
+
     path: str
     rows: Rows
 
 
 def find_table(root: Root, name: str, columns: tuple[str, ...]) -> SkinTable | None:
-    """The CSV of this name that has these columns. Copies do no harm; two that differ are refused."""
+    """Find the CSV of this name with these columns. Identical copies are fine; two that differ are an error."""
     tables = [SkinTable(path, read_csv(root, path)) for path in root.named(name)]
     tables = [table for table in tables if table.rows and set(columns) <= set(table.rows[0])]
     for other in tables[1:]:

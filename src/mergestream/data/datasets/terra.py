@@ -34,7 +34,7 @@ CARD = DatasetCard(
 
 @dataclass
 class _Image:
-    """What all annotation files together say of one image."""
+    """What all annotation files say about one image."""
 
     name: str
     locations: set[str] = field(default_factory=set)
@@ -57,7 +57,7 @@ def read(root: Root) -> Index:
 
 
 def _without_copies(root: Root, index: Index) -> Index:
-    """The tree without images that lie in two class folders of one location."""
+    """The tree without images that are in two class folders of one location."""
     alike = defaultdict(list)
     for sample in index.samples:
         alike[sample.domain, PurePosixPath(sample.file).name, root.stamp(sample.file)[0]].append(sample)
@@ -66,7 +66,7 @@ def _without_copies(root: Root, index: Index) -> Index:
     contents = [(sample, root.read(sample.file)) for group in several for sample in group]
     times = Counter((sample.domain, content) for sample, content in contents)
     copies = {sample.file for sample, content in contents if times[sample.domain, content] > 1}
-    left_out = [LeftOut(path, "lies in the folders of two classes") for path in sorted(copies)]
+    left_out = [LeftOut(path, "is in the folders of two classes") for path in sorted(copies)]
     samples = tuple(sample for sample in index.samples if sample.file not in copies)
     return replace(index, samples=samples, left_out=(*index.left_out, *left_out))
 
@@ -79,9 +79,9 @@ def _read_annotated(root: Root, files: list[str]) -> Index:
     for image in sorted(images.values(), key=lambda i: (i.taken or "", i.burst or "", i.frame, i.name)):
         stem = PurePosixPath(image.name).stem
         path = there.pop(stem.lower(), None)
-        why_not, conflict = _why_not(image), _conflict(image)
-        if why_not:
-            unused[why_not] += path is not None
+        outside, conflict = _outside_protocol(image), _conflict(image)
+        if outside:
+            unused[outside] += path is not None
         elif conflict:
             left_out += [LeftOut(path, conflict)] if path else []
         elif path is None:
@@ -95,15 +95,15 @@ def _read_annotated(root: Root, files: list[str]) -> Index:
     return Index(CARD, CARD.classes, CARD.domains, tuple(samples), tuple(left_out), tuple(missing))
 
 
-def _why_not(image: _Image) -> str | None:
-    """Why the protocol does not want an image: most of what LILA publishes."""
+def _outside_protocol(image: _Image) -> str | None:
+    """Why an image is not part of the protocol, which holds for most of what LILA publishes."""
     if not _domains(image):
         return "taken at other locations than the four"
     return None if _classes(image) else "show none of the ten classes"
 
 
 def _conflict(image: _Image) -> str | None:
-    """Why an image that the protocol wants cannot be used."""
+    """Why an image of the protocol cannot be used."""
     if len(image.locations) > 1:
         return f"listed at the locations {' and '.join(sorted(image.locations))}"
     classes = _classes(image)
@@ -124,7 +124,7 @@ def _sample(id_: str, path: str, image: _Image) -> Sample:
 
 
 def _listed(root: Root, files: list[str]) -> tuple[dict[Any, _Image], int]:
-    """All images of all annotation files by id, and how many annotations are of none of them."""
+    """All images of all annotation files by id, and the number of annotations without an image."""
     images: dict[Any, _Image] = {}
     shown: defaultdict[Any, list[str]] = defaultdict(list)
     for path in files:
@@ -150,7 +150,7 @@ def _parsed(root: Root, path: str) -> dict[str, Any]:
 
 
 def _collect(content: dict[str, Any], images: dict[Any, _Image], shown: dict[Any, list[str]]) -> None:
-    """Add what one annotation file says; an image may be in several."""
+    """Add the content of one annotation file; an image may be in several."""
     names = {category["id"]: category["name"] for category in content["categories"]}
     for entry in content["images"]:
         image = images.setdefault(entry["id"], _Image(str(entry["file_name"])))
@@ -165,7 +165,7 @@ def _collect(content: dict[str, Any], images: dict[Any, _Image], shown: dict[Any
 
 
 def _time(text: Any) -> str | None:
-    """A time that sorts as text; None where there is none that can be read."""
+    """A time that sorts as text; None if it cannot be read."""
     try:
         return datetime.fromisoformat(str(text)).isoformat()
     except ValueError:

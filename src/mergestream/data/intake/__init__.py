@@ -1,4 +1,4 @@
-"""Bytes of an untrusted client -> uint8 pictures, within limits."""
+"""Bytes from untrusted clients -> uint8 pictures, within limits."""
 
 from mergestream.data.intake.limits import Allowance, Limits
 from mergestream.data.intake.pictures import DicomSource, Picture, sha256_of_pixels, stack

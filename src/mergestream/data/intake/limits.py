@@ -1,4 +1,4 @@
-"""How much one request may cost: limits, and what is left of them while files are read."""
+"""Limits of one request, and what is left of them while its files are read."""
 
 import time
 from dataclasses import asdict, dataclass, fields
@@ -12,14 +12,14 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """What may come in. All are checked before memory is taken for what a header claims."""
+    """Limits on input. All are checked before memory is taken for what a header claims."""
 
     file_bytes: int = 64 * MEBIBYTE  # of a file as received, and of a deflated DICOM data set once inflated
     header_elements: int = 50_000  # elements of a DICOM file, and items of its sequences
     pixels: int = 1 << 25  # of an image: 33.5 million, more than a full-field mammogram
     frames: int = 256  # of a DICOM file
     images: int = 256  # of a request
-    decoded_bytes: int = 512 * MEBIBYTE  # of a request, three a pixel
+    decoded_bytes: int = 512 * MEBIBYTE  # of a request, three per pixel
     seconds: float = 20.0  # to decode a file
 
     def __post_init__(self) -> None:
@@ -29,7 +29,7 @@ class Limits:
 
 
 class Allowance:
-    """What is left of a request's limits. One for each request, used by one thread."""
+    """What is left of a request's limits. One per request, used by one thread."""
 
     def __init__(self, limits: Limits, images: int | None = None, decoded_bytes: int | None = None) -> None:
         self.limits = limits
@@ -49,11 +49,11 @@ class Allowance:
         self._deadline = time.monotonic() + self.limits.seconds
 
     def take(self, images: int, height: int, width: int) -> None:
-        """Set room aside for images of one size, before they are decoded."""
+        """Reserve room for images of one size before they are decoded."""
         if height * width > self.limits.pixels:
-            raise IntakeError("too_large", f"An image may have {self.limits.pixels:,} pixels, and this one has more.")
+            raise IntakeError("too_large", f"An image may have {self.limits.pixels:,} pixels; this one has more.")
         if images > self._images:
-            raise IntakeError("too_many", f"A request may hold {self.limits.images:,} images, and this one has more.")
+            raise IntakeError("too_many", f"A request may hold {self.limits.images:,} images; this one has more.")
         if images * height * width * 3 > self._bytes:
             mebibytes = self.limits.decoded_bytes / MEBIBYTE
             raise IntakeError("too_large", f"All images of a request may take {mebibytes:,.0f} MiB; these take more.")
@@ -61,7 +61,7 @@ class Allowance:
         self._bytes -= images * height * width * 3
 
     def seconds_left(self) -> float:
-        """Time until the file must be decoded; none left is a refusal."""
+        """Time left to decode the file; raises if there is none."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise too_slow(self.limits)
@@ -69,4 +69,4 @@ class Allowance:
 
 
 def too_slow(limits: Limits) -> IntakeError:
-    return IntakeError("too_slow", f"Decoding the file took longer than the {limits.seconds:g} s that are allowed.")
+    return IntakeError("too_slow", f"Decoding the file took longer than the allowed {limits.seconds:g} s.")

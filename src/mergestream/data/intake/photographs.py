@@ -1,4 +1,4 @@
-"""PNG, JPEG, TIFF, BMP and WebP -> uint8 [3,H,W], by the same reading of pixels as the data sets'."""
+"""PNG, JPEG, TIFF, BMP and WebP -> uint8 [3,H,W], with the same pixels as in the data sets."""
 
 import io
 import warnings
@@ -13,15 +13,15 @@ from mergestream.data.intake.refusals import IntakeError
 from mergestream.data.intake.shades import image_pixels
 from mergestream.runtime.errors import DataError
 
-# Deflate's best: a PNG that claims more pixels than this allows has not got them.
+# Deflate's highest ratio: a PNG that claims more pixels than this allows does not contain them.
 MOST_DEFLATED = 1032
-# A camera writes about ten. libjpeg goes over the whole image for each, however short it is.
+# A camera writes about ten. libjpeg passes over the whole image for each, however short it is.
 MOST_SCANS = 32
 TILE_WIDTH, TILE_HEIGHT = 322, 323
 
 
 def read_photograph(data: bytes, format_name: str, allowance: Allowance) -> np.ndarray:
-    """Pixels of one image; `format_name` is Pillow's, found by the first bytes."""
+    """Decode one image; `format_name` is Pillow's name of the format."""
     try:
         return _decoded(data, format_name, allowance)
     except Image.DecompressionBombError:
@@ -33,21 +33,21 @@ def read_photograph(data: bytes, format_name: str, allowance: Allowance) -> np.n
     except DataError:
         raise IntakeError("damaged", "The image holds numbers that are not finite.") from None
     except Exception:  # a decoder may raise anything on a damaged file, and quote it
-        raise IntakeError("damaged", f"The {format_name} image is damaged or cut off, and cannot be decoded.") from None
+        raise IntakeError("damaged", f"The {format_name} image is damaged or cut off.") from None
 
 
 @cache
 def _keep_pillow_silent() -> None:
-    """It warns of each strange number in a file; a client could fill the service's log with them."""
+    """Pillow warns of each strange number in a file; a client could fill the service's log."""
     warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
 
 
 def _decoded(data: bytes, format_name: str, allowance: Allowance) -> np.ndarray:
     _keep_pillow_silent()
-    if format_name == "WEBP":  # Pillow takes memory for it when it opens it
+    if format_name == "WEBP":  # Pillow takes memory for it on opening
         _require_size(*_webp_size(data), allowance)
     if format_name == "JPEG" and data.count(b"\xff\xda") > MOST_SCANS:
-        raise IntakeError("too_large", f"A JPEG image may have {MOST_SCANS} scans, and this one has more.")
+        raise IntakeError("too_large", f"A JPEG image may have {MOST_SCANS} scans; this one has more.")
     with Image.open(io.BytesIO(data), formats=[format_name]) as image:
         _require_single(image, format_name)
         _require_size(image.width, image.height, allowance)
@@ -62,11 +62,11 @@ def _decoded(data: bytes, format_name: str, allowance: Allowance) -> np.ndarray:
 def _require_size(width: int, height: int, allowance: Allowance) -> None:
     if width * height > allowance.limits.pixels:
         most = allowance.limits.pixels
-        raise IntakeError("too_large", f"An image may have {most:,} pixels, and this one has more.")
+        raise IntakeError("too_large", f"An image may have {most:,} pixels; this one has more.")
 
 
 def _require_single(image: Image.Image, format_name: str) -> None:
-    """Which of several images is meant, nobody can know. A camera's JPEG may carry a preview, which is not one."""
+    """Refuse a file of several images. A camera's JPEG may carry a preview, which does not count."""
     if format_name == "JPEG":
         return
     try:
@@ -77,7 +77,7 @@ def _require_single(image: Image.Image, format_name: str) -> None:
 
 
 def _require_small_tiles(image: Any, allowance: Allowance) -> None:
-    """libtiff takes memory for a whole tile, which may be larger than the image."""
+    """Check the tile size: libtiff takes memory for a whole tile, which may be larger than the image."""
     width, height = (image.tag_v2.get(tag, 1) for tag in (TILE_WIDTH, TILE_HEIGHT))
     _require_size(int(width), int(height), allowance)
 

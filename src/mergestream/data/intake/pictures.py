@@ -1,4 +1,4 @@
-"""One decoded image with the hashes that the audit log keeps of it, and pictures of any sizes as one batch."""
+"""A decoded image with the hashes for the audit log, and pictures of any size as one batch."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from mergestream.runtime.errors import InputError
 
 @dataclass(frozen=True, repr=False)
 class DicomSource:
-    """Which DICOM object a picture came from. It points to a patient: for the caller's answer, never for a log."""
+    """The DICOM object that a picture came from. It identifies a patient, so it is never logged."""
 
     sop_class_uid: str
     sop_instance_uid: str
@@ -32,7 +32,7 @@ class Picture:
     pixels: np.ndarray = field(repr=False)
     sha256: str
     pixels_sha256: str
-    frame: int | None = None  # from 1, where the file holds several images
+    frame: int | None = None  # from 1, if the file holds several images
     source: DicomSource | None = field(default=None, repr=False)
 
 
@@ -51,15 +51,15 @@ def sha256_of_pixels(pixels: np.ndarray) -> str:
 def stack(
     pictures: Sequence[Picture], preprocessing: Preprocessing | None, device: str | torch.device = "cpu"
 ) -> Tensor:
-    """uint8 [B,3,S,S] of pictures of any sizes, each resized as `pool.prepare` would resize it alone.
+    """Stack pictures of any size to uint8 [B,3,S,S], each resized as `pool.prepare` would resize it alone.
 
-    `device` is the pool's: a GPU rounds a resized pixel differently, and answers must equal the Python interface's.
+    `device` is the pool's: a GPU rounds resized pixels differently, and answers must equal those of the Python API.
     """
     if not pictures:
         raise InputError("The batch is empty; skip it, or wait for images.")
     if preprocessing is None:
         raise InputError(
-            "This pool does not say how pixels are prepared for its network, so images cannot be served. "
+            "This pool has no preprocessing, so images cannot be served. "
             "Save it with preprocessing=mergestream.Preprocessing(size=…)."
         )
     images = [torch.from_numpy(picture.pixels).to(device)[None] for picture in pictures]

@@ -1,4 +1,4 @@
-"""Bytes of a client -> pictures. What they are is found from the bytes alone, never from a name or a content type."""
+"""Bytes from a client -> pictures. The bytes decide on the format, never a file name or content type."""
 
 import hashlib
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ PHOTOGRAPHS = {
     b"BM": "BMP",
 }
 KNOWN = "PNG, JPEG, TIFF, BMP, WebP, DICOM or NumPy (.npy)"
-# The first element of a DICOM data set: group 2 or 8, and an element that stands there.
+# The first element of a DICOM data set: one of group 2 or 8.
 BARE_DICOM = tuple(
     group + element for group in (b"\x02\0", b"\x08\0") for element in (b"\0\0", b"\1\0", b"\5\0", b"\x08\0")
 )
@@ -35,14 +35,14 @@ HINTS = {
 
 
 def read_upload(data: bytes, limits: Limits, allowance: Allowance | None = None) -> list[Picture]:
-    """The pictures in one file. `allowance` is what its request has left, where it sends several."""
+    """Read the pictures of one file. `allowance` is what is left of its request's limits."""
     allowance = allowance or Allowance(limits)
     allowance.next_file()
     if not data:
         raise IntakeError("empty", "The file is empty.")
     if len(data) > limits.file_bytes:
         mebibytes = limits.file_bytes / MEBIBYTE
-        raise IntakeError("too_large", f"A file may have {mebibytes:,.1f} MiB, and this one has more.")
+        raise IntakeError("too_large", f"A file may have {mebibytes:,.1f} MiB; this one has more.")
     if data[128:132] == b"DICM":  # first: a preamble may look like the start of a TIFF file
         return read_dicom(data, allowance)
     sha256 = hashlib.sha256(data).hexdigest()
@@ -53,7 +53,7 @@ def read_upload(data: bytes, limits: Limits, allowance: Allowance | None = None)
 
 
 def read_uploads(files: Iterable[bytes], limits: Limits) -> list[Picture]:
-    """The pictures of all files of a request, in order, within one set of limits. An error says which file it was."""
+    """Read all files of a request, in order, within one set of limits. An error carries the file's position."""
     allowance, pictures = Allowance(limits), list[Picture]()
     for position, data in enumerate(files):
         try:
@@ -73,4 +73,4 @@ def _photograph_format(data: bytes) -> str:
         if data.startswith(magic):
             return name
     hint = next((hint for magic, hint in HINTS.items() if data.startswith(magic)), f"Send {KNOWN}.")
-    raise IntakeError("unsupported_format", f"The bytes are in no format that is read here. {hint}")
+    raise IntakeError("unsupported_format", f"The format of the bytes is not supported. {hint}")

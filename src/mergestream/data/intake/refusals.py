@@ -1,4 +1,4 @@
-"""What may be wrong with bytes from a client: one table of stable codes, one error."""
+"""Why bytes from a client are refused: a table of stable codes, and the error."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from mergestream.runtime.errors import InputError
 
 
 class Refusal(NamedTuple):
-    """A kind of refusal: the HTTP status that fits it, and what it means."""
+    """A kind of refusal: its HTTP status and its meaning."""
 
     status: int
     meaning: str
@@ -28,7 +28,7 @@ REFUSALS = {
 
 
 class IntakeError(InputError):
-    """Bytes that are refused: a stable code and a sentence, in which nothing that the client sent is quoted."""
+    """Refused input: a stable code and a sentence that quotes nothing of what the client sent."""
 
     def __init__(self, code: str, sentence: str) -> None:
         super().__init__(sentence)

@@ -1,4 +1,4 @@
-"""Decoded images of any depth -> uint8: by the same rule for the images that experts learn from and those they see."""
+"""Decoded images of any bit depth -> uint8, by one rule for training and serving."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from mergestream.runtime.errors import DataError
 
 
 def image_pixels(image: Any) -> np.ndarray:
-    """uint8 [3,H,W] of an image that Pillow has opened."""
+    """Convert an image opened by Pillow to uint8 [3,H,W]."""
     deep = image.mode in ("I", "F") or image.mode.startswith("I;")
     return three_channels(stretched(np.asarray(image)) if deep else np.array(image.convert("RGB")))
 
@@ -21,16 +21,16 @@ def three_channels(pixels: np.ndarray) -> np.ndarray:
 
 
 def stretched(values: np.ndarray) -> np.ndarray:
-    """Any numbers -> uint8, the lowest to black and the highest to white."""
+    """Map any numbers to uint8, the lowest to black and the highest to white."""
     return by_levels(values, _stretched)
 
 
-# As many levels as 16 bits have: a table of them is small beside an image.
+# The levels of 16 bits: a table of them is small compared with an image.
 MOST_LEVELS = 1 << 16
 
 
 def by_levels(values: np.ndarray, shade: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """`shade` of every value, worked out once for each level that occurs: floats of a whole image would be large."""
+    """Apply `shade` to every value, computed once per level that occurs, to avoid a float copy of the image."""
     if not np.issubdtype(values.dtype, np.integer) or not values.size:
         return shade(values)
     low, span = int(values.min()), int(values.max()) - int(values.min()) + 1
@@ -39,7 +39,7 @@ def by_levels(values: np.ndarray, shade: Callable[[np.ndarray], np.ndarray]) -> 
     places = (values - np.asarray(low, dtype=values.dtype)).view(f"u{values.dtype.itemsize}").ravel()
     parts = [slice(start, start + MOST_LEVELS) for start in range(0, len(places), MOST_LEVELS)]
     occurs = np.zeros(span, dtype=bool)
-    for part in parts:  # in parts, as NumPy widens what it looks up by
+    for part in parts:  # in parts, since NumPy copies the indices as 64-bit integers
         occurs[places[part]] = True
     levels = np.flatnonzero(occurs)
     shades = shade(levels + low)

@@ -27,7 +27,7 @@ def write_picture(path: Path, pixels: np.ndarray) -> None:
 
 
 def encoded(pixels: np.ndarray, suffix: str) -> bytes:
-    """A picture's file content in the format of an ending such as '.png'."""
+    """Encode a picture in the format of an ending such as '.png'."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, FORMATS[suffix])
     return buffer.getvalue()

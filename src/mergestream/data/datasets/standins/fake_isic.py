@@ -50,7 +50,7 @@ def _write_isic_2019(folder: Path) -> None:
                     write_picture(inside / f"{image}.jpg", picture(domain, label, number))
                     tables[part].append(f"{number},{image},{_scores(domain, n)},{label},{_word(label)}")
                     truth.append(f"{image},{label}.0,{1 - label}.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0")
-                    # Two images a lesion; the last lesion of a class is not named.
+                    # Two images per lesion; the last lesion of a class is not named.
                     lesion = "" if n == each - 1 else f"HAM_{number - n % 2:07d}"
                     metadata.append(f"{image},55.0,anterior torso,{lesion},female")
                     number += 1
@@ -111,7 +111,7 @@ def _write_derm7pt(folder: Path) -> None:
 
 
 def _write_ph2(folder: Path) -> None:
-    """A folder an image, with the masks of the lesion and of a colour beside it."""
+    """A folder per image, with the masks of the lesion and of a colour."""
     text = [
         "||   Name || Histological Diagnosis || Clinical Diagnosis || Asymmetry | Pigment Network | Dots/Globules | "
         "Streaks | Regression Areas | Blue-Whitish Veil ||           Colors ||"
@@ -138,7 +138,7 @@ def _write_ph2(folder: Path) -> None:
 
 
 def _write_pad_ufes(folder: Path) -> None:
-    """Three archives of images, of which two are unpacked, into a folder of their own name inside another one."""
+    """Three archives of images, two of them unpacked into nested folders of their own name."""
     lines, archive = [PAD], dict[str, bytes]()
     for number, diagnosis in enumerate(("NEV", "SEK", "MEL", "ACK", "BCC", "SCC") * 2):
         patient = f"PAT_{1500 + number // 2}"

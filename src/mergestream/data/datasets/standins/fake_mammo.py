@@ -63,7 +63,7 @@ class Lesion:
 
 
 def lesions(finding: str) -> list[Lesion]:
-    """Eight patients a finding, two views each; two patients have a second lesion, two are the test set."""
+    """Eight patients per finding, two views each; two patients have a second lesion, two are the test set."""
     drawn = []
     for patient in range(8):
         part = "test" if patient % 4 == 3 else "train"

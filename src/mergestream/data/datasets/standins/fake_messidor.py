@@ -8,7 +8,7 @@ import numpy as np
 from mergestream.data.datasets.standins.drawing import encoded, picture, write_picture
 from mergestream.data.datasets.standins.fake_spreadsheets import xls
 
-# Two bases a hospital; Base12 and Base33 stay as they are downloaded. The tables' own words, spaces included.
+# Two bases per hospital; Base12 and Base33 stay zipped. The tables' own words, spaces included.
 HEADER = ("Image name", "Ophthalmologic department", "Retinopathy grade", "Risk of macular edema ")
 BASES = {
     "Base11": ("Service Ophtalmologie Lariboisière", HEADER),

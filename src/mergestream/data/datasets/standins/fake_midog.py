@@ -19,7 +19,7 @@ SLIDES = {
     "human neuroendocrine tumor": [("Hamamatsu XR", "UMC Utrecht")],
 }
 SLIDES_PER_TUMOUR = 3
-# The first two experts, the third where they differ, and the majority: two cells of each class a slide.
+# The first two experts, the third where they differ, and the majority: two cells per class and slide.
 VOTES = ("NMF,NMF,,NMF", "AMF,NMF,NMF,NMF", "AMF,AMF,,AMF", "NMF,AMF,AMF,AMF")
 
 

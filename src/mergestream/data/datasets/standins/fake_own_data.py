@@ -16,7 +16,7 @@ def write_folder(folder: Path) -> None:
 
 
 def write_table(folder: Path) -> None:
-    """Two images a patient, a time of acquisition, and the scanner as a subgroup."""
+    """Two images per patient, a time of acquisition, and the scanner as a subgroup."""
     lines = ["image,label,domain,group,acquired,scanner"]
     for site in SITES:
         for label, name in enumerate(CLASSES):

@@ -48,7 +48,7 @@ def write_terra(folder: Path) -> None:
 
 
 def _bursts() -> Iterator[Annotated]:
-    """Three frames a burst, a second apart, one burst a class and location."""
+    """Three frames per burst, a second apart, one burst per class and location."""
     for location in LOCATIONS:
         for label, name in enumerate(terra.CARD.classes):
             for frame in range(1, FRAMES + 1):

@@ -24,7 +24,7 @@ def write_tree(
 
 
 def write_pacs(folder: Path) -> None:
-    """As the zip unpacks: kfold/, and the crumbs that a Mac leaves."""
+    """As the zip unpacks: kfold/, and the hidden files of a Mac."""
     write_tree(folder / "kfold", PACS, 4, lambda n: f"pic_{n + 1:03d}.jpg")
     (folder / "kfold" / ".DS_Store").write_bytes(b"\0")
     write_picture(folder / "__MACOSX" / "kfold" / "photo" / "dog" / "._pic_001.png", picture("photo", 0, 0))
@@ -35,7 +35,7 @@ def write_vlcs(folder: Path) -> None:
 
 
 def write_office_home(folder: Path) -> None:
-    """With the space in 'Real World' that mirrors replace, and the two files that lie beside the domains."""
+    """With the space in 'Real World' that mirrors replace, and the two files next to the domains."""
     inside = folder / "OfficeHomeDataset_10072016"
     write_tree(inside, OFFICE_HOME, 2, lambda n: f"{n + 1:05d}.jpg")
     (inside / "ImageInfo.csv").write_text("Domain,Class,Image\n", encoding="utf-8")
@@ -43,7 +43,7 @@ def write_office_home(folder: Path) -> None:
 
 
 def write_histopantum(folder: Path) -> None:
-    """Cases of two tiles a class, and class folders spelt in every way that copies have."""
+    """Cases of two tiles per class, and class folders in every spelling that copies have."""
     spellings = {
         "colon": ("non-tumour", "tumour"),
         "ovarian": ("non_tumor", "tumor"),

@@ -12,11 +12,13 @@ PALETTE = "{}PaletteColorLookupTable{}"
 
 
 def show_palette(values: np.ndarray, dataset: Dataset, form: PixelFormat, *, little_endian: bool) -> np.ndarray:
-    """Each value's entry in three tables; of 16 bits the upper eight are kept."""
+    """Look each value up in three tables; of 16 bits the upper eight are used."""
     planes = []
     for name in ("Red", "Green", "Blue"):
         if dataset.get(PALETTE.format(name, "Data")) is None:
-            raise IntakeError("unsupported_format", "The DICOM palette is missing or segmented, and not read here.")
+            raise IntakeError(
+                "unsupported_format", "The DICOM palette is missing, or segmented, which is not supported."
+            )
         table = read_table(
             dataset,
             PALETTE.format(name, "Descriptor"),
@@ -30,7 +32,7 @@ def show_palette(values: np.ndarray, dataset: Dataset, form: PixelFormat, *, lit
 
 
 def show_rgb(values: np.ndarray, form: PixelFormat, colour: str) -> np.ndarray:
-    """RGB as it is; of other depths the whole range is brought to 0 to 255, and nothing is stretched."""
+    """RGB of 8 bits unchanged; other depths are scaled from their whole range to 0 to 255."""
     if colour != "RGB" or values.ndim != 3 or values.shape[-1] != 3:
         raise damaged_dicom()
     if values.dtype == np.uint8 and form.bits_stored == 8:

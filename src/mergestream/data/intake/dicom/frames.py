@@ -74,7 +74,7 @@ def _native_frames(header: DicomHeader, form: PixelFormat) -> Iterator[Frame]:
 
 
 def _encapsulated_frames(header: DicomHeader, form: PixelFormat) -> Iterator[bytes]:
-    """The compressed frames, put together from their fragments; exactly as many as the header says."""
+    """The compressed frames, joined from their fragments; exactly as many as the header says."""
     if not header.encapsulated:
         raise damaged_dicom()
     table = header.dataset.get("ExtendedOffsetTable"), header.dataset.get("ExtendedOffsetTableLengths")
@@ -95,7 +95,7 @@ def _encapsulated_frames(header: DicomHeader, form: PixelFormat) -> Iterator[byt
 def _require_decoder(transfer_syntax: str) -> tuple[str, str]:
     prefix, _, ending = transfer_syntax.rpartition(".")
     if prefix != "1.2.840.10008.1.2.4" or ending not in COMPRESSIONS:
-        raise IntakeError("unsupported_format", "The DICOM file's transfer syntax is not read here (docs/dicom.md).")
+        raise IntakeError("unsupported_format", "The DICOM file's transfer syntax is not supported (docs/dicom.md).")
     name, decoder = COMPRESSIONS[ending]
     module, extra = decoder
     if find_spec("pylibjpeg") is None or find_spec(module) is None:

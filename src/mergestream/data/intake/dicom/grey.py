@@ -1,4 +1,4 @@
-"""Stored grey values -> uint8 as a radiologist sees them: rescaled, windowed, inverted (PS3.3 C.11.1 and C.11.2)."""
+"""Stored grey values -> uint8 as shown to a radiologist: rescaled, windowed, inverted (PS3.3 C.11.1, C.11.2)."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ WHITE = 255
 def show_grey(
     values: np.ndarray, dataset: Dataset, form: PixelFormat, frame: int, *, little_endian: bool
 ) -> np.ndarray:
-    """uint8 [H,W] of one frame, counted from 0."""
+    """Shades uint8 [H,W] of the frame with this number, from 0."""
     rescale = _rescale(dataset, form, frame, little_endian)
     window = _window(dataset, form, frame, little_endian)
     inverted = form.photometric_interpretation == "MONOCHROME1"
@@ -34,7 +34,7 @@ def show_grey(
 
 
 def linear(values: np.ndarray, centre: float, width: float) -> np.ndarray:
-    """C.11.2.1.2.1: the window's ends are half a value inside, as it counts whole values."""
+    """C.11.2.1.2.1: the window's ends are half a value further in, as it counts whole values."""
     if width == 1:
         return np.where(values <= centre - 0.5, 0.0, WHITE)
     return np.clip((values - (centre - 0.5)) / (width - 1) + 0.5, 0, 1) * WHITE
@@ -68,7 +68,7 @@ def _rescale(dataset: Dataset, form: PixelFormat, frame: int, little_endian: boo
 
 
 def _window(dataset: Dataset, form: PixelFormat, frame: int, little_endian: bool) -> Transform | None:
-    """The first table of values of interest, or the first window; None where there is neither."""
+    """The first VOI table, or the first window; None if there is neither."""
     holder = _holder(dataset, frame, "FrameVOILUTSequence", "VOILUTSequence")
     if holder is not None:
         table = _sequence_table(holder.VOILUTSequence, form, little_endian)
@@ -92,7 +92,7 @@ def _sequence_table(items: Sequence[Dataset], form: PixelFormat, little_endian: 
 
 
 def _holder(dataset: Dataset, frame: int, group: str, keyword: str) -> Dataset | None:
-    """Where an attribute stands: with the frame, with all frames, or (as in older objects) with the image."""
+    """The data set that holds an attribute: of the frame, of all frames, or (in older objects) of the image."""
     per_frame, shared = dataset.get("PerFrameFunctionalGroupsSequence"), dataset.get("SharedFunctionalGroupsSequence")
     groups = [items[place] for items, place in ((per_frame, frame), (shared, 0)) if items]
     holders = [own[group][0] for own in groups if own.get(group)]
@@ -100,7 +100,7 @@ def _holder(dataset: Dataset, frame: int, group: str, keyword: str) -> Dataset |
 
 
 def _first(holder: Dataset, keyword: str) -> float:
-    """The first of a number's values; pydicom gives one as a number and several as a list."""
+    """The first value of a number; pydicom returns several as a list."""
     value = holder.get(keyword)
     number = float(value[0] if isinstance(value, Sequence) and not isinstance(value, str) else value)
     if not np.isfinite(number):

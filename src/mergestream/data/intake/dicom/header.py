@@ -87,7 +87,7 @@ def _elements(body: bytes, transfer_syntax: str, limits: Limits) -> Dataset:
         if count > limits.header_elements:
             raise _too_many_elements()
         if tag in FLOAT_PIXEL_DATA:
-            raise IntakeError("unsupported_format", "DICOM pixels that are floating numbers are not read here.")
+            raise IntakeError("unsupported_format", "DICOM pixels that are floating-point numbers are not supported.")
         end = len(body) if length == UNDEFINED_LENGTH else file.tell() + length
         if end > len(body):
             raise damaged_dicom()
@@ -116,11 +116,11 @@ def _inflated(body: bytes, limits: Limits) -> bytes:
     inflated = inflate.decompress(body, limits.file_bytes)
     if inflate.unconsumed_tail:
         mebibytes = limits.file_bytes / MEBIBYTE
-        raise IntakeError("too_large", f"A deflated DICOM file may hold {mebibytes:,.1f} MiB, and this one has more.")
+        raise IntakeError("too_large", f"A deflated DICOM file may hold {mebibytes:,.1f} MiB; this one has more.")
     if not inflate.eof:
         raise damaged_dicom()
     return inflated
 
 
 def _too_many_elements() -> IntakeError:
-    return IntakeError("too_large", "The DICOM header has more elements than the service reads.")
+    return IntakeError("too_large", "The DICOM header has more elements than the service allows.")

@@ -13,20 +13,20 @@ from mergestream.data.intake.refusals import damaged_dicom
 
 
 class LookupTable(NamedTuple):
-    """Entries [N]; the first stands for the stored value `first`, and all are below 2^bits."""
+    """Entries [N], all below 2^bits; the first one is for the stored value `first`."""
 
     entries: np.ndarray
     first: int
     bits: int
 
     def look_up(self, values: np.ndarray) -> np.ndarray:
-        """Entries for values of any shape; beyond the ends stand the first and the last (PS3.3 C.11.1.1)."""
+        """Entries for values of any shape; values beyond the ends get the first or last entry (PS3.3 C.11.1.1)."""
         places = np.clip(np.rint(values).astype(np.int64) - self.first, 0, len(self.entries) - 1)
         return self.entries[places]
 
 
 def read_table(holder: Dataset, descriptor: str, entries: str, *, little_endian: bool, signed: bool) -> LookupTable:
-    """A table from two elements of a data set or an item."""
+    """Read a table from two elements of a data set or an item."""
     order = "<" if little_endian else ">"
     count, first, bits = (int(number) for number in _words(holder.get(descriptor), f"{order}u2"))
     count, first = count & 0xFFFF or 1 << 16, first & 0xFFFF
@@ -51,7 +51,7 @@ def _entries(value: Any, count: int, bits: int, order: str) -> np.ndarray:
 
 
 def _words(value: Any, dtype: str) -> np.ndarray:
-    """Numbers that pydicom gives as bytes, as one number or as several."""
+    """Numbers that pydicom returns as bytes, as one number or as several."""
     if isinstance(value, bytes):
         return np.frombuffer(value[: len(value) - len(value) % np.dtype(dtype).itemsize], dtype).astype(np.int64)
     return np.atleast_1d(np.asarray(value, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""How an image's pixels are stored: sizes and types, checked against each other and against the limits."""
+"""How pixels are stored: sizes and types, checked against each other and against the limits."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +17,7 @@ SAMPLES = {
 
 @dataclass(frozen=True)
 class PixelFormat:
-    """The image pixel module; names are those of pydicom's decoders."""
+    """The image pixel module (PS3.3 C.7.6.3); names are those of pydicom's decoders."""
 
     number_of_frames: int
     rows: int
@@ -31,7 +31,7 @@ class PixelFormat:
 
     @property
     def frame_bytes(self) -> int:
-        """Of one frame that is not compressed; YBR_FULL_422 keeps half of the colour."""
+        """Bytes of one uncompressed frame; YBR_FULL_422 stores half of the colour."""
         whole = self.rows * self.columns * self.samples_per_pixel * self.bits_allocated // 8
         return whole * 2 // 3 if self.photometric_interpretation == "YBR_FULL_422" else whole
 
@@ -46,7 +46,7 @@ class PixelFormat:
 
 
 def read_pixel_format(dataset: Dataset, allowance: Allowance) -> PixelFormat:
-    """Read and check; room for all frames is set aside before any is decoded."""
+    """Read and check the format; room for all frames is reserved before any is decoded."""
     form = PixelFormat(
         number_of_frames=_number(dataset, "NumberOfFrames", 1),
         rows=_number(dataset, "Rows"),
@@ -61,7 +61,7 @@ def read_pixel_format(dataset: Dataset, allowance: Allowance) -> PixelFormat:
     _require_supported(form, _number(dataset, "HighBit", form.bits_stored - 1))
     if form.number_of_frames > allowance.limits.frames:
         most = allowance.limits.frames
-        raise IntakeError("too_many", f"A DICOM file may hold {most:,} frames, and this one says it holds more.")
+        raise IntakeError("too_many", f"A DICOM file may hold {most:,} frames; this one announces more.")
     allowance.take(form.number_of_frames, form.rows, form.columns)
     return form
 
@@ -86,14 +86,16 @@ def _require_supported(form: PixelFormat, high_bit: int) -> None:
     if SAMPLES[form.photometric_interpretation] != form.samples_per_pixel:
         raise damaged_dicom()
     if form.bits_allocated not in (8, 16, 32):
-        raise IntakeError("unsupported_format", "DICOM pixels of 8, 16 or 32 bits are read here, and no others.")
+        raise IntakeError("unsupported_format", "Only DICOM pixels of 8, 16 or 32 bits are supported.")
     if not 1 <= form.bits_stored <= form.bits_allocated or form.pixel_representation not in (0, 1):
         raise damaged_dicom()
     if high_bit != form.bits_stored - 1:
-        raise IntakeError("unsupported_format", "DICOM pixels that do not start at their lowest bit are not read here.")
+        raise IntakeError("unsupported_format", "DICOM pixels that do not start at their lowest bit are not supported.")
     if form.planar_configuration not in (0, 1):
         raise damaged_dicom()
     if form.photometric_interpretation.startswith("YBR") and (form.bits_allocated, form.bits_stored) != (8, 8):
-        raise IntakeError("unsupported_format", "DICOM colour as luminance and chrominance is read with 8 bits only.")
+        raise IntakeError(
+            "unsupported_format", "DICOM colour as luminance and chrominance is supported with 8 bits only."
+        )
     if form.samples_per_pixel == 3 and form.pixel_representation:
         raise damaged_dicom()

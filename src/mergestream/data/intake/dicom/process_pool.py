@@ -44,7 +44,7 @@ class DecoderPool:
         if not self._slots.acquire(timeout=allowance.seconds_left()):
             raise too_slow(allowance.limits)
         try:
-            process = self._running() or DecoderProcess(self._memory_bytes)
+            process = self._running_process() or DecoderProcess(self._memory_bytes)
             answer = process.ask(data, allowance)
             if process.usable:
                 self._idle.append(process)
@@ -57,21 +57,16 @@ class DecoderPool:
             raise IntakeError(*end["refusal"])
         return end["identifiers"], frames
 
-    def _running(self) -> "DecoderProcess | None":
-        """An idle process; one that somebody ended meanwhile is not a client's fault."""
-        while (process := self._taken()) is not None:
-            if process.running():
-                return process
+    def _running_process(self) -> "DecoderProcess | None":
+        """An idle process that still runs, if any; one may have been killed in the meantime."""
+        with suppress(IndexError):  # no check first: another thread may take the last one in between
+            while not (process := self._idle.pop()).running():
+                pass
+            return process
         return None
 
-    def _taken(self) -> "DecoderProcess | None":
-        try:
-            return self._idle.pop()
-        except IndexError:  # asked for, not looked up first: another thread may take the last one in between
-            return None
-
     def close(self) -> None:
-        while (process := self._taken()) is not None:
+        while (process := self._running_process()) is not None:
             process.close()
 
 
