@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mergestream.bench.claims.claim_finding import FAILS, HOLDS, UNKNOWN, ClaimFinding, Verdict
-from mergestream.bench.claims.evidence import Evidence
-from mergestream.bench.report.figures import PALETTE, colours_of
+from mergestream.bench.report.figures import PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +28,7 @@ def draw_findings(ax: Axes, findings: Sequence[ClaimFinding]) -> None:
         ax.text(0.01, row, measure, transform=ax.get_yaxis_transform(), va="center", fontsize=8, fontweight="bold")
         here = [each for each in shown if each.measure == measure]
         for place, finding in enumerate(here, start=row + 1):
-            streams[place] = finding.stream or "all"
+            streams[place] = finding.stream or ""
             _draw_interval(ax, place, finding)
         row += 1 + len(here)
     ax.axvline(0, color="#888888", linewidth=0.8, linestyle=":")
@@ -47,19 +46,3 @@ def _draw_interval(ax: Axes, row: int, finding: ClaimFinding) -> None:
     ax.plot([estimate.low, estimate.high], [row, row], color=colour, linewidth=1.4)
     label = None if finding.verdict in labels else finding.verdict
     ax.plot(estimate.mean, row, marker, color=colour, markersize=6, linestyle="none", label=label)
-
-
-def draw_scores_and_errors(
-    ax: Axes, evidence: Sequence[Evidence], score: str = "entropy", colours: Mapping[str, str] | None = None
-) -> None:
-    """A dot per batch and expert: its score, 'entropy' or 'max_softmax', against its true error."""
-    experts = sorted({name for each in evidence for name in each.experts})
-    chosen = colours or colours_of(experts)
-    for each in evidence:
-        for k, name in enumerate(each.experts):
-            label = None if name in ax.get_legend_handles_labels()[1] else name
-            ax.plot(getattr(each, score)[:, k], 100 * each.error[:, k], ".", color=chosen[name], alpha=0.5, label=label)
-    ax.set_xlabel("entropy of the batch, nats" if score == "entropy" else "1 − mean maximum softmax of the batch")
-    ax.set_ylabel("error on the batch, %")
-    ax.set_ylim(-2, 102)
-    ax.spines[["top", "right"]].set_visible(False)

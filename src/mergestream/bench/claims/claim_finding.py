@@ -9,7 +9,7 @@ Verdict = Literal["holds", "does not hold", "cannot be told here"]
 HOLDS: Verdict = "holds"
 FAILS: Verdict = "does not hold"
 UNKNOWN: Verdict = "cannot be told here"
-CORRELATION, POINTS, SHARE, VARIANCE, DEGREES = "rank correlation", "points", "share", "variance", "degrees"
+CORRELATION, POINTS, SHARE = "rank correlation", "points", "share"
 
 
 @dataclass(frozen=True)

@@ -3,26 +3,26 @@
 from collections.abc import Sequence
 
 from mergestream.bench.analysis.comparison import Estimate
-from mergestream.bench.claims.claim_finding import DEGREES, FAILS, HOLDS, POINTS, SHARE, UNKNOWN, VARIANCE, ClaimFinding
+from mergestream.bench.claims.claim_finding import FAILS, HOLDS, POINTS, SHARE, UNKNOWN, ClaimFinding
 from mergestream.bench.report.result_table import ResultTable
 
 NOTE = (
-    "In brackets: the 95 % interval of a bootstrap over batches (variance: over images; degrees: the range over pairs "
-    "of experts). A claim holds, or does not hold, only if the whole interval says so. Not corrected for the number of "
-    "comparisons."
+    "In brackets: the 95 % interval of a bootstrap over batches. A claim holds, or does not hold, only if the whole "
+    "interval says so. Not corrected for the number of comparisons."
 )
 MARKS = {HOLDS: "✓", FAILS: "✗", UNKNOWN: "?"}
 # Factor, digits and unit of the printed number.
-FORMATS = {SHARE: (100, 0, " %"), VARIANCE: (1, 4, ""), POINTS: (1, 2, " points"), DEGREES: (1, 2, " °")}
+FORMATS = {SHARE: (100, 0, " %"), POINTS: (1, 2, " points")}
 
 
 def claims_by_stream(findings: Sequence[ClaimFinding], title: str) -> ResultTable:
-    """Claims and measures by streams, each cell a number and a mark for the verdict."""
-    streams = list(dict.fromkeys(each.stream or "all" for each in findings))
-    cells = {(each.claim, each.measure, each.stream or "all"): _cell(each) for each in findings}
+    """Claims and measures by streams, each cell a number and a mark; claims without data are left out."""
+    measured = [each for each in findings if each.stream]
+    streams = list(dict.fromkeys(str(each.stream) for each in measured))
+    cells = {(each.claim, each.measure, each.stream): _cell(each) for each in measured}
     rows = tuple(
         (claim, measure, *(cells.get((claim, measure, stream), "–") for stream in streams))
-        for claim, measure in dict.fromkeys((each.claim, each.measure) for each in findings)
+        for claim, measure in dict.fromkeys((each.claim, each.measure) for each in measured)
     )
     note = f"✓ holds, ✗ does not hold, ? cannot be told here. {NOTE}"
     return ResultTable(title, ("claim", "measure", *streams), rows, note=note)

@@ -18,10 +18,7 @@ TRACKS = "entropy_tracks_error"
 RANKS_BETTER = "entropy_ranks_better_than_max_softmax"
 TRACKS_CLAIM = "Low entropy goes with low error."
 RANKS_BETTER_CLAIM = "Entropy tells the better expert more reliably than the maximum softmax does."
-NEEDED = (
-    "the experts' own answers with labels: runs of single_expert for every expert (each benchmark makes them), "
-    "or evidence_of(logits, labels, batches)."
-)
+NEEDED = "the experts' own answers with labels: runs of single_expert for every expert (each benchmark makes them)."
 
 
 def check_scores(evidence: Sequence[Evidence]) -> list[ClaimFinding]:

@@ -41,7 +41,7 @@ def draw(ax: Axes, figure: DriftFigure) -> None:
     right = ax.get_yaxis_transform()
     for guide in figure.guides:
         ax.axhline(guide, color=GREY, linewidth=0.8, linestyle=":")
-        ax.text(1.01, guide, f"{guide:g}{figure.unit}", transform=right, va="center", fontsize=8, color="#555555")
+        ax.text(1.01, guide, f"{guide:g}{figure.unit}", transform=right, va="center", fontsize=8)
     if figure.y_range:
         ax.set_ylim(*figure.y_range)
     if figure.is_log:

@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from mergestream.bench.landscape.landscape_record import (
@@ -24,14 +25,14 @@ from mergestream.bench.landscape.landscape_record import (
     PathPoint,
     Segment,
 )
-from mergestream.bench.landscape.path import merged_models
 from mergestream.bench.landscape.plane import Plane, grid_axes
 from mergestream.bench.landscape.surface import Losses, Surface
 from mergestream.data.datasets.domain_data import DomainData
 from mergestream.data.stream import Stream
 from mergestream.functional import coefficients as simplex
-from mergestream.methods import Method
+from mergestream.methods import Method, Step
 from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import number, whole_number, yes_or_no
 from mergestream.runtime.parallel import Track, quiet
 from mergestream.runtime.seeding import cpu_threads
@@ -71,21 +72,23 @@ def measure_landscape(
     whole_number("batch_size", batch_size, low=1)
     number("margin", margin, low=0)
     yes_or_no("recalibrate_bn", recalibrate_bn)
+    if workers is None:
+        workers = 1 if pool.device.type == "cuda" else os.cpu_count() or 1
+    whole_number("workers", workers, low=1)
     plane = Plane.through(pool, pool.names[:3] if experts is None else experts)
     surface = Surface(pool, images, labels, batch_size=batch_size, recalibrate_bn=recalibrate_bn)
-    measurement = _Measurement(plane, surface, _workers(workers, pool), track)
     # One thread per network: faster for small networks, and the bits do not depend on the number of cores.
     with cpu_threads(1):
+        measurement = _Measurement(plane, surface, workers, track)
         marks, differences = measurement.marks()
-        walked = measurement.path(path) if path else []
-        places = [(mark.x, mark.y) for mark in marks] + [(point.x, point.y) for point in walked]
-        x, y = grid_axes(places, resolution, margin)
+        points = measurement.path(path) if path else []
+        x, y = grid_axes([*((m.x, m.y) for m in marks), *((p.x, p.y) for p in points)], resolution, margin)
         segments = measurement.segments(np.linspace(0, 1, resolution).tolist())
         grid = measurement.grid(x, y)
     return Landscape(
         measure=ENTROPY if labels is None else CROSS_ENTROPY,
         images=len(images),
-        experts=tuple(pool.names[corner] for corner in plane.corners),
+        experts=tuple(measurement.names),
         pool=pool.names,
         x=x,
         y=y,
@@ -94,17 +97,11 @@ def measure_landscape(
         marks=marks,
         segments=segments,
         differences=differences,
-        path=walked,
+        path=points,
         path_method=path.method.label() if path else None,
         path_stream=path.stream.name if path else None,
         provenance=provenance or {"pool": pool.fingerprint()},
     )
-
-
-def _workers(workers: int | None, pool: ExpertPool) -> int:
-    if workers is not None:
-        return whole_number("workers", workers, low=1)
-    return 1 if pool.device.type == "cuda" else os.cpu_count() or 1
 
 
 class _Measurement:
@@ -113,38 +110,34 @@ class _Measurement:
     def __init__(self, plane: Plane, surface: Surface, workers: int, track: Track) -> None:
         self.plane, self.surface, self.workers, self.track = plane, surface, workers, track
         self.pool, self.names = plane.pool, [plane.pool.names[corner] for corner in plane.corners]
-
-    def losses(self, title: str, blends: Sequence[Sequence[float]]) -> list[Losses]:
-        with self.track(title, len(blends)) as advance:
-            return self.surface.at_blends(blends, workers=self.workers, on_done=advance)
+        self.experts = [surface.at_weights(self.pool.bank[corner]) for corner in plane.corners]
 
     def marks(self) -> tuple[list[Mark], list[LossDifference]]:
         """The three experts, their mean, the mean of a larger pool; and the mean minus each expert."""
-        places = self.plane.corner_coordinates
-        self.experts = [self.surface.at_weights(self.pool.bank[corner]) for corner in self.plane.corners]
-        marks = [
-            _mark(name, EXPERT, (*place, 0.0), losses)
-            for name, place, losses in zip(self.names, places, self.experts, strict=True)
-        ]
+        places = [(*corner, 0.0) for corner in self.plane.corner_coordinates]
+        networks = zip(self.names, places, self.experts, strict=True)
+        marks = [Mark(name, EXPERT, *place, own.mean, own.accuracy) for name, place, own in networks]
         three = simplex.uniform(3).tolist()
         mean = self._add_mean(marks, MEAN, dict(zip(self.plane.corners, three, strict=True)))
         if len(self.pool) > 3:
             self._add_mean(marks, POOL_MEAN, dict(enumerate(simplex.uniform(len(self.pool)).tolist())))
-        against = zip(self.names, self.experts, strict=True)
-        gaps = [(name, mean.loss - own.loss) for name, own in against if _finite(mean, own)]
-        return marks, [LossDifference(name, *_interval(gap)) for name, gap in gaps]
+        gaps = {n: mean.loss - own.loss for n, own in zip(self.names, self.experts, strict=True) if _finite(mean, own)}
+        return marks, [LossDifference(name, *_interval(gap)) for name, gap in gaps.items()]
 
     def _add_mean(self, marks: list[Mark], kind: str, shares: dict[int, float]) -> Losses:
         weights = self.pool.merge([shares.get(k, 0.0) for k in range(len(self.pool))])
         losses = self.surface.at_weights(weights)
-        marks.append(_mark(kind, kind, self.plane.project(weights), losses))
+        marks.append(Mark(kind, kind, *self.plane.project(weights), losses.mean, losses.accuracy))
         return losses
 
     def path(self, streamed: StreamedMethod) -> list[PathPoint]:
         """Every batch's merged model, projected; its loss is on the landscape's images."""
-        points: list[PathPoint] = []
-        with self.track(f"merged models of {streamed.method.label()}", len(streamed.stream)) as advance:
-            for step, weights in merged_models(streamed.method, streamed.data, streamed.stream):
+        method, points = streamed.method, list[PathPoint]()
+        method.reset()
+        with self.track(f"merged models of {method.label()}", len(streamed.stream)) as advance:
+            for batch in streamed.stream:
+                step = method.step(streamed.data.batch(torch.as_tensor(batch)))
+                weights = _merged_weights(method, step)
                 losses = self.surface.at_weights(weights)
                 a, h = (None if c is None else c.tolist() for c in (step.encoder_coefficients, step.head_coefficients))
                 place = self.plane.project(weights)
@@ -154,35 +147,41 @@ class _Measurement:
 
     def segments(self, positions: list[float]) -> list[Segment]:
         """The straight lines between every two of the three experts."""
+        inner, segments = positions[1:-1], []
         pairs = list(combinations(range(3), 2))
-        inner = positions[1:-1]
-        places = self.plane.corner_coordinates
-        points = [_between(places[i], places[j], t) for i, j in pairs for t in inner]
-        losses = self.losses("segments between experts", [self.plane.coefficients(*point) for point in points])
-        segments = []
+        places = np.array(self.plane.corner_coordinates)
+        points = [(1 - t) * places[i] + t * places[j] for i, j in pairs for t in inner]
+        losses = self._losses("segments between experts", points)
         for turn, (i, j) in enumerate(pairs):
             own = [self.experts[i], *losses[turn * len(inner) : (turn + 1) * len(inner)], self.experts[j]]
-            length = float(np.hypot(*np.subtract(places[i], places[j])))
-            segments.append(_segment(self.names[i], self.names[j], length, positions, own))
+            accuracy = None if own[0].correct is None else [point.accuracy for point in own]
+            barrier = barrier_of(positions, [point.loss for point in own]) if _finite(*own) else None
+            length, loss = float(np.hypot(*(places[i] - places[j]))), [point.mean for point in own]
+            segments.append(Segment(self.names[i], self.names[j], length, positions, loss, accuracy, barrier))
         return segments
 
     def grid(self, x: Sequence[float], y: Sequence[float]) -> list[list[Losses]]:
-        losses = self.losses("plane through the experts", [self.plane.coefficients(a, b) for b in y for a in x])
+        losses = self._losses("plane through the experts", [(a, b) for b in y for a in x])
         return [losses[start : start + len(x)] for start in range(0, len(losses), len(x))]
 
-
-def _mark(name: str, kind: str, place: tuple[float, float, float], losses: Losses) -> Mark:
-    return Mark(name, kind, *place, losses.mean, losses.accuracy)
-
-
-def _between(start: tuple[float, float], end: tuple[float, float], t: float) -> tuple[float, float]:
-    return (1 - t) * start[0] + t * end[0], (1 - t) * start[1] + t * end[1]
+    def _losses(self, title: str, points: Sequence[Any]) -> list[Losses]:
+        """Losses of the blends at points (x, y) of the plane."""
+        blends = [self.plane.coefficients(float(x), float(y)) for x, y in points]
+        with self.track(title, len(blends)) as advance:
+            return self.surface.at_blends(blends, workers=self.workers, on_done=advance)
 
 
-def _segment(start: str, end: str, length: float, positions: list[float], losses: list[Losses]) -> Segment:
-    accuracy = None if losses[0].correct is None else [point.accuracy for point in losses]
-    barrier = barrier_of(positions, [point.loss for point in losses]) if _finite(*losses) else None
-    return Segment(start, end, length, positions, [point.mean for point in losses], accuracy, barrier)
+def _merged_weights(method: Method, step: Step) -> Tensor:
+    """The one model [P] that answered a step; refused if there is none."""
+    weights = method.merged_weights()
+    if weights is not None:
+        return weights
+    if step.encoder_coefficients is None:
+        raise InputError(
+            f"'{method.name}' answers with all experts, not with one merged model, so it has no place in a landscape. "
+            f"Choose another method, such as entropy_adaptive or mean."
+        )
+    return method.pool.merge(step.encoder_coefficients, step.head_coefficients)
 
 
 def barrier_of(positions: Sequence[float], losses: Sequence[np.ndarray]) -> Barrier:

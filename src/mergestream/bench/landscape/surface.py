@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Event
+from threading import local
 
 import numpy as np
 import torch
@@ -86,26 +86,16 @@ class Surface:
 
         One thread computes a whole blend, so that the bits do not depend on the number of threads.
         """
-        results: dict[int, Losses] = {}
-        stopped = Event()
+        own = local()
 
-        def work(turn: int) -> None:
-            pool = self.pool.to(self.pool.device)
-            weights = pool.new_weights()
-            for number in range(turn, len(blends), workers):
-                if stopped.is_set():
-                    return
-                results[number] = self._at_blend(pool, blends[number], weights)
-                on_done()
+        def losses(blend: Sequence[float]) -> Losses:
+            if not hasattr(own, "pool"):
+                own.pool = self.pool.to(self.pool.device)
+                own.weights = own.pool.new_weights()
+            coefficients = torch.tensor(blend, dtype=torch.float64, device=own.pool.device)
+            measured = self.at_weights(merging.merge(own.pool.rows, coefficients, coefficients, own.weights), own.pool)
+            on_done()
+            return measured
 
         with ThreadPoolExecutor(workers) as threads:
-            try:
-                for future in [threads.submit(work, turn) for turn in range(workers)]:
-                    future.result()
-            finally:
-                stopped.set()
-        return [results[number] for number in range(len(blends))]
-
-    def _at_blend(self, pool: ExpertPool, blend: Sequence[float], weights: Tensor) -> Losses:
-        coefficients = torch.tensor(blend, dtype=torch.float64, device=pool.device)
-        return self.at_weights(merging.merge(pool.rows, coefficients, coefficients, weights), pool)
+            return list(threads.map(losses, blends))

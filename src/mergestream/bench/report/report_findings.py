@@ -97,7 +97,7 @@ def analyse_runs(
         advance()
         duels = _duels(runs, ours, rivals, advance) if duels is None else duels
         ablation = _duels(runs, ours, variants, advance)
-        claims = check_claims(runs, shared_start=drift)
+        claims = check_claims(runs)
         advance()
     network, model_bytes = _model(collection)
     return ReportFindings(
