@@ -36,7 +36,7 @@ from mergestream.networks.architecture import create_network
 from mergestream.pool.checkpoint import write_expert
 from mergestream.pool.expert_card import BASE, ExpertCard
 from mergestream.serving.audit.log_files import raw_lines
-from mergestream.serving.audit.verification import verify
+from mergestream.serving.audit.log_verification import verify
 
 SETTLED = 2000  # requests after which memory should not grow any more
 PICTURES = 512

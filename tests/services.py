@@ -17,8 +17,30 @@ from PIL import Image
 
 import mergestream as ms
 from dicoms import dicom
+from mergestream.serving.engine.answers import Answer
 
 STREAMS = "/v1/streams"
+ANSWER = Answer(
+    stream="ward",
+    step=0,
+    classes=("benign", "malignant, naïve µ"),
+    predictions=("malignant, naïve µ",),
+    probabilities=((0.123456789012345, 0.876543210987655),),
+    experts=("lyon", "brest"),
+    switched_off=(),
+    encoder_coefficients=[1.0, 3.5e-17],
+    head_coefficients=[1.0, 0.0],
+    entropy=None,
+    consistency=None,
+    head_expert="lyon",
+    pool_sha256="a" * 64,
+    weights_sha256="b" * 64,
+    findings=(),
+    abstention=None,
+    audit={},
+    seconds=0.0,
+    batch_size=1,
+)
 
 
 class RunningService:

@@ -26,8 +26,8 @@ from mergestream.runtime.errors import InputError, MergestreamError, OutputError
 from mergestream.serving.audit.anchors import head, read_anchor
 from mergestream.serving.audit.keys import PrivateKey, create_key, read_private_key, read_public_key
 from mergestream.serving.audit.lines import BEGINNING, AuditError, Link, canonical, encoded_body, parse, seal
+from mergestream.serving.audit.log_verification import VerificationReport, in_words, verify
 from mergestream.serving.audit.log_writer import AuditLog
-from mergestream.serving.audit.verification import VerificationReport, in_words, verify
 
 
 def key_from(seed: bytes) -> PrivateKey:

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from mergestream.serving.audit.keys import PrivateKey
 from mergestream.serving.audit.lines import parse
 from mergestream.serving.audit.log_files import raw_lines
+from mergestream.serving.audit.log_verification import verify
 from mergestream.serving.audit.log_writer import AuditLog
-from mergestream.serving.audit.verification import verify
 
 SECRET = PrivateKey(Ed25519PrivateKey.from_private_bytes(b"s" * 32))
 
@@ -168,7 +168,7 @@ import sys, types
 package = types.ModuleType("mergestream"); package.__path__ = [sys.argv[1]]; sys.modules["mergestream"] = package
 from pathlib import Path
 from mergestream.serving.audit.lines import AuditError
-from mergestream.serving.audit.verification import verify
+from mergestream.serving.audit.log_verification import verify
 from mergestream.serving.audit.log_writer import AuditLog
 disk = Path(sys.argv[2]); path = disk / "audit.jsonl"
 ballast = disk / "ballast"; ballast.write_bytes(b"x" * 200_000)

@@ -26,12 +26,12 @@ from mergestream.cli.app import app
 from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.reading import read_uploads
 from mergestream.runtime.errors import InputError
-from mergestream.serving.audit.comparison import compare
 from mergestream.serving.audit.keys import PrivateKey
 from mergestream.serving.audit.lines import AuditError
+from mergestream.serving.audit.log_verification import verify
 from mergestream.serving.audit.log_writer import AuditLog
 from mergestream.serving.audit.replay import Recompute, files_by_hash, in_words, replay
-from mergestream.serving.audit.verification import verify
+from mergestream.serving.audit.step_comparison import compare
 from mergestream.serving.engine.engine import Engine
 from mergestream.serving.engine.recomputation import Reproducer
 

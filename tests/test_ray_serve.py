@@ -22,11 +22,11 @@ from benching import write_pool
 from engines import PLAIN, batch
 from engines import Service as PlainService
 from mergestream.runtime.errors import InputError, UnknownNameError
-from mergestream.serving.audit.verification import verify
-from mergestream.serving.engine_request import EngineRequest
+from mergestream.serving.audit.log_verification import verify
+from mergestream.serving.engine_options import EngineOptions
 from mergestream.serving.micro_batching import OverloadedError
-from mergestream.serving.replicas.ray_cluster import start
-from mergestream.serving.replicas.ray_engines import PinnedEngines, place_of
+from mergestream.serving.replicas.ray_cluster import start_replicas
+from mergestream.serving.replicas.replicated_engine import ReplicatedEngine, place_of
 from test_intake import drawn, saved
 
 STREAMS = ("lyon", "brest", "turin", "aachen")
@@ -53,13 +53,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engines(folder: Path) -> Iterator[PinnedEngines]:
+def engines(folder: Path) -> Iterator[ReplicatedEngine]:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mergestream[ray]'")
     pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'mergestream[scale-out]'")
     ray.init(address="local", num_cpus=3, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-    request = EngineRequest(folder / "pool", folder / "state", options=MOVING, settings=PLAIN)
+    request = EngineOptions(folder / "pool", folder / "state", options=MOVING, settings=PLAIN)
     try:
-        yield start(request, 2)
+        yield start_replicas(request, 2)
     finally:
         from ray import serve
 
@@ -74,7 +74,7 @@ def lines(folder: Path, number: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_streams_are_pinned_and_answers_are_the_plain_engine_s(engines: PinnedEngines, folder: Path) -> None:
+def test_streams_are_pinned_and_answers_are_the_plain_engine_s(engines: ReplicatedEngine, folder: Path) -> None:
     places = {stream: engines.place(stream) for stream in STREAMS}
     assert set(places.values()) == {0, 1}
     plain_folder = folder / "plain"
@@ -92,7 +92,7 @@ def test_streams_are_pinned_and_answers_are_the_plain_engine_s(engines: PinnedEn
 
 
 @pytest.mark.slow
-def test_what_changes_the_service_reaches_every_engine(engines: PinnedEngines, folder: Path) -> None:
+def test_what_changes_the_service_reaches_every_engine(engines: ReplicatedEngine, folder: Path) -> None:
     assert engines.switch("lyon", on=False) == ("lyon",)
     for stream in STREAMS:
         assert engines.answer(stream, batch(50)).switched_off == ("lyon",)
@@ -112,15 +112,15 @@ def test_what_changes_the_service_reaches_every_engine(engines: PinnedEngines, f
 
 
 @pytest.mark.slow
-def test_the_http_service_in_front_is_the_same(engines: PinnedEngines) -> None:
-    from mergestream.serving.http.app import create_app
-    from mergestream.serving.metrics import Metrics
-    from mergestream.serving.opening import Opened
+def test_the_http_service_in_front_is_the_same(engines: ReplicatedEngine) -> None:
+    from mergestream.serving.engine_options import OpenEngine
+    from mergestream.serving.http.application import create_app
+    from mergestream.serving.prometheus_metrics import Metrics
     from mergestream.serving.service import Service
 
-    def in_front(_: Metrics) -> Opened:
-        own = PinnedEngines(engines._handles)  # the service will close it
-        return Opened(own, own)
+    def in_front(_: Metrics) -> OpenEngine:
+        own = ReplicatedEngine(engines._handles)  # the service will close it
+        return OpenEngine(own, own)
 
     async def ask() -> tuple[dict[str, Any], dict[str, Any]]:
         service = Service(in_front)
@@ -143,7 +143,7 @@ def test_the_http_service_in_front_is_the_same(engines: PinnedEngines) -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_killed_comes_back_with_its_streams(engines: PinnedEngines, folder: Path) -> None:
+def test_an_engine_that_is_killed_comes_back_with_its_streams(engines: ReplicatedEngine, folder: Path) -> None:
     stream = "lyon"
     before = engines.answer(stream, batch(60))
     place = engines.place(stream)

@@ -19,9 +19,9 @@ import torch
 
 from benching import command, process, write_pool
 from mergestream.runtime.errors import InputError, UnknownNameError
-from mergestream.serving.engine_request import EngineRequest
-from mergestream.serving.replicas.ray_engines import place_of
-from mergestream.serving.startup import ServeRequest, serve
+from mergestream.serving.engine_options import EngineOptions
+from mergestream.serving.replicas.replicated_engine import place_of
+from mergestream.serving.startup import ServeOptions, serve
 from services import STREAMS, RunningService, direct, form, pixels, png, probabilities, tensor
 
 SITES = ("lyon", "brest", "turin", "aachen")
@@ -40,12 +40,12 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("replicas", [0, -1, True])
 def test_there_is_at_least_one_engine(pool: Path, tmp_path: Path, replicas: int) -> None:
     with pytest.raises(InputError, match="'replicas' is a whole number of at least 1"):
-        serve(ServeRequest(pool, state=tmp_path / "state", replicas=replicas))
+        serve(ServeOptions(pool, state=tmp_path / "state", replicas=replicas))
 
 
 def test_what_several_engines_cannot_share_is_refused_before_anything_is_loaded(pool: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a log of its own"):
-        serve(ServeRequest(pool, state=tmp_path / "state", audit=tmp_path / "one.jsonl", replicas=2))
+        serve(ServeOptions(pool, state=tmp_path / "state", audit=tmp_path / "one.jsonl", replicas=2))
     done = process("serve", str(pool), "--state", str(tmp_path / "state"), "--replicas", "0")
     assert (done.returncode, "--replicas" in done.stderr) == (2, True), done.stderr
 
@@ -53,11 +53,11 @@ def test_what_several_engines_cannot_share_is_refused_before_anything_is_loaded(
 def test_without_ray_it_says_what_to_install(pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"pip install 'mergestream\[scale-out\]'"):
-        serve(ServeRequest(pool, state=tmp_path / "state", replicas=2))
+        serve(ServeOptions(pool, state=tmp_path / "state", replicas=2))
 
 
 def test_an_engine_computes_in_the_numbers_it_is_asked_for(pool: Path, tmp_path: Path) -> None:
-    wanted = EngineRequest(pool, tmp_path / "state")
+    wanted = EngineOptions(pool, tmp_path / "state")
     assert wanted.load_pool().bank.dtype == torch.float32
     assert replace(wanted, dtype="bfloat16").load_pool().bank.dtype == torch.bfloat16
     with pytest.raises(UnknownNameError, match="dtype"):
@@ -116,7 +116,7 @@ def test_an_engine_that_says_nothing_is_not_waited_for(pool: Path, tmp_path: Pat
     with RunningService(pool, tmp_path / "state", "--replicas", "2") as service, service.client() as client:
         sent(service, there, [0])
         processes = descendants(service.process.pid)
-        (silent,) = [pid for pid in processes if "mergestream-1:PinnedEngine" in command_line(pid)[0]]
+        (silent,) = [pid for pid in processes if "mergestream-1:Replica" in command_line(pid)[0]]
         os.kill(silent, signal.SIGSTOP)
         wait_until(lambda: client.get("/readyz").status_code == 503)
         began = time.monotonic()

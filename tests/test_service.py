@@ -23,7 +23,7 @@ import mergestream as ms
 from benching import process, write_pool
 from dicoms import SECRET, dicom
 from mergestream.serving.audit.keys import create_key, read_public_key
-from mergestream.serving.audit.verification import verify
+from mergestream.serving.audit.log_verification import verify
 from mergestream.serving.http.problems import PROBLEMS
 from services import (
     STREAMS,

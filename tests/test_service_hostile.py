@@ -30,7 +30,7 @@ import mergestream
 from benching import write_pool
 from dicoms import dicom
 from live_service import LiveService
-from mergestream.serving.audit.verification import verify
+from mergestream.serving.audit.log_verification import verify
 from mergestream.serving.http.problems import MEDIA_TYPE, PROBLEMS
 from test_intake import BOMBS, VALID, any_bytes, array_header, drawn, png, saved, spoilt
 

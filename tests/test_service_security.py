@@ -31,20 +31,20 @@ from dicoms import SECRET
 from engines import PLAIN, batch, small_pool
 from mergestream.cli import app as cli
 from mergestream.runtime.errors import InputError, MergestreamError
-from mergestream.serving.audit.log_writer import AuditLog
+from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
 from mergestream.serving.engine.engine import Engine
+from mergestream.serving.engine_options import OpenEngine
 from mergestream.serving.http import server
-from mergestream.serving.http.app import create_app
+from mergestream.serving.http.application import create_app
 from mergestream.serving.http.problems import OWN, PROBLEMS, ClientGone, Problem, problem_of
 from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, ServiceLimits, body_of
 from mergestream.serving.http.tokens import ADMINISTRATOR, CLIENT, Tokens, create_token
 from mergestream.serving.http.uploads import files_of
-from mergestream.serving.logs import JsonLines
-from mergestream.serving.metrics import Metrics
 from mergestream.serving.micro_batching import OverloadedError
-from mergestream.serving.opening import NoLog, Opened
+from mergestream.serving.prometheus_metrics import Metrics
 from mergestream.serving.service import Service
-from mergestream.serving.startup import ServeRequest, serve
+from mergestream.serving.service_log import JsonFormatter
+from mergestream.serving.startup import ServeOptions, serve
 from services import STREAMS, RunningService, encoded, form, npy, png
 
 ROOT = Path(__file__).parent.parent
@@ -194,7 +194,7 @@ def test_the_command_line_makes_tokens_and_prints_them_once(tmp_path: Path) -> N
 
 
 def test_a_service_that_others_could_reach_needs_tokens(folder: Path, tokens: dict[str, str], tmp_path: Path) -> None:
-    request = ServeRequest(folder / "pool", port=0, state=tmp_path)
+    request = ServeOptions(folder / "pool", port=0, state=tmp_path)
     for host in ("0.0.0.0", "::", "192.0.2.1", "hospital.example"):
         with pytest.raises(InputError, match="--tokens"):
             serve(replace(request, host=host))
@@ -310,13 +310,15 @@ def test_pages_of_others_may_not_use_it(ask: Callable[..., Any], service: Runnin
 # --- inside -----------------------------------------------------------------------------------------------------------
 
 
-def opened(engine: Engine, audit: Any = None) -> Callable[[Metrics], Opened]:
-    return lambda _: Opened(engine, audit or NoLog())
+def opened(engine: Engine, audit: Any = None) -> Callable[[Metrics], OpenEngine]:
+    return lambda _: OpenEngine(engine, audit or NoAuditLog())
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    made = Engine(small_pool(), "entropy_adaptive", {}, audit=NoLog(), state_folder=tmp_path / "in", settings=PLAIN)
+    made = Engine(
+        small_pool(), "entropy_adaptive", {}, audit=NoAuditLog(), state_folder=tmp_path / "in", settings=PLAIN
+    )
     yield made
     made.close()
 
@@ -356,9 +358,9 @@ def test_a_fault_of_ours_is_told_by_its_request_id_alone(
 def test_loading_closing_and_overloaded_services_say_when_to_come_back(engine: Engine) -> None:
     gate = threading.Event()
 
-    def slowly(_: Metrics) -> Opened:
+    def slowly(_: Metrics) -> OpenEngine:
         gate.wait(10)
-        return Opened(engine, NoLog())
+        return OpenEngine(engine, NoAuditLog())
 
     service = Service(slowly, ServiceLimits(held_bytes=100_000))
 
@@ -387,11 +389,11 @@ def test_loading_closing_and_overloaded_services_say_when_to_come_back(engine: E
 def test_a_signal_while_it_loads_ends_it_in_order_and_it_was_never_ready(engine: Engine) -> None:
     kept, ready = signal.signal(signal.SIGTERM, signal.SIG_IGN), list[str]()
 
-    def slowly(_: Metrics) -> Opened:
+    def slowly(_: Metrics) -> OpenEngine:
         time.sleep(0.3)  # until it listens
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.5)
-        return Opened(engine, NoLog())
+        return OpenEngine(engine, NoAuditLog())
 
     service = Service(slowly)
     try:
@@ -416,7 +418,7 @@ def test_a_device_that_one_thread_may_touch_is_touched_by_one(engine: Engine, mo
         expert = engine.lineup.pool.names[0]
         assert (await client.put(f"/v1/pool/experts/{expert}", json={"on": False})).status_code == 200
         assert (await client.post(f"{STREAMS}/s0/reset")).status_code == 200
-        assert (await asyncio.to_thread(service.answer_now, "s1", batch(1))).switched_off == (expert,)
+        assert (await asyncio.to_thread(service.answer_from_thread, "s1", batch(1))).switched_off == (expert,)
 
     inside(service, talk)
     assert len(threads) == 1
@@ -461,7 +463,7 @@ def test_a_log_that_cannot_be_written_stops_answers_until_it_can(tmp_path: Path)
         assert str(tmp_path) not in refused.text
         require_problem(await client.get("/readyz"), "audit_unavailable")
         os.dup2(kept, audit._storage._handle)
-        service._checked_at = 0.0
+        service._log_checked_at = 0.0
         assert (await client.get("/readyz")).status_code == 200
         again = (await client.post(f"{STREAMS}/a/batches", files=form(png(1)))).json()
         assert (first["step"], again["step"]) == (0, 1)
@@ -525,9 +527,9 @@ def test_a_body_that_does_not_come_or_a_client_that_left_is_noticed() -> None:
 
     part = {"type": "http.request", "body": b"ab", "more_body": True}
     assert asyncio.run(read([part, {**part, "more_body": False}])) == b"abab"
-    with pytest.raises(Problem, match="must be here within"):
+    with pytest.raises(Problem, match="must arrive within"):
         asyncio.run(read([part]))
-    with pytest.raises(Problem, match="bytes here"):
+    with pytest.raises(Problem, match="at most 4 bytes"):
         asyncio.run(read([part, part, part]))
     with pytest.raises(ClientGone):
         asyncio.run(read([part, {"type": "http.disconnect"}]))
@@ -612,5 +614,5 @@ def test_the_table_of_problems_is_the_documents() -> None:
 
 def test_logs_as_json_hold_a_requests_fields() -> None:
     record = logging.LogRecord("x", logging.INFO, "f", 1, "%(status)s", ({"status": 200},), None)
-    said = json.loads(JsonLines().format(record))
+    said = json.loads(JsonFormatter().format(record))
     assert (said["status"], said["message"], said["level"]) == (200, "200", "info")

@@ -11,15 +11,9 @@ from pydicom.dataset import Dataset
 from dicoms import SECRET, UIDS, dicom
 from mergestream.data.intake import Limits, Picture, read_upload
 from mergestream.runtime.errors import InputError
-from mergestream.serving.structured_report import NOTICE, Finding, write
+from mergestream.serving.structured_report import NOTICE, write_report
+from services import ANSWER
 
-FINDING = Finding(
-    predicted="malignant, naïve µ",
-    probabilities={"benign": 0.123456789012345, "malignant, naïve µ": 0.876543210987655},
-    coefficients={"lyon": 1.0, "brest": 3.5e-17},
-    pool_sha256="a" * 64,
-    model_sha256="b" * 64,
-)
 # Type 1 in PS3.3: SR Document Series, General and Content (C.17.1 to C.17.3), SOP Common (C.12.1).
 TYPE_1 = (
     "SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "Modality", "SeriesNumber",
@@ -39,7 +33,7 @@ def pictures(frames: int = 1, **elements: object) -> list[Picture]:
 
 
 def report(picture: Picture, **options: datetime) -> Dataset:
-    data = write(picture, FINDING, **options)
+    data = write_report(picture, ANSWER, 0, **options)
     assert data[128:132] == b"DICM"
     return pydicom.dcmread(io.BytesIO(data))
 
@@ -78,9 +72,11 @@ def test_every_item_has_a_relationship_a_type_and_a_coded_name_and_codes_mean_on
 def test_the_answer_can_be_read_back() -> None:
     content = by_name(report(pictures()[0]).ContentSequence)
     texts = {name: part.TextValue for name, part in content if part.ValueType == "TEXT"}
-    assert texts["predicted"] == FINDING.predicted
-    assert (texts["pool"], texts["model"], texts["notice"]) == (FINDING.pool_sha256, FINDING.model_sha256, NOTICE)
-    for kind, told in (("class", FINDING.probabilities), ("expert", FINDING.coefficients)):
+    assert texts["predicted"] == ANSWER.predictions[0]
+    assert (texts["pool"], texts["model"], texts["notice"]) == (ANSWER.pool_sha256, ANSWER.weights_sha256, NOTICE)
+    probabilities = dict(zip(ANSWER.classes, ANSWER.probabilities[0], strict=True))
+    coefficients = dict(zip(ANSWER.experts, ANSWER.encoder_coefficients, strict=True))
+    for kind, told in (("class", probabilities), ("expert", coefficients)):
         found = {}
         for name, part in content:
             if name == kind:
@@ -109,7 +105,7 @@ def test_the_image_and_the_frame_are_referred_to() -> None:
 
 def test_no_patient_is_named_and_every_report_is_another_object() -> None:
     picture = pictures()[0]
-    assert SECRET.encode() not in write(picture, FINDING)
+    assert SECRET.encode() not in write_report(picture, ANSWER, 0)
     assert report(picture).SOPInstanceUID != report(picture).SOPInstanceUID
 
 
@@ -126,7 +122,7 @@ def test_times_are_utc() -> None:
 def test_a_report_needs_an_image_with_identifiers() -> None:
     array = io.BytesIO()
     np.save(array, np.zeros((8, 9), np.uint8))
-    with pytest.raises(InputError, match="did not come from one"):
-        write(read_upload(array.getvalue(), Limits())[0], FINDING)
+    with pytest.raises(InputError, match="did not come from DICOM"):
+        write_report(read_upload(array.getvalue(), Limits())[0], ANSWER, 0)
     with pytest.raises(InputError, match="UIDs"):
-        write(pictures(StudyInstanceUID=None)[0], FINDING)
+        write_report(pictures(StudyInstanceUID=None)[0], ANSWER, 0)

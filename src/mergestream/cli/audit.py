@@ -28,7 +28,7 @@ def verify_log(
 ) -> None:
     """Find every changed, removed, repeated, inserted or moved line. Exit code 1 if there is one."""
     from mergestream.serving.audit.anchors import read_anchor
-    from mergestream.serving.audit.verification import in_words, verify
+    from mergestream.serving.audit.log_verification import in_words, verify
 
     public_key = None
     if key is not None:

@@ -1,1 +1,1 @@
-"""The service a hospital runs: images in over HTTP or a watched folder, one merged model, an audit trail."""
+"""The service a hospital runs: images over HTTP or from a watched folder, one merged model, an audit trail."""

@@ -1,4 +1,4 @@
-"""Micro-batching: single cases of a stream are gathered by count or time, and each caller gets its own answer."""
+"""Micro-batching: single images of a stream are answered in batches, and each caller gets its own answer."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,19 +14,19 @@ from mergestream.serving.engine.registry import require_name
 
 
 class OverloadedError(MergestreamError):
-    """More work waits than the service may hold; the caller may try again later."""
+    """Too much work is waiting; the caller may try again later."""
 
 
 class ClosingError(MergestreamError):
-    """The service is shutting down: what it accepted is finished, nothing new is."""
+    """The service is shutting down: it finishes accepted work and refuses new work."""
 
 
 @dataclass(frozen=True)
 class BatchingSettings:
-    """count        pictures that are answered together at most
-    seconds      how long the first of them waits for others
-    waiting      pictures of all streams that may wait or be under way
-    per_stream   and of one stream, so that a busy scanner leaves room for the others
+    """count        largest batch
+    seconds      how long the first image waits for others
+    waiting      images of all streams that may wait or be in progress
+    per_stream   the same per stream, so that a busy scanner leaves room for the others
     """
 
     count: int = 32
@@ -44,24 +44,24 @@ class BatchingSettings:
 class _Case:
     picture: Picture
     answer: asyncio.Future[Answer]
-    since: float  # of the loop's clock
+    since: float  # by the event loop's clock
 
 
 @dataclass
 class _Queue:
-    """One stream's cases in order of arrival, and the task that answers them."""
+    """The waiting cases of one stream, in order of arrival, and the task that answers them."""
 
     cases: list[_Case] = field(default_factory=list)
-    under_way: int = 0
+    in_progress: int = 0
     full: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
-        return len(self.cases) + self.under_way
+        return len(self.cases) + self.in_progress
 
 
 class MicroBatcher:
-    """For one event loop. `answer` is the engine's and runs in `executor` (None: the loop's own)."""
+    """For one event loop. `answer` runs in `executor` (None: the loop's default)."""
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class MicroBatcher:
         self._closing = False
 
     def __len__(self) -> int:
-        """Pictures that wait or are under way."""
+        """Images that wait or are in progress."""
         return sum(map(len, self._queues.values()))
 
     async def submit(self, stream: str, picture: Picture) -> Answer:
-        """The answer to one picture. A caller who gives up leaves the batch, or is not waited for by it."""
-        queue = self._accepting(require_name(stream))
+        """Answer one image. A caller may give up: its image leaves the batch if that has not started."""
+        queue = self._queue_for(require_name(stream))
         loop = asyncio.get_running_loop()
         case = _Case(picture, loop.create_future(), loop.time())
         queue.cases.append(case)
@@ -91,43 +91,43 @@ class MicroBatcher:
         return await case.answer
 
     async def close(self) -> None:
-        """Refuse what is new, and finish what was accepted."""
+        """Refuse new images and finish accepted ones."""
         self._closing = True
         for queue in self._queues.values():
             queue.full.set()
         tasks = [queue.task for queue in self._queues.values() if queue.task is not None]
         await asyncio.gather(*tasks)
 
-    def _accepting(self, stream: str) -> _Queue:
+    def _queue_for(self, stream: str) -> _Queue:
         if self._closing:
-            raise ClosingError("The service is shutting down. Send this picture again when it is back.")
+            raise ClosingError("The service is shutting down. Send this image again when it is back.")
         queue = self._queues.get(stream, _Queue())
         if len(self) >= self.settings.waiting or len(queue) >= self.settings.per_stream:
-            raise OverloadedError("Too many pictures are waiting. Try again in a moment.")
+            raise OverloadedError("Too many images are waiting. Try again in a moment.")
         return self._queues.setdefault(stream, queue)
 
     async def _work(self, stream: str, queue: _Queue) -> None:
-        """Answer a stream's cases, one batch after the other, until none is left."""
+        """Answer the cases of a stream, batch by batch, until none is left."""
         while queue.cases:
-            await self._gathered(queue)
-            # Whoever gave up meanwhile must not move the others' averages.
-            taken = [case for case in queue.cases[: self.settings.count] if not case.answer.done()]
+            await self._wait_for_batch(queue)
+            # Images of callers who gave up must not change the averages.
+            batch = [case for case in queue.cases[: self.settings.count] if not case.answer.done()]
             del queue.cases[: self.settings.count]
-            queue.under_way = len(taken)
+            queue.in_progress = len(batch)
             if len(queue.cases) < self.settings.count and not self._closing:
                 queue.full.clear()
-            await self._answered(stream, taken)
-            queue.under_way = 0
+            await self._answer_batch(stream, batch)
+            queue.in_progress = 0
         del self._queues[stream]
 
-    async def _gathered(self, queue: _Queue) -> None:
-        """Wait until enough cases are there, or until the first of them has waited long enough."""
+    async def _wait_for_batch(self, queue: _Queue) -> None:
+        """Wait until the batch is full or its first case has waited long enough."""
         due = queue.cases[0].since + self.settings.seconds
         with suppress(TimeoutError):
             await asyncio.wait_for(queue.full.wait(), max(0.0, due - asyncio.get_running_loop().time()))
 
-    async def _answered(self, stream: str, cases: Sequence[_Case]) -> None:
-        """Give every case its own answer. A batch that is refused is halved until the bad ones stand alone."""
+    async def _answer_batch(self, stream: str, cases: Sequence[_Case]) -> None:
+        """Answer each case. A refused batch is halved until the bad images are alone."""
         if not cases:
             return
         try:
@@ -136,20 +136,20 @@ class MicroBatcher:
             answer = await loop.run_in_executor(self._executor, self._answer, stream, pictures)
         except InputError as error:
             if len(cases) == 1:
-                _tell(cases[0], error)
+                _fail(cases[0], error)
                 return
             middle = len(cases) // 2
-            await self._answered(stream, cases[:middle])
-            await self._answered(stream, cases[middle:])
+            await self._answer_batch(stream, cases[:middle])
+            await self._answer_batch(stream, cases[middle:])
         except Exception as error:
             for case in cases:
-                _tell(case, error)
+                _fail(case, error)
         else:
             for position, case in enumerate(cases):
                 if not case.answer.done():
                     case.answer.set_result(answer.of(position))
 
 
-def _tell(case: _Case, error: Exception) -> None:
+def _fail(case: _Case, error: Exception) -> None:
     if not case.answer.done():
         case.answer.set_exception(error)

@@ -1,7 +1,6 @@
-"""What a person asked for, in words -> a running service."""
+"""Start the service from its command-line options."""
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,28 +13,26 @@ from mergestream.runtime.files import make_folder
 from mergestream.runtime.option_checks import one_of, whole_number
 from mergestream.runtime.option_text import parse_options
 from mergestream.serving.engine.settings import EngineSettings
-from mergestream.serving.engine_request import EngineRequest, open_engine
+from mergestream.serving.engine_options import EngineOptions, OpenEngine, open_engine
 from mergestream.serving.guards.findings import GuardSettings
 from mergestream.serving.http.gate import is_loopback
 from mergestream.serving.http.request_limits import ServiceLimits
 from mergestream.serving.http.server import Address, run
 from mergestream.serving.http.tokens import Tokens
-from mergestream.serving.logs import log_to_stderr
-from mergestream.serving.metrics import Metrics
 from mergestream.serving.micro_batching import BatchingSettings
-from mergestream.serving.opening import CountedLog, Opened
-from mergestream.serving.replicas.ray_cluster import require_ray_serve, start
+from mergestream.serving.prometheus_metrics import Metrics
+from mergestream.serving.replicas.ray_cluster import require_ray_serve, start_replicas
 from mergestream.serving.service import ENGINE_THREADS, Service
+from mergestream.serving.service_log import log_to_stderr
 from mergestream.serving.watched_folder.folder_thread import FolderThread
 
 DEVICES = ("auto", "cpu", "cuda")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ServeRequest:
-    """`mergestream serve` as it was typed. `audit` None: <state>/audit.jsonl."""
+class ServeOptions:
+    """Options of `mergestream serve`. `audit` None: <state>/audit.jsonl."""
 
     pool: Path
     host: str = "127.0.0.1"
@@ -64,125 +61,125 @@ class ServeRequest:
     replicas: int = 1
 
 
-def serve(request: ServeRequest, say: Callable[[str], None] = lambda _: None) -> None:
-    """Run the service until a signal ends it. Whatever can be found wrong is, before it listens or loads."""
-    tokens = None if request.tokens is None else Tokens(request.tokens)
-    _require_safe(request)
-    wanted, limits, hosts = _engine_request(request), _limits(request), _hosts(request)
-    alone = request.replicas == 1
+def serve(options: ServeOptions, print_line: Callable[[str], None] = lambda _: None) -> None:
+    """Run the service until a signal ends it. Options are checked before it listens or loads anything."""
+    tokens = None if options.tokens is None else Tokens(options.tokens)
+    _require_safe(options)
+    engine, limits, hosts = _engine_options(options), _limits(options), _hosts(options)
     service = Service(
-        _opener(wanted, request.replicas, limits.answer_seconds),
+        _opener(engine, options.replicas, limits.answer_seconds),
         limits,
         tokens=tokens,
         hosts=hosts,
-        one_thread=alone and wanted.device != "cpu",
-        threads=ENGINE_THREADS * request.replicas,
+        one_thread=options.replicas == 1 and engine.device != "cpu",
+        threads=ENGINE_THREADS * options.replicas,
     )
-    if request.watch is not None:
-        make_folder(request.watch)
-        service.attend(FolderThread(service, request.watch, reports=request.watch_reports))
-    log_to_stderr(as_json=request.json_log)
-    for sentence in _in_words(request, wanted):
-        say(sentence)
-    address = Address(request.host, request.port, request.tls_cert, request.tls_key)
-    run(service, address, lambda url: say(f"Ready: {url} (dashboard), {url}/docs. End it with Ctrl+C or SIGTERM."))
+    if options.watch is not None:
+        make_folder(options.watch)
+        service.folder = FolderThread(service, options.watch, reports=options.watch_reports)
+    log_to_stderr(as_json=options.json_log)
+    for line in _notices(options, engine):
+        print_line(line)
+    address = Address(options.host, options.port, options.tls_cert, options.tls_key)
+    run(
+        service,
+        address,
+        lambda url: print_line(f"Ready: {url} (dashboard), {url}/docs. Stop it with Ctrl+C or SIGTERM."),
+    )
 
 
-def _engine_request(request: ServeRequest) -> EngineRequest:
-    """What needs no pool is checked now."""
-    replicas = whole_number("replicas", request.replicas, low=1)
-    if replicas > 1 and request.audit is not None:
-        raise InputError("With --replicas each engine keeps a log of its own in the --state folder: leave out --audit.")
-    guards = GuardSettings(**dict(_known_guards(request.guards)))
-    wanted = EngineRequest(
-        pool=request.pool,
-        state=request.state,
-        method=request.method,
-        options=dict(parse_options(request.options)),
-        settings=EngineSettings(guards=guards, most_streams=request.max_streams, weights_hash=request.weights_hash),
-        audit=request.audit,
-        audit_key=request.audit_key,
-        no_audit=request.no_audit,
-        device=_device(request),
-        dtype=request.dtype,
+def _engine_options(options: ServeOptions) -> EngineOptions:
+    """The engine's options, checked as far as that needs no pool."""
+    replicas = whole_number("replicas", options.replicas, low=1)
+    if replicas > 1 and options.audit is not None:
+        raise InputError("With --replicas each engine has its own log in the --state folder: leave out --audit.")
+    guards = GuardSettings(**_guard_settings(options.guards))
+    engine = EngineOptions(
+        pool=options.pool,
+        state=options.state,
+        method=options.method,
+        options=dict(parse_options(options.options)),
+        settings=EngineSettings(guards=guards, most_streams=options.max_streams, weights_hash=options.weights_hash),
+        audit=options.audit,
+        audit_key=options.audit_key,
+        no_audit=options.no_audit,
+        device=_device(options),
+        dtype=options.dtype,
         threads=max(1, torch.get_num_threads() // replicas),
     )
-    wanted.private_key()
-    make_folder(request.state)
-    return wanted
+    engine.private_key()
+    make_folder(options.state)
+    return engine
 
 
-def _opener(wanted: EngineRequest, replicas: int, seconds: float) -> Callable[[Metrics], Opened]:
-    """Opens an engine here, or several in processes of their own."""
+def _opener(engine: EngineOptions, replicas: int, seconds: float) -> Callable[[Metrics], OpenEngine]:
+    """A function that opens one engine in this process, or several replicas in their own processes."""
     if replicas == 1:
-        return lambda metrics: open_engine(wanted, lambda audit: CountedLog(audit, metrics))
+        return lambda metrics: open_engine(engine, metrics.audit_line)
     require_ray_serve()
 
-    def opened(metrics: Metrics) -> Opened:
-        engines = start(wanted, replicas, seconds, count=lambda written: metrics.audit(written=written))
-        return Opened(engines, engines)
+    def open_replicas(metrics: Metrics) -> OpenEngine:
+        replicated = start_replicas(engine, replicas, seconds, on_append=metrics.audit_line)
+        return OpenEngine(replicated, replicated)
 
-    return opened
+    return open_replicas
 
 
-def _device(request: ServeRequest) -> str:
-    one_of("device", request.device, DEVICES)
-    if request.device == "cuda" and not torch.cuda.is_available():
+def _device(options: ServeOptions) -> str:
+    one_of("device", options.device, DEVICES)
+    if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("This machine has no CUDA device that PyTorch can use. Give --device cpu or auto.")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if request.device == "auto" else request.device
+    return ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
 
 
-def _known_guards(texts: Sequence[str]) -> Mapping[str, Any]:
-    given = dict(parse_options(texts))
-    for name in given:
+def _guard_settings(texts: Sequence[str]) -> dict[str, Any]:
+    settings = dict(parse_options(texts))
+    for name in settings:
         one_of("guard", name, tuple(GuardSettings.__dataclass_fields__))
-    if "fallback" in given:  # 'none' is its name here, not nothing
-        given["fallback"] = "none" if given["fallback"] is None else str(given["fallback"])
-    if isinstance(given.get("fallback_on"), str):
-        given["fallback_on"] = (given["fallback_on"],)
-    return given
+    if "fallback" in settings:  # here 'none' is a name
+        settings["fallback"] = "none" if settings["fallback"] is None else str(settings["fallback"])
+    if isinstance(settings.get("fallback_on"), str):
+        settings["fallback_on"] = (settings["fallback_on"],)
+    return settings
 
 
-def _limits(request: ServeRequest) -> ServiceLimits:
-    batching = BatchingSettings(count=request.max_batch, seconds=request.max_wait_ms / 1000)
-    body_bytes = request.max_body_mib * MEBIBYTE
-    burst = max(1, round(2 * request.rate))
-    return ServiceLimits(body_bytes=body_bytes, rate=request.rate, burst=burst, batching=batching)
+def _limits(options: ServeOptions) -> ServiceLimits:
+    batching = BatchingSettings(count=options.max_batch, seconds=options.max_wait_ms / 1000)
+    body_bytes = options.max_body_mib * MEBIBYTE
+    burst = max(1, round(2 * options.rate))
+    return ServiceLimits(body_bytes=body_bytes, rate=options.rate, burst=burst, batching=batching)
 
 
-def _require_safe(request: ServeRequest) -> None:
-    if request.tokens is None and not is_loopback(request.host):
+def _require_safe(options: ServeOptions) -> None:
+    if options.tokens is None and not is_loopback(options.host):
         raise InputError(
-            f"Whoever reaches {request.host} could use the service. Make a token with 'mergestream serve-token' "
+            f"Everyone who can reach {options.host} could use the service. Make a token with 'mergestream serve-token' "
             "and give its file as --tokens, or listen at 127.0.0.1."
         )
-    if (request.tls_cert is None) != (request.tls_key is None):
+    if (options.tls_cert is None) != (options.tls_key is None):
         raise InputError("TLS takes both --tls-cert and --tls-key.")
 
 
-def _hosts(request: ServeRequest) -> Sequence[str] | None:
-    """Without tokens, only requests that address this very machine: no web page can make a browser send others."""
-    return (*LOOPBACK_NAMES, request.host.lower()) if request.tokens is None else None
+def _hosts(options: ServeOptions) -> Sequence[str] | None:
+    """Without tokens, only requests addressed to this machine: a web page cannot make a browser send those."""
+    return (*LOOPBACK_NAMES, options.host.lower()) if options.tokens is None else None
 
 
-def _in_words(request: ServeRequest, wanted: EngineRequest) -> list[str]:
-    """What an operator should know before the first request."""
-    said = ["For research. Not a medical device.", f"{_logged(wanted, request.replicas)}{_signed(request)}"]
-    if not is_loopback(request.host) and request.tls_cert is None:
-        said.append("Warning: without --tls-cert and --tls-key, tokens and pictures cross the network unencrypted.")
-    return [*said, f"Loading {request.pool} …"]
+def _notices(options: ServeOptions, engine: EngineOptions) -> list[str]:
+    """Lines for the operator before the service loads."""
+    notices = ["For research. Not a medical device.", _log_notice(options, engine)]
+    if not is_loopback(options.host) and options.tls_cert is None:
+        notices.append("Warning: without --tls-cert and --tls-key, tokens and images cross the network unencrypted.")
+    return [*notices, f"Loading {options.pool} …"]
 
 
-def _logged(wanted: EngineRequest, replicas: int) -> str:
-    if wanted.no_audit:
+def _log_notice(options: ServeOptions, engine: EngineOptions) -> str:
+    if engine.no_audit:
         return "No audit log is kept."
-    logs = [wanted.log_file] if replicas == 1 else [wanted.pinned(n).log_file for n in range(replicas)]
-    return f"Audit log: {logs[0]}" if replicas == 1 else f"Audit logs, one an engine: {', '.join(map(str, logs))}"
-
-
-def _signed(request: ServeRequest) -> str:
-    return (
-        ""
-        if request.audit_key or request.no_audit
-        else " (not signed: give a key of 'mergestream audit key' as --audit-key)"
-    )
+    if options.replicas == 1:
+        files = f"Audit log: {engine.log_file}"
+    else:
+        logs = (str(engine.for_replica(number).log_file) for number in range(options.replicas))
+        files = f"Audit logs, one per engine: {', '.join(logs)}"
+    unsigned = " (not signed: give a key made by 'mergestream audit key' as --audit-key)"
+    return files if options.audit_key else files + unsigned

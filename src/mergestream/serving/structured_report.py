@@ -1,12 +1,11 @@
-"""An answer as a DICOM structured report that refers to the image it is about. For the caller only; nothing is kept.
+"""An answer as a DICOM structured report that refers to its image. It goes to the caller; nothing is stored.
 
-A Comprehensive SR (PS3.3 A.35.3): numbers stay numbers. It names no patient: elements that must be there but may be
-empty (type 2) are empty, since the service never reads names. What stores the report fills them in from the study.
+A Comprehensive SR (PS3.3 A.35.3), so that numbers stay numbers. It names no patient: elements that are required but may
+be empty (type 2) are empty, since the service never reads names. The archive fills them in from the study.
 """
 
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pydicom
@@ -15,6 +14,7 @@ from pydicom.uid import UID, ComprehensiveSRStorage, ExplicitVRLittleEndian, gen
 
 from mergestream.data.intake import DicomSource, Picture
 from mergestream.runtime.errors import InputError
+from mergestream.serving.engine.answers import Answer
 
 NOTICE = "For research, not a medical device."
 SCHEME = "99MERGESTREAM"
@@ -25,23 +25,12 @@ EMPTY = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What the merged model answered to one picture."""
-
-    predicted: str
-    probabilities: Mapping[str, float]  # by class
-    coefficients: Mapping[str, float]  # by expert
-    pool_sha256: str
-    model_sha256: str  # of the merged weights
-
-
-def write(picture: Picture, finding: Finding, when: datetime | None = None) -> bytes:
-    """A DICOM file; the picture must have come from one."""
+def write_report(picture: Picture, answer: Answer, row: int, when: datetime | None = None) -> bytes:
+    """Write the report of one image, row `row` of its batch, as a DICOM file. The image must have come from DICOM."""
     source = _require_source(picture)
     report = _document(source, (when or datetime.now(UTC)).astimezone(UTC))
     report.CurrentRequestedProcedureEvidenceSequence = [_evidence(source)]
-    report.ContentSequence = _content(picture, source, finding)
+    report.ContentSequence = _content(picture, source, answer, row)
     written = io.BytesIO()
     pydicom.dcmwrite(written, report, enforce_file_format=True)
     return written.getvalue()
@@ -50,7 +39,7 @@ def write(picture: Picture, finding: Finding, when: datetime | None = None) -> b
 def _require_source(picture: Picture) -> DicomSource:
     source = picture.source
     if source is None:
-        raise InputError("A structured report refers to a DICOM image, and this picture did not come from one.")
+        raise InputError("A structured report refers to a DICOM image, and this one did not come from DICOM.")
     # IGNORE: pydicom would quote an invalid UID in its log.
     if not all(UID(uid, pydicom.config.IGNORE).is_valid for uid in vars(source).values()):
         raise InputError("A structured report needs the image's UIDs of class, instance, study and series, each valid.")
@@ -93,17 +82,19 @@ def _reference(source: DicomSource, frame: int | None = None) -> Dataset:
     return reference
 
 
-def _content(picture: Picture, source: DicomSource, finding: Finding) -> Sequence[Dataset]:
+def _content(picture: Picture, source: DicomSource, answer: Answer, row: int) -> Sequence[Dataset]:
+    probabilities = zip(answer.classes, answer.probabilities[row], strict=True)
+    coefficients = zip(answer.experts, answer.encoder_coefficients or (), strict=False)
     image = _item("IMAGE", "image", "Image that was classified")
     image.ReferencedSOPSequence = [_reference(source, picture.frame)]
     return [
         _text("notice", "Notice", NOTICE),
         image,
-        _text("predicted", "Predicted class", finding.predicted),
-        *(_named("class", name, "probability", number) for name, number in finding.probabilities.items()),
-        *(_named("expert", name, "coefficient", number) for name, number in finding.coefficients.items()),
-        _text("pool", "sha-256 of the pool", finding.pool_sha256),
-        _text("model", "sha-256 of the merged model", finding.model_sha256),
+        _text("predicted", "Predicted class", answer.predictions[row] or "undecided"),
+        *(_named("class", name, "probability", number) for name, number in probabilities),
+        *(_named("expert", name, "coefficient", number) for name, number in coefficients if number is not None),
+        _text("pool", "sha-256 of the pool", answer.pool_sha256),
+        _text("model", "sha-256 of the merged model", answer.weights_sha256 or "none: no single merged model answered"),
         _text("pixels", "sha-256 of the pixels", picture.pixels_sha256),
     ]
 

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Condition
 from typing import TYPE_CHECKING, Any, Self
@@ -59,10 +59,21 @@ class AuditLog:
         self._waiting: list[_Entry] = []
         self._turn, self._writing = Condition(), False
         self._failed_appends = 0
+        self._on_append: Callable[[bool], None] = lambda _: None
 
     @classmethod
-    def open(cls, path: Path, key: "PrivateKey | None" = None, *, rotate_bytes: int = ROTATE_BYTES) -> Self:
-        """Begin or continue a log. A torn last line is moved to a .torn file and recorded in the log."""
+    def open(
+        cls,
+        path: Path,
+        key: "PrivateKey | None" = None,
+        *,
+        rotate_bytes: int = ROTATE_BYTES,
+        on_append: Callable[[bool], None] = lambda _: None,
+    ) -> Self:
+        """Begin or continue a log. A torn last line is moved to a .torn file and recorded in the log.
+
+        `on_append` is called after each append with whether the line was written.
+        """
         if rotate_bytes < 1:
             raise InputError(f"rotate_bytes must be at least 1, not {rotate_bytes}.")
         path = Path(path).absolute()
@@ -71,6 +82,7 @@ class AuditLog:
         try:
             opened = cls(path, key, rotate_bytes, lock_handle)
             opened._record_torn_ends()
+            opened._on_append = on_append
         except BaseException as error:
             os.close(lock_handle)
             if isinstance(error, OSError) and not isinstance(error, MergestreamError):
@@ -80,7 +92,11 @@ class AuditLog:
 
     def append(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Write one line and return it once it is on disk. AuditError: it is not, so no answer may leave."""
-        return self._appended(_Entry(checked_kind(kind), encoded_body(body)))
+        entry = _Entry(checked_kind(kind), encoded_body(body))
+        try:
+            return self._appended(entry)
+        finally:
+            self._on_append(entry.line is not None)
 
     def close(self) -> None:
         """Finish what is being written and release the log."""
@@ -180,3 +196,15 @@ class AuditLog:
 
 def _why(error: BaseException | None) -> str:
     return "unknown" if error is None else error_text(error) or type(error).__name__
+
+
+class NoAuditLog:
+    """In place of a log for a service started with --no-audit."""
+
+    failing = None
+
+    def append(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        return {}
+
+    def close(self) -> None:
+        pass

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.files import error_text, sha256_of_file
 from mergestream.runtime.parallel import Track, quiet
-from mergestream.serving.audit.comparison import FieldDifference, compare
 from mergestream.serving.audit.lines import AuditError, LineError, faults, parse
 from mergestream.serving.audit.log_files import raw_lines
+from mergestream.serving.audit.step_comparison import FieldDifference, compare
 
 STEP = "step"
 MOST_LISTED = 100

@@ -1,1 +1,1 @@
-"""Checks of batches and streams: findings, drift alarms and abstention."""
+"""Guards: checks of batches and streams, drift alarms and abstention."""

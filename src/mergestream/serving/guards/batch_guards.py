@@ -1,6 +1,6 @@
-"""Guard rails that look at one batch: pure functions of its tensors and the settings -> findings.
+"""Guards of one batch: pure functions from its tensors and the settings to findings.
 
-Those that need more than one batch (collapse, disagreement, drift) are in windows.py.
+Those that need more than one batch (collapse, disagreement, drift) are in stream_guards.py.
 Shapes: K experts in use, B images, C classes.
 """
 
@@ -25,12 +25,12 @@ from mergestream.serving.guards.findings import (
     GuardSettings,
 )
 
-MOST_NAMED = 20  # pictures a sentence or a list of positions names
+MOST_NAMED = 20  # images that a sentence or a list of positions names
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One batch as the guard rails see it. `experts` [K,B,C] and `entropy` [K] are missing where nobody asked."""
+    """Tensors of one batch. `experts` [K,B,C] and `entropy` [K] are None if the experts were not run."""
 
     images: Tensor  # prepared [B,c,H,W]
     logits: Tensor  # the method's own answer [B,C]
@@ -41,7 +41,7 @@ class Seen:
 
 
 def near_uniform_entropies(seen: Seen, settings: GuardSettings) -> Finding | None:
-    """No expert knows more about this batch than that it has C classes."""
+    """No expert is surer about this batch than a guess among C classes."""
     if seen.entropy is None or len(seen.classes) < 2:
         return None
     lowest = float(seen.entropy.min()) / math.log(len(seen.classes))
@@ -114,7 +114,7 @@ def structureless_pictures(seen: Seen, settings: GuardSettings) -> Finding | Non
 
 
 def neighbour_correlation(images: Tensor) -> Tensor:
-    """Correlation of pixels with their right and lower neighbours [B], channels centred; 1 where there are none."""
+    """Correlation [B] of pixels with their right and lower neighbours, channels centred; 1 for images of one pixel."""
     if min(images.shape[-2:]) < 2:
         return torch.ones(len(images), device=images.device)
     centred = images.float()
@@ -130,14 +130,14 @@ def _correlation(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _ranges(images: Tensor) -> Tensor:
-    """Of every picture [B], the widest range of a channel."""
+    """The widest range of a channel, per image [B]."""
     flat = images.float().flatten(2)
     return (flat.amax(dim=-1) - flat.amin(dim=-1)).amax(dim=-1)
 
 
 def _positions(chosen: Tensor) -> list[int]:
-    found: list[int] = chosen.nonzero().flatten().tolist()
-    return found
+    positions: list[int] = chosen.nonzero().flatten().tolist()
+    return positions
 
 
 def _listed(positions: Sequence[int]) -> str:
@@ -145,16 +145,14 @@ def _listed(positions: Sequence[int]) -> str:
 
 
 def abstained(logits: Tensor, settings: GuardSettings) -> list[int]:
-    """Positions of pictures whose highest probability is too low to decide."""
+    """Positions of images whose highest probability is too low to decide."""
     if settings.abstain_below is None:
         return []
-    confidence = torch.softmax(logits, dim=-1).amax(dim=-1)
-    found: list[int] = (confidence < settings.abstain_below).nonzero().flatten().tolist()
-    return found
+    return _positions(torch.softmax(logits, dim=-1).amax(dim=-1) < settings.abstain_below)
 
 
 def abstention(logits: Tensor, settings: GuardSettings) -> list[Finding]:
-    """Said of the answer itself, whoever gave it."""
+    """The finding about undecided images, whoever answered."""
     positions = abstained(logits, settings)
     if not positions:
         return []
@@ -173,6 +171,6 @@ BATCH_GUARDS: tuple[Callable[[Seen, GuardSettings], Finding | None], ...] = (
 
 
 def look_at_batch(seen: Seen, settings: GuardSettings) -> list[Finding]:
-    """Every guard rail that looks at one batch, in a fixed order."""
-    found = (guard(seen, settings) for guard in BATCH_GUARDS)
-    return [finding for finding in found if finding is not None]
+    """Run all guards of one batch, in a fixed order."""
+    findings = (guard(seen, settings) for guard in BATCH_GUARDS)
+    return [finding for finding in findings if finding is not None]

@@ -1,10 +1,10 @@
-"""When a series has moved from its level for good: the drift alarm's arithmetic.
+"""The arithmetic of the drift alarm: has a series left its level for good?
 
-Drift is seen by CUSUM (Page 1954) in its self-starting form (Hawkins 1987): a batch is compared with all batches before
-it, in units of what earlier batches were off. Two series are watched: the mean entropy of the merged model's answers,
-both ways, and how far the histogram of its classes lies from the one so far (chi-square), upwards. What one batch adds
-is bounded, so that no single odd batch raises the alarm, and the sum is bounded, so that it ends when the stream comes
-back. While it lasts the reference stands still; resetting the stream accepts the new level.
+Self-starting CUSUM (Page 1954, Hawkins 1987): a batch is compared with all batches before it, in units of their
+deviations. Two series are watched: the mean entropy of the merged model's answers, in both directions, and the distance
+(chi-square) of its class histogram from the one so far, upwards. What one batch adds is bounded, so that no single odd
+batch raises the alarm; the sum is bounded, so that the alarm ends when the stream returns. While it lasts the reference
+is frozen; resetting the stream accepts the new level.
 """
 
 import math
@@ -21,7 +21,7 @@ Counts = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Cusum:
-    """One watched series: its level so far, what batches were off, and the two sums."""
+    """One watched series: its level so far, squared deviations, and the two sums."""
 
     batches: int = 0
     images: int = 0

@@ -1,19 +1,22 @@
-"""What guard rails may say, and the settings they go by. docs/guards.md has the numbers behind the defaults."""
+"""Findings of the guards and their settings. docs/guards.md explains the defaults."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
 
-INFO, WARNING, ALARM = "info", "warning", "alarm"
+Severity = Literal["info", "warning", "alarm"]
+INFO: Severity = "info"
+WARNING: Severity = "warning"
+ALARM: Severity = "alarm"
 NEAR_UNIFORM, EQUAL = "near_uniform_entropies", "equal_entropies"
 SATURATED, BLANK, STRUCTURELESS = "saturated_expert", "blank_pictures", "structureless_pictures"
 DISAGREEMENT, COLLAPSE = "confident_disagreement", "class_collapse"
 ENTROPY_DRIFT, CLASS_DRIFT = "entropy_drift", "class_drift"
 FALLBACK, RESTARTED, ABSTAINED = "fallback", "average_restarted", "abstained"
-# What speaks against this one batch, and may therefore make the safe choice answer it.
+# Findings about one batch that may call the fallback.
 BATCH_CODES = (NEAR_UNIFORM, EQUAL, SATURATED, BLANK, STRUCTURELESS)
 CODES = (*BATCH_CODES, DISAGREEMENT, COLLAPSE, ENTROPY_DRIFT, CLASS_DRIFT, FALLBACK, RESTARTED, ABSTAINED)
 NO_FALLBACK, ENSEMBLE, UNIFORM, EXPERT = "none", "ensemble", "uniform", "expert:"
@@ -21,21 +24,21 @@ NO_FALLBACK, ENSEMBLE, UNIFORM, EXPERT = "none", "ensemble", "uniform", "expert:
 
 @dataclass(frozen=True)
 class GuardSettings:
-    """fallback          who answers where a batch holds no evidence: 'ensemble', 'uniform', 'expert:NAME' or 'none'
-    fallback_on       which findings about a batch call it
+    """fallback          who answers a batch without evidence: 'ensemble', 'uniform', 'expert:NAME' or 'none'
+    fallback_on       findings about a batch that call the fallback
     near_uniform      every expert's entropy is at least this share of log C
     equal_within      the experts' entropies span at most this share of their mean
     saturated         nats between an expert's two best classes that no fit gives, on half of the images or more
-    blank             the range of a picture's pixels, in units of the pool's normalisation
-    structure         correlation of neighbouring pixels below which a picture is noise
+    blank             range of an image's pixels, in units of the pool's normalisation
+    structure         correlation of neighbouring pixels below which an image is noise
     sure              probability from which an expert counts as confident
     disagreement      share of the window's images on which the confident experts have no majority
-    window, fewest    images that the window holds at most, and that it needs before it speaks
-    drift_after       batches, of `fewest` images or more, that set the reference
-    drift_slack       standard deviations a batch may be off without being counted (CUSUM's k)
-    drift_limit       sum of what is counted at which the alarm is raised (CUSUM's h)
-    abstain_below     highest probability under which a picture is left undecided; None answers all
-    watch_experts     run every expert on every batch, also where the method does not need it
+    window, fewest    images in the window at most, and before it is judged
+    drift_after       batches (with `fewest` images or more) that set the reference
+    drift_slack       standard deviations that a batch may be off without being counted (CUSUM's k)
+    drift_limit       sum at which the alarm is raised (CUSUM's h)
+    abstain_below     an image whose highest probability is lower stays undecided; None: all are decided
+    watch_experts     run every expert on every batch, even if the method does not need it
     """
 
     fallback: str = ENSEMBLE
@@ -70,7 +73,7 @@ class GuardSettings:
         whole_number("window", self.window, low=2)
         whole_number("drift_after", self.drift_after, low=2)
         if self.fewest > self.window // 2:
-            # The window is two halves that are forgotten in turn, so that it may hold only one half.
+            # The window is two halves that are forgotten in turn, so it may hold only one half.
             raise InputError(f"'fewest' is at most half of 'window' ({self.window}); got {self.fewest}.")
         if self.abstain_below is not None:
             number("abstain_below", self.abstain_below, low=0, high=1)
@@ -84,10 +87,10 @@ class GuardSettings:
         try:
             return cls(**{**value, "fallback_on": tuple(value["fallback_on"])})
         except (KeyError, TypeError) as error:
-            raise InputError(f"These are not the settings of the guard rails: {error}.") from error
+            raise InputError(f"These are not settings of the guards: {error}.") from error
 
     def require_expert(self, names: Sequence[str]) -> None:
-        """A safe choice that names an expert must name one of the pool's."""
+        """Check that a fallback expert is in the pool."""
         name = self.fallback.removeprefix(EXPERT)
         if self.fallback.startswith(EXPERT) and name not in names:
             raise unknown_name("expert in this pool", name, names)
@@ -95,10 +98,10 @@ class GuardSettings:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a guard rail saw: a stable code, how grave, a sentence for people, and the numbers behind it."""
+    """Finding of a guard: a stable code, a severity, a sentence for people, and its numbers."""
 
     code: str
-    severity: str
+    severity: Severity
     sentence: str
     numbers: dict[str, Any] = field(default_factory=dict)
 

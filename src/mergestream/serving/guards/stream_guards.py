@@ -1,7 +1,7 @@
-"""Guard rails that need more than one batch, and the memory they keep of a stream: pure, small, JSON.
+"""Guards that need more than one batch, and their memory of a stream, which is small and JSON.
 
-The window is two halves; a full newer half becomes the older one, which is forgotten. So it holds half a window to a
-whole one, and its memory is counts, whatever the number of images.
+The window is two halves; a full newer half replaces the older one. So it holds between half a window and a whole one,
+and its memory is counts, whatever the number of images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from mergestream.serving.guards.findings import (
     GuardSettings,
 )
 
-FEWEST_TO_COMPARE = 16  # images: of fewer, chi-square is far from its distribution
+FEWEST_TO_COMPARE = 16  # images; with fewer, chi-square is far from its distribution
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Half:
 
 @dataclass(frozen=True)
 class Memory:
-    """All that the guard rails carry from batch to batch of one stream."""
+    """What the guards carry from batch to batch of one stream."""
 
     older: Half = field(default_factory=Half)
     newer: Half = field(default_factory=Half)
     certainty: Cusum = field(default_factory=Cusum)
     mixture: Cusum = field(default_factory=Cusum)
-    classes: tuple[int, ...] = ()  # how often the model said each, in the reference
-    pending: tuple[int, ...] = ()  # and since, until they are enough to compare
+    classes: tuple[int, ...] = ()  # predictions per class in the reference
+    pending: tuple[int, ...] = ()  # predictions since, until they are enough to compare
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -73,7 +73,7 @@ class Memory:
             certainty, mixture = Cusum(**value["certainty"]), Cusum(**value["mixture"])
             return cls(older, newer, certainty, mixture, tuple(value["classes"]), tuple(value["pending"]))
         except (KeyError, TypeError) as error:
-            raise CheckpointError(f"This is not a memory of the guard rails: {error!r}.") from error
+            raise CheckpointError(f"This is not a memory of the guards: {error!r}.") from error
 
 
 def _half(value: Mapping[str, Any]) -> Half:
@@ -96,11 +96,11 @@ def remember(memory: Memory, seen: Seen, settings: GuardSettings) -> Memory:
 
 
 def look_at_stream(memory: Memory, seen: Seen, settings: GuardSettings) -> list[Finding]:
-    """What the stream so far gives reason to say."""
+    """Findings about the stream so far."""
     window = memory.older.plus(memory.newer)
     enough = window.images >= settings.fewest and bool(window.votes)
-    found = [_collapse(window, seen.classes), _disagreement(window, settings)] if enough else []
-    return [finding for finding in (*found, *_drift(memory, settings)) if finding is not None]
+    findings = [_collapse(window, seen.classes), _disagreement(window, settings)] if enough else []
+    return [finding for finding in (*findings, *_drift(memory, settings)) if finding is not None]
 
 
 def _collapse(window: Half, classes: Sequence[str]) -> Finding | None:
@@ -132,17 +132,17 @@ def _disagreement(window: Half, settings: GuardSettings) -> Finding | None:
 
 
 def _drift(memory: Memory, settings: GuardSettings) -> list[Finding]:
-    limit, found = settings.drift_limit, []
+    limit, findings = settings.drift_limit, []
     certainty, mixture = memory.certainty, memory.mixture
     if certainty.standing_at(limit):
         way = "less certain" if certainty.up >= certainty.down else "more certain"
         sentence = f"The merged model has become {way} than on the {certainty.images} images this stream began with."
         numbers = {"up": certainty.up, "down": certainty.down, "reference": certainty.level, "limit": limit}
-        found.append(Finding(ENTROPY_DRIFT, ALARM, sentence, numbers))
+        findings.append(Finding(ENTROPY_DRIFT, ALARM, sentence, numbers))
     if mixture.standing_at(limit):
         sentence = f"The mixture of classes has moved away from that of the first {mixture.images} images."
-        found.append(Finding(CLASS_DRIFT, ALARM, sentence, {"up": mixture.up, "limit": limit}))
-    return found
+        findings.append(Finding(CLASS_DRIFT, ALARM, sentence, {"up": mixture.up, "limit": limit}))
+    return findings
 
 
 def _certainty(memory: Memory, seen: Seen, settings: GuardSettings) -> Cusum:

@@ -1,4 +1,4 @@
-"""What every request passes: an id, the questions who asks and how often, and a problem for whatever goes wrong."""
+"""Middleware for every request: request id, authentication, rate limit, and a problem document for every error."""
 
 import asyncio
 import ipaddress
@@ -20,8 +20,8 @@ from mergestream.serving.service import Service
 log = logging.getLogger(__name__)
 access = logging.getLogger("mergestream.serving.access")
 READING = ("GET", "HEAD", "OPTIONS")
-PICTURES = ("/batches", "/images")
-GUARDED = ("/v1/", "/metrics")  # all else is the same on every machine, or says no more than 'ready'
+IMAGE_ROUTES = ("/batches", "/images")
+GUARDED = ("/v1/", "/metrics")  # the rest is public: pages, health checks
 CLIENT_GONE = 499
 DRAINED_BYTES, DRAINED_SECONDS = 8 << 20, 2.0
 HEADERS = {
@@ -50,83 +50,85 @@ class Gate:
             else:
                 await send({"type": "websocket.close", "code": 1008})
             return
-        passage = _Passage(scope, receive, send)
-        self._service.under_way += 1
+        exchange = _Exchange(scope, receive, send)
+        self._service.requests_in_progress += 1
         try:
-            await self._answered(passage)
+            await self._respond(exchange)
         finally:
-            self._service.under_way -= 1
-            self._account(passage)
+            self._service.requests_in_progress -= 1
+            self._record(exchange)
 
-    async def _answered(self, passage: "_Passage") -> None:
+    async def _respond(self, exchange: "_Exchange") -> None:
         try:
-            self._admit(passage)
-            await self._app(passage.scope, passage.receive, passage.send)
+            self._admit(exchange)
+            await self._app(exchange.scope, exchange.receive, exchange.send)
         except ClientGone:
-            passage.status = passage.status or CLIENT_GONE
+            exchange.status = exchange.status or CLIENT_GONE
         except Exception as error:
-            if passage.status:  # too late for another answer: uvicorn breaks the connection off
-                _log_fault(error, passage.request_id)
+            if exchange.status:  # too late for another response: uvicorn closes the connection
+                _log_fault(error, exchange.request_id)
                 return
             problem = problem_of(error)
             if problem is None:
-                _log_fault(error, passage.request_id)
-                problem = Problem("internal", "Tell the operator of the service the request id.")
-            await passage.refuse(problem)
+                _log_fault(error, exchange.request_id)
+                problem = Problem("internal", "Give the request id to the operator of the service.")
+            await exchange.refuse(problem)
 
-    def _admit(self, passage: "_Passage") -> None:
-        """Before a byte of the body is read."""
-        service, headers = self._service, passage.headers
+    def _admit(self, exchange: "_Exchange") -> None:
+        """Check the request before its body is read."""
+        service, headers = self._service, exchange.headers
         if service.closing:
             raise ClosingError("The service is shutting down. Send this again when it is back.")
-        self._require_own_page(headers)
-        if not passage.path.startswith(GUARDED):
+        self._require_same_origin(headers)
+        if not exchange.path.startswith(GUARDED):
             return
-        passage.holder = EVERYONE if service.tokens is None else self._holder(headers, passage.address)
-        passage.scope["state"]["holder"] = passage.holder
-        service.rates.admit(passage.address if service.tokens is None else f"token {passage.holder.name}")
-        if passage.needs_administrator and passage.holder.role != ADMINISTRATOR:
+        exchange.holder = EVERYONE if service.tokens is None else self._holder(headers, exchange.address)
+        exchange.scope["state"]["holder"] = exchange.holder
+        service.rates.admit(exchange.address if service.tokens is None else f"token {exchange.holder.name}")
+        if exchange.needs_administrator and exchange.holder.role != ADMINISTRATOR:
             raise Problem("forbidden", "Only an administrator's token may change streams and the pool.")
-        if service.under_way > service.limits.requests:
-            raise OverloadedError("Too many requests are under way. Try again in a moment.")
+        if service.requests_in_progress > service.limits.requests:
+            raise OverloadedError("Too many requests are in progress. Try again in a moment.")
 
-    def _require_own_page(self, headers: Headers) -> None:
-        """A browser on this machine must not be made to use a service that asks for no token."""
+    def _require_same_origin(self, headers: Headers) -> None:
+        """No web page may make a browser on this machine use a service that needs no token."""
         host, origin = headers.get("host", ""), headers.get("origin")
         if origin is not None and _authority(origin) != host:
-            raise Problem("foreign_origin", "Open the dashboard from this service, or use a client that is no browser.")
+            raise Problem(
+                "foreign_origin", "Open the dashboard from this service, or use a client other than a browser."
+            )
         if self._service.hosts is not None and _name_of(host) not in self._service.hosts:
             raise Problem("wrong_host", "Address the service as it was started, for instance as 127.0.0.1.")
 
     def _holder(self, headers: Headers, address: str) -> Holder:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         assert self._service.tokens is not None
-        found = self._service.tokens.holder_of(token.strip()) if scheme.lower() == "bearer" else None
-        if found is None:
+        holder = self._service.tokens.holder_of(token.strip()) if scheme.lower() == "bearer" else None
+        if holder is None:
             self._service.rates.admit(f"unknown at {address}")
-            said = "Send the header 'Authorization: Bearer TOKEN' with a token of this service."
-            raise Problem("unauthorized", said, {"WWW-Authenticate": "Bearer"})
-        return found
+            detail = "Send the header 'Authorization: Bearer TOKEN' with a token of this service."
+            raise Problem("unauthorized", detail, {"WWW-Authenticate": "Bearer"})
+        return holder
 
-    def _account(self, passage: "_Passage") -> None:
-        """Counted and logged by route: what a client wrote into an address stays out of both."""
-        seconds = time.perf_counter() - passage.started
-        status = passage.status or CLIENT_GONE
-        pictures = passage.method == "POST" and passage.route.endswith(PICTURES)
-        self._service.metrics.request(passage.method, passage.route, status, seconds, pictures=pictures)
-        about = {
-            "request_id": passage.request_id,
-            "method": passage.method,
-            "route": passage.route,
+    def _record(self, exchange: "_Exchange") -> None:
+        """Count and log the request by its route: text from the client's URL is in neither."""
+        seconds = time.perf_counter() - exchange.started
+        status = exchange.status or CLIENT_GONE
+        with_images = exchange.method == "POST" and exchange.route.endswith(IMAGE_ROUTES)
+        self._service.metrics.request(exchange.method, exchange.route, status, seconds, with_images=with_images)
+        fields = {
+            "request_id": exchange.request_id,
+            "method": exchange.method,
+            "route": exchange.route,
             "status": status,
             "milliseconds": round(1000 * seconds, 1),
-            "token": passage.holder.name if passage.holder else None,
+            "token": exchange.holder.name if exchange.holder else None,
         }
-        access.info("%(request_id)s %(method)s %(route)s %(status)s %(milliseconds)s ms %(token)s", about)
+        access.info("%(request_id)s %(method)s %(route)s %(status)s %(milliseconds)s ms %(token)s", fields)
 
 
-class _Passage:
-    """One request on its way through the gate."""
+class _Exchange:
+    """One request and its response."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started = time.perf_counter()
@@ -142,8 +144,8 @@ class _Passage:
 
     @property
     def method(self) -> str:
-        known = (*READING, "POST", "PUT", "DELETE", "PATCH")
-        return self.scope["method"] if self.scope["method"] in known else "other"
+        methods = (*READING, "POST", "PUT", "DELETE", "PATCH")
+        return self.scope["method"] if self.scope["method"] in methods else "other"
 
     @property
     def route(self) -> str:
@@ -151,7 +153,7 @@ class _Passage:
 
     @property
     def needs_administrator(self) -> bool:
-        return self.scope["method"] not in READING and not self.path.endswith(PICTURES)
+        return self.scope["method"] not in READING and not self.path.endswith(IMAGE_ROUTES)
 
     async def receive(self) -> Message:
         self._touched = True
@@ -170,7 +172,7 @@ class _Passage:
 
     async def refuse(self, problem: Problem) -> None:
         await self._drain()
-        if not self._body_read and self._announces_body():  # the rest of it must not be read as the next request
+        if not self._body_read and self._announces_body():  # its rest must not be read as the next request
             problem.headers["Connection"] = "close"
         await response(problem, self.request_id)(self.scope, self.receive, self.send)
 
@@ -178,7 +180,7 @@ class _Passage:
         return "transfer-encoding" in self.headers or self.headers.get("content-length", "0") != "0"
 
     async def _drain(self) -> None:
-        """Take in a little of what is on its way: most clients read an answer only after they have sent all."""
+        """Read some of the body: most clients read the response only after sending all of it."""
         if self._body_read or not self._announces_body() or (not self._touched and "expect" in self.headers):
             return
         left = DRAINED_BYTES
@@ -211,6 +213,6 @@ def is_loopback(host: str) -> bool:
 
 
 def _log_fault(error: Exception, request_id: str) -> None:
-    """Where it happened, without the error's own words: they may quote what a client sent."""
+    """Log where it happened, without the error's message: it may quote what a client sent."""
     where = "".join(traceback.format_tb(error.__traceback__))
     log.error("request %s failed: %s\n%s", request_id, type(error).__name__, where)

@@ -1,4 +1,4 @@
-"""What a client is told when a request is not answered: problem+json (RFC 9457) with one table of stable codes."""
+"""Errors as problem documents (RFC 9457, application/problem+json), with one table of stable codes."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,50 +17,50 @@ MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 2
 
 
-class Kind(NamedTuple):
-    """A kind of problem: its HTTP status, and what it means."""
+class ProblemType(NamedTuple):
+    """HTTP status and meaning of a problem code."""
 
     status: int
     title: str
 
 
-# Codes are part of the interface: clients compare them. docs/service.md has the same table; a test compares the two.
+# Codes are part of the interface. docs/service.md has the same table, and a test compares the two.
 OWN = {
-    "malformed_http": Kind(400, "The bytes are not an HTTP request."),
-    "malformed_multipart": Kind(400, "The body is not the multipart form that its content type announces."),
-    "unauthorized": Kind(401, "No token, or none that this service knows."),
-    "forbidden": Kind(403, "The token is known, and its role does not allow this."),
-    "foreign_origin": Kind(403, "A web page of another origin may not use this service."),
-    "not_found": Kind(404, "There is nothing at this address."),
-    "unknown_stream": Kind(404, "There is no such stream."),
-    "unknown_expert": Kind(404, "There is no such expert in the pool."),
-    "method_not_allowed": Kind(405, "The address exists, and not with this method."),
-    "body_too_slow": Kind(408, "The body took longer than the service's limits allow."),
-    "change_refused": Kind(409, "The pool or the method does not allow this change."),
-    "pool_unusable": Kind(409, "The pool on the service's disk cannot be used; the old one goes on."),
-    "too_many_streams": Kind(409, "The service keeps as many streams as it may."),
-    "body_too_large": Kind(413, "The body has more bytes or parts than the service's limits allow."),
-    "unsupported_media_type": Kind(415, "The content type is not the one that this address takes."),
-    "wrong_host": Kind(421, "The request is addressed to another host."),
-    "invalid_request": Kind(422, "A name, a parameter or a field is missing, unknown or not of its form."),
-    "one_picture_only": Kind(422, "This address takes one picture, and the file holds several."),
-    "unusable_picture": Kind(422, "The picture was read, and the model cannot take it."),
-    "rate_limited": Kind(429, "More requests than the service's rate allows."),
-    "internal": Kind(500, "A fault of the service; its log has the details under the request id."),
-    "loading": Kind(503, "The service is still loading its pool."),
-    "closing": Kind(503, "The service is shutting down."),
-    "overloaded": Kind(503, "More work waits than the service may hold."),
-    "audit_unavailable": Kind(503, "The audit log cannot be written, and no answer leaves without it."),
-    "not_watching": Kind(503, "The watched folder is not looked after; the service's log says why."),
-    "timed_out": Kind(504, "The answer took longer than the service's limits allow."),
+    "malformed_http": ProblemType(400, "The bytes are not a valid HTTP request."),
+    "malformed_multipart": ProblemType(400, "The body is not a valid multipart form."),
+    "unauthorized": ProblemType(401, "The token is missing or unknown."),
+    "forbidden": ProblemType(403, "The token's role does not allow this."),
+    "foreign_origin": ProblemType(403, "Web pages of another origin may not use this service."),
+    "not_found": ProblemType(404, "There is nothing at this URL."),
+    "unknown_stream": ProblemType(404, "Unknown stream."),
+    "unknown_expert": ProblemType(404, "The pool has no such expert."),
+    "method_not_allowed": ProblemType(405, "Method not allowed for this URL."),
+    "body_too_slow": ProblemType(408, "The body did not arrive within the time limit."),
+    "change_refused": ProblemType(409, "The pool or the method does not allow this change."),
+    "pool_unusable": ProblemType(409, "The pool on disk cannot be used; the old one stays in use."),
+    "too_many_streams": ProblemType(409, "The limit of streams is reached."),
+    "body_too_large": ProblemType(413, "The body has too many bytes or parts."),
+    "unsupported_media_type": ProblemType(415, "This URL does not accept this content type."),
+    "wrong_host": ProblemType(421, "The request is addressed to another host."),
+    "invalid_request": ProblemType(422, "A name, parameter or field is missing, unknown or malformed."),
+    "one_picture_only": ProblemType(422, "This URL takes one image, and the file holds several."),
+    "unusable_picture": ProblemType(422, "The image was read, but the model cannot take it."),
+    "rate_limited": ProblemType(429, "Too many requests per second."),
+    "internal": ProblemType(500, "Internal error; the service's log has the details under the request id."),
+    "loading": ProblemType(503, "The service is still loading its pool."),
+    "closing": ProblemType(503, "The service is shutting down."),
+    "overloaded": ProblemType(503, "Too much work is waiting."),
+    "audit_unavailable": ProblemType(503, "The audit log cannot be written, so nothing is answered."),
+    "not_watching": ProblemType(503, "The watched folder failed; the service's log says why."),
+    "timed_out": ProblemType(504, "The answer was not ready within the time limit."),
 }  # fmt: skip
-PROBLEMS = OWN | {code: Kind(refusal.status, refusal.meaning) for code, refusal in REFUSALS.items()}
-PASSING = ("rate_limited", "loading", "closing", "overloaded", "audit_unavailable", "not_watching", "timed_out")
+PROBLEMS = OWN | {code: ProblemType(refusal.status, refusal.meaning) for code, refusal in REFUSALS.items()}
+TEMPORARY = ("rate_limited", "loading", "closing", "overloaded", "audit_unavailable", "not_watching", "timed_out")
 
 
 @dataclass(eq=False)
 class Problem(Exception):  # noqa: N818 a word of RFC 9457
-    """A request that is not answered. The sentence quotes nothing that the client sent."""
+    """A request that fails. `detail` quotes nothing that the client sent."""
 
     code: str
     detail: str
@@ -73,11 +73,11 @@ class Problem(Exception):  # noqa: N818 a word of RFC 9457
 
 
 class ClientGone(Exception):  # noqa: N818
-    """Whoever asked has hung up: nobody is left to answer."""
+    """The client closed the connection."""
 
 
 def problem_of(error: Exception) -> Problem | None:
-    """The problem that an error is; None where it is a fault of ours."""
+    """The problem for an error; None for an internal one."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, IntakeError):
@@ -91,9 +91,9 @@ def problem_of(error: Exception) -> Problem | None:
 
 
 def _of_engine(error: Exception) -> Problem | None:
-    """Sentences of AuditError and OutputError name files of this machine, which are nobody's business."""
+    """Messages of AuditError and OutputError name files of this machine, so they are not passed on."""
     if isinstance(error, AuditError | OutputError):
-        return Problem("audit_unavailable", "The step was not logged, so it was not taken. Send it again later.")
+        return Problem("audit_unavailable", "The step could not be logged, so it was not taken. Send it again later.")
     if isinstance(error, OverloadedError):
         return Problem("overloaded", str(error))
     if isinstance(error, ClosingError):
@@ -101,7 +101,7 @@ def _of_engine(error: Exception) -> Problem | None:
     if isinstance(error, TooManyStreamsError):
         return Problem("too_many_streams", str(error))
     if isinstance(error, UnknownNameError):
-        return Problem("unknown_stream", "There is no such stream; the first batch sent to one creates it.")
+        return Problem("unknown_stream", "Unknown stream; the first batch sent to a stream creates it.")
     if isinstance(error, InputError):
         return Problem("unusable_picture", str(error))
     if isinstance(error, TimeoutError):
@@ -110,11 +110,11 @@ def _of_engine(error: Exception) -> Problem | None:
 
 
 def document(problem: Problem, request_id: str) -> dict[str, Any]:
-    kind = PROBLEMS[problem.code]
+    problem_type = PROBLEMS[problem.code]
     return {
         "type": f"urn:mergestream:problem:{problem.code}",
-        "title": kind.title,
-        "status": kind.status,
+        "title": problem_type.title,
+        "status": problem_type.status,
         "detail": problem.detail,
         "code": problem.code,
         "request_id": request_id,
@@ -123,22 +123,22 @@ def document(problem: Problem, request_id: str) -> dict[str, Any]:
 
 
 def response(problem: Problem, request_id: str) -> Response:
-    waiting = {"Retry-After": str(RETRY_SECONDS)} if problem.code in PASSING else {}
-    headers = {**waiting, **problem.headers}
+    retry = {"Retry-After": str(RETRY_SECONDS)} if problem.code in TEMPORARY else {}
+    headers = {**retry, **problem.headers}
     return JSONResponse(document(problem, request_id), problem.status, headers, media_type=MEDIA_TYPE)
 
 
 def _of_http(error: HTTPException) -> Problem:
     headers = dict(error.headers or {})
     if error.status_code == 404:
-        return Problem("not_found", "There is nothing at this address. /docs lists what there is.", headers)
+        return Problem("not_found", "There is nothing at this URL. /docs lists all URLs.", headers)
     if error.status_code == 405:
         return Problem("method_not_allowed", "Use one of the methods in the Allow header.", headers)
     return Problem("invalid_request", "The request cannot be read.", headers)
 
 
 def _fields(error: RequestValidationError) -> str:
-    """Which parameters are wrong, and how. Of an unknown one not even the name is repeated."""
+    """Say which parameters are wrong, and how. The name of an unknown one is not repeated."""
     sentences = []
     for each in error.errors():
         where = ["a field"] if each["type"] == "extra_forbidden" else list(map(str, each["loc"]))

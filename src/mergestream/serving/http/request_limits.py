@@ -1,4 +1,4 @@
-"""How much a client may ask for: requests by rate, bytes of a body as they come in, bytes that all requests hold."""
+"""Limits of requests: rate per client, size and time of a body, memory of all requests together."""
 
 import asyncio
 import time
@@ -14,17 +14,17 @@ from mergestream.runtime.option_checks import number, whole_number
 from mergestream.serving.http.problems import ClientGone, Problem
 from mergestream.serving.micro_batching import BatchingSettings, OverloadedError
 
-MOST_KEYS = 4096  # tokens or addresses whose rate is remembered
+MOST_KEYS = 4096  # tokens or addresses with a bucket
 
 
 @dataclass(frozen=True)
 class ServiceLimits:
     """body_bytes      of one request
-    body_seconds    until its body must be there
-    answer_seconds  until it must be answered
-    held_bytes      of all requests together, bodies and decoded pictures
-    requests        under way at a time
-    rate, burst     requests a second of one token or address in the long run, and at once; a rate of 0 is none
+    body_seconds    time limit for a body
+    answer_seconds  time limit for an answer
+    held_bytes      bodies and decoded images of all requests together
+    requests        in progress at a time
+    rate, burst     requests per second and token (or address) in the long run, and at once; a rate of 0: no limit
     """
 
     body_bytes: int = 256 * MEBIBYTE
@@ -46,7 +46,7 @@ class ServiceLimits:
 
 
 class RateLimiter:
-    """A bucket of tokens for everyone who asks; whoever has not asked for longest is forgotten first."""
+    """A token bucket per client. The one that has been idle longest is forgotten first."""
 
     def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._burst, self._clock = rate, float(burst), clock
@@ -64,19 +64,19 @@ class RateLimiter:
             self._buckets.popitem(last=False)
         if not admitted:
             wait = max(1, round((1 - left) / self._rate + 0.5))
-            said = f"This service takes {self._rate:g} requests a second from each client. Wait a moment."
-            raise Problem("rate_limited", said, {"Retry-After": str(wait)})
+            detail = f"This service takes {self._rate:g} requests per second from each client. Wait a moment."
+            raise Problem("rate_limited", detail, {"Retry-After": str(wait)})
 
 
 class HeldBytes:
-    """Memory that requests take, all together. For one event loop."""
+    """Memory of all requests together. For one event loop."""
 
     def __init__(self, most: int) -> None:
         self._most, self.total = most, 0
 
     @contextmanager
     def share(self) -> Iterator["Share"]:
-        """What one request takes; given back when it ends, however it ends."""
+        """One request's part of it, released at the end of the block."""
         share = Share(self)
         try:
             yield share
@@ -85,7 +85,7 @@ class HeldBytes:
 
     def take(self, count: int) -> None:
         if self.total + count > self._most:
-            raise OverloadedError("The service holds as many pictures as its memory allows. Try again in a moment.")
+            raise OverloadedError("The service's memory for images is full. Try again in a moment.")
         self.total += count
 
 
@@ -99,7 +99,7 @@ class Share:
 
 
 async def body_of(receive: Receive, most: int, seconds: float) -> AsyncIterator[bytes]:
-    """A body piece by piece, counted as it comes in, whatever its length was announced to be."""
+    """Yield a body in chunks and count its bytes, whatever length was announced."""
     size, deadline = 0, asyncio.get_running_loop().time() + seconds
     more = True
     while more:
@@ -107,11 +107,11 @@ async def body_of(receive: Receive, most: int, seconds: float) -> AsyncIterator[
             async with asyncio.timeout_at(deadline):
                 message = await receive()
         except TimeoutError:
-            raise Problem("body_too_slow", f"A body must be here within {seconds:g} s.") from None
+            raise Problem("body_too_slow", f"A body must arrive within {seconds:g} s.") from None
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
         if size > most:
-            raise Problem("body_too_large", f"A body may have {most:,} bytes here, and this one has more.")
+            raise Problem("body_too_large", f"A body may have at most {most:,} bytes.")
         yield chunk

@@ -1,63 +1,55 @@
-"""What the service answers, as OpenAPI describes it."""
+"""Responses of the service, as the OpenAPI document describes them."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mergestream.serving.guards.findings import Finding
+
 ByExpert = dict[str, float | None]
-EXAMPLE_HASH = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
 
-class Model(BaseModel):
+class Document(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Finding(Model):
-    """What a guard rail saw."""
-
-    code: str = Field(description="Stable; docs/guards.md lists them.")
-    severity: Literal["info", "warning", "alarm"]
-    sentence: str
-    numbers: dict[str, Any] = {}
-
-
-class BatchAnswer(Model):
-    """The answer to a batch, or to one picture of it."""
+class BatchAnswer(Document):
+    """The answer to a batch, or to one image of it."""
 
     stream: str
-    step: int = Field(description="Of this stream, from 0.")
+    step: int = Field(description="Number of the step in this stream, from 0.")
     classes: list[str]
-    predictions: list[str | None] = Field(description="A class for each picture; null where the service abstains.")
-    probabilities: list[list[float]] = Field(description="For each picture, in the order of `classes`.")
+    predictions: list[str | None] = Field(description="A class per image; null if the service abstains.")
+    probabilities: list[list[float]] = Field(description="Per image, in the order of `classes`.")
     encoder_coefficients: ByExpert | None = Field(
-        description="By expert, of the model that answered; null where no single merged model did."
+        description="Per expert, of the model that answered; null if no single merged model did."
     )
     head_coefficients: ByExpert | None
-    entropies: ByExpert | None = Field(description="By expert, in nats; null for one that is switched off.")
+    entropies: ByExpert | None = Field(description="Per expert, in nats; null for one that is switched off.")
     consistency: ByExpert | None
     head_expert: str | None
     switched_off: list[str]
     pool_hash: str
-    model_hash: str | None = Field(description="Of the merged weights that answered.")
+    model_hash: str | None = Field(description="Hash of the merged weights that answered.")
     findings: list[Finding]
     abstention: dict[str, Any] | None
-    audit: dict[str, Any] | None = Field(description="Sequence number and hash of the line that holds this step.")
+    audit: dict[str, Any] | None = Field(description="Sequence number and hash of this step's audit line.")
     batch_size: int
-    position: int | None = Field(description="Of one picture in the batch that it was answered with, from 0.")
+    position: int | None = Field(description="Position of one image in the batch it was answered with, from 0.")
     milliseconds: float
     reports: list[str | None] | None = Field(
-        None, description="With ?report=dicom-sr: a DICOM structured report in base64 for each picture from DICOM."
+        None, description="With ?report=dicom-sr: a DICOM structured report in base64 per image from DICOM."
     )
 
 
-class Alarm(Model):
+class Alarm(Document):
     code: str
     severity: str
     sentence: str
 
 
-class StreamStanding(Model):
-    """Where a stream stands. What was said of its last step is empty after a restart."""
+class StreamStatus(Document):
+    """Status of a stream. The fields of its last step are empty after a restart."""
 
     name: str
     steps: int
@@ -70,11 +62,11 @@ class StreamStanding(Model):
     alarms: list[Alarm]
 
 
-class Streams(Model):
-    streams: list[StreamStanding]
+class Streams(Document):
+    streams: list[StreamStatus]
 
 
-class PoolExpert(Model):
+class PoolExpert(Document):
     """An expert's card, without its training recipe."""
 
     name: str
@@ -86,7 +78,7 @@ class PoolExpert(Model):
     weights_hash: str
 
 
-class PoolStanding(Model):
+class PoolStatus(Document):
     hash: str
     classes: list[str]
     method: str
@@ -94,45 +86,45 @@ class PoolStanding(Model):
     experts: list[PoolExpert]
 
 
-class OverviewExpert(Model):
+class OverviewExpert(Document):
     name: str
     on: bool
     domain: str | None
     metrics: dict[str, Any]
 
 
-class OverviewPool(Model):
+class OverviewPool(Document):
     hash: str
     classes: list[str]
     experts: list[OverviewExpert]
 
 
-class Latency(Model):
-    """Of the last answers to pictures, from a request's first line to its answer's last byte."""
+class Latency(Document):
+    """Of the last requests with images, from the first line to the last byte of the response."""
 
     p50: float | None
     p95: float | None
     p99: float | None
 
 
-class Requests(Model):
-    """Requests with pictures since the start."""
+class Requests(Document):
+    """Requests with images since the start."""
 
     answered: int
     refused: int
     failed: int
 
 
-class Overview(Model):
+class Overview(Document):
     pool: OverviewPool
-    streams: list[StreamStanding]
+    streams: list[StreamStatus]
     latency_ms: Latency
     requests: Requests
     administrator: bool
     version: str
 
 
-class RecentStep(Model):
+class RecentStep(Document):
     step: int
     time: str
     images: int
@@ -145,23 +137,23 @@ class RecentStep(Model):
     milliseconds: float
 
 
-class Recent(Model):
+class Recent(Document):
     stream: str
     steps: list[RecentStep]
 
 
-class Switch(Model):
+class Switch(Document):
     on: bool = Field(strict=True)
 
 
-class Switched(Model):
+class Switched(Document):
     expert: str
     on: bool
     switched_off: list[str]
 
 
-class Reloaded(Model):
-    """`changed`: the weights are others, so the averages of the streams in `restarted` begin again."""
+class Reloaded(Document):
+    """`changed`: the pool is another one, so the averages of the streams in `restarted` begin again."""
 
     before: str
     after: str
@@ -171,12 +163,12 @@ class Reloaded(Model):
     restarted: list[str]
 
 
-class Health(Model):
+class Health(Document):
     status: str
 
 
 class ProblemDocument(BaseModel):
-    """RFC 9457. `code` is stable; sentences may change."""
+    """RFC 9457. `code` is stable; texts may change."""
 
     type: str = Field(examples=["urn:mergestream:problem:damaged"])
     title: str
@@ -184,4 +176,4 @@ class ProblemDocument(BaseModel):
     detail: str
     code: str
     request_id: str
-    position: int | None = Field(None, description="Of the file that was refused, from 0.")
+    position: int | None = Field(None, description="Position of the refused file, from 0.")

@@ -1,4 +1,4 @@
-"""uvicorn around the application: connections that dawdle are closed, and a signal ends it in order."""
+"""uvicorn around the application: slow connections are closed, and a signal ends it in an orderly way."""
 
 import asyncio
 import json
@@ -18,20 +18,20 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import error_text
-from mergestream.serving.http.app import create_app
+from mergestream.serving.http.application import create_app
 from mergestream.serving.http.problems import MEDIA_TYPE, Problem, document
 from mergestream.serving.service import Service
 
 HEADER_SECONDS = 15.0
 KEEP_ALIVE_SECONDS = 15
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-GRACE_SECONDS = 30.0  # beyond what a body and an answer may take
+GRACE_SECONDS = 30.0  # beyond the time limits of a body and an answer
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the service listens; with certificate and key it speaks TLS."""
+    """Where the service listens. With certificate and key it uses TLS."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -40,7 +40,7 @@ class Address:
 
 
 class Connection(H11Protocol):
-    """uvicorn's, which would wait forever for the first request's headers to be complete."""
+    """uvicorn's connection with a time limit for headers; uvicorn would wait forever for those of the first request."""
 
     _headers_due: float | None = None
 
@@ -49,7 +49,7 @@ class Connection(H11Protocol):
         self._await_headers()
 
     def data_received(self, data: bytes) -> None:
-        """uvicorn stops its timer with any byte; here only complete headers do."""
+        """Stop the timer only when the headers are complete; uvicorn stops it with any byte."""
         before = self.cycle
         super().data_received(data)
         if self.cycle is not before:
@@ -78,7 +78,7 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Ended by a signal without dying of it: the exit code is then the caller's to choose."""
+    """A signal ends the server but not the process: the caller chooses the exit code."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -91,20 +91,20 @@ class Server(uvicorn.Server):
                     asyncio.get_running_loop().remove_signal_handler(number)
 
     def catch_signals(self) -> None:
-        """Also again while the service loads: Ray's core takes them for itself, and would end the process with them."""
+        """Repeated while the service loads: Ray replaces the handlers, and would end the process."""
         loop = asyncio.get_running_loop()
         with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
             for number in SIGNALS:
-                loop.add_signal_handler(number, self._asked_to_end)
+                loop.add_signal_handler(number, self._on_signal)
 
-    def _asked_to_end(self) -> None:
-        """A second signal does not wait for clients that are slow to send."""
+    def _on_signal(self) -> None:
+        """The second signal ends it without waiting for slow clients."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
 
 def run(service: Service, address: Address, on_ready: Callable[[str], None] = lambda _: None) -> None:
-    """Serve until a signal comes; then finish accepted work and let go of everything."""
+    """Serve until a signal comes; then finish accepted work and release everything."""
     with _listening(address) as sock:
         asyncio.run(_serve(service, address, sock, on_ready))
 
@@ -123,20 +123,20 @@ async def _serve(service: Service, address: Address, sock: socket.socket, on_rea
             failure.append(error)
             server.should_exit = True
 
-    async def note_end() -> None:
-        """From now on it is not ready, and what still comes in over open connections is refused."""
+    async def watch_for_end() -> None:
+        """From then on the service is not ready and refuses requests over open connections."""
         while not server.should_exit:
             await asyncio.sleep(0.05)
             if not loading.done():
                 server.catch_signals()
         service.closing = True
 
-    loading, noting = asyncio.create_task(load()), asyncio.create_task(note_end())
+    loading, watching = asyncio.create_task(load()), asyncio.create_task(watch_for_end())
     try:
         await server.serve(sockets=[sock])
     finally:
         server.should_exit = True
-        await asyncio.gather(loading, noting)
+        await asyncio.gather(loading, watching)
         await service.stop()
     if failure:
         raise failure[0]
@@ -168,18 +168,18 @@ def _config(service: Service, address: Address) -> uvicorn.Config:
 
 @contextmanager
 def _listening(address: Address) -> Iterator[socket.socket]:
-    """A socket that listens; an address that is taken is an error before anything is loaded."""
+    """Open the listening socket, so that an address in use is an error before anything is loaded."""
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-        family, kind, protocol, _, place = found[0]
-        # With its protocol named: asyncio sends without delay (TCP_NODELAY) only then, and 40 ms an answer hang on it.
+        addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+        family, kind, protocol, _, place = addresses[0]
+        # asyncio sets TCP_NODELAY only if the protocol is given; without it every answer takes 40 ms more.
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(place)
         sock.listen(1024)
     except (OSError, OverflowError) as error:
-        said = f"Cannot listen at {address.host}, port {address.port}: {error}. Choose another with --host or --port."
-        raise InputError(said) from error
+        message = f"Cannot listen at {address.host}, port {address.port}: {error}. Choose another --host or --port."
+        raise InputError(message) from error
     with sock:
         yield sock
 

@@ -1,4 +1,4 @@
-"""Who may ask: a file with one line a token (role, name, sha-256). Removing the line revokes the token at once."""
+"""Authentication by a file with one line per token (role, name, sha-256). Removing a line revokes its token at once."""
 
 import hashlib
 import hmac
@@ -24,61 +24,61 @@ log = logging.getLogger(__name__)
 
 
 class Holder(NamedTuple):
-    """Whom a token was given to."""
+    """Role and name of a token's holder."""
 
     role: str
     name: str
 
 
-# Where no tokens are configured, which only loopback allows, whoever can reach the service administers it.
+# Without tokens, which is allowed on loopback only, every caller is an administrator.
 EVERYONE = Holder(ADMINISTRATOR, "loopback")
 
 
 class Tokens:
-    """The tokens of a file, read again whenever it changes. A file that is gone or damaged lets nobody in."""
+    """The tokens of a file, read again whenever it changes. If the file is missing or damaged, no token is valid."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._read_at: tuple[int, ...] | None = None
+        self._version: tuple[int, ...] | None = None
         self._entries: list[tuple[bytes, Holder]] = []
         _require_private(file)
         wrong = self._refresh()
         if wrong:
             raise InputError(f"{file}, line {wrong[0]}: not 'role name sha256'. Make tokens with 'serve-token'.")
         if not self._entries:
-            raise InputError(f"{file} holds no token, so nobody could ask. Make one with 'mergestream serve-token'.")
+            raise InputError(f"{file} holds no token. Make one with 'mergestream serve-token'.")
 
     def holder_of(self, token: str) -> Holder | None:
-        """Compared with every entry, each in constant time, so that the time tells nothing."""
+        """The holder of a token, or None. Takes the same time for every token."""
         self._refresh()
-        presented, found = _sha256(token), None
+        presented, result = _sha256(token), None
         for sha256, holder in self._entries:
             if hmac.compare_digest(sha256, presented):
-                found = holder
-        return found
+                result = holder
+        return result
 
     def _refresh(self) -> list[int]:
-        """Read the file if it changed; answers the numbers of lines that are no tokens, which grant nothing."""
+        """Read the file if it has changed. Return the numbers of malformed lines, which grant nothing."""
         try:
-            about = self._file.stat()
-            stands = (about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_ino)
-            if stands == self._read_at:
+            status = self._file.stat()
+            version = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+            if version == self._version:
                 return []
             lines = self._file.read_text(encoding="utf-8")[:LARGEST_FILE].splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            if self._read_at is not None:
-                log.error("the tokens cannot be read, so nobody is let in: %s", type(error).__name__)
-            self._read_at, self._entries = None, []
+            if self._version is not None:
+                log.error("the tokens file cannot be read, so every token is refused: %s", type(error).__name__)
+            self._version, self._entries = None, []
             return []
         self._entries, wrong = _entries(lines)
-        self._read_at = stands
+        self._version = version
         if wrong:
-            log.error("lines of the tokens' file that are no tokens: %s", wrong)
+            log.error("malformed lines in the tokens file: %s", wrong)
         return wrong
 
 
 def create_token(file: Path, role: str, name: str) -> str:
-    """Add a line to the file, which is made if it is missing; the token itself is in no file."""
+    """Make a token and add its line to the file. The token itself is stored nowhere."""
     one_of("role", role, ROLES)
     token = secrets.token_urlsafe(32)
     line = f"{role} {name} {_sha256(token).decode()}"
@@ -97,23 +97,23 @@ def create_token(file: Path, role: str, name: str) -> str:
 
 
 def _entries(lines: list[str]) -> tuple[list[tuple[bytes, Holder]], list[int]]:
-    """Tokens, and the numbers of lines that are neither one nor empty nor a comment."""
-    found, wrong = [], []
+    """Tokens, and the numbers of malformed lines."""
+    entries, wrong = [], []
     for number, line in enumerate(lines, start=1):
         text = line.strip()
         matched = LINE.fullmatch(text)
         if matched:
-            found.append((matched["sha256"].encode(), Holder(matched["role"], matched["name"])))
+            entries.append((matched["sha256"].encode(), Holder(matched["role"], matched["name"])))
         elif text and not text.startswith("#"):
             wrong.append(number)
-    return found, wrong
+    return entries, wrong
 
 
 def _require_private(file: Path) -> None:
     try:
         mode = stat.S_IMODE(file.stat().st_mode)
     except OSError as error:
-        raise InputError(f"The tokens {file} cannot be read: {error_text(error)}.") from error
+        raise InputError(f"The tokens file {file} cannot be read: {error_text(error)}.") from error
     if mode & 0o022:
         raise InputError(f"Others on this machine may write tokens into {file}. Run: chmod 600 {file}")
 

@@ -1,4 +1,4 @@
-"""The files of a multipart body, kept in memory and nowhere else. Their names and headers are never looked at."""
+"""Files of a multipart body, in memory only. Their names and headers are ignored."""
 
 from collections.abc import AsyncIterator
 
@@ -12,7 +12,7 @@ FIELD = b"images"
 
 
 class _Files:
-    """What the parser tells, piece by piece."""
+    """Collects files from the parser's callbacks."""
 
     def __init__(self, most_files: int, most_bytes: int, share: Share) -> None:
         self.files: list[bytes] = []
@@ -23,7 +23,7 @@ class _Files:
 
     def on_part_begin(self) -> None:
         if len(self.files) >= self._most_files:
-            raise Problem("body_too_large", f"A request may hold {self._most_files:,} files, and this one has more.")
+            raise Problem("body_too_large", f"A request may hold at most {self._most_files:,} files.")
         self._disposition = b""
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:
@@ -40,12 +40,12 @@ class _Files:
     def on_headers_finished(self) -> None:
         kind, options = parse_options_header(self._disposition)
         if kind != b"form-data" or options.get(b"name") != FIELD:
-            raise Problem("invalid_request", "Every part of the form is a file in the field 'images'.")
+            raise Problem("invalid_request", "Every part of the form must be a file in the field 'images'.")
         self._file = bytearray()
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         if len(self._file) + end - start > self._most_bytes:
-            raise Problem("too_large", f"A file may have {self._most_bytes:,} bytes, and this one has more.")
+            raise Problem("too_large", f"A file may have at most {self._most_bytes:,} bytes.")
         self._share.take(end - start)
         self._file += data[start:end]
 
@@ -60,27 +60,29 @@ class _Files:
 async def files_of(
     content_type: str, body: AsyncIterator[bytes], share: Share, *, most_files: int, most_bytes: int
 ) -> list[bytes]:
-    """The files in the field 'images', in order. `share` is charged with what they take."""
+    """The files in the field 'images', in order. Their bytes count against `share`."""
     kind, options = parse_options_header(content_type.encode("latin-1", "replace"))
     if kind != b"multipart/form-data":
         raise Problem("unsupported_media_type", "Send multipart/form-data with the files in the field 'images'.")
     if not options.get(b"boundary"):
         raise _malformed()
-    found = _Files(most_files, most_bytes, share)
-    names = [name for name in dir(found) if name.startswith("on_")]
+    collected = _Files(most_files, most_bytes, share)
+    names = [name for name in dir(collected) if name.startswith("on_")]
     try:
-        parser = MultipartParser(options[b"boundary"], {name: getattr(found, name) for name in names})  # type: ignore[arg-type]
+        parser = MultipartParser(options[b"boundary"], {name: getattr(collected, name) for name in names})  # type: ignore[arg-type]
         async for chunk in body:
             parser.write(chunk)
         parser.finalize()
     except FormParserError:
         raise _malformed() from None
-    if not found.complete:
+    if not collected.complete:
         raise _malformed()
-    if not found.files:
+    if not collected.files:
         raise Problem("empty", "The form holds no file in the field 'images'.")
-    return found.files
+    return collected.files
 
 
 def _malformed() -> Problem:
-    return Problem("malformed_multipart", "The body is cut off, or its parts are not separated as announced.")
+    return Problem(
+        "malformed_multipart", "The body is cut off, or its parts are not separated by the announced boundary."
+    )

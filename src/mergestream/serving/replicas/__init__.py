@@ -1,1 +1,1 @@
-"""Several engines on a Ray cluster, behind one service."""
+"""Replicas: several engines on a Ray cluster behind one service."""

@@ -1,7 +1,7 @@
-"""Engines started on a Ray cluster: the one that RAY_ADDRESS names, or one on this machine that ends with us.
+"""Start replicas on a Ray cluster: that of RAY_ADDRESS, or a local one that ends with this process.
 
-Each engine is a Ray Serve deployment of one replica with a number, a state folder and an audit log of its own: Serve
-starts it again wherever it dies, and it goes on from its folder.
+Each replica is a Ray Serve deployment with a number, a state folder and an audit log of its own. Serve restarts it
+if it dies, and it continues from its folder.
 """
 
 import logging
@@ -14,12 +14,12 @@ import torch
 
 from mergestream.runtime.errors import InputError, WorkerError
 from mergestream.runtime.parallel import require_reachable
-from mergestream.serving.engine_request import EngineRequest
-from mergestream.serving.replicas.ray_engines import PinnedEngines
-from mergestream.serving.replicas.replica import PinnedEngine
+from mergestream.serving.engine_options import EngineOptions
+from mergestream.serving.replicas.replica import Replica
+from mergestream.serving.replicas.replicated_engine import ReplicatedEngine
 
 APPLICATION = "mergestream-{number}"
-MOST_UNDER_WAY = 64  # batches that one engine takes at a time; its locks put them in order
+MOST_CALLS = 64  # in progress per replica; its locks put them in order
 
 
 def require_ray_serve() -> None:
@@ -29,48 +29,49 @@ def require_ray_serve() -> None:
         raise InputError("Scale-out needs Ray Serve: pip install 'mergestream[scale-out]'.") from error
 
 
-def start(
-    request: EngineRequest, engines: int, seconds: float = 600.0, *, count: Callable[[bool], None] = lambda _: None
-) -> PinnedEngines:
-    """Start engines on the cluster that RAY_ADDRESS names, or on this machine, and wait until they are ready."""
-    if engines < 1:
-        raise InputError(f"At least one engine answers, got {engines}.")
+def start_replicas(
+    options: EngineOptions, replicas: int, seconds: float = 600.0, *, on_append: Callable[[bool], None] = lambda _: None
+) -> ReplicatedEngine:
+    """Start replicas on the cluster of RAY_ADDRESS, or on this machine, and wait until they are ready."""
+    if replicas < 1:
+        raise InputError(f"There must be at least one replica, got {replicas}.")
     require_ray_serve()
-    leave = _enter(request, engines)
+    disconnect = _connect(options, replicas)
     try:
-        return PinnedEngines(_deployed(request.absolute(), engines), seconds, count=count, leave=leave)
+        handles = _deploy(options.absolute(), replicas)
+        return ReplicatedEngine(handles, seconds, on_append=on_append, on_close=disconnect)
     except BaseException:
-        leave()
+        disconnect()
         raise
 
 
-def _deployed(request: EngineRequest, engines: int) -> list[Any]:
+def _deploy(options: EngineOptions, replicas: int) -> list[Any]:
     from ray import serve
 
-    # Serve's own HTTP door would ask nobody for a token.
+    # Serve's own HTTP proxy would not ask for tokens.
     serve.start(proxy_location="Disabled")
     deployment = serve.deployment(
-        PinnedEngine,
+        Replica,
         num_replicas=1,
-        max_ongoing_requests=MOST_UNDER_WAY,
+        max_ongoing_requests=MOST_CALLS,
         max_constructor_retry_count=3,
         logging_config={"log_level": "WARNING", "enable_access_log": False},
-        ray_actor_options={"num_cpus": request.threads, "num_gpus": 0 if request.device == "cpu" else 1},
+        ray_actor_options={"num_cpus": options.threads, "num_gpus": 0 if options.device == "cpu" else 1},
     )
     targets = [
-        serve.RunTarget(deployment.bind(request, number), APPLICATION.format(number=number), route_prefix=None)
-        for number in range(engines)
+        serve.RunTarget(deployment.bind(options, number), APPLICATION.format(number=number), route_prefix=None)
+        for number in range(replicas)
     ]
     try:
         handles: list[Any] = serve.run_many(targets)
     except RuntimeError as error:
-        why = "Ray's own logs, in /tmp/ray/session_latest/logs/serve, say more."
-        raise WorkerError(f"The engines did not start: {error} {why}") from error
+        hint = "Ray's own logs, in /tmp/ray/session_latest/logs/serve, say more."
+        raise WorkerError(f"The replicas did not start: {error} {hint}") from error
     return handles
 
 
-def _enter(request: EngineRequest, engines: int) -> Callable[[], None]:
-    """Join the cluster or begin one; the function that comes back leaves it, or ends the one that was begun."""
+def _connect(options: EngineOptions, replicas: int) -> Callable[[], None]:
+    """Connect to the cluster or start one. Return the function that disconnects, or ends the started one."""
     import ray
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -80,7 +81,7 @@ def _enter(request: EngineRequest, engines: int) -> Callable[[], None]:
     if address:
         _join(address)
     else:
-        _begin(request, engines)
+        _start_cluster(options, replicas)
     return ray.shutdown
 
 
@@ -92,26 +93,26 @@ def _join(address: str) -> None:
         ray.init(address=address, logging_level="ERROR", log_to_driver=False)
     except ConnectionError as error:
         raise WorkerError(
-            f"The Ray cluster at RAY_ADDRESS={address} lets nobody in: {error}. If it asks for a token, set "
+            f"The Ray cluster at RAY_ADDRESS={address} refuses the connection: {error}. If it asks for a token, set "
             "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH."
         ) from error
 
 
-def _begin(request: EngineRequest, engines: int) -> None:
-    """A cluster for these engines alone, closed to whoever has not its token, that keeps no picture on a disk."""
+def _start_cluster(options: EngineOptions, replicas: int) -> None:
+    """Start a cluster for these replicas only. It needs a token and stores no image on disk."""
     import ray
 
-    if request.device != "cpu" and torch.cuda.device_count() < engines:
+    if options.device != "cpu" and torch.cuda.device_count() < replicas:
         raise InputError(
-            f"Each of {engines} engines takes a GPU of its own, and this machine has {torch.cuda.device_count()}. Ask "
-            f"for fewer, give --device cpu, or name a larger cluster in RAY_ADDRESS."
+            f"Each of {replicas} replicas needs a GPU, and this machine has {torch.cuda.device_count()}. Start "
+            "fewer, give --device cpu, or name a larger cluster in RAY_ADDRESS."
         )
-    # Ray listens at every address of the machine. Its own token would lie in a file that others may read.
+    # Ray listens on all addresses of the machine, and would store a token of its own in a readable file.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     ray.init(
         address="local",
-        num_cpus=engines * request.threads,
-        num_gpus=0 if request.device == "cpu" else engines,
+        num_cpus=replicas * options.threads,
+        num_gpus=0 if options.device == "cpu" else replicas,
         include_dashboard=False,
         logging_level="ERROR",
         log_to_driver=False,

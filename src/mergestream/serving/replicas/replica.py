@@ -1,4 +1,4 @@
-"""One of several engines, in a process of its own, and how it stands, for whoever cannot wait for it."""
+"""A replica: one of several engines, with its log, in a process of its own."""
 
 import os
 import time
@@ -10,24 +10,25 @@ from typing import Any, TypeVar
 
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import MergestreamError
-from mergestream.serving.engine_request import EngineRequest, open_engine
-from mergestream.serving.opening import Opened
+from mergestream.serving.engine_options import EngineOptions, OpenEngine, open_engine
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class ShownPool:
+class PoolSummary:
+    """A pool without its weights."""
+
     names: tuple[str, ...]
     classes: tuple[str, ...]
     cards: tuple[ExpertCard, ...]
 
 
 @dataclass(frozen=True)
-class ShownLineup:
-    """A line-up as far as people are shown it: without the weights."""
+class LineupSummary:
+    """A line-up without its weights."""
 
-    pool: ShownPool
+    pool: PoolSummary
     method: str
     options: Mapping[str, Any]
     off: tuple[str, ...]
@@ -35,74 +36,74 @@ class ShownLineup:
 
 
 @dataclass(frozen=True)
-class View:
-    """How an engine stands, for whoever cannot wait for it."""
+class ReplicaStatus:
+    """Status of a replica at a time."""
 
     at: int  # nanoseconds
-    lineup: ShownLineup
+    lineup: LineupSummary
     streams: tuple[dict[str, Any], ...]
-    failing: str | None  # why its log cannot be written
+    failing: str | None  # why its log cannot be written, or None
 
 
 @dataclass(frozen=True)
-class Told:
-    """What an engine answers, or refuses, and how it stands after it: nowhere, if it could not be opened."""
+class Reply:
+    """Reply of a replica to a call: a value or an error, and its status (None if its engine could not be opened)."""
 
-    view: View | None
+    status: ReplicaStatus | None
     value: Any = None
-    refusal: MergestreamError | None = None
+    error: MergestreamError | None = None
 
 
-class PinnedEngine:
-    """One engine with its log, in the process that Ray Serve gives it."""
+class Replica:
+    """One engine with its log, in a process of Ray Serve."""
 
-    def __init__(self, request: EngineRequest, number: int) -> None:
-        # A GPU is for one thread alone, as in the service.
-        self._thread = None if request.device == "cpu" else ThreadPoolExecutor(1, "device")
-        self._opened: Opened | None = None
-        self._refusal: MergestreamError | None = None
-        self._refused = False  # somebody was told so
+    def __init__(self, options: EngineOptions, number: int) -> None:
+        # All work on a GPU is done by one thread, as in the service.
+        self._thread = None if options.device == "cpu" else ThreadPoolExecutor(1, "device")
+        self._open: OpenEngine | None = None
+        self._error: MergestreamError | None = None
+        self._error_reported = False
         try:
-            self._opened = self._run(partial(open_engine, request.pinned(number)))
-        except MergestreamError as refusal:  # told to whoever asks first: Serve would keep it to itself
-            self._refusal = refusal
+            self._open = self._run(partial(open_engine, options.for_replica(number)))
+        except MergestreamError as error:  # reported by the first call, since Serve would hide it
+            self._error = error
 
-    def call(self, method: str, *arguments: Any, **options: Any) -> Told:
-        """A method of the engine, or 'append' to its log."""
-        if self._opened is None:
-            return self._refuse()
-        target = self._opened.audit.append if method == "append" else getattr(self._opened.engine, method)
+    def call(self, method: str, *arguments: Any, **options: Any) -> Reply:
+        """Call a method of the engine, or 'append' of its log."""
+        if self._open is None:
+            return self._report_error()
+        target = self._open.log.append if method == "append" else getattr(self._open.engine, method)
         try:
             value = self._run(partial(target, *arguments, **options))
-        except MergestreamError as refusal:
-            return Told(self._view(self._opened), refusal=refusal)
-        return Told(self._view(self._opened), value)
+        except MergestreamError as error:
+            return Reply(self._status(self._open), error=error)
+        return Reply(self._status(self._open), value)
 
-    def look(self) -> Told:
-        return self._refuse() if self._opened is None else Told(self._view(self._opened), os.getpid())
+    def status(self) -> Reply:
+        return self._report_error() if self._open is None else Reply(self._status(self._open), os.getpid())
 
     def check_health(self) -> None:
-        """Asked by Serve, which starts an engine that could not be opened again, once it has told why."""
-        if self._refused and self._refusal is not None:
-            raise self._refusal
+        """Called by Serve: a replica whose engine could not be opened is restarted once it has reported why."""
+        if self._error_reported and self._error is not None:
+            raise self._error
 
     def __del__(self) -> None:
-        """Serve's way to say that the process will end; the next one needs the folder's locks."""
-        opened = getattr(self, "_opened", None)
+        """Called by Serve before the process ends; the next one needs the locks."""
+        opened = getattr(self, "_open", None)
         if opened is not None:
             opened.engine.close()
-            opened.audit.close()
+            opened.log.close()
 
     def _run(self, work: Callable[[], T]) -> T:
         return work() if self._thread is None else self._thread.submit(work).result()
 
-    def _refuse(self) -> Told:
-        self._refused = True
-        return Told(None, refusal=self._refusal)
+    def _report_error(self) -> Reply:
+        self._error_reported = True
+        return Reply(None, error=self._error)
 
     @staticmethod
-    def _view(opened: Opened) -> View:
-        found = opened.engine.lineup
-        pool = ShownPool(found.pool.names, found.pool.classes, found.pool.cards)
-        lineup = ShownLineup(pool, found.method, found.options, found.off, found.identity)
-        return View(time.time_ns(), lineup, tuple(opened.engine.streams()), opened.audit.failing)
+    def _status(opened: OpenEngine) -> ReplicaStatus:
+        current = opened.engine.lineup
+        pool = PoolSummary(current.pool.names, current.pool.classes, current.pool.cards)
+        lineup = LineupSummary(pool, current.method, current.options, current.off, current.identity)
+        return ReplicaStatus(time.time_ns(), lineup, tuple(opened.engine.streams()), opened.log.failing)

@@ -1,1 +1,1 @@
-"""A folder in place of HTTP: files put into it are answered in batches."""
+"""A watched folder, for sites without HTTP: files put into it are answered in batches."""

@@ -1,4 +1,4 @@
-"""The folders of a watched folder: what comes in, `answers`, `done` and `refused`. Every step of it survives a kill."""
+"""The subfolders of a watched folder: incoming files, `answers`, `done` and `refused`. A kill loses nothing."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ MOST_NAME_BYTES = 200
 
 @dataclass(frozen=True)
 class Incoming:
-    """A file that was read; its name is for this disk only."""
+    """A file that was read. Its name must not leave this machine."""
 
     name: str
     pictures: list[Picture]
@@ -31,17 +31,17 @@ class Incoming:
 
 
 class Dropbox:
-    """Finds complete files, and puts them and their answers where they belong."""
+    """Lists complete files and moves them, with their answers, to their subfolders."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._answers, self._done, self._refused = (
             make_folder(folder / name) for name in ("answers", "done", "refused")
         )
-        self._seen: dict[str, tuple[int, int]] = {}
+        self._last_listing: dict[str, tuple[int, int]] = {}
 
     def complete_names(self) -> list[str]:
-        """Plain files whose size and time have not changed since the last look, the oldest first."""
+        """Plain files whose size and time have not changed since the last listing, oldest first."""
         now = {}
         with os.scandir(self._folder) as entries:
             for entry in entries:
@@ -50,12 +50,12 @@ class Dropbox:
                 if entry.is_file(follow_symlinks=False):
                     about = entry.stat(follow_symlinks=False)
                     now[entry.name] = (about.st_size, about.st_mtime_ns)
-        complete = [name for name, about in now.items() if self._seen.get(name) == about]
-        self._seen = now
+        complete = [name for name, about in now.items() if self._last_listing.get(name) == about]
+        self._last_listing = now
         return sorted(complete, key=lambda name: (now[name][1], name))
 
     def content(self, name: str, most: int) -> bytes | None:
-        """A file's bytes; None where it has gone. One that is too large is refused unread."""
+        """A file's bytes; None if it is gone. One that is too large is refused."""
         try:
             handle = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -63,19 +63,19 @@ class Dropbox:
         with os.fdopen(handle, "rb") as file:
             data = file.read(most + 1)
         if len(data) > most:
-            raise IntakeError("too_large", f"A file may have {most:,} bytes, and this one has more.")
+            raise IntakeError("too_large", f"A file may have at most {most:,} bytes.")
         return data
 
-    def settle_answered(self, name: str, data: bytes) -> bool:
-        """Move a file whose very bytes were answered under this name before: by a process that was killed then."""
+    def move_if_answered(self, name: str, data: bytes) -> bool:
+        """Move a file that already has an answer, from a process that was killed before it moved the file."""
         sha256 = hashlib.sha256(data).hexdigest()
         if _answered(self._answer_path(name, sha256)) != sha256:
             return False
         self._move(name, self._done, sha256)
         return True
 
-    def keep_answer(self, incoming: Incoming, answers: list[dict[str, Any]], reports: Sequence[bytes]) -> None:
-        """Write the reports, then the answer, then move the file: an answer on disk is whole."""
+    def store_answer(self, incoming: Incoming, answers: list[dict[str, Any]], reports: Sequence[bytes]) -> None:
+        """Write the reports, then the answer, then move the file, so that an answer on disk is complete."""
         path = self._answer_path(incoming.name, incoming.sha256)
         for number, report in enumerate(reports, start=1):
             ending = ".sr.dcm" if len(reports) == 1 else f".{number}.sr.dcm"
@@ -90,12 +90,12 @@ class Dropbox:
         (self._folder / name).replace(self._refused / label)
 
     def _free_label(self, label: str) -> str:
-        """So that a file that was refused before under the same name stays."""
+        """A name that no earlier refused file has."""
         labels = chain([label], (f"{label}.{number}" for number in count(2)))
         return next(free for free in labels if not (self._refused / free).exists())
 
     def _answer_path(self, name: str, sha256: str) -> Path:
-        """Another file of the same name gets an answer of its own, and none is overwritten."""
+        """Where the answer goes. Different files of the same name get different answers."""
         path = self._answers / f"{_short(name, sha256)}.json"
         if _answered(path) in (None, sha256):
             return path
@@ -110,7 +110,7 @@ class Dropbox:
 
 
 def _answered(path: Path) -> str | None:
-    """The hash of the file that an answer is for; None where there is no answer."""
+    """The hash of the file that an answer is for; None if there is no answer."""
     try:
         return str(json.loads(path.read_bytes())["sha256"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""A watched folder as one more client of the service: a thread that answers what is put into it."""
+"""The thread that answers a watched folder through the service."""
 
 import logging
 import threading
@@ -8,7 +8,7 @@ from typing import Any
 from mergestream.data.intake import Picture
 from mergestream.runtime.errors import MergestreamError
 from mergestream.serving.engine.answers import Answer
-from mergestream.serving.http.routes.image_routes import report_of, shown
+from mergestream.serving.http.answer_document import answer_document
 from mergestream.serving.service import Service
 from mergestream.serving.watched_folder.watcher import watch
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class FolderThread:
-    """Started once the service is ready; ended before it lets go of its engine."""
+    """Started by the service when it is ready, and stopped before its engine is closed."""
 
     def __init__(self, service: Service, folder: Path, stream: str = STREAM, *, reports: bool = False) -> None:
         self._service, self._folder, self._stream, self._reports = service, folder, stream, reports
@@ -29,7 +29,7 @@ class FolderThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Files that were complete are still answered."""
+        """Stop after answering the files that are complete."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -39,18 +39,20 @@ class FolderThread:
         try:
             watch(self._folder, self._answer, self._stop, limits=self._service.limits.intake, report=report)
         except Exception as error:
-            # Another error's words may name a file.
+            # Messages of other errors may name a file.
             why = str(error) if isinstance(error, MergestreamError) else type(error).__name__
-            log.error("the watched folder is left alone from now on: %s", why)
-            self._service.not_watching = "not_watching"
+            log.error("the watched folder is no longer answered: %s", why)
+            self._service.folder_failed = True
 
     def _answer(self, pictures: list[Picture]) -> list[dict[str, Any]]:
-        answer = self._service.answer_now(self._stream, pictures)
+        answer = self._service.answer_from_thread(self._stream, pictures)
         self._last = (pictures, answer)
-        return [shown(answer.of(row)).model_dump() for row in range(len(pictures))]
+        return [answer_document(answer.of(row)).model_dump() for row in range(len(pictures))]
 
     def _report(self, picture: Picture, _: dict[str, Any]) -> bytes:
-        """Asked for right after the batch that held the picture, by the same thread."""
+        """Called right after the batch with this image, by the same thread."""
         assert self._last is not None
         pictures, answer = self._last
-        return report_of(picture, answer, next(row for row, each in enumerate(pictures) if each is picture))
+        from mergestream.serving.structured_report import write_report
+
+        return write_report(picture, answer, next(row for row, each in enumerate(pictures) if each is picture))

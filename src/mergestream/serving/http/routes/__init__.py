@@ -1,1 +1,1 @@
-"""The service's addresses: one file for each thing they are about."""
+"""The routes of the service, one file per subject."""

@@ -1,4 +1,4 @@
-"""Is it alive, is it ready, and its numbers for Prometheus."""
+"""Health checks, and metrics for Prometheus."""
 
 from typing import Any
 
@@ -13,22 +13,22 @@ router = APIRouter(tags=["operation"])
 METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
-@router.get("/healthz", summary="Is the process alive?")
+@router.get("/healthz", summary="Liveness")
 async def healthz() -> Health:
-    """Yes, whenever it answers."""
+    """Always ok: the process answers."""
     return Health(status="ok")
 
 
-@router.get("/readyz", summary="Is it ready for pictures?", responses=problems("audit_unavailable", "not_watching"))
+@router.get("/readyz", summary="Readiness", responses=problems("audit_unavailable", "not_watching"))
 async def readyz(request: Request) -> Health:
-    """Not while it loads, while its audit log fails, nobody looks after its watched folder, or it shuts down."""
-    why = await request.app.state.service.why_not_ready()
-    if why is not None:
-        raise Problem(why, PROBLEMS[why].title)
+    """Not ready while it loads or shuts down, or while the audit log or the watched folder fails."""
+    code = await request.app.state.service.why_not_ready()
+    if code is not None:
+        raise Problem(code, PROBLEMS[code].title)
     return Health(status="ready")
 
 
-@router.get("/metrics", summary="Numbers for Prometheus", response_class=Response, responses={**METRICS, **problems()})
+@router.get("/metrics", summary="Metrics for Prometheus", response_class=Response, responses={**METRICS, **problems()})
 async def metrics(request: Request) -> Response:
-    """Requests, latencies, pictures, steps, guard rails' findings, audit lines, what waits, streams."""
+    """Requests, latencies, images, steps, findings, audit lines, queue length, streams."""
     return Response(request.app.state.service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -1,4 +1,4 @@
-"""Pages for people: the dashboard, and the HTTP interface on one page that needs nothing from elsewhere."""
+"""Pages: the dashboard, and the HTTP interface on one page. Both work offline."""
 
 from html import escape
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
-from mergestream.serving.http.problems import PROBLEMS, Problem
+from mergestream.serving.http.problems import PROBLEMS
 
 DASHBOARD = Path(__file__).parents[2] / "dashboard"
 STYLE = Path(__file__).with_name("docs.css")
@@ -23,7 +23,7 @@ router = APIRouter(include_in_schema=False)
 
 
 def dashboard_router() -> APIRouter:
-    """An address for each file of the dashboard. They are listed now, so no path of a client is ever opened."""
+    """A route per file of the dashboard. The files are listed now, so no path from a client is ever opened."""
     files = APIRouter(include_in_schema=False)
     for file in sorted(DASHBOARD.rglob("*")):
         if file.suffix in TYPES:
@@ -34,8 +34,6 @@ def dashboard_router() -> APIRouter:
 
 def _sender(file: Path) -> Any:
     async def send() -> Response:
-        if not file.is_file():
-            raise Problem("not_found", "This installation has no dashboard. /docs lists what there is.")
         return FileResponse(file, media_type=TYPES[file.suffix])
 
     return send
@@ -59,9 +57,8 @@ def page(schema: dict[str, Any]) -> str:
         for method, about in methods.items()
     ]
     codes = "".join(
-        f"<tr id='{escape(code)}'><td><code>{escape(code)}</code></td><td>{kind.status}</td>"
-        f"<td>{escape(kind.title)}</td></tr>"
-        for code, kind in sorted(PROBLEMS.items(), key=lambda item: (item[1].status, item[0]))
+        f"<tr id='{escape(code)}'><td><code>{escape(code)}</code></td><td>{status}</td><td>{escape(title)}</td></tr>"
+        for code, (status, title) in sorted(PROBLEMS.items(), key=lambda item: (item[1].status, item[0]))
     )
     info = schema["info"]
     return (
@@ -69,7 +66,7 @@ def page(schema: dict[str, Any]) -> str:
         "<meta name='viewport' content='width=device-width'><link rel='stylesheet' href='docs.css'>"
         f"<title>{escape(info['title'])}</title></head><body><main><h1>{escape(info['title'])} "
         f"<small>{escape(info['version'])}</small></h1>{_text(info['description'])}"
-        "<p>The same for programs: <a href='openapi.json'>openapi.json</a>. <a href='./'>Dashboard</a>.</p>"
+        "<p>For programs: <a href='openapi.json'>openapi.json</a>. <a href='./'>Dashboard</a>.</p>"
         f"{''.join(operations)}<h2>Problems</h2><table><thead><tr><th scope='col'>code</th>"
         f"<th scope='col'>status</th><th scope='col'>meaning</th></tr></thead><tbody>{codes}</tbody></table>"
         "</main></body></html>"
@@ -90,7 +87,7 @@ def _operation(method: str, path: str, about: dict[str, Any]) -> str:
     return (
         f"<section><h2>{escape(about['summary'])}</h2><p><code>{method.upper()} {escape(path)}</code></p>"
         f"{_text(about.get('description', ''))}<ul>{parameters}{body}</ul>"
-        f"<details><summary>Answers</summary><ul>{answers}</ul></details></section>"
+        f"<details><summary>Responses</summary><ul>{answers}</ul></details></section>"
     )
 
 

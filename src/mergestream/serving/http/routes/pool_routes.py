@@ -1,4 +1,4 @@
-"""The pool: look at it, read it again, switch an expert on or off."""
+"""The pool: show it, reload it, switch an expert on or off."""
 
 import logging
 from functools import partial
@@ -11,14 +11,14 @@ from mergestream.runtime.errors import CheckpointError, InputError, MergestreamE
 from mergestream.serving.http.problems import Problem
 from mergestream.serving.http.request_limits import body_of
 from mergestream.serving.http.routes.problem_examples import problems
-from mergestream.serving.http.routes.stream_routes import standings
+from mergestream.serving.http.routes.stream_routes import stream_statuses
 from mergestream.serving.http.schemas import (
     Latency,
     Overview,
     OverviewExpert,
     OverviewPool,
     PoolExpert,
-    PoolStanding,
+    PoolStatus,
     Reloaded,
     Requests,
     Switch,
@@ -33,11 +33,11 @@ LARGEST_BODY = 4096
 log = logging.getLogger(__name__)
 
 
-@router.get("/v1/pool", summary="The pool's cards", responses=problems())
-async def show_pool(request: Request) -> PoolStanding:
+@router.get("/v1/pool", summary="Show the pool", responses=problems())
+async def show_pool(request: Request) -> PoolStatus:
     """Every expert's card, without its training recipe; the method and its options."""
-    lineup = request.app.state.service.engine.lineup
-    return PoolStanding(
+    lineup = request.app.state.service.open.engine.lineup
+    return PoolStatus(
         hash=lineup.identity["pool_sha256"],
         classes=list(lineup.pool.classes),
         method=lineup.method,
@@ -57,18 +57,18 @@ async def show_pool(request: Request) -> PoolStanding:
     )
 
 
-@router.get("/v1/overview", summary="All that the dashboard shows at once", responses=problems())
+@router.get("/v1/overview", summary="Data of the dashboard", responses=problems())
 async def overview(request: Request) -> Overview:
     """Pool, streams, latency and requests."""
     service: Service = request.app.state.service
-    lineup = service.engine.lineup
+    lineup = service.open.engine.lineup
     experts = [
         OverviewExpert(name=card.name, on=card.name not in lineup.off, domain=card.domain, metrics=card.metrics)
         for card in lineup.pool.cards
     ]
     return Overview(
         pool=OverviewPool(hash=lineup.identity["pool_sha256"], classes=list(lineup.pool.classes), experts=experts),
-        streams=standings(service),
+        streams=stream_statuses(service),
         latency_ms=Latency(**service.metrics.latency()),
         requests=Requests(**service.metrics.outcomes()),
         administrator=request.state.holder.role == ADMINISTRATOR,
@@ -78,17 +78,17 @@ async def overview(request: Request) -> Overview:
 
 @router.post(
     "/v1/pool/reload",
-    summary="Read the pool again",
+    summary="Reload the pool",
     responses=problems("pool_unusable", "audit_unavailable"),
 )
 async def reload_pool(request: Request) -> Reloaded:
-    """Use the pool as it is on disk now, from the next batch on. Administrators only.
+    """Use the pool that is on disk now, from the next batch on. Administrators only.
 
-    If it cannot be used, the old one goes on. If its weights have changed, every stream's averages begin again.
+    If it cannot be used, the old one stays in use. If the pool has changed, the averages of all streams begin again.
     """
     service: Service = request.app.state.service
     try:
-        return Reloaded(**await service.change("reload", request.state, service.engine.reload))
+        return Reloaded(**await service.change("reload", request.state, service.open.engine.reload))
     except OutputError:
         raise
     except MergestreamError as error:
@@ -107,20 +107,20 @@ async def reload_pool(request: Request) -> Reloaded:
     },
 )  # fmt: skip
 async def switch_expert(request: Request, expert: ExpertName) -> Switched:
-    """From every stream's next batch on it is left out and coefficients are renormalised. Administrators only."""
+    """From the next batch of each stream on. The other coefficients are renormalised. Administrators only."""
     service: Service = request.app.state.service
-    wanted = await _switch(request, service)
-    names = service.engine.lineup.pool.names
+    switch = await _read_switch(request, service)
+    names = service.open.engine.lineup.pool.names
     if expert not in names:
-        raise Problem("unknown_expert", f"The pool's experts are {', '.join(names)}.")
+        raise Problem("unknown_expert", f"The experts of the pool are {', '.join(names)}.")
     try:
-        off = await service.change("switch", request.state, partial(service.engine.switch, expert, on=wanted.on))
+        off = await service.change("switch", request.state, partial(service.open.engine.switch, expert, on=switch.on))
     except (InputError, PoolError) as error:
         raise Problem("change_refused", str(error)) from error
-    return Switched(expert=expert, on=wanted.on, switched_off=list(off))
+    return Switched(expert=expert, on=switch.on, switched_off=list(off))
 
 
-async def _switch(request: Request, service: Service) -> Switch:
+async def _read_switch(request: Request, service: Service) -> Switch:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Problem("unsupported_media_type", 'Send application/json, as in {"on": false}.')
     body = b""
@@ -135,5 +135,5 @@ async def _switch(request: Request, service: Service) -> Switch:
 def _unusable(error: MergestreamError, request_id: str) -> Problem:
     log.error("request %s: the pool was not reloaded: %s", request_id, error)
     kinds = {CheckpointError: "an expert on disk is damaged", PoolError: "its experts do not fit together"}
-    why = next((said for kind, said in kinds.items() if isinstance(error, kind)), "it does not fit this service")
-    return Problem("pool_unusable", f"The old pool goes on: {why}. The service's log names it under this request id.")
+    why = next((text for kind, text in kinds.items() if isinstance(error, kind)), "it does not fit this service")
+    return Problem("pool_unusable", f"The old pool stays in use: {why}. The log has details under this request id.")

@@ -1,13 +1,12 @@
-"""The service's own log: lines for people, or JSON for what collects them."""
+"""The service's own log on stderr: lines for people, or JSON for a log collector."""
 
 import json
 import logging
+from datetime import UTC, datetime
 
-from mergestream.serving.recent import timestamp
 
-
-class JsonLines(logging.Formatter):
-    """One JSON object a line; the fields of a request stand apart."""
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line, with the fields of a request as keys."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {"time": timestamp(record.created), "level": record.levelname.lower(), "logger": record.name}
@@ -18,11 +17,17 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(*, as_json: bool) -> None:
-    """Requests and events of the service, and of libraries only what they warn of."""
+    """Log requests and events of the service; of libraries only warnings."""
     handler = logging.StreamHandler()
     plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonLines() if as_json else plain)
+    handler.setFormatter(JsonFormatter() if as_json else plain)
     level = logging.DEBUG if logging.getLogger().level == logging.DEBUG else logging.INFO
-    # Also with --debug: what libraries say in detail may quote a file's header.
+    # Not even with --debug more: detailed messages of libraries may quote a file's header.
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("mergestream.serving").setLevel(level)
+
+
+def timestamp(seconds: float | None = None) -> str:
+    """UTC as ISO 8601 with milliseconds; by default now."""
+    when = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")

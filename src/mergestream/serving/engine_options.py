@@ -1,9 +1,9 @@
-"""What a person wants of an engine, and the engine with its log that comes of it: in this process, or in another's."""
+"""Options of an engine, and the engine with its audit log: opened in this process or in that of a replica."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import torch
 
@@ -11,21 +11,29 @@ from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import one_of
 from mergestream.serving.audit.keys import PrivateKey, read_private_key
-from mergestream.serving.audit.log_writer import AuditLog
+from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
 from mergestream.serving.engine.engine import Engine
 from mergestream.serving.engine.persistence import recent_lines
 from mergestream.serving.engine.settings import EngineSettings
-from mergestream.serving.opening import Log, NoLog, Opened
+
+if TYPE_CHECKING:
+    from mergestream.serving.replicas.replicated_engine import ReplicatedEngine
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@dataclass(frozen=True)
-class EngineRequest:
-    """What an engine is made of; another process may be told so. Paths are those of the machine it runs on.
+class OpenEngine(NamedTuple):
+    """An engine and its audit log. A `ReplicatedEngine` is both: it stands for several engines and their logs."""
 
-    `audit` None: <state>/audit.jsonl. `dtype` None: that of the pool. `threads`: cores that one of several engines may
-    use.
+    engine: Union[Engine, "ReplicatedEngine"]
+    log: Union[AuditLog, NoAuditLog, "ReplicatedEngine"]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Options of an engine; they can be sent to another process. Paths are those of the machine it runs on.
+
+    `audit` None: <state>/audit.jsonl. `dtype` None: that of the pool. `threads`: CPU cores per replica.
     """
 
     pool: Path
@@ -50,12 +58,12 @@ class EngineRequest:
     def log_file(self) -> Path | None:
         return None if self.no_audit else self.audit or self.state / "audit.jsonl"
 
-    def pinned(self, number: int) -> "EngineRequest":
-        """The same for one of several engines: a folder and a log of its own."""
+    def for_replica(self, number: int) -> "EngineOptions":
+        """The same options with a state folder and a log of its own."""
         return replace(self, state=self.state / f"engine-{number:03d}", audit=None)
 
-    def absolute(self) -> "EngineRequest":
-        """The same for a process that was started in another folder."""
+    def absolute(self) -> "EngineOptions":
+        """The same options for a process with another working folder."""
         key = None if self.audit_key is None else self.audit_key.absolute()
         return replace(self, pool=self.pool.absolute(), state=self.state.absolute(), audit_key=key)
 
@@ -63,33 +71,33 @@ class EngineRequest:
         return None if self.audit_key is None else read_private_key(self.audit_key)
 
     def load_pool(self) -> ExpertPool:
-        """The experts on their device; refused where nobody knows how pixels are prepared for them."""
+        """Load the experts on their device. The pool must say how pixels are prepared."""
         dtype = None if self.dtype is None else DTYPES[self.dtype]
         pool = ExpertPool.load(self.pool, device=self.device, dtype=dtype)
         if pool.preprocessing is None:
             raise InputError(
-                f"{self.pool} does not say how pixels are prepared for its network, so pictures cannot be served. "
+                f"{self.pool} does not say how pixels are prepared for its network, so images cannot be served. "
                 "Save it with preprocessing=mergestream.Preprocessing(size=…)."
             )
         return pool
 
 
-def open_engine(request: EngineRequest, watched: Callable[[Log], Log] = lambda log: log) -> Opened:
-    """The engine, with its log as `watched` gives it back."""
-    pool, path = request.load_pool(), request.log_file
-    audit = watched(NoLog() if path is None else AuditLog.open(path, request.private_key()))
+def open_engine(options: EngineOptions, on_append: Callable[[bool], None] = lambda _: None) -> OpenEngine:
+    """Load the pool, open the log and start the engine. `on_append` hears of each line: written or not."""
+    pool, path = options.load_pool(), options.log_file
+    log = NoAuditLog() if path is None else AuditLog.open(path, options.private_key(), on_append=on_append)
     try:
         engine = Engine(
             pool,
-            request.method,
-            request.options,
-            audit=audit,
-            state_folder=request.state / "streams",
-            settings=request.settings,
+            options.method,
+            options.options,
+            audit=log,
+            state_folder=options.state / "streams",
+            settings=options.settings,
             recent=() if path is None else recent_lines(path),
-            load_pool=request.load_pool,
+            load_pool=options.load_pool,
         )
     except BaseException:
-        audit.close()
+        log.close()
         raise
-    return Opened(engine, audit)
+    return OpenEngine(engine, log)

@@ -1,4 +1,4 @@
-"""The FastAPI application: routes around a service, behind the gate."""
+"""The FastAPI application: the routes of a service behind the gate."""
 
 from typing import Any
 
@@ -14,16 +14,17 @@ from mergestream.serving.http.problems import problem_of, response
 from mergestream.serving.http.routes import health_routes, image_routes, page_routes, pool_routes, stream_routes
 from mergestream.serving.service import Service
 
-DESCRIPTION = """Pictures in, one merged model's answers out, with an audit trail. For research. Not a medical device.
+DESCRIPTION = """Send images, get the answers of one merged model, with an audit trail.
+For research. Not a medical device.
 
-Where tokens are configured, send 'Authorization: Bearer TOKEN' to every address under /v1 and to /metrics. Clients
-read and send pictures; what changes streams or the pool is for administrators.
+If tokens are configured, send 'Authorization: Bearer TOKEN' to every URL under /v1 and to /metrics. Clients may read
+and send images; changes of streams and of the pool need an administrator's token.
 
-Whatever is not answered is a problem document (application/problem+json) with a stable code."""
+Every error is a problem document (application/problem+json) with a stable code."""
 
 
 def create_app(service: Service) -> FastAPI:
-    """The application of a service that somebody else starts and stops."""
+    """Build the application. Starting and stopping the service is up to the caller."""
     app = FastAPI(
         title="mergestream",
         version=version_of("mergestream"),
@@ -47,14 +48,14 @@ async def _as_problem(request: Request, error: Exception) -> Response:
     problem = problem_of(error)
     assert problem is not None
     if problem.code == "method_not_allowed":
-        # Starlette names those of the first route only, where several share an address.
-        known = request.app.openapi()["paths"].get(getattr(request.scope.get("route"), "path", None), {})
-        problem.headers |= {"Allow": ", ".join(sorted(map(str.upper, known)))} if known else {}
+        # Starlette names the methods of the first route only, if several share a path.
+        methods = request.app.openapi()["paths"].get(getattr(request.scope.get("route"), "path", None), {})
+        problem.headers |= {"Allow": ", ".join(sorted(map(str.upper, methods)))} if methods else {}
     return response(problem, request.state.request_id)
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document, with tokens, and without the 422 that it adds for a form of its own."""
+    """FastAPI's OpenAPI document with tokens added and FastAPI's own 422 schemas removed."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
