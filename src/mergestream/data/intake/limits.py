@@ -48,10 +48,13 @@ class Allowance:
     def next_file(self) -> None:
         self._deadline = time.monotonic() + self.limits.seconds
 
-    def take(self, images: int, height: int, width: int) -> None:
-        """Reserve room for images of one size before they are decoded."""
+    def require_pixels(self, height: int, width: int) -> None:
         if height * width > self.limits.pixels:
             raise IntakeError("too_large", f"An image may have {self.limits.pixels:,} pixels; this one has more.")
+
+    def take(self, images: int, height: int, width: int) -> None:
+        """Reserve room for images of one size before they are decoded."""
+        self.require_pixels(height, width)
         if images > self._images:
             raise IntakeError("too_many", f"A request may hold {self.limits.images:,} images; this one has more.")
         if images * height * width * 3 > self._bytes:

@@ -45,24 +45,18 @@ def _keep_pillow_silent() -> None:
 def _decoded(data: bytes, format_name: str, allowance: Allowance) -> np.ndarray:
     _keep_pillow_silent()
     if format_name == "WEBP":  # Pillow takes memory for it on opening
-        _require_size(*_webp_size(data), allowance)
+        allowance.require_pixels(*_webp_size(data))
     if format_name == "JPEG" and data.count(b"\xff\xda") > MOST_SCANS:
         raise IntakeError("too_large", f"A JPEG image may have {MOST_SCANS} scans; this one has more.")
     with Image.open(io.BytesIO(data), formats=[format_name]) as image:
         _require_single(image, format_name)
-        _require_size(image.width, image.height, allowance)
+        allowance.require_pixels(image.height, image.width)
         if format_name == "PNG" and image.width * image.height // 8 > MOST_DEFLATED * len(data):
             raise ValueError
         if format_name == "TIFF":
             _require_small_tiles(image, allowance)
         allowance.take(1, image.height, image.width)
         return image_pixels(image)
-
-
-def _require_size(width: int, height: int, allowance: Allowance) -> None:
-    if width * height > allowance.limits.pixels:
-        most = allowance.limits.pixels
-        raise IntakeError("too_large", f"An image may have {most:,} pixels; this one has more.")
 
 
 def _require_single(image: Image.Image, format_name: str) -> None:
@@ -79,7 +73,7 @@ def _require_single(image: Image.Image, format_name: str) -> None:
 def _require_small_tiles(image: Any, allowance: Allowance) -> None:
     """Check the tile size: libtiff takes memory for a whole tile, which may be larger than the image."""
     width, height = (image.tag_v2.get(tag, 1) for tag in (TILE_WIDTH, TILE_HEIGHT))
-    _require_size(int(width), int(height), allowance)
+    allowance.require_pixels(int(height), int(width))
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from pydicom.encaps import encapsulate, generate_frames
 from pydicom.pixels import get_decoder
+from pydicom.uid import UID
 
 from mergestream.data.intake.dicom.codestream_size import require_size
 from mergestream.data.intake.dicom.header import BIG_ENDIAN, EXPLICIT, IMPLICIT, DicomHeader
@@ -15,20 +16,11 @@ from mergestream.data.intake.refusals import IntakeError, damaged_dicom
 
 NATIVE = (EXPLICIT, IMPLICIT, BIG_ENDIAN)
 RUN_LENGTH = "1.2.840.10008.1.2.5"
-JPEG, JPEG_2000 = ("libjpeg", "jpeg-lossless"), ("openjpeg", "serve")  # module, and the extra that installs it
-# Endings of 1.2.840.10008.1.2.4: the name of a compression, and what decodes it.
-COMPRESSIONS = {
-    "50": ("JPEG Baseline", JPEG),
-    "51": ("JPEG Extended", JPEG),
-    "57": ("JPEG Lossless", JPEG),
-    "70": ("JPEG Lossless", JPEG),
-    "80": ("JPEG-LS", JPEG),
-    "81": ("JPEG-LS", JPEG),
-    "90": ("JPEG 2000", JPEG_2000),
-    "91": ("JPEG 2000", JPEG_2000),
-    "201": ("High-Throughput JPEG 2000", JPEG_2000),
-    "202": ("High-Throughput JPEG 2000", JPEG_2000),
-    "203": ("High-Throughput JPEG 2000", JPEG_2000),
+# Endings of 1.2.840.10008.1.2.4 by what decodes them: the module, and the extra that installs it.
+JPEG, JPEG_2000 = ("libjpeg", "jpeg-lossless"), ("openjpeg", "serve")
+DECODERS = {
+    **dict.fromkeys(("50", "51", "57", "70", "80", "81"), JPEG),
+    **dict.fromkeys(("90", "91", "201", "202", "203"), JPEG_2000),
 }
 
 
@@ -94,12 +86,11 @@ def _encapsulated_frames(header: DicomHeader, form: PixelFormat) -> Iterator[byt
 
 def _require_decoder(transfer_syntax: str) -> tuple[str, str]:
     prefix, _, ending = transfer_syntax.rpartition(".")
-    if prefix != "1.2.840.10008.1.2.4" or ending not in COMPRESSIONS:
+    if prefix != "1.2.840.10008.1.2.4" or ending not in DECODERS:
         raise IntakeError("unsupported_format", "The DICOM file's transfer syntax is not supported (docs/dicom.md).")
-    name, decoder = COMPRESSIONS[ending]
-    module, extra = decoder
+    decoder = module, extra = DECODERS[ending]
     if find_spec("pylibjpeg") is None or find_spec(module) is None:
         raise IntakeError(
-            "decoder_missing", f"{name} needs a decoder that is not installed: pip install 'mergestream[{extra}]'."
+            "decoder_missing", f"{UID(transfer_syntax).name} needs a decoder: pip install 'mergestream[{extra}]'."
         )
     return decoder

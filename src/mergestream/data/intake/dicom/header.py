@@ -1,10 +1,9 @@
-"""The elements of a DICOM file that describe its pixels, read by pydicom. Other elements are skipped as raw bytes."""
+"""The elements of a DICOM file up to its pixels, read by pydicom. An element stays raw bytes until it is used."""
 
 import io
 import zlib
 from dataclasses import dataclass
 
-from pydicom.datadict import tag_for_keyword
 from pydicom.dataset import Dataset
 from pydicom.filereader import read_dataset
 
@@ -16,19 +15,6 @@ DEFLATED = "1.2.840.10008.1.2.1.99"
 EXPLICIT, IMPLICIT, BIG_ENDIAN = "1.2.840.10008.1.2.1", "1.2.840.10008.1.2", "1.2.840.10008.1.2.2"
 
 IDENTIFIERS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
-STORED = (
-    "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration", "NumberOfFrames", "Rows", "Columns",
-    "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation",
-    "ExtendedOffsetTable", "ExtendedOffsetTableLengths", "PixelData",
-)  # fmt: skip
-SHOWN = (
-    "WindowCenter", "WindowWidth", "VOILUTFunction", "RescaleIntercept", "RescaleSlope",
-    "ModalityLUTSequence", "VOILUTSequence", "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence",
-    "RedPaletteColorLookupTableDescriptor", "GreenPaletteColorLookupTableDescriptor",
-    "BluePaletteColorLookupTableDescriptor", "RedPaletteColorLookupTableData", "GreenPaletteColorLookupTableData",
-    "BluePaletteColorLookupTableData",
-)  # fmt: skip
-TAGS = [tag_for_keyword(name) for name in (*IDENTIFIERS, *STORED, *SHOWN)]
 PIXEL_DATA, FLOAT_PIXEL_DATA = 0x7FE00010, (0x7FE00008, 0x7FE00009)
 UNDEFINED_LENGTH = 0xFFFFFFFF
 ITEM_TAGS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")  # little and big endian
@@ -36,7 +22,7 @@ ITEM_TAGS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")  # little and big endian
 
 @dataclass(frozen=True)
 class DicomHeader:
-    """The elements about pixels, and the pixel data as stored."""
+    """The elements before the pixels, and the pixel data as stored."""
 
     dataset: Dataset
     transfer_syntax: str
@@ -54,7 +40,7 @@ class DicomHeader:
 
 
 def read_header(data: bytes, limits: Limits) -> DicomHeader:
-    """Read the needed elements of a file that has its preamble."""
+    """Read the elements of a file that has its preamble."""
     file = io.BytesIO(data)
     file.seek(PREAMBLE_BYTES)
     meta = read_dataset(file, is_implicit_VR=False, is_little_endian=True, stop_when=lambda tag, *_: tag >> 16 != 2)
@@ -99,7 +85,6 @@ def _elements(body: bytes, transfer_syntax: str, limits: Limits) -> Dataset:
         is_implicit_VR=transfer_syntax == IMPLICIT,
         is_little_endian=transfer_syntax != BIG_ENDIAN,
         stop_when=stop,
-        specific_tags=TAGS,
     )
     absent = "PixelData" not in dataset
     if absent and (pixels_seen or end < len(body)):  # cut off inside a compressed frame, or inside an element's head
