@@ -90,6 +90,7 @@ def evaluate(
         torch.cat(answers),
         subgroups={kind: [values[int(i)] for i in order] for kind, values in data.subgroups.items()},
         experts=logits_of[ORIGINAL][:, order].argmax(dim=-1) if ORIGINAL in logits_of else None,
+        groups=None if data.groups is None else _numbered(data.groups)[order],
     )
 
 
@@ -129,6 +130,11 @@ def evaluate_streams(
                 method, data, run.stream, expert_logits=expert_logits, arguments=run.arguments, partial=partial
             ).save(place)
             partial.remove()
+
+
+def _numbered(names: Sequence[str]) -> Tensor:
+    """The number of each name among the sorted names: what a run may say of patients and slides."""
+    return torch.from_numpy(np.unique(np.asarray(names, dtype=str), return_inverse=True)[1])
 
 
 def _as_stream(batches: Stream | Sequence[np.ndarray]) -> Stream:

@@ -67,6 +67,7 @@ class Run:
     probabilities: Tensor  # [N,C] in order of arrival; fp32, or rounded to fp16 where it was read from disk
     metrics: dict[str, Any]
     seconds_per_step: float | None = None  # the median; of a static method, where it was measured
+    groups: Tensor | None = None  # [N] in order of arrival: the number of each image's slide or patient, where known
 
     @classmethod
     def finish(
@@ -80,6 +81,7 @@ class Run:
         *,
         subgroups: Mapping[str, Sequence[str]] | None = None,
         experts: Tensor | None = None,
+        groups: Tensor | None = None,
     ) -> "Run":
         """All given in order of arrival. `experts` are the experts' own predictions [K,N], to see a collapse by."""
         predictions = probabilities.argmax(dim=-1)
@@ -90,9 +92,8 @@ class Run:
             metrics["collapsed"] = collapsed_classes(experts, predictions, classes)
         seconds = [step["seconds"] for step in steps if step["seconds"] is not None]
         measured = float(np.median(seconds)) if seconds else None
-        return cls(
-            arguments, tuple(classes), steps, tuple(batches), labels, predictions, probabilities, metrics, measured
-        )
+        answers = labels, predictions, probabilities
+        return cls(arguments, tuple(classes), steps, tuple(batches), *answers, metrics, measured, groups)
 
     @property
     def hash(self) -> str:
@@ -132,13 +133,16 @@ class Run:
         order = torch.from_numpy(place[np.concatenate(list(batches))])
         predictions, start, steps = self.predictions[order], 0, []
         for number, batch in enumerate(batches):
-            said = predictions[start : start + len(batch)].tolist()
-            steps.append({**self.steps[0], "step": number, "images": len(batch), "predictions": said, "seconds": None})
+            answers = {"predictions": predictions[start : start + len(batch)].tolist(), "seconds": None}
+            steps.append({**self.steps[0], "step": number, "images": len(batch), **answers})
             start += len(batch)
-        run = Run.finish(arguments, self.classes, steps, batches, self.labels[order], self.probabilities[order])
+        groups = None if self.groups is None else self.groups[order]
+        run = Run.finish(
+            arguments, self.classes, steps, batches, self.labels[order], self.probabilities[order], groups=groups
+        )
         # Neither depends on the order; both need what a run does not carry.
-        kept = {key: value for key, value in self.metrics.items() if key in ("subgroups", "collapsed")}
-        return replace(run, metrics={**run.metrics, **kept}, seconds_per_step=self.seconds_per_step)
+        shared = {key: value for key, value in self.metrics.items() if key in ("subgroups", "collapsed")}
+        return replace(run, metrics={**run.metrics, **shared}, seconds_per_step=self.seconds_per_step)
 
     def save(self, folder: str | Path) -> Path:
         """Write the run folder whole; a killed writer leaves nothing that looks finished."""
@@ -159,15 +163,17 @@ class Run:
         return Path(folder)
 
     def _write_predictions(self, path: Path) -> None:
+        arrays: dict[str, Any] = {
+            "index": np.concatenate(self.batches),
+            "batch": np.repeat(np.arange(len(self.batches)), [len(b) for b in self.batches]),
+            "label": self.labels.numpy(),
+            "prediction": self.predictions.numpy(),
+            "probabilities": self.probabilities.numpy().astype(np.float16),
+        }
+        if self.groups is not None:
+            arrays["group"] = self.groups.numpy()
         with path.open("wb") as file:
-            np.savez_compressed(
-                file,
-                index=np.concatenate(self.batches),
-                batch=np.repeat(np.arange(len(self.batches)), [len(b) for b in self.batches]),
-                label=self.labels.numpy(),
-                prediction=self.predictions.numpy(),
-                probabilities=self.probabilities.numpy().astype(np.float16),
-            )
+            np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Run":
@@ -178,13 +184,13 @@ class Run:
             steps = [json.loads(line) for line in (root / STEPS).read_text(encoding="utf-8").splitlines()]
             with np.load(root / PREDICTIONS) as stored:
                 batches = np.split(stored["index"], np.flatnonzero(np.diff(stored["batch"])) + 1)
-                kept = [torch.from_numpy(stored[key]) for key in ("label", "prediction", "probabilities")]
+                labels, predictions, p = (torch.from_numpy(stored[k]) for k in ("label", "prediction", "probabilities"))
+                groups = torch.from_numpy(stored["group"]) if "group" in stored else None
             arguments, classes, metrics = (header[key] for key in ("arguments", "classes", "metrics"))
         except (OSError, ValueError, KeyError, BadZipFile) as error:
             raise CheckpointError(f"The run {root} is damaged ({error!r}). Delete it and run it again.") from error
-        labels, predictions, p = kept
-        seconds = header.get("seconds_per_step")
-        return cls(arguments, tuple(classes), steps, tuple(batches), labels, predictions, p.float(), metrics, seconds)
+        seconds, answers = header.get("seconds_per_step"), (labels, predictions, p.float())
+        return cls(arguments, tuple(classes), steps, tuple(batches), *answers, metrics, seconds, groups)
 
 
 def is_finished(folder: Path) -> bool:

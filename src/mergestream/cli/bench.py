@@ -13,13 +13,21 @@ SHOWN = 12  # warnings in the terminal; all of them are in the files
 
 
 def bench(
-    dataset: Annotated[str, typer.Option(help="A data set by its name in 'data list'.")],
-    pool: Annotated[list[str], typer.Option(help="A pool's folder; again for pools of other training seeds.")],
-    root: Annotated[Path | None, typer.Option(help="The data set's folder or zip.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="A data set by its name in 'data list'.")] = None,
+    pool: Annotated[
+        list[str] | None, typer.Option(help="A pool's folder; again for pools of other training seeds.")
+    ] = None,
+    root: Annotated[
+        list[str] | None, typer.Option(help="The data set's folder or zip; 'pacs=FILE' where a plan has several sets.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where runs and tables go.")] = Path("runs"),
     plan: Annotated[
         str | None,
-        typer.Option("--plan", "--preset", help="What the paper ran: paper-table1, paper-table3 or paper-fig4."),
+        typer.Option(
+            "--plan",
+            "--preset",
+            help="What the paper ran: paper-table1, paper-table3 or paper-fig4; or 'results': docs/results.md.",
+        ),
     ] = None,
     methods: Annotated[
         str | None,
@@ -57,6 +65,13 @@ def bench(
     timed: Annotated[
         bool, typer.Option("--timed", help="Share no logits between methods, so that milliseconds are real.")
     ] = False,
+    init: Annotated[str, typer.Option(help="First weights of the encoders that the plan 'results' trains.")] = "random",
+    stages: Annotated[
+        str | None, typer.Option(help="Stages of the plan 'results', as in 'main-pacs,hostile'.", show_default="all")
+    ] = None,
+    later: Annotated[
+        bool, typer.Option("--later", help="Mark the record of 'results': its rule has met these data before.")
+    ] = False,
     jobs: Annotated[
         int | None, typer.Option(help="Processes on this machine.", show_default="one per core; one on a GPU")
     ] = None,
@@ -73,12 +88,22 @@ def bench(
     from mergestream.bench.engine.benchmark import run_bench
     from mergestream.bench.engine.request import plan_from
     from mergestream.bench.report.bench_tables import terminal_tables
+    from mergestream.bench.study.results_plan import STUDIES
+    from mergestream.bench.study.study_run import run_study, study_request
     from mergestream.runtime.parallel import default_workers
 
     console = Console(stderr=as_json)
+    workers = jobs if jobs is not None else default_workers(device)
+    if plan in STUDIES:
+        study = study_request(plan, out, root or [], init=init, stages=stages, device=device, jobs=workers, later=later)
+        record = run_study(study, progress(console), command_text())
+        show(console, [], [], {"Tables": out / "results.md", "Record": record})
+        return
+    if dataset is None or not pool:
+        raise typer.BadParameter("A benchmark of your own needs --dataset and --pool; --plan results has its own.")
     request = plan_from(
         dataset=dataset,
-        root=root,
+        root=Path(root[0]) if root else None,
         pools=pool,
         plan=plan,
         methods=methods,
@@ -98,7 +123,6 @@ def bench(
         device=device,
         dtype=dtype,
     )
-    workers = jobs if jobs is not None else default_workers(device)
     findings = run_bench(request, out, progress(console), jobs=workers, engine=engine, command=command_text())
     if as_json:
         typer.echo((out / "results.json").read_text(encoding="utf-8"))

@@ -38,7 +38,7 @@ def costs(runs: Sequence[Run]) -> list[Cost]:
 def cost_of(label: str, method: str, options: dict[str, Any], experts: int) -> Cost:
     """Cost of a step that computes its own expert logits."""
     again = 1 if options.get("recalibrate_bn") else 0
-    if method == "entropy_adaptive":
+    if method in ("entropy_adaptive", "prior_adaptive"):
         scored = experts * (1 + len(options["views"])) / options["refresh_every"]
         return Cost(label, experts, scored + 1 + again, 0, experts + 1)
     if method in ("ensemble", "select_expert"):

@@ -36,10 +36,14 @@ class FinishedPlan:
     plan: BenchPlan
     dataset: Dataset
     network: str
-    folders: list[Path]
+    by_pool: dict[str, list[Path]]  # the runs' folders
     labels: dict[Variant, str]  # what tables call the methods that ran
     left_out: list[tuple[str, str]]  # methods that could not run, and why
     warnings: list[str]
+
+    @property
+    def folders(self) -> list[Path]:
+        return [folder for folders in self.by_pool.values() for folder in folders]
 
 
 def run_bench(
@@ -152,8 +156,10 @@ def _run(
         run_jobs(answer, work, on_done=advance, **where)
     planned = [each for surveyed in surveys for each in surveyed.variants]
     left_out = dict(each for surveyed in reversed(surveys) for each in surveyed.impossible)
-    folders = [folder for each in planned for folder in each.folders]
-    return FinishedPlan(plan, dataset, "", folders, {e.variant: e.label for e in planned}, list(left_out.items()), [])
+    by_pool: dict[str, list[Path]] = {pool: [] for pool in plan.pools}
+    for (pool, _, _), surveyed in zip(places, surveys, strict=True):
+        by_pool[pool] += [folder for each in surveyed.variants for folder in each.folders]
+    return FinishedPlan(plan, dataset, "", by_pool, {e.variant: e.label for e in planned}, list(left_out.items()), [])
 
 
 def _reference(done: FinishedPlan) -> tuple[str, list[str]]:

@@ -87,6 +87,7 @@ class PoolAtTarget:
         plan = self.plan
         fixed: dict[str, Any] = {"protocol": plan.protocol}
         fixed |= {key: True for key in ("allow_seen", "timed") if getattr(plan, key)}
+        fixed |= {"dtype": plan.dtype} if plan.dtype != "float32" else {}
         return [
             StreamedRun(stream, {**describe_run(method, self.data, stream), "seed": seed, "batch_size": size, **fixed})
             for seed, size, stream in self._streams

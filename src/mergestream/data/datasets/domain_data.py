@@ -102,7 +102,17 @@ def concatenate(parts: Sequence[DomainData]) -> tuple[DomainData, list[str]]:
     ids = None if any(part.ids is None for part in parts) else [i for part in parts for i in part.ids or ()]
     shared = set.intersection(*(set(part.subgroups) for part in parts))
     subgroups = {key: [value for part in parts for value in part.subgroups[key]] for key in sorted(shared)}
-    together = DomainData(first.dataset, name, first.classes, images, labels, ids=ids, subgroups=subgroups)
+    groups = [f"{part.name}/{group}" for part in parts for group in part.groups or range(len(part))]
+    together = DomainData(
+        first.dataset,
+        name,
+        first.classes,
+        images,
+        labels,
+        ids=ids,
+        groups=groups if any(part.groups is not None for part in parts) else None,
+        subgroups=subgroups,
+    )
     return together, [part.name for part in parts for _ in range(len(part))]
 
 

@@ -1,0 +1,146 @@
+"""The plan 'results', behind docs/results.md: networks, training recipes, pools and stages. Nothing is tuned here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mergestream.bench.engine.variants import parse_variants
+from mergestream.data.datasets import source_of
+from mergestream.methods import list_methods
+
+HEAD_INITS = ("shared", "independent")
+OURS, PAPER = "prior_adaptive", "entropy_adaptive"
+COMPARED = ("mean", "ensemble", PAPER, OURS)
+MAIN_STREAMS = ("iid", "dirichlet:0.05")
+OTHER_STREAMS = ("dirichlet:0.5", "note:0.1", "sorted")
+MIXTURES = ("mixture:smooth", "mixture:abrupt")
+LOUD = 100.0  # factor of the hostile expert's head
+# What the bars of a data set are about, and the loss that its pools are trained with.
+METRICS = {"pacs": ("accuracy",), "midog": ("balanced_accuracy", "auroc")}
+LOSS = {"pacs": "plain", "midog": "weighted"}
+# Names of rows, and the options that make them.
+ABLATION = {
+    "full": "entropy_adaptive",
+    "encoder only": "entropy_adaptive(head_sharpness=0)",
+    "head only": "entropy_adaptive(encoder=uniform)",
+    "shared head": "entropy_adaptive(head=shared)",
+    "select": "entropy_adaptive(head=select)",
+    "momentum 0.9": "entropy_adaptive(momentum=0.9)",
+    "temperature card": "entropy_adaptive(temperature=card)",
+    "no views": "entropy_adaptive(views=())",
+    "softmax weighting": "entropy_adaptive(weighting=softmax)",
+    "ours": "prior_adaptive",
+    "ours, scored by entropy alone": "prior_adaptive(score=entropy)",
+    "ours, uniform coefficients": "prior_adaptive(encoder=uniform, head=shared)",
+    "ours, head not fitted": "prior_adaptive(refit=False)",
+    "ours, not scaled": "prior_adaptive(match_scale=False)",
+    "ours, neither": "prior_adaptive(refit=False, match_scale=False)",
+    "ours, weights left on": "prior_adaptive(untilt=False)",
+    "ours, one view": "prior_adaptive(views=())",
+    "ours, anchor 0": "prior_adaptive(anchor=0)",
+    "ours, anchor 0.5": "prior_adaptive(anchor=0.5)",
+}
+
+
+@dataclass(frozen=True)
+class PoolRecipe:
+    """One pool: all domains of a data set, trained from one seed."""
+
+    dataset: str
+    head_init: str
+    loss: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset}-{self.head_init}-{self.loss}-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Pools of one data set that go through the same benchmarks; `plans` are options of a BenchPlan each."""
+
+    name: str
+    kind: str
+    pools: tuple[PoolRecipe, ...]
+    plans: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Study:
+    """All numbers of the study. `fits`: options of the training recipe by data set."""
+
+    network: str
+    arguments: Mapping[str, tuple[str, ...]]
+    fits: Mapping[str, Mapping[str, Any]]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    batch_size: int = 32
+    batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
+    fixed_images: int = 1000  # of each target, for the batch sizes
+    resamples: int = 500
+    # Of each expert's own training images, for methods that merge by statistics. Fisher takes a gradient per class.
+    statistics: Mapping[str, int] = field(default_factory=lambda: {"gram": 256, "fisher_exact": 64, "gram_pp": 256})
+
+    def pools(self, dataset: str) -> tuple[PoolRecipe, ...]:
+        """Head starts × seeds; of a set with a weighted loss also one pool with a plain one."""
+        pools = [PoolRecipe(dataset, start, LOSS[dataset], seed) for start in HEAD_INITS for seed in self.seeds]
+        plain = [] if LOSS[dataset] == "plain" else [PoolRecipe(dataset, "independent", "plain", 0)]
+        return (*pools, *plain)
+
+    def stages(self, *, half: bool) -> list[Stage]:
+        """All benchmark stages in the order in which they run; `half`: weights in bfloat16, as on a GPU."""
+        stages = []
+        for dataset, loss in LOSS.items():
+            every = self.pools(dataset)
+            for start in HEAD_INITS:
+                mine = tuple(pool for pool in every if pool.head_init == start)
+                stages.append(Stage(f"main-{dataset}-{start}", "main", mine, self._main(MAIN_STREAMS, half=half)))
+            first, usual = every[:1], tuple(pool for pool in every if pool.loss == loss)
+            common = {"variants": parse_variants(", ".join(COMPARED)), **self._common(half=half)}
+            mixed = {"streams": MIXTURES, "targets": ring_of(dataset)}
+            sizes = {"batch_sizes": self.batch_sizes, "images": self.fixed_images}
+            ablation = {"variants": parse_variants(", ".join(ABLATION.values())), "streams": MAIN_STREAMS}
+            timed = {"timed": True, "targets": source_of(dataset).card.domains[:1], "every_expert": False}
+            stages += [
+                Stage(f"streams-{dataset}", "streams", usual, ({**common, "streams": OTHER_STREAMS}, common | mixed)),
+                Stage(f"batches-{dataset}", "batches", usual, (common | sizes,)),
+                Stage(f"ablation-{dataset}", "ablation", usual, (common | ablation,)),
+                Stage("costs", "costs", first, tuple({**plan, **timed} for plan in self._main(("iid",), half=half))),
+                Stage("hostile", "hostile", first, ({**common, "loud_heads": (1.0, LOUD)},)),
+            ]
+        return stages
+
+    def _main(self, streams: tuple[str, ...], *, half: bool) -> tuple[Mapping[str, Any], ...]:
+        """All methods. RegMean++'s statistics belong to weights in full precision, so it runs in that."""
+        common = {**self._common(half=half), "streams": streams}
+        others = parse_variants(", ".join(name for name in list_methods() if name != "regmean_pp"))
+        alone = {"variants": parse_variants("regmean_pp"), "dtype": "float32", "every_expert": False}
+        return {**common, "variants": others}, {**common, **alone}
+
+    def _common(self, *, half: bool) -> dict[str, Any]:
+        return {"batch_sizes": (self.batch_size,), "dtype": "bfloat16" if half else "float32", "skip_impossible": True}
+
+
+def ring_of(dataset: str) -> tuple[str, ...]:
+    """Every domain with the next one, in a ring: each is in two mixtures."""
+    domains = source_of(dataset).card.domains
+    return tuple(f"{domain}+{domains[(place + 1) % len(domains)]}" for place, domain in enumerate(domains))
+
+
+RESULTS = Study(
+    "vit_small_patch14_dinov2",
+    {"pacs": ("img_size=126",), "midog": ("img_size=84",)},
+    {
+        "pacs": {"steps": 500, "batch_size": 64, "learning_rate": 1e-5},
+        "midog": {
+            "steps": 300,
+            "batch_size": 64,
+            "learning_rate": 3e-5,
+            "optimiser": "adamw",
+            "schedule": "cosine",
+            "augmentation": 0.0,
+            "validate_every": 50,
+        },
+    },
+)
+STUDIES = {"results": RESULTS}

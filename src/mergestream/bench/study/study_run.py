@@ -1,0 +1,167 @@
+"""A study from start to record: train the pools that are missing, run every stage through the engine, write tables."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mergestream.bench.engine.benchmark import run_plan
+from mergestream.bench.engine.plan import BenchPlan
+from mergestream.bench.engine.site_statistics import measure_pool
+from mergestream.bench.engine.variants import parse_variants
+from mergestream.bench.records import Run
+from mergestream.bench.study.results_plan import ABLATION, LOSS, RESULTS, STUDIES, PoolRecipe, Stage, Study
+from mergestream.bench.study.study_pages import write_pages
+from mergestream.bench.study.study_record import Group, group_of, write_record
+from mergestream.data.datasets.data_request import DataRequest
+from mergestream.pool.expert_card import library_versions
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError, unknown_name
+from mergestream.runtime.files import make_folder
+from mergestream.runtime.parallel import Track, quiet, run_jobs
+from mergestream.training.recipe import Recipe
+from mergestream.training.training_candidates import work_folder
+from mergestream.training.training_plan import plan_from
+from mergestream.training.training_run import run_training
+
+RECORD = "record.json"
+
+
+@dataclass(frozen=True)
+class StudyRequest:
+    """Where everything is, and which part of the study to run."""
+
+    plan: str
+    out: Path
+    roots: Mapping[str, Path]
+    init: str = "pretrained"
+    stages: tuple[str, ...] = ()  # by whole names or beginnings: 'main' is main-pacs-shared and more; none: all
+    device: str = "auto"
+    jobs: int = 1
+    later: bool = False  # mark the record: these methods have met these data before
+
+    @property
+    def study(self) -> Study:
+        return STUDIES[self.plan]
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device == "cuda" or (self.device == "auto" and torch.cuda.is_available())
+
+    def pool_folder(self, pool: PoolRecipe) -> Path:
+        return self.out / "pools" / pool.name
+
+
+def study_request(plan: str, out: Path, roots: Sequence[str], *, stages: str | None, **more: Any) -> StudyRequest:
+    """A request from the words of a command line; roots as 'pacs=FOLDER_OR_ZIP'."""
+    pairs = [text.partition("=") for text in roots]
+    for name, _, folder in pairs:
+        if name not in LOSS or not folder:
+            raise InputError(
+                f"Roots of the plan '{plan}' are written --root NAME=FOLDER_OR_ZIP, for {', '.join(LOSS)}."
+            )
+    names = tuple(name.strip() for name in (stages or "").split(",") if name.strip())
+    return StudyRequest(plan, out, {name: Path(folder) for name, _, folder in pairs}, stages=names, **more)
+
+
+def run_study(request: StudyRequest, track: Track, command: str = "") -> Path:
+    """Do all that is not done yet, write the record and every table, and return the record's path."""
+    stages = chosen_stages(request.study.stages(half=request.on_gpu), request.stages)
+    pools = list(dict.fromkeys(pool for stage in stages for pool in stage.pools))
+    missing = [pool.dataset for pool in pools if pool.dataset not in request.roots]
+    if missing:
+        raise InputError(f"The plan '{request.plan}' needs {missing[0]}: --root {missing[0]}=FOLDER_OR_ZIP.")
+    make_folder(request.out)
+    with track("training the pools", len(pools)) as advance:
+        jobs = [(request, pool) for pool in pools]
+        run_jobs(train_pool, jobs, workers=request.jobs, on_done=advance, device=request.device)
+    fingerprints = {pool: ExpertPool.load(request.pool_folder(pool)).fingerprint() for pool in pools}
+    groups: list[Group] = []
+    for stage in stages:
+        groups += _run_stage(request, stage, fingerprints, track)
+    head = {
+        "asked": {"profile": request.plan, "ours": "prior_adaptive"},
+        "is_try": request.study is not RESULTS,
+        "later": request.later,
+        "about": {"command": command, **library_versions()},
+    }
+    write_record(request.out / RECORD, groups, head)
+    write_pages([request.out / RECORD], request.out / "results.md", allow_tries=True)
+    return request.out / RECORD
+
+
+def chosen_stages(stages: list[Stage], names: Sequence[str]) -> list[Stage]:
+    """The stages named, by whole names or by how they begin."""
+    for name in names:
+        if not any(f"{stage.name}-".startswith(f"{name}-") for stage in stages):
+            raise unknown_name("stage", name, [stage.name for stage in stages])
+    return [stage for stage in stages if not names or any(f"{stage.name}-".startswith(f"{n}-") for n in names)]
+
+
+def train_pool(request: StudyRequest, pool: PoolRecipe) -> None:
+    """Train what is missing of a pool, and measure its experts' statistics."""
+    study, folder = request.study, request.pool_folder(pool)
+    device = "cuda" if request.on_gpu else "cpu"
+    recipe = Recipe(
+        loss=pool.loss,
+        seed=pool.seed,
+        accelerator=device,
+        precision="bf16-mixed" if request.on_gpu else "32-true",
+        **study.fits[pool.dataset],
+    )
+    plan = plan_from(
+        dataset=pool.dataset,
+        root=request.roots[pool.dataset],
+        data_options=[],
+        skip_bad=0,
+        allow_missing_classes=False,
+        network=study.network,
+        arguments=study.arguments[pool.dataset],
+        init=request.init,
+        settings="one",
+        start=recipe,
+        head_init=pool.head_init,
+        keep_every=30.0,
+    )
+    _share_decoded_images(request.out, folder)
+    run_training(plan, folder, quiet)
+    measure_pool(folder, plan.data, request.out, study.statistics, device)
+
+
+def _share_decoded_images(out: Path, folder: Path) -> None:
+    """Let all pools of the study decode into one folder."""
+    cache, shared = work_folder(folder) / "cache", out / "cache"
+    shared.mkdir(parents=True, exist_ok=True)
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    if not cache.exists():
+        cache.symlink_to(shared.resolve(), target_is_directory=True)
+
+
+def _run_stage(
+    request: StudyRequest, stage: Stage, fingerprints: Mapping[PoolRecipe, str], track: Track
+) -> list[Group]:
+    """Run a stage's plans over all its pools together; one group per pool."""
+    runs: dict[str, list[Run]] = {str(request.pool_folder(pool).resolve()): [] for pool in stage.pools}
+    names, left_out = dict[str, str](), dict[str, str]()
+    for options in stage.plans:
+        plan = _bench_plan(request, stage, tuple(runs), dict(options))
+        done = run_plan(plan, request.out, track, jobs=request.jobs)
+        left_out |= dict(done.left_out)
+        if stage.kind == "ablation":
+            names = {done.labels[parse_variants(spec)[0]]: name for name, spec in ABLATION.items()}
+        for pool, folders in done.by_pool.items():
+            runs[pool] += [Run.load(folder) for folder in folders]
+    rest: dict[str, Any] = {"names": names, "left_out": left_out, "resamples": request.study.resamples}
+    return [
+        group_of(stage, pool, fingerprints[pool], own, **rest)
+        for pool, own in zip(stage.pools, runs.values(), strict=True)
+    ]
+
+
+def _bench_plan(request: StudyRequest, stage: Stage, pools: tuple[str, ...], options: dict[str, Any]) -> BenchPlan:
+    dataset = stage.pools[0].dataset
+    data = DataRequest(dataset, str(request.roots[dataset].resolve()), images=options.pop("images", None))
+    seeds = tuple(pool.seed for pool in stage.pools)
+    return BenchPlan(data, pools, seeds=seeds, paired_seeds=True, device=request.device, preset=request.plan, **options)
