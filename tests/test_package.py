@@ -95,7 +95,7 @@ def test_the_command_line_is_frozen() -> None:
             "--dataset", "--root", "--pool", "--out", "--methods", "--streams", "--targets", "--seeds", "--batch-size",
             "--protocol", "--plan", "--preset", "--data-option", "--images", "--reference", "--skip-bad",
             "--allow-seen", "--allow-missing-classes", "--jobs", "--engine", "--device", "--json", "--batch-sizes",
-            "--loud-heads", "--timed", "--dtype",
+            "--loud-heads", "--timed", "--dtype", "--init", "--stages", "--later",
         },
     }  # fmt: skip
 

@@ -131,7 +131,7 @@ def costs_table(groups: Sequence[Group]) -> str:
     for group in measured:
         by = {cost["method"]: cost for cost in group["costs"]}
         first = next(iter(by.values()))
-        columns += [f"{TITLES[group['dataset']]}, {first['experts']} experts: ms a step", "forwards an image"]
+        columns += [f"{TITLES[group['dataset']]}, {first['experts']} experts: ms per step", "forwards per image"]
         for name, row in cells.items():
             cost = by.get(name)
             other = "" if cost is None or cost["dtype"] == first["dtype"] else f" ({cost['dtype']})"
