@@ -8,7 +8,7 @@ import numpy as np
 from mergestream.bench.analysis.comparison import Estimate
 from mergestream.bench.study.results_plan import LOSS
 from mergestream.bench.study.study_record import Group, decoded
-from mergestream.functional.metrics import percentiles
+from mergestream.functional.intervals import percentiles
 
 TITLES = {"pacs": "PACS", "midog": "MIDOG"}
 
