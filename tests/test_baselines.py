@@ -424,7 +424,7 @@ def test_regmean_pp_on_the_target_remembers_earlier_batches(network: str) -> Non
     known = None
     for batch in batches:
         out = pool.new_weights()
-        known = merge_block_by_block(pool, [[pool.prepare(batch)]], options, known=known, out=out)
+        known = merge_block_by_block(pool, [[pool.prepare(batch)]], options, earlier=known, out=out)
     torch.testing.assert_close(method.merged_weights(), out, rtol=1e-4, atol=1e-5)
     counts = {gram.rows for own in known for gram in own.values()}
     fresh = merge_block_by_block(pool, [[pool.prepare(batches[1])]], options)

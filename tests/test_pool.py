@@ -376,7 +376,7 @@ def test_nan_logits_name_the_expert_and_the_image(vit_pool: ms.ExpertPool) -> No
 
 def test_pixels_without_known_preprocessing_are_refused() -> None:
     pool = ms.ExpertPool.from_modules({"a": HandWritten()})
-    with pytest.raises(ms.MergestreamError, match="preprocessing is not known"):
+    with pytest.raises(ms.MergestreamError, match="preprocessing is unknown"):
         pool.logits(make_images())
 
 

@@ -375,7 +375,7 @@ def test_what_is_said_of_an_expert_is_saved_with_it(tmp_path: Path) -> None:
         ({"class_count": {}}, "Did you mean 'class_counts'"),
         ({"classes": ("a",)}, "no detail of an expert"),
         ({"class_counts": {"ring": -1}}, "whole numbers by class"),
-        ({"class_counts": {"rings": 3}}, "'rings', which is none of its classes"),
+        ({"class_counts": {"rings": 3}}, "'rings', which is not one of its classes"),
         ({"temperature": 0}, "temperature"),
     ):
         with pytest.raises(ms.MergestreamError, match=message):

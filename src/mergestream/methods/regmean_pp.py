@@ -69,5 +69,5 @@ class RegMeanPlusPlus(RegMean):
     def _measured(self, images: Tensor, state: RegMeanState) -> list[Grams]:
         self.held_from = None
         return merge_block_by_block(
-            self.pool, [[images]], self._settings, known=state.grams, rows=self._rows, out=self._buffer
+            self.pool, [[images]], self._settings, earlier=state.grams, rows=self._rows, out=self._buffer
         )

@@ -1,1 +1,1 @@
-"""Networks: build them, find their head and last layer, lay them out flat, prepare their pixels."""
+"""Networks: building, head, flat layout, preprocessing, views and BatchNorm."""

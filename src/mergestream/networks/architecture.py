@@ -1,4 +1,4 @@
-"""Names and modules -> a network with a known encoder/head split and preprocessing."""
+"""Networks from names or modules, with their encoder/head split and preprocessing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mergestream.networks.library_preprocessing import find_preprocessing
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import InputError, MergestreamError, NetworkError
 
-# Attributes that make no other function: of training, or of where a checkpoint lay.
+# Attributes that do not change a network's function: of training, or the path of a checkpoint.
 IGNORED = ("training", "momentum", "grad_checkpointing", "gradient_checkpointing", "name_or_path")
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """How to build the network again: a library, a name in it, JSON arguments. 'custom' cannot be rebuilt by name."""
+    """How to rebuild the network: a library, a name in it, JSON arguments. 'custom' cannot be rebuilt."""
 
     library: str
     name: str
@@ -35,10 +35,10 @@ class Architecture:
         texts = isinstance(self.library, str) and isinstance(self.name, str)
         if not texts or not isinstance(self.arguments, dict) or not all(isinstance(k, str) for k in self.arguments):
             raise InputError(f"A network is a library, a name and named arguments, got {self!r}.")
-        # A card comes from another site: building its network must read no file and ask no server.
+        # Cards come from other sites: building their networks must read no file and contact no server.
         for key in self.arguments:
             if key in ("pretrained", "checkpoint_path", "cache_dir") or key.startswith(("pretrained_", "weights")):
-                raise InputError(f"'{key}' is no argument of an architecture: weights come from safetensors only.")
+                raise InputError(f"'{key}' is not an argument of an architecture: weights come from safetensors only.")
 
     def build(self) -> nn.Module:
         if self.library not in BUILDERS:
@@ -51,7 +51,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Network:
-    """A module, where its head is, and what it expects of pixels (None where that is not known)."""
+    """A module, the names of its head, and its preprocessing (None if unknown)."""
 
     module: nn.Module
     architecture: Architecture
@@ -68,9 +68,9 @@ class Network:
 
 
 def create_network(name: str, *, num_classes: int, **arguments: Any) -> Network:
-    """A network by timm name, or 'torchvision:NAME', 'monai:CLASS' or 'transformers:CLASS' (arguments: its config's).
+    """Build by timm name, or 'torchvision:NAME', 'monai:CLASS', 'transformers:CLASS' (arguments: its config's).
 
-    Its weights are random; pretrained ones come from files, never from a network's arguments.
+    Its weights are random; pretrained weights come from files, never from arguments.
     """
     library, _, rest = name.rpartition(":")
     counted = "num_labels" if library == "transformers" else "num_classes"
@@ -85,7 +85,7 @@ def from_architecture(architecture: Architecture) -> Network:
 def from_module(
     module: nn.Module, head: str | Iterable[str] | None = None, preprocessing: Preprocessing | None = None
 ) -> Network:
-    """Any nn.Module; its head is found or given, its preprocessing found or given or unknown."""
+    """Describe any nn.Module; its head and preprocessing are detected unless given."""
     return _network(module, _describe(module), head, preprocessing)
 
 
@@ -95,12 +95,12 @@ def _network(
     head: str | Iterable[str] | None,
     preprocessing: Preprocessing | None,
 ) -> Network:
-    known = preprocessing or find_preprocessing(module, architecture.library, architecture.name)
-    return Network(module, architecture, find_head(module, head), known)
+    preprocessing = preprocessing or find_preprocessing(module, architecture.library, architecture.name)
+    return Network(module, architecture, find_head(module, head), preprocessing)
 
 
 def recover_architecture(module: nn.Module) -> Architecture:
-    """The name that builds this very module again, where timm's own record of it suffices; else it stays custom."""
+    """The timm name that rebuilds exactly this module, if its recorded configuration suffices; otherwise 'custom'."""
     described = _describe(module)
     name = (getattr(module, "pretrained_cfg", None) or {}).get("architecture")
     if described.library != "custom" or not name:
@@ -115,9 +115,9 @@ def recover_architecture(module: nn.Module) -> Architecture:
 
 
 def first_difference(one: nn.Module, other: nn.Module) -> str | None:
-    """Where two modules of one class are configured differently though their tensors may fit, or None.
+    """The first setting in which two modules of one class differ, or None.
 
-    Two ViTs with 2 and 4 attention heads have the same shapes and are different functions.
+    Two ViTs with 2 and 4 attention heads have the same shapes but are different functions.
     """
     mine, theirs = _settings(one), _settings(other)
     for key in [*mine, *theirs]:
@@ -127,9 +127,9 @@ def first_difference(one: nn.Module, other: nn.Module) -> str | None:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """Plain attributes of all submodules, less those that matter in training only.
+    """Plain attributes of all submodules, except those that matter in training only.
 
-    The outermost module's own attributes are its author's bookkeeping (an epoch, a site); Hugging Face has a config.
+    The outermost module's own attributes are left out: they may be its author's bookkeeping (an epoch, a site).
     """
     settings: dict[str, Any] = {"config": _json_config(module) if hasattr(module, "config") else None}
     for path, child in module.named_modules():
@@ -146,7 +146,7 @@ def _settings(module: nn.Module) -> dict[str, Any]:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits [B,C] in what a network returns: a tensor, Hugging Face's output, or MONAI's tuple."""
+    """Take the logits [B,C] from a network's output: a tensor, Hugging Face's output, or MONAI's tuple."""
     if isinstance(output, Tensor):
         return output
     logits = output[0] if isinstance(output, tuple | list) and output else getattr(output, "logits", None)
@@ -166,6 +166,6 @@ def _json_config(module: nn.Module) -> dict[str, Any]:
     if not hasattr(config, "to_json_string"):
         return {}
     values = json.loads(config.to_json_string(use_diff=True))
-    # Who wrote a config, and where it lay, is not part of the architecture: two sites may differ in it.
-    foreign = ("transformers_version", "architectures", "_name_or_path", "name_or_path", "torch_dtype", "dtype")
-    return {key: value for key, value in values.items() if key not in foreign and "drop" not in key}
+    # The author and the path of a config are not part of the architecture: two sites may differ in them.
+    ignored = ("transformers_version", "architectures", "_name_or_path", "name_or_path", "torch_dtype", "dtype")
+    return {key: value for key, value in values.items() if key not in ignored and "drop" not in key}

@@ -1,4 +1,4 @@
-"""BatchNorm statistics of a merged network, re-estimated from a batch: averaged ones do not describe it."""
+"""BatchNorm statistics of a merged network, re-estimated from a batch: averaged ones do not fit it."""
 
 import torch
 from torch import Tensor, nn
@@ -7,9 +7,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @torch.no_grad()
 def reestimate(module: nn.Module, batch: Tensor) -> None:
-    """One forward pass of batch [B,c,H,W] that overwrites every layer's running mean and variance with the batch's.
+    """Overwrite every layer's running mean and variance with those of batch [B,c,H,W], in one forward pass.
 
-    A layer that sees a single value per channel cannot estimate a variance; it keeps the statistics it has.
+    A layer that sees a single value per channel cannot estimate a variance; its statistics are unchanged.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.running_mean is not None]
     handles = [layer.register_forward_pre_hook(_measure) for layer in layers]

@@ -1,4 +1,4 @@
-"""Which part of a network is its classification head, and which classes it answers."""
+"""The classification head of a network, and its classes."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ MONAI_HEADS = ("class_layers", "fc", "_fc", "last_linear", "classification_head"
 
 
 def find_head(module: nn.Module, head: str | Iterable[str] | None = None) -> tuple[str, ...]:
-    """Names of the classifier modules: given, or known for the library, or a last Linear with a usual name."""
+    """Names of the classifier modules: given, recorded by the library, or the last layer under a usual name."""
     if head is not None:
         return _given_head(module, (head,) if isinstance(head, str) else tuple(head))
     library = type(module).__module__.split(".")[0]
     if library == "timm" or hasattr(module, "pretrained_cfg"):
-        found = _timm_head(module)
+        names = _timm_head(module)
     elif type(module).__name__.endswith("ForImageClassification"):
         children = {name: child for name, child in module.named_children() if "classifier" in name or name == "head"}
-        found = tuple(name for name, child in children.items() if any(True for _ in child.parameters()))
+        names = tuple(name for name, child in children.items() if any(True for _ in child.parameters()))
     elif library == "monai":
-        found = _last_layer(module, MONAI_HEADS)
+        names = _last_layer(module, MONAI_HEADS)
     else:
-        found = _last_layer(module, TORCHVISION_HEADS)
-        if library != "torchvision" and not _is_last(module, found):
-            found = ()
-    if not found:
+        names = _last_layer(module, TORCHVISION_HEADS)
+        if library != "torchvision" and not _is_last(module, names):
+            names = ()
+    if not names:
         linear = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
         raise NetworkError(
             f"Cannot tell which part of {type(module).__name__} is its classification head. Name it with head=; "
             f"its linear layers: {', '.join(linear[-5:]) or 'none'}."
         )
-    return found
+    return names
 
 
 def _given_head(module: nn.Module, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ def _timm_head(module: nn.Module) -> tuple[str, ...]:
 
 
 def _last_layer(module: nn.Module, usual_names: tuple[str, ...]) -> tuple[str, ...]:
-    """The last layer with a weight inside the child that carries a usual name."""
+    """The last layer with a weight, inside the child with a usual name."""
     for usual in usual_names:
         child = getattr(module, usual, None)
         if isinstance(child, nn.Module):
@@ -73,13 +73,13 @@ def _last_layer(module: nn.Module, usual_names: tuple[str, ...]) -> tuple[str, .
 
 
 def _is_last(module: nn.Module, head: tuple[str, ...]) -> bool:
-    """Whether the module's last parameters are the head's: a hidden layer or a stem may carry a usual name too."""
+    """Whether the module's last parameters are the head's: a hidden layer may have a usual name too."""
     last = [name for name, _ in module.named_parameters()][-1:]
     return bool(last) and last[0].startswith(tuple(f"{name}." for name in head))
 
 
 def count_classes(module: nn.Module, head: tuple[str, ...]) -> int | None:
-    """How many classes the head answers: the width of its last layer, None where it has no usual one."""
+    """Number of classes: the width of the head's last layer; None if it has no linear layer or convolution."""
     layers = [layer for name in head[-1:] for layer in module.get_submodule(name).modules()]
     widths = [
         layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
@@ -90,7 +90,7 @@ def count_classes(module: nn.Module, head: tuple[str, ...]) -> int | None:
 
 
 def class_names(module: nn.Module) -> tuple[str, ...] | None:
-    """The names a Hugging Face config gives its classes, unless they are its placeholders."""
+    """Class names in a Hugging Face config, unless they are placeholders."""
     names: dict[int, str] = getattr(getattr(module, "config", None), "id2label", None) or {}
     listed = tuple(str(names[key]) for key in sorted(names))
     return None if all(name.startswith("LABEL_") for name in listed) else listed

@@ -8,10 +8,10 @@ from torch import nn
 
 from mergestream.runtime.errors import NetworkError, unknown_name
 
-# Where MONAI keeps its classifiers. What it has besides may download weights when it is made (Transchex), or hand its
-# arguments on to functions of other libraries (TorchVisionFCModel): a card must reach neither.
+# MONAI's modules with classifiers. Others may download weights when built (Transchex), or pass their arguments on to
+# other libraries (TorchVisionFCModel): a card must reach neither.
 MONAI_FAMILIES = tuple(f"monai.networks.nets.{file}" for file in ("densenet", "efficientnet", "resnet", "senet", "vit"))
-# What a library may raise when arguments are not its own.
+# What a library may raise for wrong arguments.
 UNFIT = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -35,44 +35,44 @@ def _build_torchvision(name: str, arguments: dict[str, Any]) -> nn.Module:
 def _build_transformers(name: str, arguments: dict[str, Any]) -> nn.Module:
     import transformers
 
-    known = [n for n in dir(transformers) if n.endswith("ForImageClassification")]
-    if name not in known:
-        raise unknown_name("transformers network", name, known)
+    names = [n for n in dir(transformers) if n.endswith("ForImageClassification")]
+    if name not in names:
+        raise unknown_name("transformers network", name, names)
     network = getattr(transformers, name)
     return network(_construct(network.config_class, f"transformers:{name}", arguments))
 
 
 def _build_monai(name: str, arguments: dict[str, Any]) -> nn.Module:
-    known = _monai_classifiers()
-    if name not in known:
-        raise unknown_name("MONAI classifier", name, known)
-    takes = inspect.signature(known[name]).parameters
-    # Some of MONAI's networks download weights unless they are told not to.
-    quiet = {"pretrained": False} if "pretrained" in takes else {}
-    given = {**_with_class_count_as_taken(arguments, takes), **quiet}
-    hint = "Give its arguments with --arg, but for the number of classes, which is known."
-    return _construct(known[name], f"monai:{name}", given, hint)
+    classifiers = _monai_classifiers()
+    if name not in classifiers:
+        raise unknown_name("MONAI classifier", name, classifiers)
+    parameters = inspect.signature(classifiers[name]).parameters
+    # Some of MONAI's networks download weights by default.
+    offline = {"pretrained": False} if "pretrained" in parameters else {}
+    given = {**_with_class_count(arguments, parameters), **offline}
+    hint = "Give its arguments with --arg, except the number of classes."
+    return _construct(classifiers[name], f"monai:{name}", given, hint)
 
 
 def _monai_classifiers() -> dict[str, Any]:
-    """Classes and functions by name: all that may be called because a card says so."""
+    """Classes and functions by name: the only ones that a card may name."""
     try:
         from monai.networks import nets
     except ImportError:
         raise NetworkError("MONAI is not installed: pip install 'mergestream[monai]'.") from None
-    return {name: made for name, made in vars(nets).items() if _is_monai_classifier(made)}
+    return {name: value for name, value in vars(nets).items() if _is_monai_classifier(value)}
 
 
 def _is_monai_classifier(candidate: Any) -> bool:
     if getattr(candidate, "__module__", None) not in MONAI_FAMILIES:
         return False
-    made = get_type_hints(candidate).get("return") if inspect.isfunction(candidate) else candidate
-    return inspect.isclass(made) and issubclass(made, nn.Module)
+    result = get_type_hints(candidate).get("return") if inspect.isfunction(candidate) else candidate
+    return inspect.isclass(result) and issubclass(result, nn.Module)
 
 
-def _with_class_count_as_taken(arguments: dict[str, Any], takes: Container[str]) -> dict[str, Any]:
-    """In a card the number of classes is num_classes; some of MONAI's networks call it out_channels."""
-    if "num_classes" in takes or "out_channels" not in takes or "out_channels" in arguments:
+def _with_class_count(arguments: dict[str, Any], parameters: Container[str]) -> dict[str, Any]:
+    """Rename num_classes of a card to out_channels, where a MONAI network calls it so."""
+    if "num_classes" in parameters or "out_channels" not in parameters or "out_channels" in arguments:
         return arguments
     return {"out_channels" if key == "num_classes" else key: value for key, value in arguments.items()}
 
@@ -82,8 +82,8 @@ def _construct(factory: Any, title: str, arguments: dict[str, Any], hint: str = 
         return factory(**arguments)
     except UNFIT as error:
         where = getattr(inspect.getmodule(factory), "__name__", "")
-        why = str(error).split("\n")[0]
-        raise NetworkError(f"Cannot build {title} with {arguments}: {why} (in {where}). {hint}".rstrip()) from error
+        message = str(error).split("\n")[0]
+        raise NetworkError(f"Cannot build {title} with {arguments}: {message} (in {where}). {hint}".rstrip()) from error
 
 
 BUILDERS = {

@@ -12,7 +12,7 @@ PILLOW_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 
 
 def find_preprocessing(module: nn.Module, library: str, name: str) -> Preprocessing | None:
-    """Known per network for timm, torchvision and Hugging Face; None where it is not, and pixels must come prepared."""
+    """The preprocessing recorded by timm, torchvision or Hugging Face; None if there is none."""
     if hasattr(module, "pretrained_cfg"):
         return _timm_preprocessing(module)
     if library == "transformers":
@@ -36,12 +36,12 @@ def _timm_preprocessing(module: nn.Module) -> Preprocessing:
 
 def _input_channels(module: nn.Module, default: int) -> int:
     first = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
-    # Networks that fold space into depth start with a convolution of many channels.
+    # Networks that fold space into depth start with a convolution over many channels.
     return first.in_channels if first is not None and first.in_channels <= 4 else default
 
 
 def _torchvision_preprocessing(module: nn.Module, name: str | None) -> Preprocessing | None:
-    """By name, that of its first published weights; of a bare module, only if all weights of its family agree."""
+    """That of the first published weights of a name; for a bare module, only if all weights of its family agree."""
     from torchvision.models import WeightsEnum, get_model_weights
 
     if name is not None:
@@ -50,13 +50,13 @@ def _torchvision_preprocessing(module: nn.Module, name: str | None) -> Preproces
         family = vars(sys.modules[type(module).__module__]).values()
         enums: list[Any] = [e for e in family if isinstance(e, type) and issubclass(e, WeightsEnum)]
         presets = [weights.transforms() for enum in enums for weights in enum]
-    found = {
+    settings = {
         (int(getattr(module, "image_size", p.crop_size[0])), p.interpolation.value, tuple(p.mean), tuple(p.std))
         for p in presets
     }
-    if len(found) != 1:
+    if len(settings) != 1:
         return None
-    size, mode, mean, std = found.pop()
+    size, mode, mean, std = settings.pop()
     return Preprocessing((size, size), mode, mean, std)
 
 
@@ -67,8 +67,8 @@ def _transformers_preprocessing(module: nn.Module) -> Preprocessing | None:
     config: Any = module.config
     if type(config) not in IMAGE_PROCESSOR_MAPPING:
         return None
-    known = IMAGE_PROCESSOR_MAPPING[type(config)]
-    classes = known.values() if isinstance(known, dict) else known if isinstance(known, tuple) else (known,)
+    entry = IMAGE_PROCESSOR_MAPPING[type(config)]
+    classes = entry.values() if isinstance(entry, dict) else entry if isinstance(entry, tuple) else (entry,)
     processor = next(c for c in classes if c is not None)()
     plain = getattr(processor, "do_normalize", False) and not getattr(processor, "do_flip_channel_order", False)
     if not plain or not hasattr(processor, "size") or not hasattr(processor, "image_mean"):

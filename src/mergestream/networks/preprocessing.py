@@ -1,4 +1,4 @@
-"""What a network expects of pixels: size, interpolation, mean and std, known per network or given."""
+"""Preprocessing of pixels for a network: size, interpolation, mean and std."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a network expects of pixels: Resize((H,W)) without a crop, then mean and std per channel."""
+    """Resize to (H, W) without a crop, then normalise by mean and std per channel."""
 
     size: tuple[int, int]
     interpolation: str = "bilinear"
@@ -44,16 +44,16 @@ class Preprocessing:
         return cls((height, width), value["interpolation"], tuple(value["mean"]), tuple(value["std"]))
 
     def __call__(self, images: Tensor) -> Tensor:
-        """uint8 [B,c,h,w] of any size -> normalised fp32 [B,c,H,W]."""
+        """Convert uint8 [B,c,h,w] of any size to normalised fp32 [B,c,H,W]."""
         return self.normalised(resize(images, self.size, self.interpolation).to(torch.float32) / 255)
 
     def normalised(self, pixels: Tensor) -> Tensor:
-        """[B,c,H,W] in 0 to 1 -> mean 0 and std 1 per channel, by the network's numbers."""
+        """Normalise pixels [B,c,H,W] in 0 to 1 by mean and std per channel."""
         mean, std = self.columns(pixels)
         return pixels.sub(mean).div_(std)
 
     def columns(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and std as [c,1,1], of the type and on the device of the given tensor."""
+        """Mean and std as [c,1,1], with the type and device of a tensor."""
         columns = _columns.__wrapped__ if torch.compiler.is_compiling() else _columns
         return columns(self.mean, self.std, like.device, like.dtype)
 
@@ -62,14 +62,14 @@ class Preprocessing:
 def _columns(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Both as [c,1,1] on the device, sent there once: a copy in every step would keep a GPU waiting."""
+    """Cached on the device: a copy in every step would stall a GPU."""
     with torch.inference_mode(False):
         columns = (torch.tensor(values, dtype=dtype, device=device)[:, None, None] for values in (mean, std))
         return next(columns), next(columns)
 
 
 def resize(images: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
-    """[..., h, w] of any size -> [..., H, W], without a crop; images of that size stay as they are."""
+    """Resize [..., h, w] to [..., H, W] without a crop; images of that size are unchanged."""
     if tuple(images.shape[-2:]) == tuple(size):
         return images
     from torchvision.transforms.v2 import InterpolationMode
@@ -79,7 +79,7 @@ def resize(images: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
 
 
 def require_batch(images: Tensor, preprocessing: Preprocessing | None) -> None:
-    """Refuse what is not a batch of images for this network, saying what it should be."""
+    """Refuse anything that is not a batch of images for this network."""
     if not isinstance(images, Tensor):
         raise InputError(f"A batch is a torch.Tensor [B,c,H,W], got {type(images).__name__}: torch.from_numpy(…)?")
     if images.ndim != 4 or 0 in images.shape[1:]:
@@ -96,6 +96,6 @@ def require_batch(images: Tensor, preprocessing: Preprocessing | None) -> None:
         raise InputError(f"A batch is uint8 pixels or preprocessed floats, got {images.dtype}.")
     if images.dtype == torch.uint8 and preprocessing is None:
         raise InputError(
-            "This network's preprocessing is not known, so uint8 pixels cannot be prepared. "
+            "This network's preprocessing is unknown, so uint8 pixels cannot be prepared. "
             "Give preprocessing=mergestream.Preprocessing(size=…) to the pool, or pass preprocessed floats."
         )

@@ -1,4 +1,4 @@
-"""Deterministic, label-preserving views of a preprocessed batch [B,c,H,W], for augmentation consistency."""
+"""Deterministic, label-preserving views of a preprocessed batch [B,c,H,W]."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import InputError, unknown_name
 
 BRIGHTNESS = 1.15
-# What the unaltered batch is called where logits are kept by the name of their view.
+# Name of the unaltered batch, where logits are stored by view.
 ORIGINAL = "original"
 
 
@@ -31,7 +31,7 @@ def transpose(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
 
 
 def brightness(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
-    """Every pixel 15 % brighter, clipped at white: for data whose left and right are classes."""
+    """Every pixel 15 % brighter, clipped at white: for data in which a flip may change the class."""
     if preprocessing is None:
         raise InputError("The view 'brightness' needs the pool's preprocessing (mean, std); give preprocessing=.")
     mean, std = preprocessing.columns(images)
@@ -48,6 +48,7 @@ VIEWS: dict[str, Callable[[Tensor, Preprocessing | None], Tensor]] = {
 
 
 def require_views(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse unknown names of views."""
     for name in names:
         if name not in VIEWS:
             raise unknown_name("view", name, VIEWS)

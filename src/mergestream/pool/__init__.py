@@ -1,1 +1,1 @@
-"""Experts on disk and in memory, and how their networks run."""
+"""Experts on disk and in memory: pools, statistics, exchange between sites, import."""

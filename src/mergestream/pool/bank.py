@@ -1,4 +1,4 @@
-"""The contiguous [K,P] bank: filled from experts one tensor at a time, and only with experts that belong together."""
+"""The contiguous bank [K,P] of all experts' weights, filled one tensor at a time."""
 
 from collections.abc import Mapping
 from functools import reduce
@@ -15,6 +15,7 @@ ORDER = "pool.json"
 
 
 def require_some(experts: Mapping[str, object]) -> None:
+    """Refuse an empty pool and names that cannot be an expert's."""
     if not experts:
         raise PoolError("A pool needs at least one expert; none was given.")
     if BASE in experts:
@@ -26,6 +27,7 @@ def require_some(experts: Mapping[str, object]) -> None:
 def fill_bank(
     layout: Layout, states: Mapping[str, Mapping[str, Tensor]], device: torch.device | str, dtype: torch.dtype | None
 ) -> tuple[Tensor, list[Integers]]:
+    """Copy state dicts into a new bank [K,P]; returns the integer buffers per expert too."""
     kinds = set().union(*(_float_dtypes(state) for state in states.values()))
     dtype = dtype or (reduce(torch.promote_types, sorted(kinds, key=str)) if kinds else torch.float32)
     bank = torch.empty(len(states), layout.size, dtype=dtype, device=device)
@@ -43,6 +45,7 @@ def _float_dtypes(state: Mapping[str, Tensor]) -> set[torch.dtype]:
 
 
 def read_row(layout: Layout, state: Mapping[str, Tensor], owner: str, dtype: torch.dtype) -> Tensor:
+    """Copy one state dict into a new row [P]."""
     row = torch.empty(layout.size, dtype=dtype)
     layout.write_row(state, row, owner)
     return row

@@ -1,4 +1,4 @@
-"""RegMean block by block: every expert's block is fed by the blocks merged before it."""
+"""RegMean block by block: every expert's block gets its inputs from the blocks merged before it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OnBatch = Callable[[], None]
 
 
 class BlockwiseOptions(TypedDict):
-    """What the merged blocks depend on, and so the Gram matrices of the blocks behind them."""
+    """Options of RegMean++: the merged blocks, and so the Gram matrices of later blocks, depend on them."""
 
     ratio: float
     ridge: float
@@ -29,17 +29,17 @@ def merge_block_by_block(
     batches: Sequence[Sequence[Tensor]],
     settings: BlockwiseOptions,
     *,
-    known: Sequence[Grams] | None = None,
+    earlier: Sequence[Grams] | None = None,
     rows: Rows | None = None,
     out: Tensor | None = None,
     on_batch: OnBatch = lambda: None,
 ) -> list[Grams]:
-    """Every expert's Gram matrices. The merged weights [P] end up in `out`.
+    """Merge into `out` [P] and return every expert's Gram matrices.
 
-    batches: prepared batches for each expert, or one list for all. known: Gram matrices of earlier batches, which the
-    new ones join before a block is merged. rows: stand for the experts' own.
+    batches: prepared batches per expert, or one list for all. earlier: Gram matrices so far, to which the new
+    ones are added before a block is merged. rows: replace the experts' own.
     """
-    walk = _Walk(pool, batches, settings, known or [{} for _ in pool.names], rows or pool.rows, out)
+    walk = _Walk(pool, batches, settings, earlier or [{} for _ in pool.names], rows or pool.rows, out)
     for block in range(len(walk.merged)):
         walk.settle([walk.measure_block(block, k, on_batch) for k in range(len(pool))])
         if block + 1 < len(walk.merged):
@@ -49,60 +49,60 @@ def merge_block_by_block(
 
 
 class _Walk:
-    """How far the merged network is built, and what flows into its next block for every batch of every expert."""
+    """The merged network so far, and the inputs of its next block for every batch of every expert."""
 
     def __init__(
         self,
         pool: ExpertPool,
         batches: Sequence[Sequence[Tensor]],
         settings: BlockwiseOptions,
-        known: Sequence[Grams],
+        earlier: Sequence[Grams],
         rows: Rows,
         out: Tensor | None,
     ) -> None:
         self.pool, self.batches, self.settings, self.rows = pool, batches, settings, rows
-        # What is not solved for is the mean, from the start.
+        # Layers that are not solved for are the mean.
         self.weights = pool.merge([1 / len(pool)] * len(pool), out=out, rows=rows)
         self.merged = Blocks(pool.module_with(self.weights))
         self.experts = [Blocks(pool.expert(k)) for k in range(len(pool))]
-        self.grams = [dict(own) for own in known]
-        if not any(known):
+        self.grams = [dict(own) for own in earlier]
+        if not any(earlier):
             self.merged.require_chain(batches[0][0][:1])
         self.calls = [[self.merged.first_call(batch) for batch in own] for own in batches]
 
     def measure_block(self, block: int, expert: int, on_batch: OnBatch) -> Grams:
         weights = self.pool.matrices(self.pool.bank[expert], f"{self.merged.names[block]}.")
-        with watch_inputs(weights, convolutions=self.settings["convolutions"]) as found:
+        with watch_inputs(weights, convolutions=self.settings["convolutions"]) as grams:
             for call in self.calls[expert % len(self.calls)]:
                 self.experts[expert].run(block, call)
                 on_batch()
-        return found
+        return grams
 
     def measure_head(self) -> list[Grams]:
         border = self.pool.layout.encoder_size
         head = {entry.name for entry in self.pool.layout.parameters if entry.start >= border}
         weights = {name: view for name, view in self.pool.matrices(self.weights).items() if name in head}
-        found = []
+        grams = []
         for calls, batches in zip(self.calls, self.batches, strict=True):
             with watch_inputs(weights, convolutions=self.settings["convolutions"]) as new:
                 for call, batch in zip(calls, batches, strict=True):
                     self.merged.finish(call, batch)
-            found.append(new)
-        return [found[k % len(found)] for k in range(len(self.pool))]
+            grams.append(new)
+        return [grams[k % len(grams)] for k in range(len(self.pool))]
 
-    def settle(self, found: Sequence[Grams]) -> None:
-        """Take new Gram matrices in, and merge the layers they are of."""
-        self.grams = [add_grams(old, new) for old, new in zip(self.grams, found, strict=True)]
+    def settle(self, added: Sequence[Grams]) -> None:
+        """Add new Gram matrices and merge the layers they belong to."""
+        self.grams = [add_grams(old, new) for old, new in zip(self.grams, added, strict=True)]
         views = self.pool.layout.views(self.weights)
         for entry in self.pool.layout.parameters:
-            if entry.name in found[0]:
+            if entry.name in added[0]:
                 weights = [row.view(entry.shape) for row in self.rows.span(entry.start, entry.stop)]
                 means = [own[entry.name].mean for own in self.grams]
                 merged = merge_layer(means, weights, ratio=self.settings["ratio"], ridge=self.settings["ridge"])
                 views[entry.name].copy_(merged)
 
     def advance(self, block: int) -> None:
-        """Send every batch through the block that was merged just now."""
+        """Run every batch through the block that was just merged."""
         self.calls = [
             [self.merged.next_call(block, call, batch) for call, batch in zip(calls, batches, strict=True)]
             for calls, batches in zip(self.calls, self.batches, strict=True)

@@ -23,12 +23,12 @@ from mergestream.runtime.files import (
 WEIGHTS, STATISTICS = "weights.safetensors", "statistics.safetensors"
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Mapped pages count as this process's memory until the file is closed, so it is closed after this many bytes.
+# Mapped pages count as this process's memory until the file is closed, so close it after this many bytes.
 REOPEN_AFTER = 32 << 20
 
 
 def write_expert(folder: Path, state: Mapping[str, Tensor], card: ExpertCard) -> ExpertCard:
-    """Write weights and card as one whole; whatever stood in `folder` before stays until both are safe."""
+    """Write weights and card; an old folder stays until both are on disk."""
     with atomic_folder(folder, holds_only_an_expert) as scratch:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in without_tied(state).items()}
         write_atomically(scratch / WEIGHTS, lambda path: save_file(tensors, str(path), metadata={"format": "pt"}))
@@ -39,7 +39,7 @@ def write_expert(folder: Path, state: Mapping[str, Tensor], card: ExpertCard) ->
 
 
 def without_tied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict with each tensor under its first name only: a file holds tied tensors once."""
+    """Keep tied tensors under their first name only: a file holds them once."""
     first: dict[Any, str] = {}
     for name, tensor in state.items():
         first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name, name)
@@ -51,7 +51,7 @@ def holds_only_an_expert(path: Path) -> bool:
 
 
 def open_weights(folder: Path, card: ExpertCard) -> "WeightsFile":
-    """The weights of an expert folder, after its hash was found to be the card's."""
+    """Open the weights of an expert folder after checking their hash."""
     path = folder / WEIGHTS
     if not path.is_file():
         pickles = [p.name for p in sorted(folder.glob("*")) if p.suffix in PICKLES]
@@ -62,14 +62,14 @@ def open_weights(folder: Path, card: ExpertCard) -> "WeightsFile":
         raise CheckpointError(_refuse_pickle(path))
     if sha256_of_file(path) != card.weights_sha256:
         raise CheckpointError(
-            f"{path} does not match the sha-256 in its card: the file is truncated, damaged or was changed. "
+            f"{path} does not match the sha-256 in its card: the file is truncated, damaged or changed. "
             f"Ask the site for it again."
         )
     return WeightsFile(path)
 
 
 class WeightsFile(Mapping[str, Tensor]):
-    """A safetensors file as a mapping that keeps only a few tensors' pages in memory at a time."""
+    """A safetensors file as a mapping; only a few tensors' pages are in memory at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -100,12 +100,12 @@ class WeightsFile(Mapping[str, Tensor]):
         return len(self._dtypes)
 
     def dtypes(self) -> set[torch.dtype]:
-        """The floating types in the file, without reading a tensor."""
+        """Floating types in the file, without reading a tensor."""
         return {DTYPES[dtype] for dtype in self._dtypes.values() if dtype in DTYPES}
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    """What tells a file from another one put in its place."""
+    """Identifies a file, so that a replacement is noticed."""
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 

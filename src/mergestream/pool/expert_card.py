@@ -21,7 +21,7 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._ -]{0,99}")
 
 @dataclass(frozen=True)
 class ExpertCard:
-    """Everything about an expert but its weights. It holds no file or patient names."""
+    """Everything about an expert except its weights. It holds no file or patient names."""
 
     name: str
     architecture: Architecture
@@ -74,7 +74,7 @@ class ExpertCard:
 
 
 def require_name(name: Any) -> str:
-    """An expert's name is its folder's, so it must be one plain path component."""
+    """Refuse a name that is not one plain path component: it names the expert's folder."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise CheckpointError(
             f"{name!r} cannot name an expert: use letters, digits, '.', '_', '-' and spaces, at most 100, "
@@ -84,10 +84,9 @@ def require_name(name: Any) -> str:
 
 
 def _problem(card: ExpertCard) -> str | None:
-    """What is wrong with a card's fields, in words; None where nothing is."""
+    """The first problem in a card's fields; None if there is none."""
     require_name(card.name)
-    texts = {"classes": card.classes, "head": card.head}
-    for what, values in texts.items():
+    for what, values in {"classes": card.classes, "head": card.head}.items():
         listed = isinstance(values, tuple) and values and all(isinstance(value, str) for value in values)
         if not listed or len(set(values)) != len(values):
             return f"{what} must be a list of different names, got {values!r}"
@@ -98,7 +97,7 @@ def _problem(card: ExpertCard) -> str | None:
         return f"class_counts must be whole numbers by class, got {counts!r}"
     strangers = [name for name in counts if name not in card.classes]
     if strangers:
-        return f"class_counts names '{strangers[0]}', which is none of its classes {', '.join(card.classes)}"
+        return f"class_counts names '{strangers[0]}', which is not one of its classes {', '.join(card.classes)}"
     for what in ("metrics", "recipe", "library_versions"):
         if not isinstance(getattr(card, what), dict):
             return f"{what} must be an object"
@@ -109,7 +108,7 @@ def _problem(card: ExpertCard) -> str | None:
 
 
 def read_card(folder: Path) -> ExpertCard:
-    """The card of an expert folder, whose name must be the folder's."""
+    """Read the card of an expert folder; both must have the same name."""
     card = ExpertCard.from_json(read_json(folder / CARD, SCHEMA_VERSION), folder / CARD)
     if card.name != folder.name:
         raise CheckpointError(f"{folder / CARD} is the card of '{card.name}', but its folder is '{folder.name}'.")

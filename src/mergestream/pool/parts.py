@@ -32,12 +32,12 @@ Device = torch.device | str
 
 
 def absent() -> None:
-    """The reader of what a pool does not have."""
+    """Reader of a part that a pool does not have."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Cards, bank [K,P] and integer buffers by expert; the network and its layout; how to read what is read late."""
+    """Cards, bank [K,P] and integer buffers per expert; the network and its layout; readers of parts loaded later."""
 
     cards: tuple[ExpertCard, ...]
     bank: Tensor
@@ -62,9 +62,9 @@ def parts_of_modules(
     for name, module in modules.items():
         if type(module) is not type(first):
             raise PoolError(f"Expert '{name}' is a {type(module).__name__}, not a {type(first).__name__}.")
-        theirs = preprocessing or from_module(module, network.head).preprocessing
-        if theirs != network.preprocessing:
-            raise PoolError(f"Expert '{name}' differs in preprocessing: {theirs}, not {network.preprocessing}.")
+        own = preprocessing or from_module(module, network.head).preprocessing
+        if own != network.preprocessing:
+            raise PoolError(f"Expert '{name}' differs in preprocessing: {own}, not {network.preprocessing}.")
     for name, module in [*modules.items(), *([(BASE, base)] if base is not None else [])]:
         difference = first_difference(first, module)
         if difference:
@@ -109,7 +109,7 @@ def _parts_of_states(
     layout = Layout.of(network.module, network.head)
     count = count_classes(network.module, network.head)
     if classes is None and count is None:
-        raise PoolError(f"Cannot tell how many classes the head {network.head} answers: give classes=.")
+        raise PoolError(f"The number of classes of the head {network.head} is unknown: give classes=.")
     labels = tuple(map(str, range(count or 0))) if classes is None else tuple(classes)
     require_classes(labels, network)
     if network.architecture.library == "custom":

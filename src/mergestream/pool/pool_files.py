@@ -30,7 +30,7 @@ ORDER = "pool.json"
 
 
 def read_parts(root: Path, network: nn.Module | None, device: Device, dtype: torch.dtype | None) -> Parts:
-    """From a folder of expert folders; weights stream straight into the bank."""
+    """Read a folder of expert folders; weights stream straight into the bank."""
     folders = expert_folders(root) if root.is_dir() else []
     if not folders:
         raise PoolError(f"No expert in {root}: a pool is a folder of expert folders, each with {CARD}.")
@@ -50,7 +50,7 @@ def read_parts(root: Path, network: nn.Module | None, device: Device, dtype: tor
         tuple(integers),
         blueprint,
         layout,
-        # Not the bank itself, which the function would keep alive.
+        # Only its dtype: the function must not keep the bank alive.
         partial(_read_base, layout, base, base_card, bank.dtype) if base_card else None,
         tuple(partial(read_statistics, path, card) for path, card in zip(folders, cards, strict=True)),
     )
@@ -80,30 +80,30 @@ def candidates_folder(root: Path) -> Path:
 
 
 def expert_folders(root: Path) -> list[Path]:
-    """The experts in a pool folder, in the order that `pool.json` records, else by name.
+    """Expert folders of a pool, in the order of `pool.json`, otherwise by name.
 
-    A folder with weights but no card, or a recorded expert without a folder, is an error, not a silent absence.
+    Refuses a folder with weights but no card, and a recorded expert without a folder.
     """
     folders = [p for p in sorted(root.glob("*")) if p.is_dir() and not p.name.startswith(".") and p.name != BASE]
     for folder in folders:
         weights = [p.name for p in folder.iterdir() if p.name == WEIGHTS or p.suffix in PICKLES]
         if weights and not is_expert_folder(folder):
             raise PoolError(f"{folder} holds {weights[0]} but no {CARD}. Ask the site for the whole expert folder.")
-    found = [folder for folder in folders if is_expert_folder(folder)]
+    experts = [folder for folder in folders if is_expert_folder(folder)]
     order = read_json(root / ORDER, SCHEMA_VERSION).get("order", []) if (root / ORDER).exists() else []
-    missing = [name for name in order if name not in {folder.name for folder in found}]
+    missing = [name for name in order if name not in {folder.name for folder in experts}]
     if missing:
         raise PoolError(f"{root / ORDER} lists the expert '{missing[0]}', but its folder is not there.")
-    return sorted(found, key=lambda folder: order.index(folder.name) if folder.name in order else len(order))
+    return sorted(experts, key=lambda folder: order.index(folder.name) if folder.name in order else len(order))
 
 
 def holds_only_a_pool(root: Path) -> bool:
-    """Whether a folder may be replaced by another pool: nothing but experts and their order is in it."""
+    """Whether a folder may be replaced by another pool: it contains only experts and their order."""
     return all(path.name == ORDER or holds_only_an_expert(path) for path in root.iterdir())
 
 
 def write_order(root: Path, names: Sequence[str]) -> None:
-    """Record the order of a pool's experts: coefficients and states are by position."""
+    """Record the order of a pool's experts: coefficients and states go by position."""
     write_json(root / ORDER, {"schema_version": SCHEMA_VERSION, "order": list(names)})
 
 

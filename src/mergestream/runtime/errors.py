@@ -47,9 +47,9 @@ class OutputError(MergestreamError, OSError):
 MOST_LISTED = 60
 
 
-def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """Build the error for a misspelt name; it suggests the nearest known one."""
-    names = sorted(known)
+def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UnknownNameError:
+    """Build the error for a misspelt name; it suggests the nearest valid one."""
+    names = sorted(valid)
     close = get_close_matches(str(name), names, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
     return UnknownNameError(f"There is no {kind} called '{name}'.{hint} {_listed(str(name), names)}")

@@ -1,4 +1,4 @@
-"""What experts measure on images so that others can merge them: Gram matrices of inputs, Fisher information."""
+"""Statistics of an expert on its site's images: Gram matrices of inputs and Fisher information."""
 
 from mergestream.networks.blocks import Blocks, find_blocks
 from mergestream.pool.statistics.fisher_information import FISHERS, information

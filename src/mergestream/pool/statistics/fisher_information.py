@@ -1,4 +1,4 @@
-"""The diagonal Fisher information of a network's weights, from its own probabilities: no label is needed."""
+"""Diagonal Fisher information of a network's weights, from its own probabilities: no label is needed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from mergestream.runtime.errors import NetworkError
 Answer = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 log = logging.getLogger(__name__)
 
-# At most this many numbers of per-example gradients at a time.
+# At most this many numbers in the gradients of single examples at a time.
 GRADIENTS = 1 << 26
 
 
 def information(answer: Answer, batch: Tensor, parameters: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
-    """Sums over the batch, by parameter name; divide by the number of examples seen. See FISHERS for the kinds.
+    """Sum the information over a batch, by parameter name. The kinds are the keys of FISHERS.
 
-    answer: the network's logits [B,C] of a batch, with these parameters. A parameter that no answer depends on has no
-    information: zeros.
+    answer: computes logits [B,C] from parameters and a batch. A parameter that no answer depends on gets zeros.
     """
     with torch.inference_mode(False), torch.enable_grad():
         plain = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in parameters.items()}
@@ -38,7 +37,7 @@ def _mergelm(answer: Answer, batch: Tensor, weights: dict[str, Tensor]) -> dict[
 
 
 def _exact(answer: Answer, batch: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """sum_i sum_c p_ic (d log p_ic / dtheta)^2, a gradient for every example and class."""
+    """sum_i sum_c p_ic (d log p_ic / dtheta)^2, one gradient per example and class."""
     total = {name: torch.zeros_like(tensor, dtype=torch.float32) for name, tensor in weights.items()}
     size = sum(tensor.numel() for tensor in weights.values())
     for examples in batch.split(max(1, GRADIENTS // max(1, size))):
@@ -69,8 +68,8 @@ def _vectorised(answer: Answer, examples: Tensor, weights: dict[str, Tensor]) ->
     for label in range(probabilities.shape[1]):
         per_example = torch.func.vmap(torch.func.grad(log_p), in_dims=(None, 0, None))
         with sdpa_kernel(SDPBackend.MATH):  # the only attention with a rule for vectorised examples
-            found = per_example(plain, examples, label)
-        for name, gradients in found.items():
+            by_name = per_example(plain, examples, label)
+        for name, gradients in by_name.items():
             share = torch.einsum("b,b...->...", probabilities[:, label], gradients.detach().float().square())
             total[name] = total[name] + share if name in total else share
     return total
@@ -92,14 +91,14 @@ def _log_probabilities(answer: Answer, weights: dict[str, Tensor], batch: Tensor
 
 def _gradients(value: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     _require_gradient(value)
-    found = torch.autograd.grad(value, list(weights.values()), retain_graph=True, materialize_grads=True)
-    return {name: gradient.detach().float() for name, gradient in zip(weights, found, strict=True)}
+    gradients = torch.autograd.grad(value, list(weights.values()), retain_graph=True, materialize_grads=True)
+    return {name: gradient.detach().float() for name, gradient in zip(weights, gradients, strict=True)}
 
 
 def _require_gradient(value: Tensor) -> None:
     if not value.requires_grad:
         raise NetworkError(
-            "Fisher information needs gradients, but this network's answers carry none (it runs under no_grad, or "
+            "Fisher information needs gradients, but this network's outputs have none (it runs under no_grad, or "
             "on integers). Choose a method that needs forward passes only."
         )
 

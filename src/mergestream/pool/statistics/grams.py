@@ -1,4 +1,4 @@
-"""Gram matrices X^T X of the inputs of linear maps and convolutions, found by their weight, whoever calls them."""
+"""Gram matrices X^T X of the inputs of linear maps and convolutions, recognised by their weights."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# At most this many unfolded numbers at a time: a convolution's inputs are as many as its kernel times larger.
+# At most this many unfolded numbers at a time: unfolding multiplies a convolution's inputs by its kernel size.
 UNFOLDED = 1 << 25
 
 
 @dataclass(frozen=True)
 class Gram:
-    """The mean of x x^T over rows x of inputs [groups,in,in], and how many rows it is of. Never changed in place."""
+    """Mean of x x^T over rows x of inputs [groups,in,in], and the number of rows. Never changed in place."""
 
     mean: Tensor
     rows: int
@@ -41,17 +41,17 @@ def add_grams(one: Grams, other: Grams) -> Grams:
 
 @contextmanager
 def watch_inputs(weights: Mapping[str, Tensor], *, convolutions: bool = True) -> Iterator[Grams]:
-    """Collect the Gram matrix of every layer that runs in the block and whose weight is given, by the weight's name.
+    """Collect the Gram matrices of all layers with the given weights that run in the block, by the weight's name.
 
-    Weights are recognised by where they lie in memory, in the operations torch carries out. So no hook is needed, which
-    torch's own attention would bypass (its fused in_proj_weight belongs to no Linear); a layer used twice counts twice.
+    Weights are recognised by their address in the operations that torch carries out. Hooks would miss torch's own
+    attention, whose fused in_proj_weight belongs to no Linear. A layer used twice counts twice.
     """
     watch = _Watch(weights, convolutions)
     fused = torch.backends.mha.get_fastpath_enabled()
-    # The fused inference kernel of torch's attention would hide the matrix products.
+    # The fused inference kernel of torch's attention hides the matrix products.
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        # Autocast would multiply by copies of the weights, which are not recognised, and round the inputs.
+        # Autocast multiplies by copies of the weights, which are not recognised, and rounds the inputs.
         with (
             watch,
             torch.no_grad(),
@@ -73,9 +73,9 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        known = self._inputs_of.get(function)
-        if known is not None:
-            place, rows_of = known
+        entry = self._inputs_of.get(function)
+        if entry is not None:
+            place, rows_of = entry
             name, weight = self._weights.get(args[place].data_ptr(), ("", None))
             rows = None if weight is None else rows_of(weight, *args)
             if rows is not None:
@@ -85,7 +85,7 @@ class _Watch(TorchDispatchMode):
 
 
 def gram_of(chunks: Iterable[Tensor]) -> Gram:
-    """The Gram matrix of rows that come in chunks [groups,n,in]."""
+    """Gram matrix of rows in chunks [groups,n,in]."""
     total, rows = None, 0
     for chunk in chunks:
         values = chunk.to(torch.promote_types(chunk.dtype, torch.float32))
@@ -102,7 +102,7 @@ def _linear_inputs(weight: Tensor, input: Tensor, used: Tensor, *_: Any) -> Iter
 
 
 def _product_inputs(weight: Tensor, left: Tensor, right: Tensor, *_: Any) -> Iterable[Tensor] | None:
-    """x W^T as a product with the transposed weight, perhaps the same one for a whole batch; x W is another map."""
+    """x W^T as a product with the transposed weight, possibly shared by a batch; x W is another map."""
     transposed = weight.ndim == 2 and right.shape[-2:] == weight.T.shape and right.stride()[-2:] == weight.T.stride()
     shared = right.ndim == 2 or right.stride(0) == 0
     return [left.reshape(1, -1, weight.shape[-1])] if transposed and shared else None
@@ -140,7 +140,7 @@ def convolution_inputs(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Iterator[Tensor]:
-    """Every window the kernel sees, as rows [groups, windows, in/groups * kernel]; a few images at a time."""
+    """All windows of the kernel as rows [groups, windows, in/groups * kernel], a few images at a time."""
     kernel = weight.shape[2:]
     strides, dilations = _each(stride, kernel), _each(dilation, kernel)
     images = functional.pad(input, _margins(padding, kernel, dilations))
@@ -165,7 +165,7 @@ def _each(value: int | Sequence[int], kernel: torch.Size) -> tuple[int, ...]:
 
 
 def _margins(padding: int | str | Sequence[int], kernel: torch.Size, dilations: tuple[int, ...]) -> list[int]:
-    """Padding as torch.nn.functional.pad wants it: last dimension first, before and after."""
+    """Padding as torch.nn.functional.pad takes it: last dimension first, before and after."""
     if padding == "valid":
         sides = [(0, 0)] * len(kernel)
     elif padding == "same":
@@ -179,8 +179,8 @@ def _margins(padding: int | str | Sequence[int], kernel: torch.Size, dilations: 
 
 aten = torch.ops.aten
 InputsOf = Callable[..., Iterable[Tensor] | None]
-# Which argument is the weight, and the rows of inputs it meets. Which of an operation's forms torch carries out depends
-# on shapes and on whether gradients are recorded, so all of them are here.
+# Which argument is the weight, and how to get its input rows. Shapes and gradients decide which form of an operation
+# torch carries out, so all of them are listed.
 PRODUCTS: dict[Any, tuple[int, InputsOf]] = {
     aten.linear.default: (1, _linear_inputs),
     aten.mm.default: (1, _product_inputs),

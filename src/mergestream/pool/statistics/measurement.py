@@ -1,4 +1,4 @@
-"""Statistics that experts' sites measure on their own images, so that merging needs no image of theirs."""
+"""Measurement of statistics at the experts' sites, so that merging needs none of their images."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def measure_statistics(
     convolutions: bool = True,
     on_batch: OnBatch = lambda: None,
 ) -> ExpertPool:
-    """The pool with statistics of the experts named in `images`, each measured on its own site's images.
+    """Return the pool with statistics of the experts named in `images`, each measured on its own site's images.
 
-    Images are one tensor [N,c,H,W], or batches of them one after the other (a DataLoader's). A site that has only its
-    own expert gives a pool of one, and sends its folder after `save`. Kinds: 'gram' (for regmean), 'fisher_exact' and
-    'fisher_mergelm' (for fisher). 'gram_pp' (for regmean_pp) takes a round for every block, in which all experts' sites
-    take part, so it needs the images of all of them, and belongs to one `ratio`, `ridge` and `convolutions`.
+    Images are one tensor [N,c,H,W] or an iterable of batches (a DataLoader). A site with only its own expert uses a
+    pool of one, and sends the folder after `save`. Kinds: 'gram' (for regmean), 'fisher_exact' and 'fisher_mergelm'
+    (for fisher). 'gram_pp' (for regmean_pp) needs one round per block with the images of all sites, and is valid for
+    one `ratio`, `ridge` and `convolutions` only.
     """
-    wanted = _checked_kinds(kinds)
+    chosen = _checked_kinds(kinds)
     whole_number("batch_size", batch_size, low=1)
     settings: BlockwiseOptions = {
         "ratio": number("ratio", ratio, low=0, high=1),
@@ -48,15 +48,15 @@ def measure_statistics(
     }
     if not isinstance(images, Mapping) or not images:
         raise InputError("Give the images of each expert by its name: {'lyon': images, ...}.")
-    measured = {name: _known(pool, pool.index(name)) for name in images}
-    kept: dict[str, list[Tensor]] = {}
+    measured = {name: _existing(pool, pool.index(name)) for name in images}
+    all_batches: dict[str, list[Tensor]] = {}
     for name, own in images.items():
         batches: Iterable[Tensor] = _batches(pool, own, batch_size)
-        if BLOCKWISE in wanted:
-            batches = kept[name] = list(_batches(pool, own, batch_size))
-        measured[name] = _measure(pool, name, batches, [k for k in wanted if k != BLOCKWISE], measured[name], on_batch)
-    if BLOCKWISE in wanted:
-        measured |= _measure_blocks(pool, kept, measured, settings, on_batch)
+        if BLOCKWISE in chosen:
+            batches = all_batches[name] = list(_batches(pool, own, batch_size))
+        measured[name] = _measure(pool, name, batches, [k for k in chosen if k != BLOCKWISE], measured[name], on_batch)
+    if BLOCKWISE in chosen:
+        measured |= _measure_blocks(pool, all_batches, measured, settings, on_batch)
     return pool.with_statistics(measured)
 
 
@@ -70,8 +70,8 @@ def _checked_kinds(kinds: Sequence[str]) -> list[str]:
     return listed
 
 
-def _known(pool: ExpertPool, expert: int) -> Statistics:
-    """What the expert has already; statistics that cannot be used are measured anew, not added to."""
+def _existing(pool: ExpertPool, expert: int) -> Statistics:
+    """The expert's present statistics; unusable ones are dropped."""
     try:
         return pool.statistics_of(expert) or Statistics({}, {})
     except CheckpointError:
@@ -79,27 +79,27 @@ def _known(pool: ExpertPool, expert: int) -> Statistics:
 
 
 def _batches(pool: ExpertPool, images: Images, size: int) -> Iterator[Tensor]:
-    """Prepared batches, one at a time."""
+    """Yield prepared batches."""
     if isinstance(images, Tensor):
         images = images.split(size) if images.ndim else [images]
     if isinstance(images, str | Mapping) or not isinstance(images, Iterable):
         raise InputError(f"Images are a tensor [N,c,H,W] or batches of them; got {type(images).__name__}.")
-    found = False
+    empty = True
     for batch in images:
         # A DataLoader over labelled data gives images and labels.
         own = batch[0] if isinstance(batch, list | tuple) and batch else batch
         if isinstance(own, Tensor) and len(own.shape) and not len(own):
             continue
-        found = True
+        empty = False
         yield require_finite(pool.prepare(own), "The input")
-    if not found:
+    if empty:
         raise InputError("Statistics need at least one image; got none.")
 
 
 def _measure(
-    pool: ExpertPool, name: str, batches: Iterable[Tensor], kinds: list[str], known: Statistics, on_batch: OnBatch
+    pool: ExpertPool, name: str, batches: Iterable[Tensor], kinds: list[str], existing: Statistics, on_batch: OnBatch
 ) -> Statistics:
-    """One expert's statistics of several kinds, in one pass over its images."""
+    """Measure one expert's statistics of several kinds in one pass over its images."""
     expert, count, grams = pool.index(name), 0, Grams()
     totals: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds if kind != "gram"}
     for batch in batches:
@@ -116,16 +116,16 @@ def _measure(
             raise NetworkError(
                 f"No linear layer of '{name}' was recognised while it ran, so there is nothing to measure."
             )
-        known = known.with_kind("gram", {key: gram.mean for key, gram in grams.items()}, count)
+        existing = existing.with_kind("gram", {key: gram.mean for key, gram in grams.items()}, count)
     for kind, total in totals.items():
-        known = known.with_kind(kind, {key: value / count for key, value in total.items()}, count)
-    return known
+        existing = existing.with_kind(kind, {key: value / count for key, value in total.items()}, count)
+    return existing
 
 
 def _measure_blocks(
     pool: ExpertPool,
     batches: Mapping[str, list[Tensor]],
-    known: Mapping[str, Statistics],
+    existing: Mapping[str, Statistics],
     settings: BlockwiseOptions,
     on_batch: OnBatch,
 ) -> dict[str, Statistics]:
@@ -135,15 +135,15 @@ def _measure_blocks(
     every = [batches[name] for name in pool.names]
     with pool.input_errors(every[0][0]):
         grams = merge_block_by_block(pool, every, settings, on_batch=on_batch)
-    kind, found = blockwise_kind(pool, settings), {}
+    kind, measured = blockwise_kind(pool, settings), {}
     for name, own in zip(pool.names, grams, strict=True):
         tensors = {weight: gram.mean for weight, gram in own.items()}
-        found[name] = known[name].with_kind(kind, tensors, sum(map(len, batches[name])))
-    return found
+        measured[name] = existing[name].with_kind(kind, tensors, sum(map(len, batches[name])))
+    return measured
 
 
 def input_grams(pool: ExpertPool, expert: int, batch: Tensor) -> Grams:
-    """Gram matrices of the inputs of one expert's layers on a prepared batch, by the name of the layer's weight."""
+    """Gram matrices of the inputs of one expert's layers on a prepared batch, by the name of the weight."""
     with watch_inputs(pool.matrices(pool.bank[expert])) as grams:
         pool.expert_logits(expert, batch)
     return grams
@@ -158,6 +158,6 @@ def fisher_information(pool: ExpertPool, expert: int, batch: Tensor, kind: str) 
 
 
 def blockwise_kind(pool: ExpertPool, settings: BlockwiseOptions) -> str:
-    """The kind of Gram matrices that RegMean++ measured for this very pool and these settings."""
+    """The kind of RegMean++ Gram matrices for this pool and these settings."""
     key = hashlib.sha256(f"{pool.fingerprint()} {sorted(settings.items())}".encode())
     return f"{BLOCKWISE}-{key.hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""Statistics of one expert on disk: `statistics.safetensors` in its folder, tied to its weights."""
+"""Statistics of one expert, and their file `statistics.safetensors` beside its weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Statistics:
-    """Tensors by 'kind/parameter name', and of how many images each kind is. There is no image in them.
+    """Tensors by 'kind/parameter name', and the number of images per kind. They hold no image.
 
     Kinds: 'gram' (X^T X / rows of each layer's inputs [groups,in,in]), 'fisher_exact' and 'fisher_mergelm' (shaped
     as the parameter), 'gram_pp-KEY' (Gram matrices of RegMean++, which belong to one pool and one set of options).
@@ -47,9 +47,9 @@ class Statistics:
         return {key.removeprefix(f"{kind}/") for key in self.tensors if key.startswith(f"{kind}/")}
 
     def with_kind(self, kind: str, tensors: Mapping[str, Tensor], images: int) -> Statistics:
-        kept = {key: self.tensors[key] for key in self.tensors if not key.startswith(f"{kind}/")}
+        others = {key: self.tensors[key] for key in self.tensors if not key.startswith(f"{kind}/")}
         return Statistics(
-            {**kept, **{f"{kind}/{name}": tensor for name, tensor in tensors.items()}}, {**self.images, kind: images}
+            {**others, **{f"{kind}/{name}": tensor for name, tensor in tensors.items()}}, {**self.images, kind: images}
         )
 
     def fingerprint(self, kind: str) -> str:
@@ -61,7 +61,7 @@ class Statistics:
 
 
 def write_statistics(folder: Path, statistics: Statistics, card: ExpertCard) -> None:
-    """Beside an expert's weights, which must be there: the card's hash ties both together."""
+    """Write statistics beside an expert's weights; the hash of the weights ties both together."""
     about = {
         "schema_version": SCHEMA_VERSION,
         "weights_sha256": card.weights_sha256,
@@ -73,7 +73,7 @@ def write_statistics(folder: Path, statistics: Statistics, card: ExpertCard) -> 
 
 
 def read_statistics(folder: Path, card: ExpertCard) -> Statistics | None:
-    """The statistics in an expert folder; None where it has none. Tensors are read when they are asked for."""
+    """Open the statistics in an expert folder; None if it has none. Tensors are read at first use."""
     path = folder / STATISTICS
     if not path.is_file():
         return None
@@ -89,7 +89,7 @@ def read_statistics(folder: Path, card: ExpertCard) -> Statistics | None:
     images = about.get("images")
     kinds = {key.split("/")[0] for key in file}
     if not isinstance(images, dict) or set(images) != kinds or not all(type(n) is int for n in images.values()):
-        raise CheckpointError(f"{path} does not say of how many images its statistics are: {images!r}.")
+        raise CheckpointError(f"{path} does not say how many images its statistics are from: {images!r}.")
     return Statistics(file, images)
 
 
