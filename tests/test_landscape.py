@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jsonschema
 import numpy as np
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 import mergestream as ms
 from benching import command, write_consortium
 from conftest import FACTORIES, NAMES, make_experts, make_images, make_pool
+from mergestream.bench.drift.pool_drift import Drift
 from mergestream.bench.landscape.landscape_figures import draw_plane, draw_segments, landscape_figure
 from mergestream.bench.landscape.landscape_measurement import StreamedMethod, barrier_of, measure_landscape
 from mergestream.bench.landscape.landscape_record import Landscape, LossDifference
@@ -444,8 +446,14 @@ def test_the_command_writes_record_figures_and_words(consortium: Path, tmp_path:
     assert found.provenance["trained_on_target"] == [names[0]]
     assert found.provenance["pool"] == ms.ExpertPool.load(consortium / "pool").fingerprint()
     assert found.provenance["path"]["stream"]["batches"] == len(found.path)
-    again = command(*arguments, *small, "--experts", ",".join(names), "--unlabelled", "--json")
-    assert json.loads(again.stdout)["landscape"]["measure"] == "entropy"
+    drift = Drift.load(out / "drift.json")
+    with (
+        mock.patch("mergestream.bench.drift.drift_report.run_drift", return_value=drift),
+        mock.patch("mergestream.bench.landscape.landscape_run.run_landscape", return_value=found) as run,
+    ):
+        again = command(*arguments, *small, "--unlabelled", "--json")
+    assert json.loads(again.stdout) == {**json.loads((out / "drift.json").read_text()), "landscape": told}
+    assert not run.call_args.args[0].use_labels
 
 
 def test_the_targets_own_expert_is_left_out_unless_it_is_named(consortium: Path, tmp_path: Path) -> None:

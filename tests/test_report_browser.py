@@ -10,7 +10,6 @@ import pytest
 from benching import bench_arguments, command, write_consortium
 from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.report.report_page import make_report
-from mergestream.runtime.files import write_json
 from mergestream.runtime.parallel import quiet
 
 pytestmark = pytest.mark.slow
@@ -28,7 +27,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     write_consortium(folder)
     done = command(*bench_arguments(folder, folder / "runs", "--methods", METHODS, "--seeds", "0"))
     assert done.returncode == 0, done.stderr
-    write_json(folder / "drift.json", analyse_drift(folder / "pool").to_json())
+    analyse_drift(folder / "pool").save(folder / "drift.json")
     make_report(folder / "runs", folder / "report.html", quiet, command="again", drift=folder / "drift.json")
     return (folder / "report.html").as_uri()
 
