@@ -1,4 +1,4 @@
-"""The service as clients see it: a real process, real HTTP, the same answers as the Python interface."""
+"""The service as clients see it: real HTTP, the same answers as the Python interface."""
 
 import asyncio
 import base64
@@ -20,13 +20,16 @@ import pytest
 from PIL import Image
 
 import mergestream as ms
-from benching import process, write_pool
+from benching import write_pool
 from dicoms import SECRET, dicom
+from mergestream.runtime.errors import CheckpointError
 from mergestream.serving.audit.keys import create_key, read_public_key
 from mergestream.serving.audit.log_verification import verify
 from mergestream.serving.http.problems import PROBLEMS
+from mergestream.serving.startup import ServeOptions, serve
 from services import (
     STREAMS,
+    LocalService,
     RunningService,
     colour_dicom,
     direct,
@@ -40,6 +43,7 @@ from services import (
 )
 
 MOMENTUM = ("--option", "momentum=0.9", "--rate", "0", "--max-wait-ms", "30")
+LOCAL_MOMENTUM = {"options": ("momentum=0.9",), "rate": 0, "max_wait_ms": 30}
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +54,8 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def service(pool: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
-    with RunningService(pool, tmp_path_factory.mktemp("state"), *MOMENTUM) as running:
+def service(pool: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
+    with LocalService(pool, tmp_path_factory.mktemp("state"), **LOCAL_MOMENTUM) as running:
         yield running
         assert running.stop() == 0
         assert verify(running.log).sound
@@ -63,7 +67,7 @@ def service(pool: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 
 @pytest.fixture(scope="module")
-def client(service: RunningService) -> Iterator[httpx.Client]:
+def client(service: LocalService) -> Iterator[httpx.Client]:
     with service.client() as client:
         yield client
 
@@ -106,17 +110,20 @@ def test_png_jpeg_dicom_and_numpy_batches_are_answered_as_in_python(client: http
         assert len(said["model_hash"]) == 64
 
 
-def test_curl_sends_what_a_shell_has(client: httpx.Client, pool: Path, tmp_path: Path) -> None:
+def test_a_real_process_answers_curl_and_ends_with_sigterm(pool: Path, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(1))
     (tmp_path / "b.dcm").write_bytes(colour_dicom(2))
-    url = f"{client.base_url}/v1/streams/curl/batches"
     images = [word for name in ("a.png", "b.dcm") for word in ("-F", f"images=@{tmp_path / name}")]
-    done = subprocess.run(["curl", "-sS", "--fail", *images, url], capture_output=True, text=True, check=True)
+    with RunningService(pool, tmp_path / "state", *MOMENTUM) as running:
+        url = f"{running.url}/v1/streams/curl/batches"
+        done = subprocess.run(["curl", "-sS", "--fail", *images, url], capture_output=True, text=True, check=True)
+        assert running.stop() == 0
+    assert running.lines()[-1]["kind"] == "service_stopped"
     step = direct(pool, momentum=0.9).step(tensor(pixels(1), pixels(2)))
     assert json.loads(done.stdout)["probabilities"] == probabilities(step)
 
 
-def test_every_answer_is_in_the_log_before_it_leaves(service: RunningService, client: httpx.Client) -> None:
+def test_every_answer_is_in_the_log_before_it_leaves(service: LocalService, client: httpx.Client) -> None:
     said = answer(client, "logged", png(1), png(2))
     (line,) = [line for line in service.lines("step") if line["sequence"] == said["audit"]["sequence"]]
     assert line["hash"] == said["audit"]["hash"]
@@ -125,7 +132,7 @@ def test_every_answer_is_in_the_log_before_it_leaves(service: RunningService, cl
     assert list(said["encoder_coefficients"].values()) == line["body"]["encoder_coefficients"]
 
 
-def test_sixteen_callers_at_once_get_their_own_answers(service: RunningService, client: httpx.Client) -> None:
+def test_sixteen_callers_at_once_get_their_own_answers(service: LocalService, client: httpx.Client) -> None:
     """Micro-batched: fewer steps than callers; each row is that of the caller's own picture."""
 
     async def ask() -> list[dict[str, Any]]:
@@ -211,7 +218,7 @@ def test_recent_steps_and_overview_show_what_was_answered(client: httpx.Client) 
 
 
 def test_an_expert_is_switched_off_for_all_and_on_again(
-    service: RunningService, client: httpx.Client, pool: Path
+    service: LocalService, client: httpx.Client, pool: Path
 ) -> None:
     name = client.get("/v1/pool").json()["experts"][0]["name"]
     off = client.put(f"/v1/pool/experts/{name}", json={"on": False}).json()
@@ -316,13 +323,15 @@ def test_the_dashboards_files_are_served_under_a_strict_policy(client: httpx.Cli
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert client.get("/dashboard.js").headers["content-type"].startswith("text/javascript")
-    for path in ("/../app.py", "/%2e%2e/app.py", "/app.py", "/dashboard/", "/index.html/x"):
+    assert client.get("/vendor/uPlot.iife.min.js").headers["content-type"].startswith("text/javascript")
+    for path in ("/../service.py", "/%2e%2e/service.py", "/vendor/", "/dashboard/", "/index.html/x"):
         assert client.get(path).status_code == 404
 
 
 # --- starting and ending ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sigterm_under_load_loses_nothing_and_a_restart_goes_on(pool: Path, tmp_path: Path) -> None:
     """Every answer is in the log, every line of it was answered, the exit code is 0, and averages go on from there."""
     method = direct(pool, momentum=0.9)
@@ -381,13 +390,8 @@ def test_a_corrupt_pool_is_refused_and_named(pool: Path, tmp_path: Path) -> None
     shutil.copytree(pool, bad)
     weights = sorted(bad.glob("[!b]*/weights.safetensors"))[0]
     weights.write_bytes(weights.read_bytes()[:-4])
-    done = process("serve", str(bad), "--port", "0", "--state", str(tmp_path / "state"))
-    assert done.returncode == 1
-    errors = [line for line in done.stderr.splitlines() if line.startswith("mergestream: ")]
-    assert len(errors) == 1
-    assert weights.parent.name in errors[0]
-    assert "weights.safetensors" in errors[0]
-    assert "Traceback" not in done.stderr
+    with pytest.raises(CheckpointError, match=rf"{weights.parent.name}.*weights\.safetensors"):
+        serve(ServeOptions(bad, port=0, state=tmp_path / "state"))
 
 
 def test_a_watched_folder_is_answered_and_a_service_without_a_log_says_so(pool: Path, tmp_path: Path) -> None:
@@ -395,8 +399,8 @@ def test_a_watched_folder_is_answered_and_a_service_without_a_log_says_so(pool: 
     watched.mkdir()
     (watched / "one.png").write_bytes(png(1))
     (watched / f"{SECRET}.dcm").write_bytes(colour_dicom(2))
-    more = ("--watch", str(watched), "--watch-reports", "--no-audit", "--json-log")
-    with RunningService(pool, tmp_path / "state", *more) as running, running.client() as client:
+    more = {"watch": watched, "watch_reports": True, "no_audit": True, "json_log": True}
+    with LocalService(pool, tmp_path / "state", **more) as running, running.client() as client:
         assert answer(client, "a", png(1))["audit"] is None
         deadline = time.monotonic() + 30
         while len(list((watched / "done").glob("*"))) < 2 and time.monotonic() < deadline:

@@ -45,7 +45,7 @@ from mergestream.serving.prometheus_metrics import Metrics
 from mergestream.serving.service import Service
 from mergestream.serving.service_log import JsonFormatter
 from mergestream.serving.startup import ServeOptions, serve
-from services import STREAMS, RunningService, encoded, form, npy, png
+from services import STREAMS, LocalService, encoded, form, npy, png
 
 ROOT = Path(__file__).parent.parent
 WAITING = ("loading", "closing", "overloaded", "audit_unavailable")
@@ -66,16 +66,14 @@ def tokens(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def service(folder: Path, tokens: dict[str, str]) -> Iterator[RunningService]:
+def service(folder: Path, tokens: dict[str, str]) -> Iterator[LocalService]:
     certificate, key = folder / "cert.pem", folder / "key.pem"
     make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
     names = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", str(certificate), "-keyout", str(key)]
     subprocess.run([*make, *names], check=True, capture_output=True)
-    limits = ("--max-body-mib", "1", "--rate", "30", "--max-streams", "3")
-    tls = ("--tls-cert", str(certificate), "--tls-key", str(key))
-    with RunningService(
-        folder / "pool", folder / "state", "--tokens", str(folder / "tokens"), *limits, *tls
-    ) as running:
+    limits = {"max_body_mib": 1, "rate": 30, "max_streams": 3}
+    tls = {"tls_cert": certificate, "tls_key": key}
+    with LocalService(folder / "pool", folder / "state", tokens=folder / "tokens", **limits, **tls) as running:
         yield running
         assert running.stop() == 0
         assert SECRET not in running.words() + running.log.read_text()
@@ -83,12 +81,12 @@ def service(folder: Path, tokens: dict[str, str]) -> Iterator[RunningService]:
 
 
 @pytest.fixture(scope="module")
-def trusted(folder: Path, service: RunningService) -> ssl.SSLContext:
+def trusted(folder: Path, service: LocalService) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=folder / "cert.pem")
 
 
 @pytest.fixture
-def ask(service: RunningService, tokens: dict[str, str], trusted: ssl.SSLContext) -> Iterator[Callable[..., Any]]:
+def ask(service: LocalService, tokens: dict[str, str], trusted: ssl.SSLContext) -> Iterator[Callable[..., Any]]:
     """A request as somebody; `code` is asserted where it is a problem."""
     with service.client(verify=trusted) as client:
 
@@ -132,7 +130,7 @@ def test_nothing_is_told_without_a_token(ask: Callable[..., Any]) -> None:
         ask("GET", path, who=None)
 
 
-def test_clients_ask_and_administrators_change(ask: Callable[..., Any], service: RunningService) -> None:
+def test_clients_ask_and_administrators_change(ask: Callable[..., Any], service: LocalService) -> None:
     ask("POST", f"{STREAMS}/scanner/batches", "scanner", files=form(png(1)))
     ask("GET", f"{STREAMS}/scanner/recent", "scanner")
     assert ask("GET", "/v1/overview", "scanner").json()["administrator"] is False
@@ -301,7 +299,7 @@ def test_whoever_asks_too_often_waits(ask: Callable[..., Any]) -> None:
     ask("GET", STREAMS, "scanner")
 
 
-def test_pages_of_others_may_not_use_it(ask: Callable[..., Any], service: RunningService) -> None:
+def test_pages_of_others_may_not_use_it(ask: Callable[..., Any], service: LocalService) -> None:
     ask("GET", STREAMS, code="foreign_origin", headers={"Origin": "https://elsewhere.example"})
     ask("GET", STREAMS, code="foreign_origin", headers={"Origin": "null"})
     ask("GET", STREAMS, headers={"Origin": service.url})
