@@ -23,14 +23,10 @@ class DataRequest:
     allow_missing_classes: bool = False
 
 
-def _nothing() -> None:
-    pass
-
-
 # A worker runs many jobs on the same data.
 @lru_cache(maxsize=2)
 def open_data(
-    request: DataRequest, preprocessing: Preprocessing, work: Path, on_image: Callable[[], None] = _nothing
+    request: DataRequest, preprocessing: Preprocessing, work: Path, on_image: Callable[[], None] = lambda: None
 ) -> Dataset:
     """Open data at the network's input size; the decoded arrays are cached under `work`."""
     source = source_of(request.name)

@@ -15,7 +15,7 @@ class Refusal(NamedTuple):
 # Codes are part of the interface: clients compare them. docs/dicom.md has the same table; a test compares the two.
 REFUSALS = {
     "empty": Refusal(400, "There are no bytes, or no image among them."),
-    "unsupported_format": Refusal(415, "The format, or a feature of it that the pixels need, is not read here."),
+    "unsupported_format": Refusal(415, "The format, or a feature of it that the pixels need, is not supported."),
     "not_an_image": Refusal(422, "A DICOM object without pixels, such as a report or a plan."),
     "damaged": Refusal(422, "Truncated, changed on the way, or contradicting itself."),
     "wrong_type": Refusal(422, "A NumPy array of another type than uint8."),

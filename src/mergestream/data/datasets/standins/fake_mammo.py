@@ -18,11 +18,7 @@ COLUMNS = {
     "mass": ("breast_density", "mass shape", "mass margins"),
     "calc": ("breast density", "calc type", "calc distribution"),
 }
-SERIES_COLUMNS = [
-    *("Series UID", "Collection", "3rd Party Analysis", "Data Description URI", "Subject ID", "Study UID"),
-    *("Study Description", "Study Date", "Series Description", "Manufacturer", "Modality", "SOP Class Name"),
-    *("SOP Class UID", "Number of Images", "File Size", "File Location", "Download Timestamp"),
-]
+SERIES_COLUMNS = ["Series UID", "Subject ID", "Series Description", "Number of Images", "File Location"]
 PATHOLOGY = ("BENIGN", "BENIGN_WITHOUT_CALLBACK", "MALIGNANT")
 FULL, CROP = (30, 22), (14, 12)  # height, width
 
@@ -82,7 +78,7 @@ def write_mammo(folder: Path) -> None:
             place = Path("CBIS-DDSM", subject, uid(subject, f"study of {kind}"), uid(subject, kind))
             for number, pixels in enumerate(files, start=1):
                 _write_dicom(inside / place / f"1-{number}.dcm", pixels, subject, kind)
-            series.append(_series_row(subject, kind, len(files), place))
+            series.append([uid(subject, kind), subject, kind, str(len(files)), f"./{place.as_posix()}"])
     write_csv(inside / "metadata.csv", [SERIES_COLUMNS, *series])
 
 
@@ -102,20 +98,6 @@ def images_of(lesion: Lesion) -> Iterator[tuple[str, str, list[np.ndarray]]]:
         yield lesion.subject, "ROI mask images", [mask]
     else:
         yield lesion.subject, "ROI mask images", [mask, crop] if lesion.patient % 2 else [crop, mask]
-
-
-def _series_row(subject: str, kind: str, images: int, place: Path) -> list[str]:
-    """A row of the downloader's metadata.csv."""
-    fields = {
-        "Series UID": uid(subject, kind),
-        "Collection": "CBIS-DDSM",
-        "Subject ID": subject,
-        "Series Description": kind,
-        "Modality": "MG",
-        "Number of Images": str(images),
-        "File Location": f"./{place.as_posix()}",
-    }
-    return [fields.get(column, "") for column in SERIES_COLUMNS]
 
 
 def write_tables(folder: Path) -> None:
