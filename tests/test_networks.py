@@ -55,8 +55,10 @@ def test_torchvision_heads(name: str, head: str) -> None:
 
 
 MONAI = {
-    "class_layers.out": lambda: monai_nets.DenseNet121(spatial_dims=2, in_channels=3, out_channels=3),
-    "fc": lambda: monai_nets.resnet18(spatial_dims=2, n_input_channels=3, num_classes=3),
+    "class_layers.out": lambda: monai_nets.DenseNet(
+        spatial_dims=2, in_channels=3, out_channels=3, init_features=8, growth_rate=4, block_config=(2, 2)
+    ),
+    "fc": lambda: monai_nets.resnet10(spatial_dims=2, n_input_channels=3, num_classes=3),
     "_fc": lambda: monai_nets.EfficientNetBN("efficientnet-b0", pretrained=False, spatial_dims=2, num_classes=3),
     "last_linear": lambda: monai_nets.SEResNet50(spatial_dims=2, in_channels=3, num_classes=3),
     "classification_head.0": lambda: monai_nets.ViT(

@@ -118,8 +118,6 @@ def rewritten(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> Pa
 
 
 def test_a_consortium_on_the_command_line(tmp_path: Path, pool_command: Callable[..., tuple]) -> None:
-    """One real process; the other commands run in this one."""
-
     def printed(*arguments: object) -> Any:
         code, out, err = pool_command(*arguments)
         assert (code, err) == (0, "")
@@ -127,9 +125,7 @@ def test_a_consortium_on_the_command_line(tmp_path: Path, pool_command: Callable
 
     base = site(tmp_path / "pool", "base", 0, domain=None, metrics={}, class_counts={})
     lyon, brest = (site(tmp_path / "sent", name, n, base) for n, name in enumerate(("lyon", "brest"), start=1))
-    added = run("add", tmp_path / "pool", lyon)
-    assert (added.returncode, added.stderr) == (0, "")
-    assert added.stdout.startswith("'lyon' is in the pool: version 1")
+    assert printed("add", tmp_path / "pool", lyon).startswith("'lyon' is in the pool: version 1")
     code, _, err = pool_command("add", tmp_path / "pool", lyon)
     assert (code, err.count("\n")) == (1, 1)
     assert "mergestream pool replace" in err
@@ -149,6 +145,13 @@ def test_a_consortium_on_the_command_line(tmp_path: Path, pool_command: Callable
     printed("import", tmp_path / "seven", tmp_path / "seven.pth", *TIMM, "--classes", ",".join(CLASSES))
     assert pool_command("add", tmp_path / "pool")[0] == 2
     assert ms.ExpertPool.load(tmp_path / "pool").names == ("lyon", "brest")
+
+
+@pytest.mark.slow
+def test_an_expert_is_added_in_a_real_process(pool: Path, tmp_path: Path) -> None:
+    added = run("add", pool, site(tmp_path / "sent", "graz", 9, pool / "base"))
+    assert (added.returncode, added.stderr) == (0, "")
+    assert added.stdout.startswith("'graz' is in the pool: version 1")
 
 
 def test_every_command_explains_itself(pool_command: Callable[..., tuple]) -> None:
@@ -461,6 +464,7 @@ def in_a_child(work: Callable[[], object]) -> int:
     return os.waitpid(child, 0)[1]
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_write_leaves_the_old_or_the_new_pool(pool: Path, tmp_path: Path) -> None:
     sent = site(tmp_path / "sent", "lyon", 21, pool / "base")
     old, new = (read_card(folder).weights_sha256 for folder in (pool / "lyon", sent))

@@ -19,11 +19,18 @@ IMAGES = {name: make_images(6, seed=60 + k) for k, name in enumerate(NAMES)}
 FILE = "statistics.safetensors"
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[ms.ExpertPool, Path]:
+    """A pool with statistics of all kinds, and its folder."""
     pool = ms.measure_statistics(make_pool("vit", base=True), IMAGES, ["gram", "fisher_exact", "gram_pp"])
-    pool.save(tmp_path / "pool")
-    return tmp_path / "pool"
+    folder = tmp_path_factory.mktemp("measured") / "pool"
+    pool.save(folder)
+    return pool, folder
+
+
+@pytest.fixture
+def saved(measured: tuple[ms.ExpertPool, Path], tmp_path: Path) -> Path:
+    return shutil.copytree(measured[1], tmp_path / "pool")
 
 
 def load(folder: Path) -> ms.ExpertPool:
@@ -31,9 +38,9 @@ def load(folder: Path) -> ms.ExpertPool:
 
 
 @pytest.mark.parametrize("name", ["regmean", "regmean_pp", "fisher"])
-def test_statistics_travel_with_the_expert_folder(saved: Path, name: str) -> None:
+def test_statistics_travel_with_the_expert_folder(measured: tuple[ms.ExpertPool, Path], saved: Path, name: str) -> None:
     assert all((saved / expert / FILE).is_file() for expert in NAMES)
-    pool = ms.measure_statistics(make_pool("vit", base=True), IMAGES, ["gram", "fisher_exact", "gram_pp"])
+    pool = measured[0]
     batch = make_images(5)
     expected = ms.create_method(name, pool)(batch)
     assert torch.equal(ms.create_method(name, load(saved))(batch), expected)
