@@ -112,7 +112,7 @@ def test_known_logits_are_used_and_padded() -> None:
     fast, slow = ms.create_method("entropy_adaptive", pool), ms.create_method("entropy_adaptive", eager(pool))
     for seed, size in enumerate((5, 5, 5, 2, 3)):
         images = make_images(size, seed=seed)
-        known = pool.logits_of_views(images, ("hflip",))
+        known = pool.logits_of_views(pool.prepare(images), ("original", "hflip"))
         known["original"] = known["original"] * 1.5  # told apart from what the pool would compute
         assert_same(fast.step(images, expert_logits=known), slow.step(images, expert_logits=known))
 
@@ -312,7 +312,7 @@ def test_a_recorded_step_touches_nothing_of_the_host(
         there = pool._with(bank=torch.empty(pool.bank.shape, device="cuda"))
         rule = method if name == "entropy_adaptive" else method._rule
         method.pool = rule.pool = there
-        rule._temperature, rule._rows_of._rows = torch.empty(len(pool), device="cuda"), there.rows
+        rule._temperature, rule._rows = torch.empty(len(pool), device="cuda"), there.rows
         if name == "prior_adaptive":
             home, untilted_home, tilt = torch.empty(3, len(pool.classes), device="cuda")
             method._prior = ClassPrior(home, untilted_home, tilt, 1.0, 32.0)

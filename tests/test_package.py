@@ -40,10 +40,10 @@ def test_the_public_surface_is_frozen() -> None:
     }  # fmt: skip
     public = {name for name in dir(ms.ExpertPool) if not name.startswith("_")}
     assert public == {
-        "annotate", "base", "base_fingerprint", "candidates", "device", "expert", "expert_logits", "fingerprint",
+        "annotate", "base", "base_fingerprint", "candidates", "expert", "expert_logits", "fingerprint",
         "forward", "forward_with_inputs", "from_modules", "from_state_dicts", "index", "input_errors", "last_layer",
         "load", "logits", "logits_of_views",
-        "matrices", "merge", "module_with", "network", "network_with", "new_weights", "prepare", "preprocessing",
+        "matrices", "merge", "module_with", "network", "network_with", "new_weights", "prepare",
         "recording", "rows", "save", "statistics", "statistics_of", "temperatures", "to", "with_candidates",
         "with_statistics", "without",
     }  # fmt: skip

@@ -898,15 +898,15 @@ def test_merge_by_method_and_what_cannot_be_merged(
     assert pool_command("merge", pool, tmp_path / "two", "--encoder", "0.5,0,0.5")[0] == 0
     assert read_card(tmp_path / "two").domain == "turin+brest"
     for options, sentence in (
-        ((), "Say how to merge"),
-        (("--head", "1,0,0"), "Say how to merge"),
-        (("--encoder", "1,0,0", "--method", "mean"), "Say how to merge"),
+        ((), "Choose how to merge"),
+        (("--head", "1,0,0"), "Choose how to merge"),
+        (("--encoder", "1,0,0", "--method", "mean"), "Choose how to merge"),
         (("--encoder", "0.5,0.5"), "in this order: turin, lyon, brest"),
         (("--encoder", "0.9,0.9,0.9"), "sum to 1"),
         (("--encoder", "a,b,c"), "--encoder is numbers with commas between"),
-        (("--method", "entropy_adaptive"), "makes no one model for all batches"),
-        (("--method", "adamerging"), "makes no one model for all batches"),
-        (("--method", "ensemble"), "makes no one model for all batches"),
+        (("--method", "entropy_adaptive"), "does not make one model for all batches"),
+        (("--method", "adamerging"), "does not make one model for all batches"),
+        (("--method", "ensemble"), "does not make one model for all batches"),
         (("--method", "meen"), "Did you mean 'mean'?"),
     ):
         code, _, err = pool_command("merge", pool, tmp_path / "no", *options)

@@ -1,6 +1,8 @@
 """The step against an independent implementation written from the equations, for five kinds of network."""
 
 import math
+import sys
+from types import FrameType
 
 import pytest
 import timm
@@ -10,7 +12,8 @@ from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
 import mergestream as ms
-from conftest import HandWritten, make_experts, make_images
+from conftest import HandWritten, make_experts, make_images, make_pool
+from mergestream.methods import Batch
 
 CLASSES = 5
 
@@ -142,3 +145,24 @@ def test_bf16_weights_are_scored_and_merged_in_fp32() -> None:
     assert merged.dtype == torch.bfloat16
     one_rounding = exact.abs().max() * 2**-8
     assert (merged.double() - exact).abs().max() <= one_rounding
+
+
+def test_a_step_passes_through_at_most_fifteen_functions() -> None:
+    """Of ours, once the images are prepared: a newcomer can follow a step from end to end."""
+    pool = make_pool("vit")
+    method = ms.create_method("entropy_adaptive", pool)
+    first, second = (Batch(pool, pool.prepare(make_images(4, seed=seed))) for seed in range(2))
+    method.step(first)
+    functions = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and "/mergestream/" in code.co_filename:
+            functions.add((code.co_filename, code.co_qualname))
+
+    sys.setprofile(note)
+    try:
+        method.step(second)
+    finally:
+        sys.setprofile(None)
+    assert 5 < len(functions) <= 15, sorted(functions)

@@ -41,12 +41,14 @@ def head_expert(scores: Tensor, consistency: Tensor | None, epsilon: float) -> T
 
 def entropy_gap(scores: Tensor, chosen: Tensor, sharpness: float) -> Tensor:
     """h_k = softmax_k(-tau_h * |E_k - E_k*|) (Eq. 9)."""
-    return torch.softmax(-sharpness * _gap(scores, chosen), dim=0)
+    # gather, not indexing: a device scalar used as an index would synchronise with the host.
+    gap = (scores - scores.gather(0, chosen.reshape(1))).abs()
+    return torch.softmax(-sharpness * gap, dim=0)
 
 
 def select(scores: Tensor, chosen: Tensor) -> Tensor:
     """The limit tau_h -> infinity of Eq. 9: one-hot k*, shared equally by experts whose score ties exactly."""
-    nearest = (_gap(scores, chosen) == 0).float()
+    nearest = (scores == scores.gather(0, chosen.reshape(1))).float()
     return nearest / nearest.sum()
 
 
@@ -71,8 +73,3 @@ def on_simplex(values: Sequence[float] | Tensor, count: int, device: torch.devic
     if not bool(torch.isfinite(result).all()) or bool((result < 0).any()) or abs(float(result.sum()) - 1) > 1e-4:
         raise InputError(f"Coefficients must be finite, at least 0 and sum to 1; got {result.tolist()}.")
     return result
-
-
-def _gap(scores: Tensor, chosen: Tensor) -> Tensor:
-    # gather, not indexing: a device scalar used as an index would synchronise with the host.
-    return (scores - scores.gather(0, chosen.reshape(1))).abs()

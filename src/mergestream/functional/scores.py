@@ -15,7 +15,8 @@ LEAST_AGREEMENT = 0.1  # an expert that never agrees with others keeps some weig
 
 def probabilities(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """p = softmax(z / tau), fp32. logits [K,B,C]; temperature a number or one per expert [K]."""
-    return torch.softmax(_scaled(logits, temperature), dim=-1)
+    tau = temperature.reshape(-1, 1, 1) if isinstance(temperature, Tensor) else temperature
+    return torch.softmax(logits.float() / tau, dim=-1)
 
 
 def entropy(logits: Tensor, temperature: float | Tensor = 1.0, shares: Tensor | None = None) -> Tensor:
@@ -23,10 +24,12 @@ def entropy(logits: Tensor, temperature: float | Tensor = 1.0, shares: Tensor | 
 
     Here and below `shares` [B] are the weights of images in the mean; they sum to 1, and padding has 0.
     """
-    log_p = torch.log_softmax(_scaled(logits, temperature), dim=-1)
+    tau = temperature.reshape(-1, 1, 1) if isinstance(temperature, Tensor) else temperature
+    log_p = torch.log_softmax(logits.float() / tau, dim=-1)
     p = log_p.exp()
-    # Logits very far apart give log p = -inf, and 0 * -inf is NaN.
-    return -_mean(torch.where(p > 0, p * log_p, 0).sum(dim=-1), shares)
+    # Logits further apart than fp32 reaches give log p = -inf, and 0 * -inf is no number.
+    terms = torch.where(p > 0, p * log_p, 0).sum(dim=-1)
+    return -(terms.mean(dim=-1) if shares is None else (terms * shares).sum(dim=-1))
 
 
 def max_softmax(logits: Tensor, temperature: float | Tensor = 1.0, shares: Tensor | None = None) -> Tensor:
@@ -83,10 +86,3 @@ SCORES: dict[str, Score] = {"entropy": entropy, "max_softmax": max_softmax, "ent
 def _mean(values: Tensor, shares: Tensor | None) -> Tensor:
     """[..., B] -> [...]."""
     return values.mean(dim=-1) if shares is None else (values * shares).sum(dim=-1)
-
-
-def _scaled(logits: Tensor, temperature: float | Tensor) -> Tensor:
-    if not isinstance(temperature, Tensor):  # a tensor would be sent to the device each time
-        return logits.float() / temperature
-    divisor = temperature.to(logits.device, torch.float32)
-    return logits.float() / (divisor.reshape(-1, 1, 1) if divisor.ndim else divisor)

@@ -45,13 +45,13 @@ def list_methods() -> list[str]:
 
 
 def create_method(name: str, pool: ExpertPool, **options: Any) -> Method[Any]:
-    """A method by name. Unknown names and options are refused with the nearest match."""
+    """Create a method by name. Unknown names and options are refused with the nearest match."""
     if not isinstance(name, str) or name not in METHODS:
         raise unknown_name("method", str(name), METHODS)
     if not isinstance(pool, ExpertPool):
         raise InputError(f"A method needs an ExpertPool, got {type(pool).__name__}.")
     kind = METHODS[name]
-    reserved = {known for known in kind._parameters() if known.endswith("_")}
+    reserved = {parameter for parameter in kind._parameters() if parameter.endswith("_")}
     options = {option.removesuffix("_") if option in reserved else option: value for option, value in options.items()}
     for option in options:
         if option not in kind.option_names():
@@ -59,5 +59,5 @@ def create_method(name: str, pool: ExpertPool, **options: Any) -> Method[Any]:
     for option in kind.required_options():
         if option not in options:
             raise InputError(f"The method '{name}' needs the option '{option}'. Experts: {', '.join(pool.names)}.")
-    spelt = {known.removesuffix("_"): known for known in kind._parameters()}
-    return kind(pool, **{spelt[option]: value for option, value in options.items()})
+    parameters = {parameter.removesuffix("_"): parameter for parameter in kind._parameters()}
+    return kind(pool, **{parameters[option]: value for option, value in options.items()})

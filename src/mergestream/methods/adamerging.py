@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from mergestream.functional import scores as scoring
 from mergestream.functional.merging import Rows
-from mergestream.methods.choices import resolve_lambda
 from mergestream.methods.merged_model import MergedModel, base_of
 from mergestream.methods.state import INSEPARABLE, State
-from mergestream.methods.task_arithmetic import add_task_vectors
+from mergestream.methods.task_arithmetic import add_task_vectors, resolve_lambda
 from mergestream.networks.architecture import logits_of
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, NetworkError
@@ -28,7 +27,7 @@ class AdaMerging(MergedModel[AdaMergingState]):
     """On every batch: `steps` updates of the lambdas by Adam on the batch's mean entropy, then the answer.
 
     granularity     'task': one lambda per expert; 'layer': one per expert and parameter tensor
-    lambda          where they start: a number, or '1/K'
+    lambda          start of the lambdas: a number, or '1/K'
     learning_rate   Adam's, with betas 0.9 and 0.999
     clamp           use lambdas clamped to [0, 1]; one that leaves the interval gets no gradient there, as published
     base_head       'saved', or 'zero' for experts whose heads did not start together

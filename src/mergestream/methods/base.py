@@ -117,7 +117,9 @@ class Method(ABC, Generic[S]):
     _state: S | None = None
 
     @torch.no_grad()
-    def step(self, images: Tensor, *, expert_logits: ExpertLogits | None = None, with_experts: bool = False) -> Step:
+    def step(
+        self, images: Tensor | Batch, *, expert_logits: ExpertLogits | None = None, with_experts: bool = False
+    ) -> Step:
         """Answer one batch. `expert_logits` may hold logits [K,B,C] computed before, by view name or 'original'.
 
         `with_experts`: the Step also holds the experts' logits on the batch.
@@ -125,9 +127,10 @@ class Method(ABC, Generic[S]):
         started = time.perf_counter()
         step = None if self._recorder is None else self._replayed(images, expert_logits or {}, with_experts)
         if step is None:
-            batch = Batch(self.pool, self.pool.prepare(images), expert_logits)
-            step, state = self.advance(batch, self.state)
-            require_finite(step.logits, ANSWER)
+            batch = images if isinstance(images, Batch) else Batch.of(self.pool, images, expert_logits or {})
+            step, state = self.advance(batch, self.start() if self._state is None else self._state)
+            if not bool(torch.isfinite(step.logits).all()):
+                require_finite(step.logits, ANSWER)
             if with_experts:
                 step = replace(step, expert_logits=batch.logits()[ORIGINAL])
             self._state = state
@@ -145,10 +148,12 @@ class Method(ABC, Generic[S]):
         """Take steps from now on as a Step with this `graph` was taken: for the same bits on the same device."""
         self._repeated = (graph if graph is None else whole_number("graph", graph, low=1),)
 
-    def _replayed(self, images: Tensor, expert_logits: ExpertLogits, with_experts: bool) -> Step | None:
+    def _replayed(self, images: Tensor | Batch, expert_logits: ExpertLogits, with_experts: bool) -> Step | None:
         """The step from a CUDA graph; None where it is to be taken eagerly."""
         if self._not_capturable or not (self.pool.execution.capture and self.capturable):
             return None
+        if isinstance(images, Batch):
+            expert_logits, images = images.expert_logits, images.images
         require_batch(images, self.pool.preprocessing)
         try:
             with torch.inference_mode(False), torch.no_grad():

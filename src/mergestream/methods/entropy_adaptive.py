@@ -1,18 +1,19 @@
 """Entropy-adaptive merging, Algorithm 1 of *The Mean is the Mirage*: one merged model for every batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mergestream.functional import coefficients as simplex
-from mergestream.functional import merging
 from mergestream.functional import scores as scoring
+from mergestream.functional.merging import weighted_sum
 from mergestream.methods.base import Method
 from mergestream.methods.batch import Batch
-from mergestream.methods.choices import resolve_temperature
+from mergestream.methods.card_values import resolve_temperature
 from mergestream.methods.head_rows import HeadRows
 from mergestream.methods.state import COEFFICIENTS, State
 from mergestream.methods.step import Step
@@ -84,7 +85,13 @@ class EntropyAdaptive(Method[EntropyState]):
         self.recalibrate_bn = yes_or_no("recalibrate_bn", recalibrate_bn)
         self.refresh_every = self.period = whole_number("refresh_every", refresh_every, low=1)
         self.refresh_drift = number("refresh_drift", refresh_drift, low=0)
-        self.head_rows, self._rows_of = head_rows, HeadRows(pool, head_rows)
+        self.head_rows, self._rows, self._rows_of = head_rows, pool.rows, HeadRows(pool, head_rows)
+        self._weigh: Callable[[Tensor], Tensor] = partial(simplex.inverse, epsilon=self.epsilon)
+        if encoder == "uniform":
+            self._weigh = lambda scores: simplex.uniform(len(scores), scores.device)
+        elif weighting == "softmax":
+            self._weigh = partial(simplex.softmax, sharpness=self.encoder_sharpness)
+        self._gap = simplex.select if head == "select" else partial(simplex.entropy_gap, sharpness=self.head_sharpness)
         # Filling rows of unseen classes and comparing a drift both read the device.
         self.capturable = head_rows == "all" and not refresh_drift
         self.takes_padding = not recalibrate_bn  # padding would count in the batch's statistics
@@ -99,7 +106,7 @@ class EntropyAdaptive(Method[EntropyState]):
         return {"temperature": self._temperature.tolist()} if isinstance(self.temperature, str) else {}
 
     def advance(self, batch: Batch, state: EntropyState) -> tuple[Step, EntropyState]:
-        due = self.is_due(state)
+        due = state.batches % self.refresh_every == 0 or bool(state.drifted)
         evidence, state = self.scored(batch, state) if due else ({}, state)
         if self.recalibrate_bn:  # the last batch's statistics have overwritten the merged ones
             self.held_from = None
@@ -110,47 +117,42 @@ class EntropyAdaptive(Method[EntropyState]):
         step = Step(logits, state.encoder.clone(), state.head.clone(), **evidence)
         return step, replace(state, batches=state.batches + 1)
 
-    def is_due(self, state: EntropyState) -> bool:
-        """Whether the experts are scored on the next batch."""
-        return state.batches % self.refresh_every == 0 or bool(state.drifted)
-
     def scored(self, batch: Batch, state: EntropyState) -> tuple[dict[str, Any], EntropyState]:
         """Lines 1 to 6 of Algorithm 1: score the experts, then move the coefficients."""
         logits, shares, tau = batch.logits(self.views), batch.shares, self._temperature
         original = logits[ORIGINAL]
         scores = scoring.SCORES[self.score](original, tau, shares)  # E_k
         entropy = scores if self.score == "entropy" else scoring.entropy(original, tau, shares)
-        encoder = self._encoder_coefficients(scores)  # a
         consistency = None
         if self.views:  # C_k
-            changed = torch.stack([scoring.probabilities(logits[view], tau) for view in self.views])
-            consistency = scoring.consistency(scoring.probabilities(original, tau), changed, shares)
-        chosen = simplex.head_expert(scores, consistency, self.epsilon)  # k*
-        head = self._head_coefficients(scores, chosen, encoder)  # h
+            views = torch.stack(list(map(logits.__getitem__, self.views)))
+            p, changed = (
+                torch.softmax(original / tau[:, None, None], -1),
+                torch.softmax(views / tau[:, None, None], -1),
+            )
+            consistency = scoring.consistency(p, changed, shares)
+        chosen = simplex.head_expert(scores, consistency, self.epsilon)  # k*, Eq. 8
+        encoder = self._weigh(scores)  # a, Eq. 4
+        head = encoder if self.head == "shared" else self._gap(scores, chosen)  # h, Eq. 5 or 9
+        if self.momentum:
+            encoder = simplex.smooth(state.encoder, encoder, self.momentum)
+            head = simplex.smooth(state.head, head, self.momentum)
         evidence = {"entropy": entropy, "scores": scores, "consistency": consistency, "head_expert_index": chosen}
-        encoder = simplex.smooth(state.encoder, encoder, self.momentum)
-        head = simplex.smooth(state.head, head, self.momentum)
         return evidence, replace(state, encoder=encoder, head=head)
-
-    def _encoder_coefficients(self, scores: Tensor) -> Tensor:
-        if self.encoder == "uniform":
-            return simplex.uniform(len(scores), scores.device)
-        if self.weighting == "softmax":
-            return simplex.softmax(scores, self.encoder_sharpness)
-        return simplex.inverse(scores, self.epsilon)  # Eq. 4
-
-    def _head_coefficients(self, scores: Tensor, chosen: Tensor, encoder: Tensor) -> Tensor:
-        if self.head == "shared":
-            return encoder
-        if self.head == "select":
-            return simplex.select(scores, chosen)
-        return simplex.entropy_gap(scores, chosen, self.head_sharpness)  # Eq. 9
 
     def merged_from(self, state: EntropyState) -> tuple[Tensor, ...]:
         return state.encoder, state.head
 
-    def merge_into(self, state: EntropyState, out: Tensor) -> None:
-        merging.merge(self._rows_of(state.head), state.encoder, state.head, out)  # Eq. 7
+    def merged(self, state: EntropyState) -> Tensor:
+        """theta = sum_k a_k theta_k and W = sum_k h_k W_k (Eq. 7), unless they are merged already."""
+        held, out = self.held_from, self._buffer
+        if held is None or held[0] is not state.encoder or held[1] is not state.head:
+            rows = self._rows if self.head_rows == "all" else self._rows_of(state.head)
+            border = rows.encoder.shape[1]
+            weighted_sum(rows.encoder, state.encoder, out[:border])
+            weighted_sum(rows.head, state.head, out[border:])
+            self.held_from = state.encoder, state.head
+        return out
 
     def weights(self, state: EntropyState) -> Tensor:
         return self.merged(state)

@@ -1,4 +1,4 @@
-"""Fisher merging (Matena and Raffel 2022): every number weighed by each expert's Fisher information about it."""
+"""Fisher merging (Matena and Raffel 2022): every number is weighed by each expert's Fisher information about it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class FisherState(State):
 
 
 class Fisher(StatisticsModel[FisherState]):
-    """fisher       'exact': sum_c p_c (d log p_c)^2 of every example; 'mergelm': as published, one gradient a batch
+    """fisher       'exact': sum_c p_c (d log p_c)^2 of every example; 'mergelm': as published, one gradient per batch
     normalise    divide each expert's information by its size, so that none outweighs the others by its scale alone
     floor        the least information of any number; where nobody has more, the result is the mean
     statistics, examples, head_rows, recalibrate_bn: as in all such methods
@@ -84,7 +84,7 @@ class Fisher(StatisticsModel[FisherState]):
 
     def merge_parameters(self, state: FisherState, out: Tensor) -> None:
         rows, information = self._rows, state.information if self.learns else self._shipped()
-        if not information:  # no batch of the target yet: nobody knows more than the others
+        if not information:  # no batch of the target yet: the mean
             share = simplex.uniform(len(rows), out.device)
             merge(rows, share, share, out)
             return
@@ -109,11 +109,11 @@ class Fisher(StatisticsModel[FisherState]):
                 weighted_sum(rows.span(entry.start, entry.stop), share, out[entry.start : entry.stop])
 
     def _shipped(self) -> list[Tensor]:
-        found = []
+        rows = []
         for name, own in zip(self.pool.names, self.pool.statistics, strict=True):
             assert own is not None
-            found.append(self._flat(dict(own.of(self._kind)), f"The Fisher information of '{name}'"))
-        return found
+            rows.append(self._flat(dict(own.of(self._kind)), f"The Fisher information of '{name}'"))
+        return rows
 
     def _flat(self, tensors: Mapping[str, Tensor], owner: str) -> Tensor:
         """By parameter name -> [P], zero for buffers and padding."""

@@ -1,11 +1,13 @@
-"""Head rows of classes that an expert never saw: noise from its start, which an average need not take in."""
+"""Head rows of classes that an expert never saw: noise from its start, which averages can leave out."""
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mergestream.functional.merging.rows import Rows, fill_unseen
+from mergestream.networks.flat_layout import LayoutEntry
+from mergestream.networks.last_layer import class_entries
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import NetworkError, PoolError
 from mergestream.runtime.option_checks import one_of
@@ -14,9 +16,9 @@ HEAD_ROWS = ("all", "seen")
 
 
 class HeadRows:
-    """The pool's rows, with the head rows of unseen classes filled in if `head_rows` is 'seen'.
+    """The pool's rows; with `head_rows` 'seen', head rows of unseen classes are replaced.
 
-    Filled with the mean of the experts that saw the class, so that every average becomes one over those alone.
+    They become the mean of the experts that saw the class, so that every average is one over those alone.
     """
 
     def __init__(self, pool: ExpertPool, head_rows: str) -> None:
@@ -48,9 +50,8 @@ def _seen(pool: ExpertPool) -> Tensor:
 def _class_spans(pool: ExpertPool) -> Sequence[tuple[slice, int]]:
     """Where in the head segment each class has its own row: the last layer's weight and bias."""
     border, spans = pool.layout.encoder_size, []
-    owners = {f"{layer}.{part}" for layer in _last_layers(pool) for part in ("weight", "bias")}
-    for entry in pool.layout.entries:
-        if entry.name in owners:
+    for head in pool.template.head:
+        for entry in _last_layer(pool, head):
             width = (entry.stop - entry.start) // len(pool.classes)
             for label in range(len(pool.classes)):
                 start = entry.start - border + label * width
@@ -58,18 +59,10 @@ def _class_spans(pool: ExpertPool) -> Sequence[tuple[slice, int]]:
     return spans
 
 
-def _last_layers(pool: ExpertPool) -> list[str]:
-    found = []
-    for head in pool.template.head:
-        layers = [
-            f"{head}.{name}" if name else head
-            for name, layer in pool.template.module.get_submodule(head).named_modules()
-            if isinstance(layer, nn.Linear | nn.Conv2d | nn.Conv3d) and len(layer.weight) == len(pool.classes)
-        ]
-        held = {entry.name for entry in pool.layout.entries}
-        if not layers or f"{layers[-1]}.weight" not in held:
-            raise NetworkError(
-                f"head_rows='seen' needs a head whose last layer has a row per class; '{head}' has none."
-            )
-        found.append(layers[-1])
-    return found
+def _last_layer(pool: ExpertPool, head: str) -> list[LayoutEntry]:
+    """Weight and bias of the last linear layer or convolution in a part of the head."""
+    entries = class_entries(pool.layout, head, len(pool.classes))
+    layers = [entry.name.removesuffix(".weight") for entry in entries if len(entry.shape) > 1]
+    if not layers:
+        raise NetworkError(f"head_rows='seen' needs a head whose last layer has a row per class; '{head}' has none.")
+    return [entry for entry in entries if entry.name in (f"{layers[-1]}.weight", f"{layers[-1]}.bias")]

@@ -1,4 +1,4 @@
-"""One model merged from a pool, as an expert folder whose card says what it was merged from."""
+"""One model merged from a pool, written as an expert folder whose card names its parts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +24,9 @@ def merge_pool(
     head: Sequence[float] | None = None,
     method: str | None = None,
 ) -> ExpertCard:
-    """By coefficients for the encoder (and others for the head), or by a method that merges once and for all."""
+    """Merge a pool by coefficients for the encoder (and others for the head), or by a method that merges once."""
     if (encoder is None) == (method is None) or (head is not None and encoder is None):
-        raise InputError("Say how to merge: --encoder with one number per expert (and --head), or --method mean.")
+        raise InputError("Choose how to merge: --encoder with one number per expert (and --head), or --method mean.")
     require_new_folder(out)
     present = read_pool(folder)
     pool = ExpertPool.load(folder)
@@ -59,8 +59,8 @@ def _by_method(name: str, pool: ExpertPool) -> tuple[nn.Module, dict[str, Any]]:
     method = create_method(name, pool)
     if not isinstance(method, MergedModel) or not method.static:
         raise InputError(
-            f"'{name}' makes no one model for all batches. Merge with mean, task_arithmetic, ties, fisher or regmean, "
-            f"or give coefficients with --encoder."
+            f"'{name}' does not make one model for all batches. Merge with mean, task_arithmetic, ties, fisher or "
+            f"regmean, or give coefficients with --encoder."
         )
     return method.network(), {"method": name}
 
@@ -86,13 +86,13 @@ def _card(out: Path, pool: ExpertPool, base: ExpertCard | None, described: dict[
 
 
 def _common_loss(cards: Sequence[ExpertCard]) -> dict[str, Any]:
-    """The loss that all were trained with: rules that compare answers with class shares must know of weights in it."""
+    """The loss that all were trained with: rules that compare answers with class shares depend on its weights."""
     losses = {card.recipe.get("loss") for card in cards}
     return {"loss": losses.pop()} if len(losses) == 1 and None not in losses else {}
 
 
 def _summed(cards: Sequence[ExpertCard]) -> dict[str, int]:
-    """How many images of each class went in; empty where a site did not say."""
+    """How many images of each class went in; empty where a card does not tell."""
     if not all(card.class_counts for card in cards):
         return {}
     return {name: sum(card.class_counts.get(name, 0) for card in cards) for name in cards[0].classes}

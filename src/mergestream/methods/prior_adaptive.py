@@ -11,15 +11,16 @@ from torch import Tensor
 from mergestream.functional import class_mix, merging
 from mergestream.methods.base import Method
 from mergestream.methods.batch import Batch
-from mergestream.methods.choices import resolve_home, resolve_temperature, resolve_tilt, resolve_untilted_home
+from mergestream.methods.card_values import resolve_home, resolve_temperature, resolve_tilt, resolve_untilted_home
 from mergestream.methods.class_prior import ClassPrior, ClassPriorState
 from mergestream.methods.entropy_adaptive import EntropyAdaptive, EntropyState
 from mergestream.methods.fading import FadingWindow
 from mergestream.methods.fitted_head import FitState, FittedHead, common_answer
-from mergestream.methods.restoring import even_heads, head_bias, last_layers, restored
+from mergestream.methods.prepared_rows import even_heads, restored
 from mergestream.methods.scale_match import ScaleMatch, ScaleState
 from mergestream.methods.state import PART, State
 from mergestream.methods.step import Step
+from mergestream.networks.last_layer import class_entries
 from mergestream.networks.views import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import NetworkError
@@ -57,6 +58,7 @@ class PriorAdaptive(Method[PriorState]):
     match_scale   merged logits are brought to the experts' spread over images, both over the long run
     restore       encoders' changes are scaled up by what merging heads of different directions loses (needs a base)
     score         'entropy_agreement' doubts an expert that is certain and alone; others as of entropy_adaptive
+    temperature, encoder, head, head_sharpness, momentum, views, recalibrate_bn, refresh_every: as of entropy_adaptive
     """
 
     name: ClassVar[str] = "prior_adaptive"
@@ -156,7 +158,7 @@ class PriorAdaptive(Method[PriorState]):
         )
 
     def advance(self, batch: Batch, state: PriorState) -> tuple[Step, PriorState]:
-        due = self._rule.is_due(state.rule)
+        due = state.rule.batches % self.refresh_every == 0
         evidence, rule = self._rule.scored(batch, state.rule) if due else ({}, state.rule)
         state = replace(state, rule=replace(rule, batches=rule.batches + 1))
         if self.recalibrate_bn:  # the last batch's statistics have overwritten the merged ones
@@ -224,11 +226,15 @@ class PriorAdaptive(Method[PriorState]):
             weight, bias = last.of_weights(weights) if fitted is None or fit is None else fitted.layer(fit, weights)
             last.write(weights, scale * weight, scale * bias + state.prior.shift)
             return weights
-        for layer in last_layers(self.pool):
-            weights[layer] = (scale * weights[layer].float()).to(weights.dtype)
-        place = head_bias(self.pool)
-        if place is not None:
-            weights[place] += state.prior.shift.to(weights.dtype)
+        classes = len(self.pool.classes)
+        entries = [
+            entry for head in self.pool.template.head for entry in class_entries(self.pool.layout, head, classes)
+        ]
+        for entry in entries:
+            place = slice(entry.start, entry.stop)
+            weights[place] = (scale * weights[place].float()).to(weights.dtype)
+        for entry in [entry for entry in entries if len(entry.shape) == 1][-1:]:  # the last layer's bias
+            weights[entry.start : entry.stop] += state.prior.shift.to(weights.dtype)
         return weights
 
     def card_values(self) -> dict[str, Any]:

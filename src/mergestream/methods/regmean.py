@@ -34,7 +34,7 @@ class RegMean(StatisticsModel[RegMeanState]):
     convolutions   treat them as linear maps of their windows; False takes their mean, as published
     statistics, examples, head_rows, recalibrate_bn: as in all such methods
 
-    What is no linear layer (biases, norms, embeddings) is the mean.
+    Everything else (biases, norms, embeddings) is the mean.
     """
 
     name: ClassVar[str] = "regmean"

@@ -52,7 +52,7 @@ class RegMeanPlusPlus(RegMean):
         return {"ratio": self.ratio, "ridge": self.ridge, "convolutions": self.convolutions}
 
     @cached_property
-    def _kind(self) -> str:  # a hash of the pool: asked for by shipped statistics only
+    def _kind(self) -> str:  # holds a hash of the pool; needed for shipped statistics only
         return blockwise_kind(self.pool, self._settings)
 
     def _how_to_measure(self) -> str:

@@ -9,7 +9,7 @@ from mergestream.functional import coefficients as simplex
 from mergestream.functional import scores as scoring
 from mergestream.methods.base import Method
 from mergestream.methods.batch import Batch
-from mergestream.methods.choices import resolve_temperature
+from mergestream.methods.card_values import resolve_temperature
 from mergestream.methods.state import State
 from mergestream.methods.step import Step
 from mergestream.networks.views import ORIGINAL

@@ -29,7 +29,7 @@ class SingleExpert(Method[State]):
         return State()
 
     def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
-        if batch.has_logits:
+        if ORIGINAL in batch.expert_logits:
             logits = batch.logits()[ORIGINAL][self._index]
         else:
             logits = self.pool.expert_logits(self._index, batch.images)

@@ -1,4 +1,4 @@
-"""Which runs to average, after DiWA (restricted) and model soups (greedy): chosen on the sources' validation images.
+"""Choice of runs to average, after DiWA (restricted) and model soups (greedy), on the sources' validation images.
 
 Scoring an average at every site takes a round of communication for each candidate, so this is for simulations in which
 all validation images lie in one place. The target is never looked at.
@@ -49,12 +49,12 @@ def select_runs(
     alone = {name: accuracy([name]) for name in runs.names}
     # By name where they tie: the order of runs must not decide.
     first, *others = sorted(runs.names, key=lambda name: (-alone[name], name))
-    kept, best = [first], alone[first]
+    chosen, best = [first], alone[first]
     for name in others:
-        score = accuracy([*kept, name])
+        score = accuracy([*chosen, name])
         if score > best or (rule == "restricted" and score == best):
-            kept, best = [*kept, name], score
-    return kept
+            chosen, best = [*chosen, name], score
+    return chosen
 
 
 @torch.no_grad()

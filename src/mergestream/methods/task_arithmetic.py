@@ -4,14 +4,16 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mergestream.functional.merging import Rows, weighted_sum
-from mergestream.methods.choices import resolve_lambda
 from mergestream.methods.merged_model import MergedModel, base_of
 from mergestream.methods.state import State
 from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError
+from mergestream.runtime.option_checks import number
 
 
 class TaskArithmetic(MergedModel[State]):
@@ -33,7 +35,7 @@ class TaskArithmetic(MergedModel[State]):
         self._base = base_of(pool, self.name, base_head)
         self.lambda_, self.base_head = lambda_, base_head
         self._lambdas = resolve_lambda(lambda_, len(pool))
-        self._lambdas_there = torch.tensor(self._lambdas, device=pool.device)  # sent once: a step may be captured
+        self._on_device = torch.tensor(self._lambdas, device=pool.device)  # copied once: a step may be captured
         super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
 
     def start(self) -> State:
@@ -43,7 +45,7 @@ class TaskArithmetic(MergedModel[State]):
         add_task_vectors(self._base, self._rows, self._lambdas, out)
 
     def report(self, state: State) -> dict[str, Any]:
-        return {"lambdas": self._lambdas_there}
+        return {"lambdas": self._on_device}
 
 
 def add_task_vectors(base: Tensor, rows: Rows, lambdas: Sequence[float], out: Tensor) -> Tensor:
@@ -55,3 +57,15 @@ def add_task_vectors(base: Tensor, rows: Rows, lambdas: Sequence[float], out: Te
     for start, stop in rows.segments():
         weighted_sum([base[start:stop], *rows.span(start, stop)], shares, out[start:stop])
     return out
+
+
+def resolve_lambda(value: Any, experts: int, *, single: bool = False) -> list[float]:
+    """Multipliers of the task vectors: a number for all, '1/K', or (unless `single`) one number per expert."""
+    if isinstance(value, str) and value == "1/K":
+        return [1 / experts] * experts
+    listed: Any = value.tolist() if isinstance(value, Tensor | np.ndarray) else value
+    several = isinstance(listed, list | tuple)
+    if isinstance(listed, str) or (several and (single or len(listed) != experts)):
+        allowed = "one number or '1/K'" if single else f"one number, '1/K', or {experts}: one per expert"
+        raise InputError(f"The option 'lambda' is {allowed}; got {value!r}.")
+    return [number("lambda", each) for each in (listed if several else [listed] * experts)]

@@ -5,9 +5,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from mergestream.functional.merging import DISJOINT_MERGES, Part, ties
-from mergestream.methods.choices import resolve_lambda
 from mergestream.methods.merged_model import MergedModel, base_of
 from mergestream.methods.state import State
+from mergestream.methods.task_arithmetic import resolve_lambda
 from mergestream.networks.flat_layout import Layout
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.option_checks import number, one_of
@@ -19,7 +19,7 @@ class Ties(MergedModel[State]):
     """keep          the share of every task vector that survives trimming, by magnitude
     trim_scope    trimmed over all numbers at once ('global', the paper's), 'encoder_head_separately', or per 'tensor'
     merge         of the entries that agree with the elected sign: 'mean' (the paper's), 'sum' or 'max'
-    lambda        what the merged task vector is multiplied by; '1/K' is allowed
+    lambda        multiplier of the merged task vector: a number, or '1/K'
     base_head     'saved', or 'zero' for experts whose heads did not start together
     """
 
@@ -55,7 +55,7 @@ class Ties(MergedModel[State]):
 
 
 def parts_of(layout: Layout, scope: str) -> list[Part]:
-    """What is trimmed together; buffers are no parameters and belong to no part."""
+    """The spans that are trimmed together; buffers belong to none."""
     if scope == "tensor":
         # With the padding behind it, which stays 0.
         return [Part(((entry.start, entry.end),), entry.stop - entry.start) for entry in layout.parameters]

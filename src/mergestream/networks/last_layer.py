@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mergestream.networks.flat_layout import Layout
+from mergestream.networks.flat_layout import Layout, LayoutEntry
 from mergestream.runtime.errors import NetworkError
 
 IDLE = nn.Identity | nn.Dropout  # what changes nothing outside training
@@ -30,7 +30,7 @@ class LastLayer:
         if len(head) != 1:
             return None
         inside = module.get_submodule(head[0]).named_modules(prefix=head[0])
-        name, last = [found for found in inside if not isinstance(found[1], IDLE)][-1]
+        name, last = [named for named in inside if not isinstance(named[1], IDLE)][-1]
         entries = {entry.name: entry for entry in layout.entries if not entry.tied}
         weight, bias = entries.get(f"{name}.weight"), entries.get(f"{name}.bias")
         if type(last) is not nn.Linear or weight is None or bias is None or weight.shape[0] != classes:
@@ -47,31 +47,26 @@ class LastLayer:
         weights[self.bias] = bias.to(weights.dtype)
 
     @contextmanager
-    def remembering(self, module: nn.Module) -> Iterator[Remembering]:
-        """Inside the block the module's last layer keeps what it read last."""
-        layer = module.get_submodule(self.name)
-        layer.__class__ = Remembering  # a type, not a hook: compiled code tells them apart
+    def recorded_inputs(self, module: nn.Module) -> Iterator[list[Tensor]]:
+        """Collect the inputs of the module's last layer while the block lasts."""
+        inputs: list[Tensor] = []
+        hook = module.get_submodule(self.name).register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
         try:
-            yield layer  # type: ignore[misc]
+            yield inputs
         finally:
-            layer.__class__ = nn.Linear
-            vars(layer).pop("read", None)
+            hook.remove()
 
 
-class Remembering(nn.Linear):
-    """A linear layer that keeps its input."""
+def require_one_row_per_image(inputs: Tensor, images: int) -> Tensor:
+    """Inputs [B,D] of a last layer in fp32; refused where it reads something else of an image."""
+    if inputs.ndim != 2 or len(inputs) != images:
+        raise NetworkError(
+            f"The last layer read {tuple(inputs.shape)} for {images} images, not one per image; it cannot be fitted."
+        )
+    return inputs.float()
 
-    read: Tensor
 
-    def forward(self, input: Tensor) -> Tensor:
-        self.read = input
-        return super().forward(input)
-
-    def inputs(self, images: int) -> Tensor:
-        """What it read of a batch, [B,D] in fp32."""
-        if self.read.ndim != 2 or len(self.read) != images:
-            raise NetworkError(
-                f"The last layer read {tuple(self.read.shape)} for {images} images, not one row an image; "
-                f"it cannot be fitted."
-            )
-        return self.read.float()
+def class_entries(layout: Layout, head: str, classes: int) -> list[LayoutEntry]:
+    """Weights and biases in one part of the head that have one row per class, in order."""
+    inside = [entry for entry in layout.entries if entry.start >= layout.encoder_size]
+    return [entry for entry in inside if entry.name.startswith(f"{head}.") and entry.shape[:1] == (classes,)]

@@ -15,8 +15,8 @@ from mergestream.functional.coefficients import on_simplex
 from mergestream.functional.scores import finite_images, require_finite
 from mergestream.networks.architecture import logits_of
 from mergestream.networks.batchnorm import reestimate
-from mergestream.networks.last_layer import LastLayer
-from mergestream.networks.preprocessing import Preprocessing, require_batch
+from mergestream.networks.last_layer import LastLayer, require_one_row_per_image
+from mergestream.networks.preprocessing import require_batch
 from mergestream.networks.views import ORIGINAL, VIEWS, require_views
 from mergestream.pool.execution import Execution, Recording, patches_as_products
 from mergestream.pool.parts import Parts
@@ -34,6 +34,7 @@ class PoolRunner:
         self._attached: Tensor | None = None
         self.execution = execution or Execution()
         self.bank, self.template, self.layout = parts.bank, parts.network, parts.layout
+        self.device, self.preprocessing = parts.bank.device, parts.network.preprocessing
         self.names = tuple(card.name for card in parts.cards)
         self.classes = parts.cards[0].classes
         self.integers = parts.integers
@@ -42,14 +43,6 @@ class PoolRunner:
 
     def __len__(self) -> int:
         return len(self.names)
-
-    @property
-    def device(self) -> torch.device:
-        return self.bank.device
-
-    @property
-    def preprocessing(self) -> Preprocessing | None:
-        return self.template.preprocessing
 
     @property
     def rows(self) -> merging.Rows:
@@ -68,37 +61,44 @@ class PoolRunner:
 
     def logits(self, images: Tensor, view: str | None = None) -> Tensor:
         """Every expert's logits [K,B,C] in fp32, of the batch or of a named view of it."""
-        batch = self.prepare(images)
-        if view is not None:
-            require_views((view,))
-            batch = VIEWS[view](batch, self.preprocessing)
-        return torch.stack([self._run_expert(k, batch) for k in range(len(self))])
+        view = ORIGINAL if view is None else require_views((view,))[0]
+        return self.logits_of_views(self.prepare(images), (view,))[view]
 
-    def logits_of_views(self, images: Tensor, views: Sequence[str]) -> dict[str, Tensor]:
-        """Every expert's logits [K,B,C] of the batch as it is ('original') and of each named view of it."""
-        batch = self.prepare(images)
-        if self._recording is None:
-            return {ORIGINAL: self.logits(batch), **{view: self.logits(batch, view) for view in views}}
-        # One forward per expert: larger products, fewer launches.
-        stacked = torch.cat([batch, *(VIEWS[view](batch, self.preprocessing) for view in require_views(tuple(views)))])
-        tasks = [partial(self._run_expert, k, stacked) for k in range(len(self))]
-        logits = torch.stack(self._recording.side_by_side(tasks, self.device))
-        return dict(zip((ORIGINAL, *views), logits.chunk(1 + len(views), dim=1), strict=True))
+    def logits_of_views(self, batch: Tensor, views: Sequence[str]) -> dict[str, Tensor]:
+        """Every expert's logits [K,B,C] of views of a prepared batch, which is a view itself ('original')."""
+        inputs = {}
+        for view in views:
+            inputs[view] = batch if view == ORIGINAL else VIEWS[view](batch, self.preprocessing)
+        if self._recording is not None:  # one forward per expert: larger products, fewer launches
+            stacked = torch.cat(list(inputs.values()))
+            tasks = [partial(self._run, *expert, stacked) for expert in zip(self._owners, self._experts, strict=True)]
+            logits = torch.stack(self._recording.side_by_side(tasks, self.device))
+            return dict(zip(views, logits.chunk(len(views), dim=1), strict=True))
+        answers = {}
+        for view, images in inputs.items():
+            own = []
+            for owner, expert in zip(self._owners, self._experts, strict=True):
+                own.append(self._run(owner, expert, images))
+            answers[view] = torch.stack(own)
+        return answers
 
     def expert_logits(self, expert: int, images: Tensor) -> Tensor:
         """One expert's logits [B,C] in fp32."""
-        return self._run_expert(expert, self.prepare(images))
+        return self._run(self._owners[expert], self._experts[expert], self.prepare(images))
 
     def forward(self, weights: Tensor, images: Tensor, *, recalibrate_bn: bool = False) -> Tensor:
         """Logits [B,C] in fp32 of the network whose flat weights [P] are given.
 
         `recalibrate_bn` first overwrites the BatchNorm statistics inside `weights` with this batch's.
         """
-        batch, module = self.prepare(images), self.module_with(weights)
+        prepared = images.dtype == self.bank.dtype and images.device == self.device
+        batch = images if prepared else self.prepare(images)
+        if self._attached is not weights:
+            self.module_with(weights)
         if recalibrate_bn:
             with self.input_errors(batch):
-                reestimate(module, batch)
-        return self._run(module, batch, "The merged model")
+                reestimate(self._working, batch)
+        return self._run("The merged model", self._working, batch)
 
     def forward_with_inputs(
         self, weights: Tensor, images: Tensor, *, recalibrate_bn: bool = False
@@ -106,9 +106,9 @@ class PoolRunner:
         """Logits [B,C] as from `forward`, and the last layer's input [B,D], in fp32."""
         if self.last_layer is None:
             raise NetworkError(f"{self.template.architecture} does not end in one linear layer with a bias.")
-        with self.last_layer.remembering(self.module_with(weights)) as layer:
+        with self.last_layer.recorded_inputs(self.module_with(weights)) as inputs:
             logits = self.forward(weights, images, recalibrate_bn=recalibrate_bn)
-            return logits, layer.inputs(len(logits))
+        return logits, require_one_row_per_image(inputs[-1], len(logits))
 
     @cached_property
     def last_layer(self) -> LastLayer | None:
@@ -211,15 +211,22 @@ class PoolRunner:
             return coefficients
         return on_simplex(coefficients, len(self), self.device)
 
-    def _run_expert(self, expert: int, batch: Tensor) -> Tensor:
-        return self._run(self._experts[expert], batch, f"Expert '{self.names[expert]}'")
+    @cached_property
+    def _owners(self) -> list[str]:
+        return [f"Expert '{name}'" for name in self.names]
 
-    def _run(self, module: nn.Module, batch: Tensor, owner: str) -> Tensor:
-        with self.input_errors(batch):
-            logits = logits_of(module(batch))
+    def _run(self, owner: str, module: nn.Module, batch: Tensor) -> Tensor:
+        """A network's logits [B,C] in fp32; what is not finite is refused, or noted where a step is recorded."""
+        try:
+            output = module(batch)
+        except (AssertionError, RuntimeError, ValueError):
+            with self.input_errors(batch):
+                raise
+        logits = output if isinstance(output, Tensor) else logits_of(output)
         if logits.shape != (len(batch), len(self.classes)):
             raise NetworkError(f"Expected logits [{len(batch)},{len(self.classes)}], got {tuple(logits.shape)}.")
-        if self._recording is None:
-            return require_finite(logits.float(), owner)
-        self._recording.note(owner, finite_images(logits))
-        return logits.float()
+        if self._recording is not None:
+            self._recording.note(owner, finite_images(logits))
+            return logits.float()
+        logits = logits.float()
+        return logits if bool(torch.isfinite(logits).all()) else require_finite(logits, owner)

@@ -1,9 +1,8 @@
-"""Options that several methods share and that need the pool to be understood."""
+"""Values that methods read from the experts' cards: temperatures, and the mix of classes at home."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,9 +19,9 @@ def resolve_temperature(temperature: float | Sequence[float] | str, pool: Expert
     """tau_e as a tensor [K]: one number for all, one per expert, or 'card' for those in the experts' cards."""
     if isinstance(temperature, str):
         one_of("temperature", temperature, ("card",))
-        # Without an error at home the best temperature is 0, whatever the scale: it says nothing, and would say "sure".
-        unsaid = torch.tensor([_never_erred(card) for card in pool.cards], device=pool.device)
-        return torch.where(unsaid, pool.temperatures.clamp_min(1.0), pool.temperatures)
+        # Without an error at home the best temperature is 0 at any scale of logits: it tells nothing.
+        faultless = torch.tensor([_on_validation(card, "accuracy") == 1 for card in pool.cards], device=pool.device)
+        return torch.where(faultless, pool.temperatures.clamp_min(1.0), pool.temperatures)
     try:
         values = torch.as_tensor(temperature, dtype=torch.float32, device=pool.device)
     except (TypeError, ValueError, RuntimeError):
@@ -34,10 +33,6 @@ def resolve_temperature(temperature: float | Sequence[float] | str, pool: Expert
     return values.expand(len(pool))
 
 
-def _never_erred(card: ExpertCard) -> bool:
-    return bool(_on_validation(card, "accuracy") == 1)
-
-
 def _on_validation(card: ExpertCard, metric: str) -> Any:
     validation = card.metrics.get("validation", {})
     return validation.get(metric) if isinstance(validation, dict) else None
@@ -46,13 +41,12 @@ def _on_validation(card: ExpertCard, metric: str) -> Any:
 def resolve_home(home: str | Sequence[float], pool: ExpertPool) -> Tensor:
     """The mix of classes [C] that experts answer with at home: given, uniform, or the mean over their cards.
 
-    A card tells it by the mean probabilities on the expert's own validation split; else its class counts stand for
-    them. Where no card tells anything it is uniform.
+    A card's mix is the expert's mean probabilities on its own validation split, or its class counts where it has none.
+    Without any card the mix is uniform.
     """
     if isinstance(home, str):
         one_of("home", home, ("card", "uniform"))
-        known = [_home_of(card) for card in pool.cards] if home == "card" else []
-        return _mean_mix(known, pool)
+        return _mean_mix([_home_of(card) for card in pool.cards] if home == "card" else [], pool)
     listed = [number("home", value, low=0) for value in home]
     if len(listed) != len(pool.classes) or not sum(listed) > 0:
         raise InputError(f"The option 'home' is one share for each of the {len(pool.classes)} classes; got {home!r}.")
@@ -60,10 +54,10 @@ def resolve_home(home: str | Sequence[float], pool: ExpertPool) -> Tensor:
 
 
 def resolve_tilt(home: str | Sequence[float], pool: ExpertPool) -> Tensor | None:
-    """Log-odds [C] that class-weighted losses took from the classes: added to logits, answers count as shares again.
+    """Log-odds [C] that class-weighted losses took from the classes. Added to logits, they take the weights off.
 
-    Of the cards' class counts, the mean over the experts, centred; a class that an expert lacks is left. Where another
-    home is given, answers are to count as shares there. None where no card tells of such a loss, or it took nothing.
+    The mean over the experts of the centred logarithms of their class counts; classes that an expert lacks are left
+    out. A home that is given takes the counts' place. None where no card has such a loss, or all classes are even.
     """
     if _is_card(home):
         tilt = torch.stack([_tilt_of(card, pool.classes) for card in pool.cards]).mean(dim=0)
@@ -74,12 +68,12 @@ def resolve_tilt(home: str | Sequence[float], pool: ExpertPool) -> Tensor | None
 
 
 def resolve_untilted_home(home: str | Sequence[float], pool: ExpertPool) -> Tensor:
-    """The mix [C] that answers at home have once weights of losses are taken off: the classes' own, by their counts."""
+    """The mix [C] of answers at home once the class weights of losses are taken off: that of the class counts."""
     if not _is_card(home):
         return resolve_home(home, pool)
-    told = [_is_weighted(card) and sum(card.class_counts.values()) > 0 for card in pool.cards]
-    known = [card.class_counts if counts else _home_of(card) for card, counts in zip(pool.cards, told, strict=True)]
-    return _mean_mix(known, pool)
+    by_counts = [_is_weighted(card) and sum(card.class_counts.values()) > 0 for card in pool.cards]
+    mixes = [card.class_counts if own else _home_of(card) for card, own in zip(pool.cards, by_counts, strict=True)]
+    return _mean_mix(mixes, pool)
 
 
 def _is_card(home: str | Sequence[float]) -> bool:
@@ -92,11 +86,11 @@ def _is_weighted(card: ExpertCard) -> bool:
 
 def _tilt_of(card: ExpertCard, classes: Sequence[str]) -> Tensor:
     counts = torch.tensor([float(card.class_counts.get(name, 0)) for name in classes])
-    there = counts > 0
-    if not _is_weighted(card) or not bool(there.any()):
+    present = counts > 0
+    if not _is_weighted(card) or not bool(present.any()):
         return torch.zeros_like(counts)
     logs = counts.clamp_min(1).log()
-    return torch.where(there, logs - logs[there].mean(), 0.0)
+    return torch.where(present, logs - logs[present].mean(), 0.0)
 
 
 def _mean_mix(mixes: Iterable[Mapping[str, float]], pool: ExpertPool) -> Tensor:
@@ -106,18 +100,6 @@ def _mean_mix(mixes: Iterable[Mapping[str, float]], pool: ExpertPool) -> Tensor:
 
 
 def _home_of(card: ExpertCard) -> dict[str, float]:
-    told = _on_validation(card, "mean_probability")
-    mix = told if isinstance(told, dict) and sum(told.values()) > 0 else card.class_counts
+    mean = _on_validation(card, "mean_probability")
+    mix = mean if isinstance(mean, dict) and sum(mean.values()) > 0 else card.class_counts
     return dict(mix) if sum(mix.values()) > 0 else {}
-
-
-def resolve_lambda(value: Any, experts: int, *, single: bool = False) -> list[float]:
-    """What each task vector is multiplied by: a number for all, '1/K', or (unless `single`) one number per expert."""
-    if isinstance(value, str) and value == "1/K":
-        return [1 / experts] * experts
-    listed: Any = value.tolist() if isinstance(value, Tensor | np.ndarray) else value
-    several = isinstance(listed, list | tuple)
-    if isinstance(listed, str) or (several and (single or len(listed) != experts)):
-        wanted = "one number or '1/K'" if single else f"one number, '1/K', or {experts}: one per expert"
-        raise InputError(f"The option 'lambda' is {wanted}; got {value!r}.")
-    return [number("lambda", each) for each in (listed if several else [listed] * experts)]
