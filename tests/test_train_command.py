@@ -32,7 +32,7 @@ from mergestream.training.head_dropout import add_dropout
 from mergestream.training.head_start import HEAD_INITS
 from mergestream.training.losses import balanced_loss, class_weights
 from mergestream.training.optimisers import set_rate
-from mergestream.training.recipe import SCHEDULES
+from mergestream.training.recipe import CHOICES
 from mergestream.training.sweeps import parse_settings
 from mergestream.training.training_candidates import work_folder
 from mergestream.training.training_plan import TrainPlan
@@ -188,7 +188,7 @@ def test_a_full_disk_ends_its_candidate_and_no_other(
     assert sum("No space left" in (each["failed"] or "") for each in records) == len(SITES)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", CHOICES["schedule"])
 def test_an_interrupted_fit_goes_on_to_the_same_bits(schedule: str, data: Path, tmp_path: Path) -> None:
     lyon = ms.load_dataset("table", root=data, size=16, interpolation="bicubic")["lyon"]
     recipe = replace(QUICK, dropout=0.3, schedule=schedule, optimiser="adamw", loss="weighted", label_smoothing=0.1)

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.data.datasets.domain_data import DomainData
-from mergestream.networks.architecture import Network, create_network
+from mergestream.networks.architecture import create_network
 from mergestream.pool.checkpoint import open_weights, write_expert
-from mergestream.pool.expert_card import CARD, ExpertCard, read_card
+from mergestream.pool.expert_card import ExpertCard, read_card
 from mergestream.runtime.errors import MergestreamError, TrainingError
 from mergestream.runtime.files import sha256_of_json
 from mergestream.runtime.seeding import seeded
@@ -15,7 +15,7 @@ from mergestream.training.base_checkpoint import as_json, load_network, write_st
 from mergestream.training.fit_checkpoint import FitCheckpoint
 from mergestream.training.head_start import head_state, redraw_head
 from mergestream.training.recipe import Recipe
-from mergestream.training.training_loop import Fit, OnStep, OnValidation, fit, ignore
+from mergestream.training.training_loop import OnStep, OnValidation, fit, ignore
 
 # Raise this whenever the same recipe gives other weights: cached experts are then trained again.
 REVISION = 3
@@ -72,12 +72,6 @@ def train_expert(
         redraw_head(network, recipe.seed, data.name)
     checkpoint = FitCheckpoint(_unfinished(folder, full_recipe), keep_every)
     fitted = fit(network, data, recipe, on_step, on_validation=on_validation, checkpoint=checkpoint)
-    return _write(folder, network, data, fitted, full_recipe, start)
-
-
-def _write(
-    folder: Path, network: Network, data: DomainData, fitted: Fit, full_recipe: dict[str, Any], start: ExpertCard
-) -> ExpertCard:
     card = ExpertCard.for_network(
         folder.name,
         network,
@@ -113,8 +107,6 @@ def _full_recipe(recipe: Recipe, data: DomainData, **more: Any) -> dict[str, Any
 
 def _cached_card(folder: Path, full_recipe: dict[str, Any]) -> ExpertCard | None:
     """Return the card of an intact expert that this recipe made, if there is one."""
-    if not (folder / CARD).exists():
-        return None
     try:
         card = read_card(folder)
         open_weights(folder, card)

@@ -1,4 +1,4 @@
-"""Progress of fits through small files: workers on other processes and machines write them, the first process reads."""
+"""Progress of fits in small files: workers of other processes and machines write them, the first process reads."""
 
 import threading
 import time
@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mergestream.runtime.errors import CheckpointError
+from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.files import read_json, write_json
 from mergestream.runtime.parallel import Advance, Track
-from mergestream.training.tensorboard_log import TensorboardLog
 
 SCHEMA_VERSION = 1
 SECONDS_BETWEEN_WRITES = 0.5
@@ -18,7 +17,7 @@ Progress = dict[str, Any]
 
 
 class ProgressFile:
-    """Steps, seconds and losses of one fit, for the progress bar and the candidate's record."""
+    """Steps, seconds and losses of one fit, for the progress bar, the candidate's record and TensorBoard."""
 
     def __init__(self, path: Path, steps: int, tensorboard: Path | None = None) -> None:
         self._path = path
@@ -30,7 +29,8 @@ class ProgressFile:
             "curve": [],
         }
         self._start, self._written = time.monotonic(), -SECONDS_BETWEEN_WRITES
-        self._tensorboard = None if tensorboard is None else TensorboardLog(tensorboard)
+        self._tensorboard = tensorboard
+        self._writer: Any = None
 
     def add_step(self) -> None:
         self.progress["step"] += 1
@@ -42,13 +42,17 @@ class ProgressFile:
         self.progress["curve"].append(line)
         self.progress["step"] = int(line["step"])
         if self._tensorboard is not None:
-            self._tensorboard.add(line)
+            self._writer = self._writer or _open_tensorboard(self._tensorboard)
+            for key, value in line.items():
+                if key != "step":
+                    split, _, kind = key.partition("_")
+                    self._writer.add_scalar(f"{kind}/{split}", value, int(line["step"]))
 
     def close(self) -> None:
         if self.progress["curve"]:  # otherwise the expert was cached, and the earlier file stays valid
             self._write()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def _write(self) -> None:
         self.progress["seconds"] = round(time.monotonic() - self._start, 3)
@@ -95,3 +99,18 @@ def _summary(name: str, progress: Progress) -> str:
         return f"{name}: step {progress['step']}"
     line = progress["curve"][-1]
     return f"{name}: loss {line['training_loss']:.3f}, validation {line['validation_loss']:.3f}"
+
+
+def require_tensorboard() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise InputError("TensorBoard files need TensorBoard: pip install 'mergestream[tensorboard]'.") from error
+    return SummaryWriter
+
+
+def _open_tensorboard(folder: Path) -> Any:
+    """Open a writer that replaces an earlier fit's files."""
+    for earlier in folder.glob("events.out.tfevents.*") if folder.exists() else ():
+        earlier.unlink()
+    return require_tensorboard()(str(folder))

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from mergestream.networks.views import require_views
 from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
 
-OPTIMISERS = ("adam", "adamw", "sgd")
-SCHEDULES = ("constant", "cosine", "one_cycle")
-LOSSES = ("plain", "weighted")
-CRITERIA = ("plain", "balanced")
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
-ACCELERATORS = ("auto", "cpu", "cuda")
-COMPILE = ("auto", "always", "never")
+CHOICES = {
+    "optimiser": ("adam", "adamw", "sgd"),
+    "schedule": ("constant", "cosine", "one_cycle"),
+    "loss": ("plain", "weighted"),
+    "criterion": ("plain", "balanced"),
+    "accelerator": ("auto", "cpu", "cuda"),
+    "precision": ("32-true", "bf16-mixed", "16-mixed"),
+    "compile": ("auto", "always", "never"),
+}
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,7 @@ class Recipe:
         number("validation_share", self.validation_share, above=0, below=1)
         for name in ("dropout", "label_smoothing"):
             number(name, getattr(self, name), low=0, below=1)
-        one_of("optimiser", self.optimiser, OPTIMISERS)
-        one_of("schedule", self.schedule, SCHEDULES)
-        one_of("loss", self.loss, LOSSES)
-        one_of("criterion", self.criterion, CRITERIA)
-        one_of("accelerator", self.accelerator, ACCELERATORS)
-        one_of("precision", self.precision, PRECISIONS)
-        one_of("compile", self.compile, COMPILE)
+        for name, choices in CHOICES.items():
+            one_of(name, getattr(self, name), choices)
         yes_or_no("freeze_bn", self.freeze_bn)
         require_views(self.views)

@@ -27,11 +27,19 @@ class Candidate:
     domain: str
     recipe: Recipe
     folder: Path
-    loss: float | None  # plain cross-entropy on the validation split
-    criterion: float | None = None  # the value by which candidates are compared; the same unless the recipe differs
+    progress: Progress
+    metrics: dict[str, Any] = field(default_factory=dict)  # of the expert's card
     failed: str | None = None
-    metrics: dict[str, Any] = field(default_factory=dict)
-    progress: Progress = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float | None:
+        """Plain cross-entropy on the validation split."""
+        return None if self.failed else float(self.metrics["validation"]["nll"])
+
+    @property
+    def criterion(self) -> float | None:
+        """The value by which candidates are compared: the loss, unless the recipe says otherwise."""
+        return None if self.failed else float(self.metrics["criterion"])
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -72,33 +80,18 @@ def train_candidate(plan: TrainPlan, out: Path, preprocessing: Preprocessing, do
     events = work_folder(out) / "tensorboard" / folder.name if plan.tensorboard else None
     file = ProgressFile(path, recipe.steps, events)
     try:
-        card = train_expert(
-            folder,
-            out / BASE,
-            data,
-            recipe,
-            file.add_step,
-            on_validation=file.add_validation,
-            keep_every=plan.keep_every,
-        )
+        listeners: dict[str, Any] = {"on_step": file.add_step, "on_validation": file.add_validation}
+        card = train_expert(folder, out / BASE, data, recipe, **listeners, keep_every=plan.keep_every)
         file.close()
     except (TrainingError, OSError, torch.OutOfMemoryError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Candidate(domain, recipe, folder, None, failed=reason, progress=file.progress)
-    return Candidate(
-        domain,
-        recipe,
-        folder,
-        float(card.metrics["validation"]["nll"]),
-        float(card.metrics["criterion"]),
-        metrics=card.metrics,
-        progress=read_progress(path) or {},
-    )
+        return Candidate(domain, recipe, folder, file.progress, failed=reason)
+    return Candidate(domain, recipe, folder, read_progress(path) or {}, card.metrics)
 
 
 def install_best(out: Path, candidates: Sequence[Candidate]) -> ExpertCard:
     """Copy the candidate with the lowest criterion into the pool as the domain's expert."""
-    finished = [candidate for candidate in candidates if candidate.criterion is not None]
+    finished = [candidate for candidate in candidates if not candidate.failed]
     if not finished:
         reasons = "; ".join(dict.fromkeys(str(candidate.failed) for candidate in candidates))
         raise TrainingError(f"No setting could be trained at '{candidates[0].domain}': {reasons}.")
@@ -117,6 +110,6 @@ def install_best(out: Path, candidates: Sequence[Candidate]) -> ExpertCard:
 def copy_candidates(candidates: Sequence[Candidate], folder: Path) -> None:
     """Copy all candidates into a pool beside the pool, for DiWA's averages."""
     for candidate in candidates:
-        if candidate.loss is not None and not (folder / candidate.folder.name / CARD).exists():
+        if not candidate.failed and not (folder / candidate.folder.name / CARD).exists():
             with atomic_folder(folder / candidate.folder.name, holds_only_an_expert) as scratch:
                 shutil.copytree(candidate.folder, scratch, dirs_exist_ok=True)

@@ -20,8 +20,7 @@ from mergestream.runtime.files import make_folder, write_json
 from mergestream.runtime.parallel import Track, run_jobs
 from mergestream.training.base_checkpoint import probe, put_probes, write_start
 from mergestream.training.initial_weights import encoder_weights
-from mergestream.training.progress_file import follow_progress
-from mergestream.training.tensorboard_log import require_tensorboard
+from mergestream.training.progress_file import follow_progress, require_tensorboard
 from mergestream.training.training_candidates import (
     Candidate,
     copy_candidates,
