@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -176,3 +177,24 @@ def browser() -> Iterator[Any]:
         running = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield running
         running.close()
+
+
+@pytest.fixture(scope="session")
+def consortium(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data and pool of a tiny consortium; tests that change them copy them first."""
+    from benching import write_consortium
+
+    folder = tmp_path_factory.mktemp("consortium")
+    write_consortium(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def benched(consortium: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The one benchmark of a test run: all methods on two streams, and what the command printed."""
+    from benching import bench_arguments, command
+
+    out = tmp_path_factory.mktemp("bench") / "out"
+    done = command(*bench_arguments(consortium, out))
+    assert done.returncode == 0, done.stderr
+    return out, done.stdout

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 RESAMPLES = 500
+ATTEMPTS = 100  # rounds of draws, before too many of them lack a class
 
 
 def unit_draws(labels: np.ndarray, units: np.ndarray, key: str, count: int = RESAMPLES) -> np.ndarray:
@@ -23,10 +24,12 @@ def unit_draws(labels: np.ndarray, units: np.ndarray, key: str, count: int = RES
     np.add.at(members, (units, labels), 1)
     present = members.sum(axis=0) > 0
     accepted: list[np.ndarray] = []
-    while len(accepted) < count:
+    for _ in range(ATTEMPTS):
         draws = random.multinomial(total, np.full(total, 1 / total), size=count)
         accepted += [draw for draw in draws if ((draw @ members) > 0)[present].all()]
-    return np.stack(accepted[:count])[:, units]
+        if len(accepted) >= count:
+            return np.stack(accepted[:count])[:, units]
+    raise ValueError(f"Too few of {total} units hold each class: most draws lack one.")
 
 
 def drawn_scores(

@@ -1,10 +1,11 @@
 """Everything that a benchmark's tables and reports show, as one record."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mergestream.bench.analysis.collapse import Collapse, describe_collapses
 from mergestream.bench.analysis.comparison import Duel, ResultRow
+from mergestream.bench.analysis.group_intervals import GroupedRow
 from mergestream.bench.analysis.standings import Standing
 from mergestream.bench.analysis.subgroups import SubgroupRow
 from mergestream.pool.expert_card import library_versions
@@ -30,6 +31,7 @@ class BenchFindings:
     dataset: str
     synthetic: bool
     network: str
+    grouped: list[GroupedRow] = field(default_factory=list)  # where the data name slides or patients
 
     @property
     def sentences(self) -> list[str]:
@@ -54,4 +56,5 @@ class BenchFindings:
             "left_out": [{"method": label, "why": reason} for label, reason in self.left_out],
             "warnings": self.warnings,
             "environment": library_versions(),
+            **({"grouped": [asdict(row) for row in self.grouped]} if self.grouped else {}),
         }

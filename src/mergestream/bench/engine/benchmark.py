@@ -9,10 +9,11 @@ from typing import Any
 from mergestream.bench.analysis.bench_findings import BenchFindings
 from mergestream.bench.analysis.collapse import collapses, unpredicted_classes
 from mergestream.bench.analysis.comparison import Duel, duel, rows_of
+from mergestream.bench.analysis.group_intervals import grouped_rows
 from mergestream.bench.analysis.overview import few_batches, line_of, majority_shares
 from mergestream.bench.analysis.standings import rank_methods
 from mergestream.bench.analysis.subgroups import subgroup_rows
-from mergestream.bench.engine.jobs import RUNS, Place, answer, survey
+from mergestream.bench.engine.jobs import RUNS, Place, answer, survey, with_command
 from mergestream.bench.engine.plan import BenchPlan, Target, targets_of
 from mergestream.bench.engine.pool_at_target import close_all, load_pool, method_of, preprocessing_of
 from mergestream.bench.engine.sources import strangers
@@ -91,6 +92,7 @@ def _findings(done: FinishedPlan, command: str) -> BenchFindings:
         dataset=dataset.name,
         synthetic=dataset.synthetic,
         network=done.network,
+        grouped=grouped_rows(merged),
     )
 
 
@@ -187,9 +189,9 @@ def _require_runnable(plan: BenchPlan, pools: Mapping[str, ExpertPool], dataset:
                 # Single experts and RegMean++'s statistics depend on who is left out: the survey checks them.
                 if variant.method not in ("single_expert", "regmean_pp"):
                     method_of(variant, pool, dataset)
-            except PoolError:
+            except PoolError as error:
                 if not plan.skip_impossible:
-                    raise
+                    raise with_command(error, variant) from error
 
 
 def _replaced(out: Path, findings: BenchFindings) -> list[str]:

@@ -12,6 +12,12 @@ from mergestream.methods import ORIGINAL
 from mergestream.runtime.errors import InputError, PoolError
 
 RUNS = "runs"
+# How to get what a pool may lack for a method.
+COMMANDS = {
+    **dict.fromkeys(("fisher", "regmean"), "On the command line: mergestream train --statistics 256."),
+    "regmean_pp": "On the command line: --methods 'regmean_pp(statistics=target)'.",
+    **dict.fromkeys(("task_arithmetic", "ties"), "On the command line: mergestream train keeps the start as base/."),
+}
 Place = tuple[str, Target, float]  # a pool's folder, a target, a factor of the first expert's head
 
 
@@ -33,6 +39,11 @@ class Survey:
     impossible: tuple[tuple[str, str], ...]
 
 
+def with_command(error: PoolError | InputError, variant: Variant) -> PoolError | InputError:
+    """The error of a method that the pool lacks something for, with the command that makes it."""
+    return type(error)(f"{error} {COMMANDS[variant.method]}") if variant.method in COMMANDS else error
+
+
 def survey(plan: BenchPlan, out: Path, place: Place) -> Survey:
     """Find out what is to be done at a place; if anything is, compute the experts' logits first."""
     opened = open_target(plan, out, *place)
@@ -44,8 +55,8 @@ def survey(plan: BenchPlan, out: Path, place: Place) -> Survey:
             runs = opened.runs(method)
         except (PoolError, InputError) as error:
             if not plan.skip_impossible:
-                raise
-            impossible.append((str(variant), str(error)))
+                raise with_command(error, variant) from error
+            impossible.append((str(variant), str(with_command(error, variant))))
             continue
         folders = tuple(out / RUNS / run_hash(run.arguments) for run in runs)
         if any(other.folders == folders for other in planned):

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from mergestream.bench.analysis.bench_findings import BenchFindings
 from mergestream.bench.analysis.comparison import ORACLE, SINGLES, Duel, Estimate, ResultRow
+from mergestream.bench.analysis.group_intervals import GroupedRow
 from mergestream.bench.analysis.standings import Standing
 from mergestream.bench.analysis.subgroups import SubgroupRow
 from mergestream.bench.report.result_table import ResultTable, best_cells, grid_table
@@ -54,6 +55,7 @@ def all_tables(findings: BenchFindings) -> list[ResultTable]:
     if findings.duels:
         title = f"{findings.duels[0].ours} minus others, accuracy"
         tables += [duels_table(findings.duels, title), _across_targets_table(findings.duels, title)]
+    tables += _grouped_tables(findings.grouped)
     tables += [target_table(findings.rows, stream) for stream in streams]
     tables += [_metrics_table(findings.rows, stream) for stream in streams]
     tables += [_recall_table(findings.rows, stream) for stream in streams]
@@ -189,6 +191,22 @@ def _subgroups_table(rows: Sequence[SubgroupRow], kind: str, stream: str) -> Res
     entries = {(row.label, f"{row.value} (n={images[row.value]})"): row for row in here}
     title, note = f"Balanced accuracy by {kind}, {stream}", "In %, weighted by images."
     return grid_table(title, "method", entries, lambda row: _number(row.balanced_accuracy, 100, 1), note=note)
+
+
+def _grouped_tables(rows: Sequence[GroupedRow]) -> list[ResultTable]:
+    """One table per metric, with intervals of a bootstrap over slides or patients."""
+    note = "Mean over targets in %, with the 95 % interval of a bootstrap over whole groups (slides or patients)."
+    titles = {"accuracy": "Accuracy", "balanced_accuracy": "Balanced accuracy", "auroc": "AUROC"} if rows else {}
+    return [
+        grid_table(
+            f"{title}, groups resampled",
+            "method",
+            {(row.label, row.stream): getattr(row, metric) for row in rows},
+            percent,
+            note=note,
+        )
+        for metric, title in titles.items()
+    ]
 
 
 def percent(value: Estimate | None, compact: bool = False) -> str:

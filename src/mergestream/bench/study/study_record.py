@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from mergestream.bench.analysis.cost import cost_of
+from mergestream.bench.analysis.group_intervals import Draws, scores_under_draws
 from mergestream.bench.records import Run
 from mergestream.bench.study.results_plan import ABLATION, METRICS, OURS, PoolRecipe, Stage
-from mergestream.functional.unit_bootstrap import drawn_scores, unit_draws
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.files import read_json, write_text
 
@@ -150,28 +150,15 @@ def _draws(runs: Sequence[Run], names: Mapping[str, str], count: int) -> dict[st
         stream, target = run.arguments["stream"]["name"], run.arguments["data"]["domain"]
         by_key.setdefault((_method(run, names), stream), []).append(run)
         targets.setdefault(stream, set()).add(target)
-    cache: dict[str, np.ndarray] = {}
+    draws: Draws = {}
     encoded_draws = {}
     for (method, stream), own in by_key.items():
         if len(own) == len(targets[stream]):
-            scores = [_scores_of(run, count, cache) for run in own]
+            metrics = METRICS[own[0].arguments["data"]["dataset"]]
+            scores = [scores_under_draws(run, metrics, draws, count) for run in own]
             means = {metric: np.mean([each[metric] for each in scores], axis=0) for metric in scores[0]}
             encoded_draws[f"{method}|{stream}|"] = {metric: encoded(mean) for metric, mean in means.items()}
     return encoded_draws
-
-
-def _scores_of(run: Run, count: int, cache: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    dataset, target = run.arguments["data"]["dataset"], run.arguments["data"]["domain"]
-    place = torch.from_numpy(np.argsort(np.concatenate(run.batches)))  # from order of arrival to that of the data
-    labels = run.labels[place]
-    if target not in cache:
-        # Units are numbered in the order of their names, images without a group by theirs.
-        names = np.array([str(i) for i in range(len(labels))]) if run.groups is None else run.groups[place].numpy()
-        units = np.unique(names, return_inverse=True)[1]
-        cache[target] = unit_draws(labels.numpy(), units, f"{dataset}/{target}", count)
-    draws = torch.from_numpy(cache[target]).double()
-    scores = drawn_scores(run.probabilities[place], run.predictions[place], labels, draws, METRICS[dataset])
-    return {metric: values.numpy() for metric, values in scores.items()}
 
 
 def write_record(path: Path, groups: Iterable[Group], head: Mapping[str, Any]) -> None:
