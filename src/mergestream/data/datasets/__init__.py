@@ -16,7 +16,7 @@ from mergestream.data.datasets import (
     phantom,
     terra,
 )
-from mergestream.data.datasets.dataset_card import DatasetCard
+from mergestream.data.datasets.card import DatasetCard
 from mergestream.data.datasets.dataset_sources import DatasetSource, FileSource, GeneratedSource
 from mergestream.data.datasets.domain_data import Dataset, DomainData, concatenate
 from mergestream.data.datasets.standins import fake_own_data, fake_trees

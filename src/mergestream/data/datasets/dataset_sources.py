@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mergestream.data.datasets.dataset_card import DatasetCard
+from mergestream.data.datasets.card import DatasetCard
 from mergestream.data.datasets.decoding import Decoding, decode
 from mergestream.data.datasets.domain_data import Dataset, DomainData
 from mergestream.data.datasets.index import Index, Sample, some

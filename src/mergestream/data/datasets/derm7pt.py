@@ -62,8 +62,8 @@ def _release(root: Root, kind: str, meta: SkinTable, atlas: SkinTable | None) ->
 
 def _atlas(root: Root, kind: str, atlas: SkinTable) -> SkinSet:
     """Read the atlas list alone, with the images next to it."""
-    skin_set, beside = SkinSet(atlas.path), str(PurePosixPath(atlas.path).parent)
-    files = by_stem(path for path in root.images if path.startswith(f"{beside}/") or beside == ".")
+    skin_set, folder = SkinSet(atlas.path), str(PurePosixPath(atlas.path).parent)
+    files = by_stem(path for path in root.images if path.startswith(f"{folder}/") or folder == ".")
     cases = {row["image"].lower(): row.get("case", "") for row in atlas.rows}
     for stem, label in _atlas_labels(atlas).items():
         if stem in files:

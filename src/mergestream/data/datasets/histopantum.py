@@ -2,7 +2,7 @@
 
 import re
 
-from mergestream.data.datasets.dataset_card import DatasetCard
+from mergestream.data.datasets.card import DatasetCard
 from mergestream.data.datasets.image_tree import read_tree
 from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.roots import Root

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.dataset_card import DatasetCard
+from mergestream.data.datasets.card import DatasetCard
 from mergestream.data.datasets.derm7pt import read_derm7pt
 from mergestream.data.datasets.index import Index, LeftOut, Sample
 from mergestream.data.datasets.pad_ufes import read_pad_ufes
@@ -39,7 +39,7 @@ CARD = DatasetCard(
     outside=tuple(OUTSIDE),
     parts=("train", "val", "test"),
     part_counts={"train": TRAIN, "val": VAL},
-    overlap="Several images of one lesion may lie in different artefact domains; derm7pt_derm and derm7pt_clinic show "
+    overlap="Several images of one lesion may be in different artefact domains; derm7pt_derm and derm7pt_clinic show "
     "the same lesions.",
     notes="Without part= the publisher's train and val together (12,343 + 2,057; the paper writes 12,360 + 2,060). "
     "bias='0.5_3' reads another trap set. Without edraAtlas's two lists Derm7pt is all but its basal cell carcinomas, "

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from mergestream.data.datasets.card import DatasetCard
 from mergestream.data.datasets.cbis_ddsm import (
     FINDINGS,
     PARTS,
@@ -12,7 +13,6 @@ from mergestream.data.datasets.cbis_ddsm import (
     read_cases,
     table_name,
 )
-from mergestream.data.datasets.dataset_card import DatasetCard
 from mergestream.data.datasets.index import Index, LeftOut, Sample
 from mergestream.data.datasets.medimeta import MedimetaImage, find_medimeta, read_medimeta
 from mergestream.data.datasets.roots import Root

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.dataset_card import DatasetCard
+from mergestream.data.datasets.card import DatasetCard
 from mergestream.data.datasets.index import Index, LeftOut, Sample
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.spreadsheets import read_sheet
@@ -119,7 +119,7 @@ def _annotations(root: Root) -> dict[str, str]:
         tables[base] = path
     if not tables:
         raise DataError(
-            f"{root.location} is not a root of 'messidor': it should hold Annotation_Base11.xls and so on beside or "
+            f"{root.location} is not a root of 'messidor': it should hold Annotation_Base11.xls and so on next to or "
             f"in Base11 and so on; it holds {root.glance()}."
         )
     return dict(sorted(tables.items()))

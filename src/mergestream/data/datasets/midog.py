@@ -3,8 +3,8 @@
 from collections import defaultdict
 from pathlib import PurePosixPath
 
+from mergestream.data.datasets.card import DatasetCard
 from mergestream.data.datasets.csv_files import Rows, read_csv
-from mergestream.data.datasets.dataset_card import DatasetCard
 from mergestream.data.datasets.index import Index, LeftOut, Sample
 from mergestream.data.datasets.roots import Root, by_stem
 from mergestream.runtime.errors import DataError, unknown_name
@@ -36,7 +36,7 @@ CARD = DatasetCard(
         "canine lung cancer": 855,
         "canine lymphoma": 3959,
         "canine soft tissue sarcoma": 1286,
-        "human breast cancer": 1719,  # of 1721 cells: the image 8925.png stands for two of them
+        "human breast cancer": 1719,  # of 1721 cells: the image 8925.png is listed for two of them
         "human melanoma": 1150,
         "human neuroendocrine tumor": 639,
     },

@@ -2,7 +2,7 @@
 
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.dataset_card import DatasetCard
+from mergestream.data.datasets.card import DatasetCard
 from mergestream.data.datasets.index import Index, LeftOut, Sample, some
 from mergestream.data.datasets.roots import IMAGES, Root
 from mergestream.runtime.errors import DataError

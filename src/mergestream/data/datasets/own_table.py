@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+from mergestream.data.datasets.card import DatasetCard
 from mergestream.data.datasets.csv_files import Rows, read_csv
-from mergestream.data.datasets.dataset_card import DatasetCard
 from mergestream.data.datasets.index import Index, LeftOut, Sample
 from mergestream.data.datasets.roots import Root
 from mergestream.runtime.errors import DataError
@@ -15,8 +15,8 @@ REQUIRED, OPTIONAL = ("image", "label", "domain"), ("group", "acquired")
 CARD = DatasetCard(
     name="table",
     title="Your own images and a table",
-    layout="images, and one CSV with the columns image (its path beside the CSV), label, domain, and optionally group "
-    "(patient, slide), acquired (a time that sorts); every other column with few values is a subgroup, reported "
+    layout="images, and one CSV with the columns image (its path relative to the CSV), label, domain, and optionally "
+    "group (patient, slide), acquired (a time that sorts); every other column with few values is a subgroup, reported "
     "separately",
     licence="yours",
     source="your own disk",
@@ -34,12 +34,12 @@ def read(root: Root, *, csv: str | None = None, classes: Sequence[str] | None = 
     named = tuple(sorted({row["label"] for row in rows})) if classes is None else _names(classes)
     subgroups, left_out = _subgroups(rows)
     times = _times([row.get("acquired", "") for row in rows])
-    beside, there = PurePosixPath(path).parent, set(root.files)
+    folder, there = PurePosixPath(path).parent, set(root.files)
     samples, missing = [], []
     for number, (row, acquired) in enumerate(zip(rows, times, strict=True), start=2):
         if row["label"] not in named:
             raise DataError(f"Line {number} of {path} has the label '{row['label']}', none of {list(named)}.")
-        file, values = (beside / row["image"]).as_posix(), {kind: row[kind] or "unknown" for kind in subgroups}
+        file, values = (folder / row["image"]).as_posix(), {kind: row[kind] or "unknown" for kind in subgroups}
         if file not in there:
             missing.append(file)
             continue

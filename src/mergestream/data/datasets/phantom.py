@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from mergestream.data.datasets.dataset_card import DatasetCard
+from mergestream.data.datasets.card import DatasetCard
 from mergestream.data.datasets.domain_data import Dataset, DomainData
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.option_checks import whole_number

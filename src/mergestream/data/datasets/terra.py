@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
 
-from mergestream.data.datasets.dataset_card import DatasetCard
+from mergestream.data.datasets.card import DatasetCard
 from mergestream.data.datasets.image_tree import has_tree, read_tree
 from mergestream.data.datasets.index import Index, LeftOut, Sample
 from mergestream.data.datasets.roots import Root, by_stem
@@ -28,7 +28,7 @@ CARD = DatasetCard(
     may_lack_classes=True,
     notes="No counts are compared: 24.3 to 24.8 thousand images by release, not checked. DomainBed copies an image "
     "with two of the ten classes into both folders; here it is left out. Where DomainBed's folders and the annotation "
-    "files lie together, the folders are read.",
+    "files are in one root, the folders are read.",
 )
 
 

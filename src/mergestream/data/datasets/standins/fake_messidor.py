@@ -1,4 +1,4 @@
-"""A stand-in of Messidor: old .xls tables, zips beside folders, and the images that its errata name."""
+"""A stand-in of Messidor: old .xls tables, zips next to folders, and the images that its errata name."""
 
 import zipfile
 from pathlib import Path

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from mergestream.data.datasets import histopantum
-from mergestream.data.datasets.dataset_card import DatasetCard
+from mergestream.data.datasets.card import DatasetCard
 from mergestream.data.datasets.domainbed import OFFICE_HOME, PACS, VLCS
 from mergestream.data.datasets.standins.drawing import picture, write_picture
 

@@ -50,11 +50,11 @@ class DecoderPool:
                 self._idle.append(process)
         finally:
             self._slots.release()
-        if answer is None:
-            raise IntakeError("damaged", "The DICOM file is damaged and cannot be decoded.")
-        end, frames = answer
+        end, frames = answer or ({}, [])
         if "refusal" in end:
             raise IntakeError(*end["refusal"])
+        if not frames:
+            raise IntakeError("damaged", "The DICOM file is damaged and cannot be decoded.")
         return end["identifiers"], frames
 
     def _running_process(self) -> "DecoderProcess | None":
@@ -117,7 +117,7 @@ class DecoderProcess:
         timer.start()
         try:
             answer = self._exchange(data, allowance)
-        except OSError:
+        except (OSError, ValueError):
             answer = None
         finally:
             timer.cancel()
