@@ -333,7 +333,7 @@ def test_what_an_administrator_does(browser: Any, service: Running) -> None:
         card.locator("button").click()
         page.locator("#confirm-yes").click()
         until(page, f"document.querySelector('#experts [data-key={first}] .onoff').textContent === 'off'")
-        assert page.locator("#said").inner_text() == f"{first} was switched off."
+        assert page.locator("#announcement").inner_text() == f"{first} was switched off."
         service.send("f-admin", gradients(4))
         until(page, f"document.querySelector('#figure-encoder .chart').ariaLabel.includes('{first} 0.00')")
         card.locator("button").click()
@@ -342,11 +342,11 @@ def test_what_an_administrator_does(browser: Any, service: Running) -> None:
         for name, said in (("Reset averages", "f-admin was reset."), ("Delete stream", "f-admin was deleted.")):
             page.locator("#panel").get_by_role("button", name=name).click()
             page.locator("#confirm-yes").click()
-            until(page, f"document.querySelector('#said').textContent === '{said}'")
+            until(page, f"document.querySelector('#announcement').textContent === '{said}'")
         until(page, "!document.querySelector('#tabs [data-key=f-admin]')")
         page.locator("#reload").click()
         page.locator("#confirm-yes").click()
-        until(page, "document.querySelector('#said').textContent === 'The pool was reloaded.'")
+        until(page, "document.querySelector('#announcement').textContent === 'The pool was reloaded.'")
 
 
 def test_a_pause_holds_the_page(browser: Any, service: Running) -> None:
@@ -386,7 +386,7 @@ def test_tokens_roles_and_a_lost_connection(browser: Any, pool: Path, tmp_path: 
             page.wait_for_selector("#reload:visible")
             page.locator("#reload").click()
             page.locator("#confirm-yes").click()
-            until(page, "document.querySelector('#said').textContent === 'The pool was reloaded.'")
+            until(page, "document.querySelector('#announcement').textContent === 'The pool was reloaded.'")
             assert page.locator("#messages [role=alert]").count() == 0
             assert page.evaluate("Object.keys(localStorage)") == []
             running.stop()

@@ -1,4 +1,4 @@
-// What an administrator may do here: asked once more, done, and told; what the service refuses is shown in its words.
+// Actions of administrators: confirmed first, then done and announced. Problems are shown in the service's words.
 
 import * as api from "./api.js";
 import { byId, create, say } from "./dom.js";
@@ -14,7 +14,7 @@ const confirmed = (title, text, yes) =>
     dialog.showModal();
   });
 
-export const tellError = (what, error) => {
+export const showError = (what, error) => {
   const message = create(
     "div",
     { class: "message error", role: "alert" },
@@ -31,17 +31,17 @@ export const tellError = (what, error) => {
   byId("messages").replaceChildren(message);
 };
 
-// onDone: look again; onRefused: the token is not good for it.
+// onDone: update the page; onRefused: the token does not allow it.
 export const createActions = ({ onDone, onRefused, onDeleted }) => {
   const act = async (question, call, done) => {
     if (!(await confirmed(...question))) return false;
     try {
       await call();
       byId("messages").replaceChildren();
-      say(byId("said"), done);
+      say(byId("announcement"), done);
       return true;
     } catch (error) {
-      tellError(`${question[2]}: not done.`, error);
+      showError(`${question[2]} failed.`, error);
       if (error.status === 401 || error.status === 403) onRefused(error);
       return false;
     } finally {
@@ -53,7 +53,7 @@ export const createActions = ({ onDone, onRefused, onDeleted }) => {
       act(
         [
           `Reset ${stream}?`,
-          "Its moving averages and what its guard rails remember begin again. The audit log says so.",
+          "Its moving averages and the memory of its guards begin again. The audit log records it.",
           "Reset averages",
         ],
         () => api.resetStream(stream),
@@ -63,7 +63,7 @@ export const createActions = ({ onDone, onRefused, onDeleted }) => {
       const gone = await act(
         [
           `Delete ${stream}?`,
-          "Its averages and counts go; its lines stay in the audit log. Its next batch begins a new stream.",
+          "Its averages and counts are deleted; its lines stay in the audit log. Its next batch begins a new stream.",
           "Delete stream",
         ],
         () => api.deleteStream(stream),
@@ -76,8 +76,8 @@ export const createActions = ({ onDone, onRefused, onDeleted }) => {
         [
           `Switch ${expert} ${on ? "on" : "off"}?`,
           on
-            ? "It takes part again from every stream's next batch on."
-            : "Every stream's next batch is answered without it; the other coefficients are renormalised.",
+            ? "It is used again from the next batch of every stream on."
+            : "It is not used from the next batch of every stream on; the other coefficients are renormalised.",
           `Switch ${on ? "on" : "off"}`,
         ],
         () => api.switchExpert(expert, on),
@@ -87,7 +87,7 @@ export const createActions = ({ onDone, onRefused, onDeleted }) => {
       act(
         [
           "Reload the pool?",
-          "The experts are read from disk again. If any weight has changed, every stream's averages begin again.",
+          "The experts are read from disk again. If the pool has changed, the averages of all streams begin again.",
           "Reload pool",
         ],
         api.reloadPool,

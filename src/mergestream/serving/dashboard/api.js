@@ -1,10 +1,10 @@
-// The service's interface: requests with the token, and its problems (problem+json) as errors.
+// Requests to the service with the token; its problems (problem+json) become errors.
 
 const KEY = "mergestream-token";
 const PATIENCE = 10_000; // milliseconds
-const SLOW = 120_000; // for what an administrator starts: a pool may take long to load
+const SLOW = 120_000; // for actions of administrators: a pool may take long to load
 
-// A page without storage keeps the token for as long as it is open.
+// Without storage the token is kept while the page is open.
 let token = "";
 try {
   token = sessionStorage.getItem(KEY) ?? "";
@@ -19,7 +19,7 @@ export const setToken = (value) => {
   } catch { /* in memory only */ }
 };
 
-// What the service answered instead of what was asked for.
+// A problem document of the service.
 export class Problem extends Error {
   constructor(status, { title, detail, code } = {}, retryAfter = null) {
     super([title, detail].filter((text) => typeof text === "string" && text).join(": ") || `Status ${status}`);
@@ -30,7 +30,7 @@ export class Problem extends Error {
 // No answer at all.
 export class Lost extends Error {}
 
-const asked = async (method, path, body, patience) => {
+const send = async (method, path, body, patience) => {
   const headers = { Accept: "application/json" };
   if (token) headers.Authorization = `Bearer ${token}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -39,13 +39,13 @@ const asked = async (method, path, body, patience) => {
     return await fetch(path, body === undefined ? options : { ...options, body: JSON.stringify(body) });
   } catch (error) {
     throw new Lost(
-      error.name === "TimeoutError" ? `no answer within ${patience / 1000} s` : "the service is not reached",
+      error.name === "TimeoutError" ? `no answer within ${patience / 1000} s` : "the service cannot be reached",
     );
   }
 };
 
 const request = async (method, path, body, patience = PATIENCE) => {
-  const answer = await asked(method, path, body, patience);
+  const answer = await send(method, path, body, patience);
   const content = await answer.json().catch(() => null);
   if (answer.ok) return content;
   const wait = Number(answer.headers.get("Retry-After"));

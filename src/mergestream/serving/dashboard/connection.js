@@ -1,23 +1,23 @@
-// Asks the service again and again, and says how that goes: live, paused, lost since when, or what it refuses.
+// Asks the service again and again, and shows the state: live, paused, lost, or refused.
 
 import { Lost, Problem } from "./api.js";
 import { byId, say } from "./dom.js";
 import { clock } from "./words.js";
 
 const EVERY = 1000; // milliseconds
-const HIDDEN = 10_000; // while nobody looks
-const LONGEST = 5000; // between tries when there is no answer
+const HIDDEN = 10_000; // while the tab is hidden
+const LONGEST = 5000; // between tries without an answer
 
 export class Connection {
   #timer = null;
   #failures = 0;
   #lostSince = null;
-  #isAsking = false;
-  #isAskedAgain = false;
+  #isUpdating = false;
+  #isRepeatDue = false;
   isPaused = false;
 
-  constructor(ask, onProblem) {
-    this.ask = ask;
+  constructor(update, onProblem) {
+    this.update = update;
     this.onProblem = onProblem;
     document.addEventListener("visibilitychange", () => {
       if (!document.hidden) this.now();
@@ -26,22 +26,22 @@ export class Connection {
 
   async now() {
     clearTimeout(this.#timer);
-    if (this.#isAsking) {
-      this.#isAskedAgain = true;
+    if (this.#isUpdating) {
+      this.#isRepeatDue = true;
       return;
     }
-    this.#isAsking = true;
+    this.#isUpdating = true;
     let wait = EVERY;
     try {
-      await this.ask();
+      await this.update();
       this.#answered();
     } catch (error) {
       wait = this.#failed(error);
     } finally {
-      this.#isAsking = false;
+      this.#isUpdating = false;
     }
-    if (this.#isAskedAgain) {
-      this.#isAskedAgain = false;
+    if (this.#isRepeatDue) {
+      this.#isRepeatDue = false;
       wait = 0;
     }
     if (!this.isPaused) this.#timer = setTimeout(() => this.now(), document.hidden ? Math.max(wait, HIDDEN) : wait);
@@ -66,13 +66,13 @@ export class Connection {
     this.#lostSince ??= new Date();
     const since = clock(this.#lostSince);
     if (error instanceof Lost) {
-      this.#show("lost", `Connection lost since ${since}: ${error.message}. What is shown is from before.`);
+      this.#show("lost", `Connection lost since ${since}: ${error.message}. The data shown are older.`);
     } else if (error.status === 401) this.#show("refused", "The service asks for a token.");
     else if (error.status === 429) this.#show("slow", "The service asks this page to slow down.");
-    else if (error instanceof Problem) this.#show("lost", `The service refuses since ${since}. ${error.message}`);
+    else if (error instanceof Problem) this.#show("lost", `The service has refused since ${since}. ${error.message}`);
     else {
       console.error(error);
-      this.#show("lost", `This page cannot show what the service says: ${error.message}`);
+      this.#show("lost", `This page cannot show the data of the service: ${error.message}`);
     }
     this.onProblem(error);
     const longer = Math.min(LONGEST, EVERY * this.#failures);

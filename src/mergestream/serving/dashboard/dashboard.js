@@ -1,6 +1,6 @@
-// The page: asks the service every second, and shows what it says about all streams and, in full, about one.
+// The page: asks the service every second and shows all streams, one of them in detail.
 
-import { createActions, tellError } from "./actions.js";
+import { createActions, showError } from "./actions.js";
 import { showAlarms } from "./alarms.js";
 import * as api from "./api.js";
 import { Connection } from "./connection.js";
@@ -16,8 +16,8 @@ import { milliseconds, whole } from "./words.js";
 
 const history = new History();
 let overview = null;
-let mayAdminister = true; // until the service says no to this token
-let wanted = inAddress(); // the name of the stream that is shown in full
+let mayAdminister = true; // until the service refuses this token
+let selected = inAddress(); // the name of the stream that is shown in detail
 
 const actions = createActions({
   onDone: () => connection.now(),
@@ -28,8 +28,8 @@ const actions = createActions({
   onDeleted: (stream) => history.forget(stream),
 });
 const panel = new Panel(actions);
-const tabs = new Tabs((name) => choose(name));
-const connection = new Connection(ask, (problem) => {
+const tabs = new Tabs((name) => select(name));
+const connection = new Connection(update, (problem) => {
   if (problem.status === 401) token.open(problem.message);
 });
 const token = startToken(() => {
@@ -41,29 +41,29 @@ function inAddress() {
   return new URLSearchParams(location.hash.slice(1)).get("stream");
 }
 
-// Whoever was not chosen stays until another one is: streams that come later may stand before it.
-function chosenStream() {
-  const found = overview.streams.find(({ name }) => name === wanted) ?? overview.streams[0] ?? null;
-  wanted = found?.name ?? wanted;
-  return found;
+// A stream that was shown by default stays, even if another one comes before it in the list later.
+function selectedStream() {
+  const stream = overview.streams.find(({ name }) => name === selected) ?? overview.streams[0] ?? null;
+  selected = stream?.name ?? selected;
+  return stream;
 }
 
-function choose(name) {
-  wanted = name;
+function select(name) {
+  selected = name;
   window.history.replaceState(null, "", `#${new URLSearchParams({ stream: name })}`);
   show();
   connection.now();
 }
 
-async function ask() {
+async function update() {
   overview = await api.overview();
   history.compare(overview.streams);
-  const stream = chosenStream()?.name;
-  if (stream !== undefined) await askSteps(stream);
+  const stream = selectedStream()?.name;
+  if (stream !== undefined) await updateSteps(stream);
   show();
 }
 
-async function askSteps(stream) {
+async function updateSteps(stream) {
   try {
     const { steps } = await api.recent(stream, history.last(stream));
     if (steps.length) history.add(stream, steps);
@@ -76,9 +76,9 @@ function show() {
   if (!overview) return;
   const { streams, pool } = overview;
   const experts = pool.experts.map(({ name }) => name);
-  const stream = chosenStream();
+  const stream = selectedStream();
   showNumbers();
-  const alarms = showAlarms(streams, choose);
+  const alarms = showAlarms(streams, select);
   document.title = alarms ? `(${alarms}) mergestream` : "mergestream";
   tabs.show(streams, stream?.name ?? null, experts);
   showPool(pool, actions);
@@ -131,7 +131,7 @@ byId("pause").addEventListener("click", () => {
   byId("pause").setAttribute("aria-pressed", String(connection.isPaused));
 });
 addEventListener("hashchange", () => {
-  if (inAddress()) choose(inAddress());
+  if (inAddress()) select(inAddress());
 });
-addEventListener("unhandledrejection", (event) => tellError("This page failed.", event.reason));
+addEventListener("unhandledrejection", (event) => showError("Error in this page.", event.reason));
 connection.now();

@@ -1,4 +1,4 @@
-// Elements made of text nodes only: whatever the service sends is shown as it is spelt, never read as markup.
+// Builds elements with text nodes only: text from the service is never read as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -17,21 +17,21 @@ export const shape = (tag, attributes = {}, ...children) =>
   filled(document.createElementNS(SVG, tag), attributes, children);
 export const byId = (id) => document.getElementById(id);
 
-// Only what has changed is written, so that a selection, a focus and a screen reader stay where they are.
+// Writes only changes, so that selection, focus and screen readers keep their place.
 export const say = (element, text) => {
   if (element.textContent !== text) element.textContent = text;
 };
 
-// The children of `parent` become one element per key, in this order; an element that is there already is kept.
+// Gives `parent` one child per key, in this order, and reuses existing ones.
 export const keyed = (parent, items, keyOf, build, update) => {
-  const there = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  const existing = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   items.forEach((item, place) => {
     const key = keyOf(item);
-    const element = there.get(key) ?? build(item);
+    const element = existing.get(key) ?? build(item);
     element.dataset.key = key;
-    there.delete(key);
+    existing.delete(key);
     if (parent.children[place] !== element) parent.insertBefore(element, parent.children[place] ?? null);
     update(element, item);
   });
-  there.forEach((left) => left.remove());
+  existing.forEach((left) => left.remove());
 };

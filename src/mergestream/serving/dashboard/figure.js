@@ -100,7 +100,7 @@ export class Figure {
       `${name} ${format(values[last])}`
     );
     return `${title} over steps ${steps[0].step} to ${steps[last].step}. At step ${steps[last].step} ` +
-      (values.length ? `${one} ${listed(values)}.` : "there are none: the safe choice answered.");
+      (values.length ? `${one} ${listed(values)}.` : "there are none: the fallback answered.");
   }
 
   #showPicked() {

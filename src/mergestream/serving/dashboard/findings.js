@@ -1,4 +1,4 @@
-// What the guard rails said of a stream, newest first; one line for what they said of several steps in a row.
+// Findings of a stream, newest first; consecutive steps with the same finding are one line.
 
 import { create, keyed } from "./dom.js";
 import { icon, wordOf } from "./severity.js";
@@ -42,7 +42,7 @@ export class Findings {
     const heading = (text) => create("th", { scope: "col" }, text);
     const head = create("thead", {}, create("tr", {}, ["Steps", "Last", "Severity", "Finding"].map(heading)));
     this.body = create("tbody");
-    this.none = create("p", { class: "quiet" }, "Nothing was found on the steps shown.");
+    this.none = create("p", { class: "quiet" }, "No findings on the steps shown.");
     this.table = create(
       "div",
       { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "findings-title", hidden: true },

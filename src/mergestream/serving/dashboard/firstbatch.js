@@ -1,4 +1,4 @@
-// What is shown before the first batch: how to send one.
+// Shown before the first batch: how to send one.
 
 import { hasToken } from "./api.js";
 import { create } from "./dom.js";
@@ -28,12 +28,12 @@ export const firstBatch = () => {
     ),
     create("pre", { tabindex: 0 }, code),
     copy,
-    create("p", { class: "quiet" }, "This page shows it within a second."),
+    create("p", { class: "quiet" }, "It appears here within a second."),
   );
   return shown;
 };
 
-// Without a secure address there is no clipboard: the command is selected instead.
+// Without HTTPS there is no clipboard: the command is selected instead.
 const copied = async (code, button) => {
   try {
     await navigator.clipboard.writeText(code.textContent);

@@ -1,4 +1,4 @@
-// The steps of the streams that were looked at, as far as the service remembers them.
+// Steps of the streams that were shown, as far as the service remembers them.
 
 export const MOST = 200;
 
@@ -13,7 +13,7 @@ export class History {
     return this.steps(stream).at(-1)?.step ?? null;
   }
 
-  // A step is known by its number; what is told twice is kept once.
+  // A step is identified by its number.
   add(stream, steps) {
     const byNumber = new Map(this.steps(stream).map((step) => [step.step, step]));
     steps.forEach((step) => byNumber.set(step.step, step));
@@ -25,7 +25,7 @@ export class History {
     this.#streams.delete(stream);
   }
 
-  // A stream that counts fewer steps than were seen was deleted and begun again.
+  // A stream with fewer steps than before was deleted and begun again.
   compare(streams) {
     const counts = new Map(streams.map((each) => [each.name, each.steps]));
     for (const name of [...this.#streams.keys()]) {

@@ -1,4 +1,4 @@
-// The chosen stream: what it is, its quantities over steps, and what its guard rails said.
+// The selected stream: its charts over steps and its findings.
 
 import { create, say } from "./dom.js";
 import { Findings } from "./findings.js";
@@ -8,7 +8,7 @@ import { ago, clock, NONE, plural } from "./words.js";
 
 export class Panel {
   #hovered = null; // a place among the steps, under the pointer
-  #chosen = null; // a step's number, by the slider; null follows the newest
+  #chosen = null; // the number of a step, set by the slider; null follows the newest
   #view = { steps: [], experts: [], classes: [] };
   #stream = null;
 

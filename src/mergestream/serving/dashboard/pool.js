@@ -1,4 +1,4 @@
-// The pool's cards: who is in it, from where, how good at home, and whether it is switched on.
+// The cards of the pool: name, domain, metrics, and whether the expert is switched on.
 
 import { swatch } from "./swatches.js";
 import { byId, create, keyed, say } from "./dom.js";
@@ -25,7 +25,7 @@ const list = (metrics) =>
     metrics.map(([name, value]) => create("div", {}, create("dt", {}, name), create("dd", {}, shown(value)))),
   );
 
-// The first few at a glance, the others for whoever opens them.
+// The first few are always shown, the others on demand.
 const metricsList = (metrics) => {
   const all = metricsOf(metrics);
   const rest = all.slice(AT_A_GLANCE);

@@ -7,10 +7,10 @@ const COLOURS = 8;
 const SHOWN_CLASSES = 8;
 
 const styleOf = (kind, place) => `${kind}${place % COLOURS} round${Math.min(2, Math.floor(place / COLOURS))}`;
-// An expert's colour and line, the same wherever it appears.
+// The style of an expert, the same everywhere.
 export const expertStyle = (experts, name) => styleOf("c", Math.max(0, experts.indexOf(name)));
 
-// Names that the pool has, then those that only earlier steps knew.
+// Names in the pool first, then those that occur only in earlier steps.
 const namesIn = (
   steps,
   field,
@@ -34,7 +34,7 @@ const allClasses = ({ steps, classes }) =>
       values: valuesOf(steps, "predictions_per_class", name),
     }));
 
-// The most frequent classes each, the others together: more colours cannot be told apart.
+// The most frequent classes, and the others as one series: more colours cannot be distinguished.
 const frequentClasses = (view) => {
   const { steps } = view;
   const all = allClasses(view);
@@ -42,9 +42,9 @@ const frequentClasses = (view) => {
   const frequent = new Set(
     [...all].sort((one, other) => total(other.values) - total(one.values)).slice(0, SHOWN_CLASSES - 1),
   );
-  const [kept, others] = [all.filter((each) => frequent.has(each)), all.filter((each) => !frequent.has(each))];
+  const [shown, others] = [all.filter((each) => frequent.has(each)), all.filter((each) => !frequent.has(each))];
   const sums = steps.map((_, place) => total(others.map((each) => each.values[place])));
-  return [...kept.map((each, place) => ({ ...each, style: styleOf("k", place) })), {
+  return [...shown.map((each, place) => ({ ...each, style: styleOf("k", place) })), {
     name: `${others.length} other classes`,
     style: styleOf("k", SHOWN_CLASSES - 1),
     values: sums,
@@ -82,7 +82,7 @@ export const QUANTITIES = [
     format: nats,
     limit: ({ classes }) => Math.log(classes.length),
     limitWords: "log C: guessing",
-    about: "How unsure each expert is of the batch; lower is surer.",
+    about: "How uncertain each expert is about the batch; lower is more certain.",
     series: byExpert("entropies"),
     one: "the experts' entropies in nats are",
   },
@@ -92,7 +92,7 @@ export const QUANTITIES = [
     unit: "images",
     kind: "bars",
     format: whole,
-    about: "What the merged model answered.",
+    about: "Predictions of the merged model.",
     series: frequentClasses,
     columns: allClasses,
     one: "the answers per class are",
@@ -103,7 +103,7 @@ export const QUANTITIES = [
     unit: "milliseconds",
     kind: "lines",
     format: milliseconds,
-    about: "From decoded images to an answer in the audit log.",
+    about: "From decoded images to the answer in the audit log.",
     series: ({ steps }) => [{ name: "time", style: "accent round0", values: steps.map((step) => step.milliseconds ?? null) }],
     one: "the time in milliseconds is",
   },

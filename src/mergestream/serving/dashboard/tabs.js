@@ -1,4 +1,4 @@
-// The streams, as tabs: arrow keys, Home and End move and choose (WAI-ARIA's pattern).
+// The streams as tabs: arrow keys, Home and End move and select (the WAI-ARIA pattern).
 
 import { bar } from "./swatches.js";
 import { byId, create, keyed, say } from "./dom.js";
@@ -11,10 +11,10 @@ const MOVES = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, Home: -
 const isNarrow = matchMedia("(max-width: 60rem)");
 
 export class Tabs {
-  constructor(onChoose) {
+  constructor(onSelect) {
     this.list = byId("tabs");
     this.filter = byId("filter");
-    this.onChoose = onChoose;
+    this.onSelect = onSelect;
     this.list.addEventListener("keydown", (event) => this.#move(event));
     this.filter.addEventListener("input", () => this.#hideOthers());
     isNarrow.addEventListener("change", () => this.#orient());
@@ -42,7 +42,7 @@ export class Tabs {
         type: "button",
         role: "tab",
         "aria-controls": "stream",
-        onclick: () => this.onChoose(name),
+        onclick: () => this.onSelect(name),
       },
       create("span", { class: "tab-name" }, create("span", { class: "name" }, name), create("span", { class: "chip" })),
       create("span", { class: "quiet" }),
@@ -85,11 +85,11 @@ export class Tabs {
     next.click();
   }
 
-  // The chosen one stays, so that its tab can always be reached.
+  // The selected tab is never hidden, so that it can always be reached.
   #hideOthers() {
-    const wanted = this.filter.value.trim().toLowerCase();
+    const text = this.filter.value.trim().toLowerCase();
     for (const tab of this.list.children) {
-      tab.hidden = !tab.dataset.key.toLowerCase().includes(wanted) && tab.tabIndex !== 0;
+      tab.hidden = !tab.dataset.key.toLowerCase().includes(text) && tab.tabIndex !== 0;
     }
   }
 

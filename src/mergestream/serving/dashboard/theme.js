@@ -1,4 +1,4 @@
-// Light or dark: what the reader chose before, else what the system prefers. The report keeps the same choice.
+// Light or dark: the reader's choice, otherwise the system's. The report uses the same choice.
 
 const KEY = "mergestream-theme";
 const root = document.documentElement;

@@ -1,4 +1,4 @@
-// The token's field: opens by itself when the service asks for one.
+// The field for the token; it opens by itself when the service asks for one.
 
 import { hasToken, setToken } from "./api.js";
 import { byId, say } from "./dom.js";
@@ -27,7 +27,7 @@ export const startToken = (onChange) => {
   forget.addEventListener("click", () => use(""));
   show(false);
   return {
-    // Asked for again while the reader types, it leaves the focus alone.
+    // If it is open already, the focus stays where it is.
     open: (why) => {
       say(
         byId("token-why"),

@@ -1,4 +1,4 @@
-// Numbers and times as people read them.
+// Numbers and times as text.
 
 export const NONE = "–";
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
