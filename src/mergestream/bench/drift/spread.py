@@ -17,25 +17,16 @@ Numbers = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class Moments:
-    """Squared lengths of K vectors and of their differences: all that drift needs. Moments of two tensors add up.
-
-    norms [K], distances [K(K-1)/2] in the order of `pairs_of`; with a base its own and the K vectors' distance to it.
-    """
+    """Squared lengths of K vectors and of their differences. The moments of two tensors add up."""
 
     numbers: int
-    norms: np.ndarray
-    distances: np.ndarray
-    base_norm: float | None = None
-    from_base: np.ndarray | None = None
+    norms: np.ndarray  # [K]
+    distances: np.ndarray  # [pairs], in the order of `pairs_of`
+    from_base: np.ndarray  # [K + 1]: distances to the base, and the base's own norm last; [0] without a base
 
     def __add__(self, other: Moments) -> Moments:
-        base_norm, from_base = None, None
-        if self.base_norm is not None and other.base_norm is not None:
-            assert self.from_base is not None
-            assert other.from_base is not None
-            base_norm, from_base = self.base_norm + other.base_norm, self.from_base + other.from_base
-        norms, distances = self.norms + other.norms, self.distances + other.distances
-        return Moments(self.numbers + other.numbers, norms, distances, base_norm, from_base)
+        fields = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Moments(*(mine + theirs for mine, theirs in fields))
 
 
 @dataclass(frozen=True)
@@ -81,11 +72,11 @@ def moments_of(vectors: Tensor, base: Tensor | None = None) -> Moments:
     # Not from the Gram matrix: its rounding would hide experts that are a hundredth of a degree apart.
     distances = torch.pdist(vectors).square().numpy() if len(vectors) > 1 else np.zeros(0)
     norms = vectors.square().sum(dim=1).numpy()
-    if base is None:
-        return Moments(vectors.shape[1], norms, distances)
-    base = base.double()
-    away = (vectors - base).square().sum(dim=1).numpy()
-    return Moments(vectors.shape[1], norms, distances, float(base.square().sum()), away)
+    from_base = np.zeros(0)
+    if base is not None:
+        base = base.double()
+        from_base = torch.cat([vectors - base, base.unsqueeze(0)]).square().sum(dim=1).numpy()
+    return Moments(vectors.shape[1], norms, distances, from_base)
 
 
 def total(moments: Iterable[Moments]) -> Moments:
@@ -143,9 +134,10 @@ def spread_of(moments: Moments) -> Spread:
 
 
 def _base_spread(moments: Moments) -> BaseSpread | None:
-    if moments.base_norm is None or moments.from_base is None:
+    if not len(moments.from_base):
         return None
-    base, norms = float(np.sqrt(moments.base_norm)), np.sqrt(moments.from_base)
+    lengths = np.sqrt(moments.from_base)
+    norms, base = lengths[:-1], float(lengths[-1])
     # The difference of two Deltas is that of their experts: the base cancels.
     angles = angles_between(norms, np.sqrt(moments.distances))
     relative = _numbers(norms / base) if base > 0 else (None,) * len(norms)
