@@ -11,14 +11,19 @@ from scipy import stats
 
 from benching import bench_arguments, command, write_consortium
 from mergestream.bench.analysis.comparison import Estimate, pairing_of
-from mergestream.bench.claims.claim_checks import check_claims
+from mergestream.bench.claims.claim_checks import check_claims, share_of
 from mergestream.bench.claims.claim_figures import draw_findings
-from mergestream.bench.claims.claim_finding import FAILS, HOLDS, UNKNOWN, ClaimFinding, verdict_of
-from mergestream.bench.claims.claim_tables import claims_by_stream, findings_table, format_estimate
-from mergestream.bench.claims.correlations import kendall, spearman
-from mergestream.bench.claims.evidence import Evidence, evidence_of_runs
-from mergestream.bench.claims.gain_claims import share_of
-from mergestream.bench.claims.score_claims import check_scores
+from mergestream.bench.claims.claim_finding import (
+    FAILS,
+    HOLDS,
+    UNKNOWN,
+    ClaimFinding,
+    claims_by_stream,
+    findings_table,
+    format_estimate,
+    verdict_of,
+)
+from mergestream.bench.claims.score_claims import Evidence, check_scores, evidence_of_runs, kendall, spearman
 from mergestream.bench.records import Run
 from mergestream.bench.report.figures import new_figure
 

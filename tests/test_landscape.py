@@ -20,12 +20,9 @@ from conftest import FACTORIES, NAMES, make_experts, make_images, make_pool
 from mergestream.bench.drift.pool_drift import Drift
 from mergestream.bench.landscape.landscape_figures import draw_plane, draw_segments, landscape_figure
 from mergestream.bench.landscape.landscape_measurement import StreamedMethod, barrier_of, measure_landscape
-from mergestream.bench.landscape.landscape_record import Landscape, LossDifference
-from mergestream.bench.landscape.landscape_request import LandscapeRequest, parse_path
-from mergestream.bench.landscape.landscape_run import run_landscape
-from mergestream.bench.landscape.landscape_summary import describe_landscape
-from mergestream.bench.landscape.plane import Plane
-from mergestream.bench.landscape.surface import Surface
+from mergestream.bench.landscape.landscape_record import Landscape, LossDifference, describe_landscape
+from mergestream.bench.landscape.landscape_run import LandscapeRequest, parse_path, run_landscape
+from mergestream.bench.landscape.plane import Plane, Surface
 from mergestream.bench.report.figures import new_figure
 from mergestream.cli.app import app
 from mergestream.data.datasets.data_request import DataRequest

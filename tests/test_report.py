@@ -20,7 +20,7 @@ from benching import bench_arguments, command, write_consortium
 from mergestream.bench.analysis.collection import collect
 from mergestream.bench.analysis.confidence import reliabilities, risk_coverages
 from mergestream.bench.analysis.cost import cost_of
-from mergestream.bench.analysis.overview import seen_targets
+from mergestream.bench.analysis.run_checks import seen_targets
 from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.records import Run
 from mergestream.bench.report.method_figures import draw_reliability

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mergestream.bench.analysis.changepoints import SHORTEST, best_split, change_points
-from mergestream.bench.analysis.traces import trace_of, unsmoothed
+from mergestream.bench.analysis.traces import SHORTEST, best_split, change_points, trace_of, unsmoothed
 from mergestream.bench.records import Run
 from mergestream.bench.report.figures import colours_of, new_figure
 from mergestream.bench.report.trace_figures import (

@@ -47,12 +47,10 @@ def drift(
     Needs no images, and reads the weights in slices, so that a pool of large networks fits in little memory.
     --landscape needs both: it measures the loss on a target's images over the plane through three experts.
     """
-    from mergestream.bench.drift.drift_report import FIGURES, PAGE, RECORD, run_drift
-    from mergestream.bench.drift.drift_summary import describe_drift
-    from mergestream.bench.landscape.landscape_request import LandscapeRequest
+    from mergestream.bench.drift.drift_report import FIGURES, PAGE, RECORD, describe_drift, run_drift
+    from mergestream.bench.landscape.landscape_record import describe_landscape
     from mergestream.bench.landscape.landscape_run import RECORD as LANDSCAPE
-    from mergestream.bench.landscape.landscape_run import run_landscape
-    from mergestream.bench.landscape.landscape_summary import describe_landscape
+    from mergestream.bench.landscape.landscape_run import LandscapeRequest, run_landscape
     from mergestream.data.datasets.data_request import DataRequest
     from mergestream.runtime.errors import InputError
     from mergestream.runtime.option_text import parse_options

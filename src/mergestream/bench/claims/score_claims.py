@@ -1,14 +1,103 @@
-"""Rank correlations between a batch's score and an expert's error there, with intervals that resample batches."""
+"""Claims about scores: rank correlations between an expert's score on a batch and its error there."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 
+from mergestream.bench.analysis.comparison import pairing_of
 from mergestream.bench.analysis.resampling import batch_counts, estimate_over_targets
 from mergestream.bench.claims.claim_finding import CORRELATION, UNKNOWN, ClaimFinding, missing, verdict_of
-from mergestream.bench.claims.correlations import kendall, spearman
-from mergestream.bench.claims.evidence import Evidence
+from mergestream.bench.records import Run
+from mergestream.functional import scores as scoring
 from mergestream.functional.intervals import FEW_BATCHES
+
+
+def spearman(x: np.ndarray, y: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
+    """Spearman's rho of x and y [...,N] over the last axis; NaN where either is constant.
+
+    `counts` [...,N] says how often each point was drawn, so that a bootstrap need not build its resamples.
+    """
+    times = np.ones(x.shape) if counts is None else counts
+    a, b = (_centred_ranks(values, times) for values in (x, y))
+    return _ratio((times * a * b).sum(axis=-1), (times * a * a).sum(axis=-1), (times * b * b).sum(axis=-1))
+
+
+def kendall(x: np.ndarray, y: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
+    """Kendall's tau-b of x and y [...,N] over the last axis, with `counts` as in `spearman`."""
+    times = np.ones(x.shape) if counts is None else counts
+    a, b = (np.sign(values[..., :, None] - values[..., None, :]) for values in (x, y))
+
+    def pairs(signs: np.ndarray) -> np.ndarray:
+        return (times * _apply(signs, times)).sum(axis=-1)
+
+    return _ratio(pairs(a * b), pairs(a * a), pairs(b * b))
+
+
+def _centred_ranks(values: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Mid-ranks less their mean, which is exactly 0 for constant values."""
+    signs = np.sign(values[..., :, None] - values[..., None, :])
+    return _apply(signs, times) / 2
+
+
+def _apply(matrix: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """matrix [...,N,N] times vectors [...,N]; one matrix serves all vectors in a single product."""
+    return vectors @ matrix.T if matrix.ndim == 2 else (matrix @ vectors[..., None])[..., 0]
+
+
+def _ratio(joint: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    product = first * second
+    defined = product > 0
+    return np.where(defined, joint / np.sqrt(np.where(defined, product, 1)), np.nan)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Scores and errors of K experts on T batches of one stream [T,K]; a lower score means more confident."""
+
+    target: str
+    stream: str
+    experts: tuple[str, ...]
+    entropy: np.ndarray  # nats
+    max_softmax: np.ndarray  # 1 minus the mean of the maximum softmax
+    error: np.ndarray  # 0 to 1
+
+
+def evidence_of_runs(runs: Sequence[Run]) -> list[Evidence]:
+    """Evidence from the labelled runs of every expert alone: one per target, seed, pool and stream."""
+    groups: dict[tuple[Any, ...], dict[str, Run]] = defaultdict(dict)
+    for run in runs:
+        if run.arguments["method"] == "single_expert":
+            key = *pairing_of(run), run.arguments["stream"]["name"], run.arguments["stream"]["hash"]
+            groups[key][run.arguments["options"]["expert"]] = run
+    return [_of_group(group) for group in groups.values() if len(group) > 1]
+
+
+def _of_group(group: dict[str, Run]) -> Evidence:
+    first = next(iter(group.values()))
+    arguments = first.arguments
+    experts = tuple(name for name in arguments["pool"]["experts"] if name in group)
+    # Softmax undoes the logarithm; a probability that fp16 rounded to 0 stays 0.
+    logits = torch.stack([group[name].probabilities.log() for name in experts])  # [K,N,C]
+    wrong = (logits.argmax(dim=-1) != first.labels).float()
+    sizes = [len(batch) for batch in first.batches]
+
+    def per_batch(values: Any) -> np.ndarray:
+        return torch.stack(list(values)).numpy().astype(float)
+
+    parts = logits.split(sizes, dim=1)
+    return Evidence(
+        arguments["data"]["domain"],
+        arguments["stream"]["name"],
+        experts,
+        per_batch(map(scoring.entropy, parts)),
+        per_batch(map(scoring.max_softmax, parts)),
+        per_batch(part.mean(dim=1) for part in wrong.split(sizes, dim=1)),
+    )
+
 
 Coefficient = Callable[..., np.ndarray]
 # A point and its resamples [R] for one stream of one target.

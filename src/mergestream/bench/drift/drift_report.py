@@ -1,16 +1,32 @@
-"""A pool's drift as files: numbers, static figures, and one interactive page."""
+"""A pool's drift as a summary, as files, and as one interactive page by plotly."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mergestream.bench.drift.drift_drawing import static_figure
-from mergestream.bench.drift.drift_figures import figures_of
-from mergestream.bench.drift.drift_plotly import interactive_figures
-from mergestream.bench.drift.drift_summary import describe_drift
-from mergestream.bench.drift.pool_drift import Drift, analyse_drift
-from mergestream.bench.report.page import NOTICE, Bullets, PageSection, Paragraph, Part, Preformatted, render
+import numpy as np
+
+from mergestream.bench.drift.drift_figures import GREY, GUIDES, HALF, VERMILION, DriftFigure, figures_of, static_figure
+from mergestream.bench.drift.pool_drift import Drift, LayerDrift, analyse_drift
+from mergestream.bench.report.page import (
+    NOTICE,
+    Bullets,
+    InteractiveFigure,
+    PageSection,
+    Paragraph,
+    Part,
+    Preformatted,
+    render,
+)
+from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import make_folder, write_atomically, write_text
 from mergestream.runtime.parallel import Track
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 RECORD, PAGE, FIGURES = "drift.json", "drift.html", "figures"
 FORMATS = ("png", "pdf", "svg")
@@ -45,3 +61,150 @@ def render_drift(drift: Drift, command: str) -> str:
         PageSection("Provenance", [Preformatted(command), Preformatted(hashes)]),
     ]
     return render(f"Drift of {len(drift.experts)} experts: {drift.network}", NOTICE, sections)
+
+
+def describe_drift(drift: Drift) -> list[str]:
+    """Where experts agree, where they differ, and what averaging them loses."""
+    notes = list(drift.notes)
+    if not drift.pairs:
+        return [f"One expert ({drift.experts[0]}): there is no pair to compare.", *_from_base(drift), *notes]
+    opening = f"{len(drift.experts)} experts, {len(drift.pairs)} pairs, {drift.network}, {len(drift.layers)} layers."
+    kinds = [_kind(drift, "block", "Encoder blocks"), _kind(drift, "head", "The head")]
+    return [opening, *kinds, *_guides(drift), _lost(drift), *_from_base(drift), *notes]
+
+
+def _kind(drift: Drift, kind: str, subject: str) -> str:
+    layers = drift.of_kind(kind)
+    angle, ratio = drift.mean(kind, "mean_angle"), drift.mean(kind, "mean_norm_ratio")
+    if not layers or angle is None:
+        return f"{subject}: no angle, since there is no such layer or it is all zero."
+    angles = [layer.whole.mean_angle for layer in layers if layer.whole.mean_angle is not None]
+    span = f" (from {min(angles):.1f} to {max(angles):.1f})" if len(angles) > 1 else ""
+    return (
+        f"{subject}: {angle:.1f} degrees apart on average{span}, norms differ by a factor of {ratio:.2f}; averaging "
+        f"loses {drift.mean(kind, 'measured_loss'):.1f} % of the signal there (implied by the angle: "
+        f"{drift.mean(kind, 'implied_loss'):.1f} %)."
+    )
+
+
+def _guides(drift: Drift) -> list[str]:
+    sentences = []
+    for guide in GUIDES:
+        above = [layer for layer in drift.layers if (layer.whole.mean_angle or 0) > guide]
+        sentences.append(f"Layers more than {guide} degrees apart: {_names(above)}.")
+    biases = [layer for layer in drift.layers if layer.biases and (layer.biases.mean_angle or 0) > GUIDES[0]]
+    return [*sentences, f"Biases more than {GUIDES[0]} degrees apart: {_names(biases)}."]
+
+
+def _lost(drift: Drift) -> str:
+    layers = [layer for layer in drift.layers if (layer.whole.measured_loss or 0) >= HALF]
+    return f"Layers whose mean loses half of its signal or more: {_names(layers)}."
+
+
+def _from_base(drift: Drift) -> list[str]:
+    if not drift.has_base:
+        return ["The pool has no base/, so drift from the shared start is not measured."]
+    sentences = []
+    for kind, subject in (("block", "encoder blocks"), ("head", "the head")):
+        bases = [layer.whole.from_base for layer in drift.of_kind(kind) if layer.whole.from_base is not None]
+        moved = [norm for base in bases for norm in base.relative_norms if norm is not None]
+        angles = [base.mean_angle for base in bases if base.mean_angle is not None]
+        apart = f", in directions {_average(angles):.0f} degrees apart" if angles else ""
+        if moved:
+            sentences.append(
+                f"From the shared start {subject} moved by {100 * _average(moved):.1f} % of the start's norm{apart}."
+            )
+    return sentences
+
+
+def _average(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _names(layers: Sequence[LayerDrift], shown: int = 6) -> str:
+    names = [layer.name for layer in layers]
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return (", ".join(names[:shown]) + more) or "none"
+
+
+# No button leads out of the page.
+CONFIG = {
+    "displaylogo": False,
+    "responsive": True,
+    "showSendToCloud": False,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d"],
+}
+LEGEND_PAIRS = 15  # with more pairs the legend would hide the figure
+
+
+def interactive_figures(figures: Sequence[DriftFigure]) -> list[InteractiveFigure]:
+    """The figures as HTML; the first one carries the library, which is nearly five megabytes."""
+    try:
+        from plotly import graph_objects
+    except ImportError as error:
+        raise InputError(
+            "The interactive page needs plotly: pip install 'mergestream[report]'. Static figures and numbers do not."
+        ) from error
+    drawings = [(_interactive(graph_objects, figure), figure.title) for figure in figures]
+    return [
+        InteractiveFigure(drawing.to_html(full_html=False, include_plotlyjs=number == 0, config=CONFIG), title)
+        for number, (drawing, title) in enumerate(drawings)
+    ]
+
+
+def _interactive(graphs: Any, figure: DriftFigure) -> Figure:
+    drawing = graphs.Figure() if figure.heat is None else graphs.Figure(_plotly_heat_map(graphs, figure, figure.heat))
+    thin = {"line": {"width": 1}, "marker": {"size": 4}, "opacity": 0.6}
+    for name, values in figure.pairs.items():
+        line = _plotly_line(graphs, figure, name, values, GREY)
+        drawing.add_trace(line.update(thin | {"showlegend": len(figure.pairs) <= LEGEND_PAIRS}))
+    for each in figure.lines:
+        drawing.add_trace(_plotly_line(graphs, figure, each.name, each.values, each.colour))
+    for guide in figure.guides:
+        drawing.add_hline(
+            y=guide, line={"color": GREY, "dash": "dot", "width": 1}, annotation_text=f"{guide:g}{figure.unit}"
+        )
+    if figure.shaded_from is not None:
+        note = {"annotation_text": f"≥ {figure.shaded_from:g} % lost", "annotation_position": "top left"}
+        drawing.add_hrect(y0=figure.shaded_from, y1=100, fillcolor=VERMILION, opacity=0.12, line_width=0, **note)
+    if figure.heat is not None:
+        drawing.update_yaxes(autorange="reversed")
+    else:
+        drawing.update_yaxes(title=figure.y_label, range=figure.y_range, rangemode="tozero" if figure.is_log else None)
+    drawing.update_xaxes(title="layer, in order of depth", type="category")
+    return drawing.update_layout(
+        template="plotly_white",
+        height=450,
+        margin={"l": 60, "r": 20, "t": 30, "b": 60},
+        legend={"orientation": "h", "y": -0.25},
+    )
+
+
+def _plotly_line(graphs: Any, figure: DriftFigure, name: str, values: np.ndarray, colour: str) -> Any:
+    return graphs.Scatter(
+        x=[layer.name for layer in figure.layers],
+        y=_without_nan(values),
+        name=name,
+        mode="lines+markers",
+        line={"color": colour, "width": 2.5},
+        hovertemplate=f"%{{x}}: %{{y:.2f}}{figure.unit}",
+    )
+
+
+def _plotly_heat_map(graphs: Any, figure: DriftFigure, angles: np.ndarray) -> Any:
+    return graphs.Heatmap(
+        z=_without_nan(angles),
+        x=[layer.name for layer in figure.layers],
+        y=figure.heat_rows,
+        zmin=0,
+        zmax=max(90, float(np.nanmax(angles))),
+        colorscale="Cividis",
+        hoverongaps=False,
+        colorbar={"title": "degrees"},
+        hovertemplate="%{y}, %{x}: %{z:.2f}°<extra></extra>",
+    )
+
+
+def _without_nan(values: np.ndarray) -> Any:
+    """Lists with None for NaN, which JSON does not have."""
+    return np.where(np.isfinite(values), values.astype(object), np.array(None)).tolist()

@@ -2,26 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
 
 from mergestream.bench.drift.layers import COMPONENTS, NetworkLayer, TensorPlace, layers_of, places_by_name, places_of
 from mergestream.bench.drift.spread import Moments, Spread, moments_of, pairs_of, spread_of, total
-from mergestream.bench.drift.tensor_file import TensorFile
 from mergestream.networks.architecture import from_architecture
 from mergestream.pool.card_comparison import require_alike
-from mergestream.pool.checkpoint import open_weights
+from mergestream.pool.checkpoint import DTYPES, open_weights
 from mergestream.pool.exchange.pool_folder import PoolFolder, read_pool
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard
 from mergestream.runtime.errors import CheckpointError, MergestreamError, PoolError
 from mergestream.runtime.files import read_json, write_json
 from mergestream.runtime.parallel import Advance, Track, quiet
+
+# Numbers in a slice: half a megabyte in float64, so that a pool of twenty experts still needs little memory.
+SLICE = 1 << 16
+
+
+class TensorFile:
+    """One expert's weights on disk."""
+
+    def __init__(self, path: Path, owner: str) -> None:
+        self.path, self.owner = path, owner
+
+    def floating_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of the floating tensors, without reading one."""
+        with safe_open(str(self.path), framework="pt") as file:
+            headers = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118
+            return [(name, tuple(header.get_shape())) for name, header in headers if header.get_dtype() in DTYPES]
+
+    def slices(self, name: str, shape: tuple[int, ...]) -> Iterator[Tensor]:
+        """A tensor as float64 vectors of about SLICE numbers, cut along its first dimension."""
+        rows = shape[0] if shape else 1
+        step = max(1, SLICE // max(1, math.prod(shape[1:])))
+        for start in range(0, rows, step):
+            yield self._read(name, shape, slice(start, min(start + step, rows)))
+
+    def _read(self, name: str, shape: tuple[int, ...], rows: slice) -> Tensor:
+        try:
+            # Opened anew each time: mapped pages count as this process's memory until the file is closed.
+            with safe_open(str(self.path), framework="pt") as file:
+                own_shape = tuple(file.get_slice(name).get_shape())
+                if own_shape != shape:
+                    raise CheckpointError(
+                        f"'{self.owner}': '{name}' has shape {own_shape}, the pool's network needs {shape}. "
+                        f"Run 'mergestream pool verify'."
+                    )
+                part = file.get_slice(name)[rows] if shape else file.get_tensor(name)
+                numbers = part.reshape(-1).to(torch.float64, copy=True)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"'{self.owner}': '{name}' cannot be read from {self.path} ({error}). Run 'mergestream pool verify'."
+            ) from error
+        if not bool(torch.isfinite(numbers).all()):
+            raise CheckpointError(f"'{self.owner}': '{name}' holds NaN or Inf. Train or export this expert again.")
+        return numbers
+
 
 SCHEMA_VERSION = 1
 BUFFERS = "Buffers, such as BatchNorm's running statistics, are not weights and are left out."

@@ -6,13 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mergestream.bench.analysis.bench_findings import BenchFindings
-from mergestream.bench.analysis.collapse import collapses, unpredicted_classes
+from mergestream.bench.analysis.bench_findings import BenchFindings, rank_methods, subgroup_rows
 from mergestream.bench.analysis.comparison import Duel, duel, rows_of
 from mergestream.bench.analysis.group_intervals import grouped_rows
-from mergestream.bench.analysis.overview import few_batches, line_of, majority_shares
-from mergestream.bench.analysis.standings import rank_methods
-from mergestream.bench.analysis.subgroups import subgroup_rows
+from mergestream.bench.analysis.run_checks import collapses, few_batches, line_of, majority_shares, unpredicted_classes
 from mergestream.bench.engine.jobs import RUNS, Place, answer, survey, with_command
 from mergestream.bench.engine.plan import BenchPlan, Target, targets_of
 from mergestream.bench.engine.pool_at_target import close_all, load_pool, method_of, preprocessing_of

@@ -25,8 +25,7 @@ from mergestream.bench.landscape.landscape_record import (
     PathPoint,
     Segment,
 )
-from mergestream.bench.landscape.plane import Plane, grid_axes
-from mergestream.bench.landscape.surface import Losses, Surface
+from mergestream.bench.landscape.plane import Losses, Plane, Surface, grid_axes
 from mergestream.data.datasets.domain_data import DomainData
 from mergestream.data.stream import Stream
 from mergestream.functional import coefficients as simplex

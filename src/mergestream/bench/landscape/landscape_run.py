@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,22 +10,69 @@ from typing import Any
 import numpy as np
 import torch
 
+from mergestream.bench.engine.plan import DEVICES
 from mergestream.bench.engine.pool_at_target import load_pool, method_of, preprocessing_of
 from mergestream.bench.engine.sources import sources_for
+from mergestream.bench.engine.variants import Variant, parse_variants
 from mergestream.bench.landscape.landscape_figures import landscape_figure
 from mergestream.bench.landscape.landscape_measurement import StreamedMethod, measure_landscape
 from mergestream.bench.landscape.landscape_record import Landscape
-from mergestream.bench.landscape.landscape_request import LandscapeRequest, parse_path
 from mergestream.data.datasets import Dataset, DomainData
-from mergestream.data.datasets.data_request import open_data
+from mergestream.data.datasets.data_request import DataRequest, open_data
 from mergestream.data.datasets.image_tree import plain_name
 from mergestream.data.stream import Stream
-from mergestream.data.streams import create_stream, iid
+from mergestream.data.streams import create_stream, iid, parse_stream
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.files import make_folder, write_atomically
+from mergestream.runtime.option_checks import one_of, whole_number
 from mergestream.runtime.parallel import Track
+
+
+@dataclass(frozen=True)
+class LandscapeRequest:
+    """All arguments of a landscape. `data.images` is how many of the target's images the loss is measured on."""
+
+    pool: str
+    data: DataRequest
+    target: str | None
+    experts: tuple[str, ...] = ()  # three names; default: the first three that were not trained on the target
+    resolution: int = 21
+    margin: float = 0.2
+    batch_size: int = 128
+    use_labels: bool = True
+    recalibrate_bn: bool = False
+    path: str | None = None  # 'method/stream', as in 'entropy_adaptive(head=shared)/dirichlet:0.05'
+    path_batches: int = 64
+    stream_batch_size: int = 32
+    seed: int = 0
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        # Checked before any work: opening a data set may take minutes.
+        if self.data.images is not None:
+            whole_number("images", self.data.images, low=2)
+        whole_number("path_batches", self.path_batches, low=1)
+        whole_number("stream_batch_size", self.stream_batch_size, low=1)
+        whole_number("resolution", self.resolution, low=2)
+        whole_number("batch_size", self.batch_size, low=1)
+        one_of("device", self.device, DEVICES)
+        if self.path is not None:
+            parse_path(self.path)
+
+
+def parse_path(text: str) -> tuple[Variant, str]:
+    """Parse 'method/stream' into one method variant and one stream."""
+    method, slash, stream = text.rpartition("/")
+    if not slash:
+        raise InputError(f"A path is method/stream, as in 'entropy_adaptive/dirichlet:0.05'; got '{text}'.")
+    variants = parse_variants(method)
+    if len(variants) != 1:
+        raise InputError(f"A path needs one method, got {len(variants)} in '{method}'.")
+    parse_stream(stream)
+    return variants[0], stream
+
 
 RECORD, FIGURES = "landscape.json", "figures"
 FORMATS = ("png", "pdf", "svg")

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mergestream.bench.analysis.bench_findings import BenchFindings
+from mergestream.bench.analysis.bench_findings import BenchFindings, Standing, SubgroupRow
 from mergestream.bench.analysis.comparison import ORACLE, SINGLES, Duel, Estimate, ResultRow
 from mergestream.bench.analysis.group_intervals import GroupedRow
-from mergestream.bench.analysis.standings import Standing
-from mergestream.bench.analysis.subgroups import SubgroupRow
 from mergestream.bench.report.result_table import ResultTable, best_cells, grid_table
 
 EXPERT_ROWS = (ORACLE, SINGLES)  # bounds, not methods: they are never bold

@@ -4,16 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mergestream.bench.analysis.bench_findings import BenchFindings
-from mergestream.bench.analysis.collapse import collapses, unpredicted_classes
-from mergestream.bench.analysis.collection import RunCollection
+from mergestream.bench.analysis.bench_findings import BenchFindings, rank_methods, subgroup_rows
+from mergestream.bench.analysis.collection import RunCollection, RunProvenance, provenance_of
 from mergestream.bench.analysis.comparison import ORACLE, SINGLES, Duel, ResultRow, duel, rows_of
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage, reliabilities, risk_coverages
 from mergestream.bench.analysis.cost import Cost, costs
-from mergestream.bench.analysis.overview import few_batches, line_of, majority_shares, seen_targets
-from mergestream.bench.analysis.run_provenance import RunProvenance, provenance_of
-from mergestream.bench.analysis.standings import rank_methods
-from mergestream.bench.analysis.subgroups import subgroup_rows
+from mergestream.bench.analysis.run_checks import (
+    collapses,
+    few_batches,
+    line_of,
+    majority_shares,
+    seen_targets,
+    unpredicted_classes,
+)
 from mergestream.bench.analysis.traces import Trace, trace_of
 from mergestream.bench.claims.claim_checks import check_claims
 from mergestream.bench.claims.claim_finding import ClaimFinding

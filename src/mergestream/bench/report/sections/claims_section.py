@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from mergestream.bench.claims.claim_figures import STYLES, draw_findings
-from mergestream.bench.claims.claim_finding import CORRELATION, POINTS, ClaimFinding
-from mergestream.bench.claims.claim_tables import claims_by_stream, findings_table
+from mergestream.bench.claims.claim_finding import CORRELATION, POINTS, ClaimFinding, claims_by_stream, findings_table
 from mergestream.bench.report.page import Bullets, LegendKey, PageFigure, PageFold, PageSection, Part
 from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.bench.report.svg import Panel, css_colour, panel

@@ -1,8 +1,7 @@
 """How far apart the experts' weights are, from a drift record."""
 
-from mergestream.bench.drift.drift_drawing import draw
-from mergestream.bench.drift.drift_figures import HEAT_MAP, DriftFigure, figures_of
-from mergestream.bench.drift.drift_summary import describe_drift
+from mergestream.bench.drift.drift_figures import HEAT_MAP, DriftFigure, draw, figures_of
+from mergestream.bench.drift.drift_report import describe_drift
 from mergestream.bench.drift.pool_drift import Drift, LayerDrift
 from mergestream.bench.report.page import Bullets, PageFigure, PageFold, PageSection
 from mergestream.bench.report.report_findings import ReportFindings

@@ -1,8 +1,7 @@
 """The loss between the experts, from a landscape record."""
 
 from mergestream.bench.landscape.landscape_figures import draw_plane, draw_segments, loss_label
-from mergestream.bench.landscape.landscape_record import Landscape, Mark
-from mergestream.bench.landscape.landscape_summary import describe_landscape
+from mergestream.bench.landscape.landscape_record import Landscape, Mark, describe_landscape
 from mergestream.bench.report.page import Bullets, PageFigure, PageSection
 from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.bench.report.result_table import ResultTable
