@@ -6,9 +6,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from mergestream.methods.regmean import RegMean, RegMeanState
+from mergestream.networks.blocks import find_blocks
 from mergestream.pool.blockwise import BlockwiseOptions, merge_block_by_block
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.pool.statistics import Grams, find_blocks
+from mergestream.pool.statistics import Grams
 from mergestream.pool.statistics.measurement import blockwise_kind
 
 

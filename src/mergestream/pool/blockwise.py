@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from mergestream.functional.merging import Rows, merge_layer
+from mergestream.networks.blocks import Blocks
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.pool.statistics import Blocks, Grams, add_grams, watch_inputs
+from mergestream.pool.statistics import Grams, add_grams, watch_inputs
 
 OnBatch = Callable[[], None]
 

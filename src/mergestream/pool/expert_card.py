@@ -1,15 +1,18 @@
 """The card of an expert, `expert.json`: everything about it but its weights."""
 
+import copy
 import importlib.metadata
 import math
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mergestream.networks.architecture import Architecture, Network
+from torch import nn
+
+from mergestream.networks.architecture import Architecture, Network, from_architecture, from_module
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import CheckpointError, MergestreamError
 from mergestream.runtime.files import read_json
@@ -45,6 +48,14 @@ class ExpertCard:
     @classmethod
     def for_network(cls, name: str, network: Network, classes: tuple[str, ...], **details: Any) -> "ExpertCard":
         return cls(name, network.architecture, network.head, classes, network.preprocessing, **details)
+
+    def network(self, module: nn.Module | None = None) -> Network:
+        """Build the expert's network with random weights, or describe a copy of a given module."""
+        if module is None:
+            built = from_architecture(self.architecture)
+        else:
+            built = from_module(copy.deepcopy(module), self.head)
+        return replace(built, architecture=self.architecture, head=self.head, preprocessing=self.preprocessing)
 
     def validation(self, metric: str) -> float | None:
         """A finite number of its validation metrics; None if there is none, since a card may hold anything there."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,13 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from mergestream.networks.architecture import Network, from_architecture, from_module
 from mergestream.networks.flat_layout import Layout
-from mergestream.pool.bank import fill_bank, read_row
 from mergestream.pool.card_comparison import require_alike
 from mergestream.pool.checkpoint import PICKLES, WEIGHTS, holds_only_an_expert, open_weights, write_expert
 from mergestream.pool.expert_card import BASE, CARD, SCHEMA_VERSION, ExpertCard, is_expert_folder, read_card
-from mergestream.pool.parts import Device, Parts, require_classes
+from mergestream.pool.parts import Device, Parts, fill_bank, read_row, require_classes
 from mergestream.pool.statistics import read_statistics, write_statistics
 from mergestream.runtime.errors import PoolError
 from mergestream.runtime.files import atomic_folder, read_json, write_json
@@ -38,7 +35,7 @@ def read_parts(root: Path, network: nn.Module | None, device: Device, dtype: tor
     base = root / BASE
     base_card = read_card(base) if base.is_dir() else None
     require_alike(cards, base_card)
-    blueprint = _blueprint(cards[0], network)
+    blueprint = cards[0].network(network)
     layout = Layout.of(blueprint.module, blueprint.head)
     require_classes(cards[0].classes, blueprint)
     layout.strip(blueprint.module)
@@ -109,8 +106,3 @@ def write_order(root: Path, names: Sequence[str]) -> None:
 
 def _read_base(layout: Layout, folder: Path, card: ExpertCard, dtype: torch.dtype) -> Tensor:
     return read_row(layout, open_weights(folder, card), BASE, dtype)
-
-
-def _blueprint(card: ExpertCard, module: nn.Module | None) -> Network:
-    network = from_architecture(card.architecture) if module is None else from_module(copy.deepcopy(module), card.head)
-    return replace(network, architecture=card.architecture, head=card.head, preprocessing=card.preprocessing)

@@ -79,7 +79,7 @@ def run_jobs(
     try:
         results = [future.result() for future in futures]
     except BaseException as error:
-        stop_workers(executor, futures)
+        _stop_workers(executor, futures)
         if isinstance(error, BrokenProcessPool):
             raise WorkerError(
                 "A worker process was killed, most likely because memory ran out. Finished jobs are saved: try again "
@@ -98,14 +98,9 @@ def visible_gpus() -> list[str]:
 
 
 def _start_worker(turns: Any, gpus: Sequence[str]) -> None:
-    """Start a worker process, with one GPU of its own if there are several."""
+    """Set up a worker: one thread, one GPU if there are several. It dies with its parent and leaves Ctrl-C to it."""
     if len(gpus) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[turns.get() % len(gpus)]
-    set_up_worker()
-
-
-def set_up_worker() -> None:
-    """Give this worker process one thread; it dies with its parent and leaves Ctrl-C to it."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_death_signal = getattr(ctypes.CDLL(None), "prctl", None)
@@ -113,7 +108,7 @@ def set_up_worker() -> None:
         set_death_signal(1, signal.SIGKILL)
 
 
-def stop_workers(executor: ProcessPoolExecutor, futures: Sequence[Future] = ()) -> None:
+def _stop_workers(executor: ProcessPoolExecutor, futures: Sequence[Future]) -> None:
     """Stop at once, without waiting for running jobs: their finished parts are on disk."""
     for future in futures:
         future.cancel()

@@ -1,19 +1,13 @@
 """Experts added to a pool, replaced and restored. The pool's folder changes whole or not at all."""
 
+import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mergestream.pool.card_comparison import base_problems
 from mergestream.pool.exchange.expert_checks import check_expert
-from mergestream.pool.exchange.pool_folder import (
-    PoolFolder,
-    changed_pool,
-    copy_expert,
-    locked_pool,
-    read_any_card,
-    remove_expert,
-)
+from mergestream.pool.exchange.pool_folder import PoolFolder, changed_pool, copy_expert, locked_pool, read_any_card
 from mergestream.pool.exchange.versions import current_version, previous_version, save_version
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.pool_files import write_order
@@ -87,7 +81,10 @@ def _accept(pool: PoolFolder, source: Path, card: ExpertCard, allow_other_base: 
         save_version(pool.root, pool.cards[card.name])
     names = list(dict.fromkeys([*pool.cards, card.name]))
     with changed_pool(pool.root) as scratch:
-        remove_expert(scratch / card.name)
+        if (scratch / card.name).is_symlink():
+            (scratch / card.name).unlink()
+        elif (scratch / card.name).exists():
+            shutil.rmtree(scratch / card.name)
         copy_expert(scratch / card.name, source, card)
         write_order(scratch, names)
     return AcceptedExpert(card.name, current_version(pool.root, card.name), card.weights_sha256, result.warnings)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
-from mergestream.pool.bank import require_some
 from mergestream.pool.card_comparison import base_problems, base_warnings, differences
 from mergestream.pool.checkpoint import open_weights
 from mergestream.pool.exchange.confidence_checks import confidence_warnings
 from mergestream.pool.exchange.noise_probe import NoiseProbe, ProbeResult
 from mergestream.pool.exchange.pool_folder import PoolFolder
 from mergestream.pool.expert_card import ExpertCard
+from mergestream.pool.parts import require_some
 from mergestream.pool.statistics import read_statistics
 from mergestream.runtime.errors import CheckpointError, MergestreamError
 

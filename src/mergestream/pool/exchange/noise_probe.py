@@ -1,19 +1,19 @@
 """One expert's weights, read and run on noise images: do they fit, and how confident are their answers?"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mergestream.functional.scores import require_finite
-from mergestream.networks.architecture import Network, from_architecture, logits_of
+from mergestream.networks.architecture import logits_of
 from mergestream.networks.flat_layout import Layout
-from mergestream.networks.head import count_classes
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.checkpoint import open_weights
 from mergestream.pool.expert_card import ExpertCard
+from mergestream.pool.parts import require_classes
 from mergestream.runtime.errors import CheckpointError
 
 PROBES = 16
@@ -33,17 +33,13 @@ class NoiseProbe:
     def __init__(self, card: ExpertCard, folder: Path) -> None:
         """card, folder: the expert to compare with, where the network cannot be built by name."""
         self._head = tuple(f"{part}." for part in card.head)
-        self._network = None if card.architecture.library == "custom" else _network(card)
+        self._network = None if card.architecture.library == "custom" else card.network()
         self._layout = Layout.of(self._network.module, card.head) if self._network else None
         self._shapes = None if self._network else _shapes(open_weights(folder, card))
         preprocessing = card.preprocessing if self._network else None
         self._probes = None if preprocessing is None else probes(preprocessing)
         if self._network:
-            answers = count_classes(self._network.module, card.head)
-            if answers not in (None, len(card.classes)):
-                raise CheckpointError(
-                    f"Expert '{card.name}' names {len(card.classes)} classes, its head answers {answers}."
-                )
+            require_classes(card.classes, self._network)
 
     def read(self, folder: Path, card: ExpertCard) -> ProbeResult:
         """Run one expert; refuse weights that are damaged, do not fit the network, or are not finite."""
@@ -97,10 +93,6 @@ def mean_lead(logits: Tensor) -> float:
     first = logits.amax(dim=-1)
     others = (logits.sum(dim=-1) - first) / (logits.shape[-1] - 1)
     return float((first - others).mean())
-
-
-def _network(card: ExpertCard) -> Network:
-    return replace(from_architecture(card.architecture), head=card.head, preprocessing=card.preprocessing)
 
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -9,17 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from mergestream.pool.checkpoint import STATISTICS, WEIGHTS
-from mergestream.pool.expert_card import (
-    BASE,
-    CARD,
-    SCHEMA_VERSION,
-    ExpertCard,
-    is_expert_folder,
-    read_card,
-    require_name,
-)
+from mergestream.pool.expert_card import BASE, CARD, SCHEMA_VERSION, ExpertCard, is_expert_folder, read_card
+from mergestream.pool.parts import require_some
 from mergestream.pool.pool_files import expert_folders
-from mergestream.runtime.errors import CheckpointError, InputError, OutputError, PoolError
+from mergestream.runtime.errors import CheckpointError, OutputError, PoolError
 from mergestream.runtime.files import (
     atomic_folder,
     error_text,
@@ -112,18 +105,8 @@ def copy_expert(folder: Path, source: Path, card: ExpertCard) -> None:
     write_json(folder / CARD, card.to_json())
 
 
-def remove_expert(folder: Path) -> None:
-    """Remove an expert folder; if it is a link, only the link."""
-    if folder.is_symlink():
-        folder.unlink()
-    elif folder.exists():
-        shutil.rmtree(folder)
-
-
 def require_new_folder(out: Path) -> None:
     """Refuse an output folder that exists, or whose name cannot be an expert's."""
-    require_name(out.name)
-    if out.name == BASE:
-        raise InputError(f"An expert cannot be called '{BASE}': that folder holds a pool's shared start.")
+    require_some({out.name: out})
     if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         raise OutputError(f"{out} exists already and is not overwritten. Choose a new folder.")

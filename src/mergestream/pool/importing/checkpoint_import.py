@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mergestream.networks.architecture import Network
 from mergestream.networks.flat_layout import Layout
-from mergestream.networks.head import count_classes, find_head
+from mergestream.networks.head import find_head
 from mergestream.pool.checkpoint import write_expert
 from mergestream.pool.exchange.pool_folder import require_new_folder
 from mergestream.pool.expert_card import ExpertCard
@@ -25,6 +25,7 @@ from mergestream.pool.importing.foreign_checkpoint import (
 from mergestream.pool.importing.hugging_face import with_current_names
 from mergestream.pool.importing.network_by_name import network_by_name
 from mergestream.pool.importing.pixel_settings import merged_preprocessing, pixel_config
+from mergestream.pool.parts import require_classes
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.files import sha256_of_file
 from mergestream.runtime.option_text import parse_value
@@ -56,9 +57,7 @@ def import_expert(
     built = replace(built, head=find_head(built.module, head)) if head else built
     recorded = {**pixel_config(config, _json_beside(foreign.path, "preprocessor_config.json")), **(pixels or {})}
     built = replace(built, preprocessing=merged_preprocessing(built.preprocessing, recorded))
-    answers = count_classes(built.module, built.head)
-    if answers not in (None, len(classes)):
-        raise InputError(f"{len(classes)} classes were given, but the head {built.head} answers {answers}.")
+    require_classes(classes, built)
     state = _fitted(foreign, built, ignore)
     recipe = {"imported": {"sha256": sha256_of_file(foreign.path), "kind": foreign.path.suffix.lstrip(".")}}
     card = ExpertCard.for_network(out.name, built, tuple(classes), domain=domain, recipe=recipe)

@@ -1,18 +1,15 @@
 """Statistics of an expert on its site's images: Gram matrices of inputs and Fisher information."""
 
-from mergestream.networks.blocks import Blocks, find_blocks
 from mergestream.pool.statistics.fisher_information import FISHERS, information
 from mergestream.pool.statistics.grams import Gram, Grams, add_grams, watch_inputs
 from mergestream.pool.statistics.statistics_file import Statistics, read_statistics, write_statistics
 
 __all__ = [
     "FISHERS",
-    "Blocks",
     "Gram",
     "Grams",
     "Statistics",
     "add_grams",
-    "find_blocks",
     "information",
     "read_statistics",
     "watch_inputs",
