@@ -12,7 +12,6 @@ from scipy import stats
 from benching import bench_arguments, command, write_consortium
 from mergestream.bench.analysis.comparison import Estimate, pairing_of
 from mergestream.bench.claims.claim_checks import check_claims, share_of
-from mergestream.bench.claims.claim_figures import draw_findings
 from mergestream.bench.claims.claim_finding import (
     FAILS,
     HOLDS,
@@ -25,6 +24,7 @@ from mergestream.bench.claims.claim_finding import (
 )
 from mergestream.bench.claims.score_claims import Evidence, check_scores, evidence_of_runs, kendall, spearman
 from mergestream.bench.records import Run
+from mergestream.bench.report.expert_sections import draw_findings
 from mergestream.bench.report.figures import new_figure
 
 CLASSES = ("a", "b", "c")

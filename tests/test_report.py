@@ -23,13 +23,12 @@ from mergestream.bench.analysis.cost import cost_of
 from mergestream.bench.analysis.run_checks import seen_targets
 from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.records import Run
+from mergestream.bench.report.figures import panel
 from mergestream.bench.report.method_figures import draw_reliability
 from mergestream.bench.report.page import PageFold, PageSection, Paragraph, render
 from mergestream.bench.report.report_page import make_report
+from mergestream.bench.report.result_sections import describe_across_streams, describe_options
 from mergestream.bench.report.result_table import ResultTable, to_latex, to_markdown
-from mergestream.bench.report.sections.ablation_section import describe_options
-from mergestream.bench.report.sections.summary_section import describe_across_streams
-from mergestream.bench.report.svg import panel
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.parallel import quiet
 
@@ -210,18 +209,21 @@ def test_the_cost_is_what_a_step_does(name: str, bench: Path, monkeypatch: pytes
     method = ms.create_method(name, pool)
     images = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
     method.step(images)
-    passes = {"logits": 0, "forward": 0}
-    for what in passes:
-        real = getattr(type(pool), what)
+    passes = []
+    logits_of_views, forward = type(pool).logits_of_views, type(pool).forward
 
-        def counted(self, *arguments, real=real, what=what, **more):
-            passes[what] += 1
-            return real(self, *arguments, **more)
+    def counted_views(self, images, views):
+        passes.append(len(views) * len(pool))
+        return logits_of_views(self, images, views)
 
-        monkeypatch.setattr(type(pool), what, counted)
+    def counted_forward(self, *arguments, **options):
+        passes.append(1)
+        return forward(self, *arguments, **options)
+
+    monkeypatch.setattr(type(pool), "logits_of_views", counted_views)
+    monkeypatch.setattr(type(pool), "forward", counted_forward)
     method.step(images)
-    expected = cost_of(name, name, method.options(), len(pool.names)).forwards
-    assert passes["logits"] * len(pool.names) + passes["forward"] == expected
+    assert sum(passes) == cost_of(name, name, method.options(), len(pool)).forwards
 
 
 def test_reliability_gives_the_calibration_error_of_torchmetrics(bench: Path) -> None:

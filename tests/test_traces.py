@@ -9,7 +9,7 @@ import torch
 from mergestream.bench.analysis.traces import SHORTEST, best_split, change_points, trace_of, unsmoothed
 from mergestream.bench.records import Run
 from mergestream.bench.report.figures import colours_of, new_figure
-from mergestream.bench.report.trace_figures import (
+from mergestream.bench.report.method_figures import (
     draw_accuracy_over_time,
     draw_coefficients_over_time,
     draw_entropies,

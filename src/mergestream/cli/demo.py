@@ -25,7 +25,7 @@ def demo(
     from mergestream.bench.demo.demo import FULL, QUICK, run_demo
     from mergestream.bench.demo.demo_report import SYNTHETIC, main_tables
     from mergestream.bench.report.page import NOTICE
-    from mergestream.bench.report.sections.summary_section import DIFFERENCES
+    from mergestream.bench.report.result_sections import DIFFERENCES
 
     out = out or Path("demo-quick" if quick else "demo")
     console = Console(stderr=as_json)

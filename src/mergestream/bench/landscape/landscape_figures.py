@@ -16,7 +16,7 @@ from mergestream.bench.landscape.landscape_record import (
     Segment,
 )
 from mergestream.bench.report.figures import PALETTE, new_figure
-from mergestream.bench.report.method_styles import colour_of
+from mergestream.bench.report.method_figures import colour_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

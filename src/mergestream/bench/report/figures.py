@@ -1,11 +1,14 @@
-"""Basics of all figures: palette, new figures, and drawings that draw on a given axis."""
+"""Basics of all figures: palette, new figures, and figures as SVG in a page's own ink and colours."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,3 +45,75 @@ def to_data_uri(figure: Figure) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130, facecolor="white")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+INK = "#010203"  # used for nothing else, and replaced by the page's text colour
+METHOD = "method="  # an artist whose gid begins so is hidden and shown with its method
+STYLE: dict[Any, Any] = {
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    "svg.fonttype": "none",
+    "font.size": 10,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "legend.edgecolor": "none",
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One drawing; its SVG element carries the text alternative."""
+
+    svg: str
+    size: str = "small"  # small, half (of a page's width) or wide
+    is_card: bool = False  # on white in the dark theme too: its colours were chosen for paper
+
+
+def panel(
+    name: str,
+    alternative: str,
+    draw: Callable[[Axes], Any],
+    *,
+    width: float = 5.2,
+    height: float = 3.4,
+    title: str = "",
+    is_card: bool = False,
+) -> Panel:
+    """Let `draw` draw on a new axis. `name` is unique on the page: marks and clips are referred to by it."""
+    import matplotlib as mpl
+
+    ground = "white" if is_card else "none"
+    with mpl.rc_context({**STYLE, "svg.hashsalt": name, "legend.facecolor": ground}):
+        figure, axes = new_figure(width, height)
+        draw(axes[0, 0])
+        if title:
+            axes[0, 0].set_title(title)
+        buffer = io.StringIO()
+        # The page itself says when and by what it was made.
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
+    size = "small" if width < 4 else "half" if width < 7 else "wide"
+    return Panel(_embeddable(buffer.getvalue(), name, alternative), size, is_card)
+
+
+def _embeddable(text: str, name: str, alternative: str) -> str:
+    """Turn an SVG file into a page element: no declarations, unique ids, the page's colours and fonts."""
+    text = text[text.index("<svg") :].strip()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", text).replace("xlink:href", "href")
+    view = re.search(r'viewBox="[^"]*"', text)
+    opening = f'<svg role="img" aria-label="{escape(alternative, quote=True)}" {view.group() if view else ""}>'
+    text = re.sub(rf'id="{METHOD}([^"]*)"', r'data-method="\1"', text)
+    used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
+    text = re.sub(r' id="([^"]*)"', lambda match: f' id="{name}-{match[1]}"' if match[1] in used else "", text)
+    text = re.sub(r'(url\(|href=")#', rf"\1#{name}-", text)
+    text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
+    text = text.replace("stroke: #000000", "stroke: currentColor")
+    for place, colour in enumerate(PALETTE):
+        text = re.sub(colour, f"var(--c{place})", text, flags=re.IGNORECASE)
+    text = re.sub(r"\s*\n\s*", " ", re.sub(INK, "currentColor", text, flags=re.IGNORECASE))
+    return opening + text[text.index(">") + 1 :]
+
+
+def css_colour(colour: str) -> str:
+    """The page's variable for a colour of the palette."""
+    return f"var(--c{PALETTE.index(colour)})" if colour in PALETTE else colour

@@ -1,16 +1,45 @@
-"""Figures that compare methods. `gid`s let a page hide a method."""
+"""Figures of methods: comparisons, and coefficients over a stream. `gid`s let a page hide a method."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mergestream.bench.analysis.comparison import Duel, ResultRow
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage
-from mergestream.bench.report.method_styles import colour_of, gid_of, is_dashed
+from mergestream.bench.analysis.traces import Trace
+from mergestream.bench.report.figures import INK, METHOD, PALETTE, colours_of, css_colour
+from mergestream.bench.report.page import LegendKey
+from mergestream.methods import list_methods
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+def colour_of(label: str) -> str:
+    """The method's colour; the page's ink for a row that is not a method."""
+    return colours_of(list_methods()).get(_method_of(label), INK)
+
+
+def is_dashed(label: str) -> bool:
+    """There are more methods than colours that everyone can tell apart."""
+    return _method_of(label) in list_methods()[len(PALETTE) :]
+
+
+def gid_of(label: str) -> str:
+    """The id by which a page finds what was drawn for a method."""
+    return METHOD + label
+
+
+def keys_of(labels: Iterable[str]) -> list[LegendKey]:
+    return [LegendKey(label, css_colour(colour_of(label)), is_dashed(label), is_method=True) for label in labels]
+
+
+def _method_of(label: str) -> str:
+    return label.partition("(")[0]
+
 
 GUIDE = "#888888"
 
@@ -19,7 +48,7 @@ def draw_intervals(ax: Axes, rows: Sequence[ResultRow], metric: str) -> None:
     """One dot and 95 % interval per method, in percent, in the order given from the top."""
     for place, row in enumerate(rows):
         value = getattr(row, metric)
-        _dot(ax, row.label, place, (100 * value.mean, 100 * value.low, 100 * value.high))
+        _draw_interval(ax, row.label, place, (100 * value.mean, 100 * value.low, 100 * value.high))
     _name_rows(ax, [row.label for row in rows])
     ax.set_xlabel(f"{metric.replace('_', ' ')}, %")
 
@@ -28,7 +57,7 @@ def draw_differences(ax: Axes, duels: Sequence[Duel]) -> None:
     """Each variant minus the full method, in points, with the paired 95 % interval; right of 0 is better."""
     for place, each in enumerate(duels):
         gap = each.difference
-        _dot(ax, each.theirs, place, (-100 * gap.mean, -100 * gap.high, -100 * gap.low))
+        _draw_interval(ax, each.theirs, place, (-100 * gap.mean, -100 * gap.high, -100 * gap.low))
     ax.axvline(0, color=GUIDE, linewidth=1, linestyle=":")
     _name_rows(ax, [each.theirs for each in duels], of=duels[0].ours if duels else "")
     ax.set_xlabel("accuracy, points above the full method")
@@ -41,7 +70,7 @@ def draw_reliability(ax: Axes, curves: Sequence[Reliability]) -> None:
         style = _line_style(curve.label)
         ax.plot(curve.confidence, curve.accuracy, marker="o", markersize=3, **style)
     ax.set(xlim=(0, 1.02), ylim=(0, 1.02), xlabel="confidence (highest probability)", ylabel="accuracy")
-    _plain(ax)
+    _without_frame(ax)
 
 
 def draw_risk_coverage(ax: Axes, curves: Sequence[RiskCoverage]) -> None:
@@ -50,7 +79,7 @@ def draw_risk_coverage(ax: Axes, curves: Sequence[RiskCoverage]) -> None:
         ax.plot(100 * curve.coverage, 100 * curve.risk, **_line_style(curve.label))
     ax.set(xlim=(0, 101), xlabel="answered, % of images", ylabel="errors among them, %")
     ax.set_ylim(bottom=0)
-    _plain(ax)
+    _without_frame(ax)
 
 
 def draw_cost(ax: Axes, labels: Sequence[str], forwards: Sequence[float], accuracies: Sequence[float]) -> None:
@@ -60,10 +89,10 @@ def draw_cost(ax: Axes, labels: Sequence[str], forwards: Sequence[float], accura
         ax.plot([passes], [100 * accuracy], linestyle="none", marker=marker, color=colour_of(label), gid=gid_of(label))
     ax.set(xlabel="forward passes per batch", ylabel="accuracy, %")
     ax.set_xlim(left=0)
-    _plain(ax)
+    _without_frame(ax)
 
 
-def _dot(ax: Axes, label: str, place: int, value: tuple[float, float, float]) -> None:
+def _draw_interval(ax: Axes, label: str, place: int, value: tuple[float, float, float]) -> None:
     mean, low, high = value
     colour, gid = colour_of(label), gid_of(label)
     ax.plot([low, high], [place, place], color=colour, linewidth=1.6, gid=gid)
@@ -82,7 +111,7 @@ def _name_rows(ax: Axes, labels: Sequence[str], of: str = "") -> None:
     ax.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _plain(ax: Axes) -> None:
+def _without_frame(ax: Axes) -> None:
     ax.grid(alpha=0.2)
     ax.spines[["top", "right"]].set_visible(False)
 
@@ -90,3 +119,66 @@ def _plain(ax: Axes) -> None:
 def _line_style(label: str) -> dict[str, Any]:
     line = "--" if is_dashed(label) else "-"
     return {"color": colour_of(label), "linestyle": line, "linewidth": 1.6, "gid": gid_of(label)}
+
+
+GUIDE = "#888888"
+PARTS = {"encoder": "encoder_coefficients", "head": "head_coefficients"}
+
+
+def draw_coefficients_over_time(ax: Axes, trace: Trace, part: str, colours: Mapping[str, str]) -> None:
+    """One line per expert, for the encoder or the head; dashed lines at changes of level, dotted at 1/K."""
+    values = getattr(trace, PARTS[part])
+    if values is None:
+        return _draw_reason(ax, f"{trace.label} has no {part} coefficients")
+    _draw_experts(ax, values, trace, colours, f"{part} coefficient")
+    ax.axhline(1 / len(trace.experts), color=GUIDE, linewidth=0.8, linestyle=":")
+    ax.set_ylim(-0.02, 1.02)
+    return _mark_changes(ax, trace.coefficient_changes)
+
+
+def draw_entropies(ax: Axes, trace: Trace, colours: Mapping[str, str]) -> None:
+    """One line per expert; dots if some batches were not scored."""
+    if trace.entropy is None:
+        return _draw_reason(ax, f"{trace.label} records no entropies")
+    _draw_experts(ax, trace.entropy, trace, colours, "entropy, nats")
+    ax.set_ylim(bottom=0)
+    return _mark_changes(ax, trace.entropy_changes)
+
+
+def draw_accuracy_over_time(ax: Axes, trace: Trace) -> None:
+    """A dot per batch and the running mean over all images so far, with the entropies' change points."""
+    if trace.accuracy is None or trace.running_accuracy is None:
+        return _draw_reason(ax, "this stream has no labels")
+    batches = np.arange(1, len(trace.accuracy) + 1)
+    ax.plot(batches, 100 * trace.accuracy, "o", color=PALETTE[5], markersize=3.5, label="this batch")
+    ax.plot(batches, 100 * trace.running_accuracy, color=PALETTE[0], linewidth=1.6, label="all so far")
+    ax.set_ylim(-2, 102)
+    _label_axes(ax, "accuracy, %")
+    return _mark_changes(ax, trace.entropy_changes)
+
+
+def _draw_experts(ax: Axes, values: np.ndarray, trace: Trace, colours: Mapping[str, str], label: str) -> None:
+    """One line per expert; values [T,K]."""
+    marker = "." if np.isnan(values).any() else ""
+    for name, line in zip(trace.experts, values.T, strict=True):
+        ax.plot(np.arange(1, len(line) + 1), line, marker=marker, color=colours[name], linewidth=1.6, label=name)
+    _label_axes(ax, label)
+
+
+def _mark_changes(ax: Axes, changes: tuple[int, ...]) -> None:
+    """A dashed line before each batch at which a new level begins."""
+    for position, change in enumerate(changes):
+        label = "change of level" if position == 0 else None
+        ax.axvline(change + 0.5, color="#000000", linewidth=1.0, linestyle="--", label=label)
+
+
+def _draw_reason(ax: Axes, reason: str) -> None:
+    """An empty panel that says why it is empty."""
+    ax.text(0.5, 0.5, reason, ha="center", va="center", transform=ax.transAxes, color=GUIDE, wrap=True)
+    ax.set_axis_off()
+
+
+def _label_axes(ax: Axes, label: str) -> None:
+    ax.set_xlabel("batch")
+    ax.set_ylabel(label)
+    ax.spines[["top", "right"]].set_visible(False)

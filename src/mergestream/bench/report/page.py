@@ -10,8 +10,8 @@ from typing import ClassVar
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from mergestream.bench.report.figures import Panel
 from mergestream.bench.report.result_table import ResultTable, to_latex, to_markdown
-from mergestream.bench.report.svg import Panel
 
 NOTICE = "For research. Not a medical device."
 # The browser itself refuses everything from outside the page.

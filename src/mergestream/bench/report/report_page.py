@@ -6,21 +6,13 @@ from pathlib import Path
 from mergestream.bench.analysis.collection import collect, count_runs
 from mergestream.bench.drift.pool_drift import Drift
 from mergestream.bench.landscape.landscape_record import Landscape
+from mergestream.bench.report.closing_sections import data_section, provenance_section, warnings_section
+from mergestream.bench.report.expert_sections import claims_section, drift_section, landscape_section
+from mergestream.bench.report.method_sections import confidence_section, cost_section, streams_section
 from mergestream.bench.report.page import NOTICE, PageSection, render, slug
 from mergestream.bench.report.report_findings import ReportFindings, analyse_runs
+from mergestream.bench.report.result_sections import ablation_section, results_section, summary_section
 from mergestream.bench.report.result_table import to_latex, to_markdown
-from mergestream.bench.report.sections.ablation_section import ablation_section
-from mergestream.bench.report.sections.claims_section import claims_section
-from mergestream.bench.report.sections.confidence_section import confidence_section
-from mergestream.bench.report.sections.cost_section import cost_section
-from mergestream.bench.report.sections.data_section import data_section
-from mergestream.bench.report.sections.drift_section import drift_section
-from mergestream.bench.report.sections.landscape_section import landscape_section
-from mergestream.bench.report.sections.provenance_section import provenance_section
-from mergestream.bench.report.sections.results_section import results_section
-from mergestream.bench.report.sections.streams_section import streams_section
-from mergestream.bench.report.sections.summary_section import summary_section
-from mergestream.bench.report.sections.warnings_section import warnings_section
 from mergestream.runtime.files import make_folder, write_text
 from mergestream.runtime.parallel import Track
 

@@ -1,12 +1,50 @@
-"""Everything that the numbers depend on, and the commands that make this page again."""
+"""The report's last sections: warnings, data and licences, provenance."""
 
 import json
 
-from mergestream.bench.report.page import PageFold, PageSection, Paragraph, Preformatted
+from mergestream.bench.report.bench_files import describe_majority_shares
+from mergestream.bench.report.dataset_card import describe_card
+from mergestream.bench.report.page import Bullets, PageFold, PageSection, Paragraph, Part, Preformatted
 from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.bench.report.result_table import ResultTable
+from mergestream.data.datasets import DATASETS
 
-INTRO = "Commands for the runs and this page. Finished runs are reused; the same versions give the same numbers."
+
+def warnings_section(report: ReportFindings) -> PageSection:
+    warnings = report.bench.sentences
+    parts: list[Part] = [Bullets(warnings) if warnings else Paragraph("None.")]
+    if report.passed_checks:
+        parts += [Paragraph("Checks that passed:"), Bullets(report.passed_checks)]
+    return PageSection("Warnings", parts)
+
+
+def data_section(report: ReportFindings) -> PageSection:
+    bench = report.bench
+    parts: list[Part] = []
+    if bench.synthetic:
+        parts.append(Paragraph("These data are synthetic: generated images, no patients."))
+    if bench.dataset in DATASETS:
+        title, *lines = describe_card(DATASETS[bench.dataset].card)
+        parts += [Paragraph(title), Bullets([line.strip() for line in lines])]
+    else:
+        parts.append(Paragraph(f"'{bench.dataset}' is not a data set of mergestream: its licence is not on record."))
+    skew = Paragraph(describe_majority_shares(bench.majority_shares))
+    return PageSection("Data and licences", [*parts, _targets(report), skew])
+
+
+def _targets(report: ReportFindings) -> ResultTable:
+    lines = {line["target"]: line for line in report.bench.runs}
+    rows = tuple(
+        (name, f"{line['images']:,}", str(line["batches"]), str(line["experts"]), report.provenance.data[name][:16])
+        for name, line in lines.items()
+    )
+    note = "Fingerprint: the first 16 digits of a hash over images and labels."
+    return ResultTable("Targets", ("target", "images", "batches per run", "experts", "fingerprint"), rows, note=note)
+
+
+PROVENANCE_INTRO = (
+    "Commands for the runs and this page. Finished runs are reused; the same versions give the same numbers."
+)
 
 
 def provenance_section(report: ReportFindings) -> PageSection:
@@ -17,12 +55,12 @@ def provenance_section(report: ReportFindings) -> PageSection:
     return PageSection(
         "Provenance",
         [
-            Paragraph(INTRO),
+            Paragraph(PROVENANCE_INTRO),
             Preformatted("\n".join(dict.fromkeys([command, provenance.report_command]))),
             _versions(report),
             PageFold("The plan, with all its arguments", [Preformatted(plan)]),
             PageFold("Methods: revisions, options, hashes", [_methods(report)]),
-            PageFold("Pools and streams: hashes", [_pools(report), _streams(report)]),
+            PageFold("Pools and streams: hashes", [_pools(report), _stream_hashes(report)]),
             PageFold("Runs: each folder is named by the hash of its arguments", [Preformatted(hashes)]),
         ],
     )
@@ -53,6 +91,6 @@ def _pools(report: ReportFindings) -> ResultTable:
     return ResultTable("Pools that answered", ("fingerprint", "experts in order"), rows)
 
 
-def _streams(report: ReportFindings) -> ResultTable:
+def _stream_hashes(report: ReportFindings) -> ResultTable:
     rows = tuple((name, target, str(seed), value) for (name, target, seed), value in report.provenance.streams.items())
     return ResultTable("Streams", ("stream", "target", "seed", "hash"), rows)

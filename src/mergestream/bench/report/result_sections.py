@@ -1,0 +1,203 @@
+"""The report's sections on results: summary, tables and figures, ablation."""
+
+from collections.abc import Callable, Sequence
+
+from mergestream.bench.analysis.comparison import OUTCOMES, Duel, ResultRow, describe_duels
+from mergestream.bench.report.bench_tables import all_tables
+from mergestream.bench.report.figures import Panel, panel
+from mergestream.bench.report.method_figures import draw_differences, draw_intervals
+from mergestream.bench.report.page import Bullets, PageFigure, PageFold, PageSection, Paragraph, Part
+from mergestream.bench.report.report_findings import ReportFindings
+from mergestream.bench.report.result_table import ResultTable
+
+DIFFERENCES = "In brackets: the difference in points on the same batches; its interval decides which word is used."
+SHORT_OUTCOMES = dict(zip(OUTCOMES, ("beats", "unclear", "loses"), strict=True))
+
+
+def summary_section(report: ReportFindings) -> PageSection:
+    sentences = [*describe_across_streams(report.bench.duels), *_winners(report), *_cost_and_warnings(report)]
+    parts: list[Part] = [Paragraph(_setup(report)), Bullets(sentences)]
+    if report.bench.duels:
+        by_stream: list[Part] = [Bullets(describe_duels(report.bench.duels)), Paragraph(DIFFERENCES)]
+        parts.append(PageFold("Stream by stream", by_stream))
+    return PageSection("Summary", parts)
+
+
+def _setup(report: ReportFindings) -> str:
+    lines, bench = report.bench.runs, report.bench
+    targets = {line["target"]: line for line in lines}
+    sizes = ", ".join(f"{name} ({line['images']:,} images)" for name, line in targets.items())
+    seeds = len({line["seed"] for line in lines})
+    pools = max(len({line["pool"] for line in lines if line["target"] == name}) for name in targets)
+    counts = sorted({line["experts"] for line in lines})
+    experts = f"{counts[0]} experts" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} experts"
+    return (
+        f"{len(report.methods)} methods, variants included, on {experts} ({bench.network or 'unknown'}). "
+        f"Targets: {sizes}. Streams: {', '.join(report.streams)}; batches of {lines[0]['batch_size']}; stream seeds: "
+        f"{seeds}; pools per target: {pools}; {len(lines):,} runs in total."
+    )
+
+
+def describe_across_streams(duels: Sequence[Duel]) -> list[str]:
+    """One sentence per outcome for rivals with the same outcome on every stream, then one for the others."""
+    outcomes: dict[str, list[str]] = {}
+    for each in duels:
+        outcomes.setdefault(each.theirs, []).append(each.outcome)
+    streams = len({each.stream for each in duels})
+    where = "" if streams == 1 else f" on all {streams} streams"
+    sentences = []
+    for outcome in OUTCOMES:
+        always = [name for name, own in outcomes.items() if set(own) == {outcome}]
+        sentences += [f"{duels[0].ours} {outcome} {', '.join(always)}{where}."] if always else []
+    mixed = [f"{name} ({_outcome_counts(own)})" for name, own in outcomes.items() if len(set(own)) > 1]
+    return sentences + ([f"It depends on the stream against {', '.join(mixed)}."] if mixed else [])
+
+
+def _outcome_counts(outcomes: Sequence[str]) -> str:
+    order = ("beats", "loses to", "does not differ clearly from")
+    return ", ".join(f"{SHORT_OUTCOMES[each]} {outcomes.count(each)}" for each in order if each in outcomes)
+
+
+def _winners(report: ReportFindings) -> list[str]:
+    return [
+        _winner(report, "Highest accuracy", lambda row: row.accuracy.mean, max),
+        _winner(report, "Lowest calibration error (ECE)", lambda row: row.ece, min),
+    ]
+
+
+def _winner(
+    report: ReportFindings, what: str, value: Callable[[ResultRow], float], best: Callable[..., ResultRow]
+) -> str:
+    """One sentence: the best methods, and on which streams."""
+    winners: dict[str, list[ResultRow]] = {}
+    for stream in report.streams:
+        rows = [row for row in report.bench.rows if row.stream == stream and row.label in report.methods]
+        first = best(rows, key=value)
+        winners.setdefault(first.label, []).append(first)
+    clauses = []
+    for label, rows in winners.items():
+        numbers = sorted(round(100 * value(row), 1) for row in rows)
+        spread = f"{numbers[0]}" if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
+        where = "" if len(winners) == 1 else f" on {', '.join(row.stream for row in rows)}"
+        clauses.append(f"{label} ({spread} %){where}")
+    return f"{what}: {'; '.join(clauses)}."
+
+
+def _cost_and_warnings(report: ReportFindings) -> list[str]:
+    sentences = []
+    highest = max(report.costs, key=lambda cost: cost.forwards)
+    lowest = min(report.costs, key=lambda cost: cost.forwards)
+    if highest.forwards > lowest.forwards:
+        sentences.append(
+            f"Forward passes per batch: {highest.label} {highest.forwards:g}, {lowest.label} {lowest.forwards:g}."
+        )
+    count = len(report.bench.sentences)
+    return [*sentences, f"{count} warning{'s' * (count != 1)}: see Warnings." if count else "No warnings."]
+
+
+def results_section(report: ReportFindings) -> PageSection:
+    tables = all_tables(report.bench)
+    by_stream = {stream: [t for t in tables if t.title.endswith(f", {stream}")] for stream in report.streams}
+    accuracy, *others = [table for table in tables if not any(table in group for group in by_stream.values())]
+    folds = [PageFold(f"By target, class and metric: {stream}", group) for stream, group in by_stream.items()]
+    return PageSection("Results", [accuracy, _accuracy_figure(report), *others, *folds])
+
+
+def _accuracy_figure(report: ReportFindings) -> PageFigure:
+    panels = []
+    for number, stream in enumerate(report.figure_streams):
+        rows = sorted((r for r in report.bench.rows if r.stream == stream), key=lambda row: -row.accuracy.mean)
+        panels.append(_accuracy_panel(f"accuracy{number}", stream, rows))
+    caption = (
+        f"Accuracy, mean over targets, with 95 % intervals, on {' and '.join(report.figure_streams)}; a method and its "
+        f"variants share one colour."
+    )
+    return PageFigure(panels, caption)
+
+
+def _accuracy_panel(name: str, stream: str, rows: Sequence[ResultRow]) -> Panel:
+    first, last = rows[0], rows[-1]
+    alternative = (
+        f"Accuracy of {len(rows)} methods on {stream}, each a dot with its interval, from {first.label} "
+        f"({100 * first.accuracy.mean:.1f} %) at the top to {last.label} ({100 * last.accuracy.mean:.1f} %) below."
+    )
+    height = 0.22 * len(rows) + 0.9
+    return panel(name, alternative, lambda ax: draw_intervals(ax, rows, "accuracy"), height=height, title=stream)
+
+
+# Options as labels spell them, and what they change.
+MEANINGS = {
+    "head=shared": "entropy only: the head follows the encoder",
+    "encoder=uniform": "decoupled head only: the encoder is the mean",
+    "head=select": "the head of one expert",
+    "momentum=": "with a moving average",
+    "views=()": "without consistency",
+    "views=": "consistency under other views",
+    "temperature=card": "each expert's own temperature",
+    "score=max_softmax": "maximum softmax instead of entropy",
+    "weighting=softmax": "softmax instead of inverse weighting",
+    "refresh_every=": "experts scored on some batches only",
+    "recalibrate_bn=True": "BatchNorm re-estimated on every batch",
+    "head_rows=seen": "head rows of experts that saw the class",
+}
+
+
+def ablation_section(report: ReportFindings) -> PageSection | None:
+    if not report.ablation:
+        return None
+    full = report.ablation[0].ours
+    intro = Paragraph(f"Variants of {full} that differ only in options; the full method is the first row.")
+    panels = [_ablation_panel(f"ablation{n}", report, stream) for n, stream in enumerate(report.figure_streams)]
+    caption = "Accuracy of each variant minus that of the full method, in points, with 95 % intervals."
+    return PageSection("Ablation", [intro, _ablation_table(report, full), PageFigure(panels, caption)])
+
+
+def _ablation_table(report: ReportFindings, full: str) -> ResultTable:
+    means = {row.stream: row.accuracy.mean for row in report.bench.rows if row.label == full}
+    duels = {(each.theirs, each.stream): each for each in report.ablation}
+    streams = [stream for stream in report.streams if stream in means]
+    variants = list(dict.fromkeys(each.theirs for each in report.ablation))
+    rows = [(full, "the full method", *(f"{100 * means[stream]:.1f}" for stream in streams))]
+    rows += [
+        (name, describe_options(name), *(_ablation_cell(duels.get((name, s))) for s in streams)) for name in variants
+    ]
+    clear = {
+        (r, c)
+        for r, name in enumerate(variants, start=1)
+        for c, stream in enumerate(streams, start=2)
+        if (name, stream) in duels and duels[name, stream].is_clear
+    }
+    note = (
+        "Accuracy in %; in brackets the points above the full method on the same batches, with the 95 % interval of a "
+        "paired bootstrap. Bold: it excludes 0."
+    )
+    columns = ("method", "what changes", *streams)
+    return ResultTable(f"Ablation of {full}", columns, tuple(rows), frozenset(clear), note)
+
+
+def describe_options(label: str) -> str:
+    """What the options in a variant's label change."""
+    options = label.partition("(")[2].removesuffix(")")
+    present = [option for option in MEANINGS if option in options]
+    # 'views=' does not apply where the more specific 'views=()' does.
+    exact = [o for o in present if not any(other != o and other.startswith(o) for other in present)]
+    return "; ".join(MEANINGS[option] for option in exact)
+
+
+def _ablation_cell(each: Duel | None) -> str:
+    if each is None:
+        return "–"
+    mean, high, low = (round(-100 * x, 1) + 0.0 for x in vars(each.difference).values())  # + 0.0: no minus before 0
+    return f"{100 * each.their_mean:.1f} ({mean:+.1f} [{low:.1f}, {high:.1f}])"
+
+
+def _ablation_panel(name: str, report: ReportFindings, stream: str) -> Panel:
+    here = [each for each in report.ablation if each.stream == stream]
+    differences = "; ".join(f"{each.theirs} {-100 * each.difference.mean:+.1f}" for each in here)
+    return panel(
+        name,
+        f"Differences to the full method on {stream}, in points: {differences}.",
+        lambda ax: draw_differences(ax, here),
+        height=0.28 * len(here) + 1.0,
+        title=stream,
+    )
