@@ -24,7 +24,7 @@ from conftest import make_pool
 from mergestream.bench.records import step_record
 from mergestream.cli.app import app
 from mergestream.data.intake.limits import Limits
-from mergestream.data.intake.reading import read_uploads
+from mergestream.data.intake.uploads import read_uploads
 from mergestream.runtime.errors import InputError
 from mergestream.serving.audit.keys import PrivateKey
 from mergestream.serving.audit.lines import AuditError

@@ -32,8 +32,8 @@ import mergestream as ms
 from dicoms import SECRET, UIDS, compressed, dataset, dicom, item, written
 from mergestream.data.datasets.image_files import read_pixels
 from mergestream.data.intake import Allowance, DicomSource, IntakeError, Limits, Picture, read_upload, stack
-from mergestream.data.intake.dicom import dicom_file, frames, process_pool
-from mergestream.data.intake.dicom.file_decoding import decode_file
+from mergestream.data.intake.dicom import decoder_pool, frames
+from mergestream.data.intake.dicom.rendering import decode_file
 from mergestream.runtime.errors import DataError
 
 LIMITS = Limits()
@@ -457,7 +457,7 @@ def decoded_here(data: bytes) -> list[np.ndarray]:
 
 
 def test_without_pydicom_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dicom_file, "find_spec", lambda name: None)
+    monkeypatch.setattr(decoder_pool, "find_spec", lambda name: None)
     error = refusal(SHOWN["windowed"])
     assert error.code == "decoder_missing"
     assert "pip install 'mergestream[serve]'" in error.sentence
@@ -496,7 +496,7 @@ def wavelet() -> bytes:
 
 
 def idle_process(limits: Limits) -> int:
-    (process,) = process_pool.decoder_pool(limits)._idle
+    (process,) = decoder_pool.pool_for(limits)._idle
     return process._process.pid
 
 
@@ -529,7 +529,7 @@ def test_a_decoder_may_not_take_more_memory_than_its_images_need(wavelet: bytes)
     limits = Limits(pixels=5_000_003)
     read(wavelet, limits)
     told = Path(f"/proc/{idle_process(limits)}/limits").read_text()
-    most = process_pool.memory_bytes(limits)
+    most = decoder_pool.memory_bytes(limits)
     assert [line.split()[3] for line in told.splitlines() if line.startswith("Max address space")] == [str(most)]
     assert [line.split()[3] for line in told.splitlines() if line.startswith("Max file size")] == ["0"]
 

@@ -25,7 +25,7 @@ from benching import write_pool
 from conftest import make_pool
 from engines import PLAIN, Service, batch, picture, small_pool, tensor_of
 from mergestream.data.intake.limits import Limits
-from mergestream.data.intake.reading import read_upload
+from mergestream.data.intake.uploads import read_upload
 from mergestream.methods.class_prior import ClassPriorState
 from mergestream.methods.entropy_adaptive import EntropyState
 from mergestream.methods.fitted_head import FitState

@@ -9,7 +9,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from mergestream.data.intake.dicom.dicom_file import read_dicom
+from mergestream.data.intake.dicom.decoder_pool import read_dicom
 from mergestream.data.intake.limits import Allowance, Limits
 from mergestream.data.intake.refusals import IntakeError
 from mergestream.data.intake.shades import image_pixels, three_channels

@@ -2,8 +2,8 @@
 
 from mergestream.data.intake.limits import Allowance, Limits
 from mergestream.data.intake.pictures import DicomSource, Picture, sha256_of_pixels, stack
-from mergestream.data.intake.reading import read_upload, read_uploads
 from mergestream.data.intake.refusals import REFUSALS, IntakeError, Refusal
+from mergestream.data.intake.uploads import read_upload, read_uploads
 
 __all__ = [
     "REFUSALS",

@@ -8,7 +8,7 @@ import torch
 
 from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.pictures import Picture
-from mergestream.data.intake.reading import read_upload
+from mergestream.data.intake.uploads import read_upload
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.seeding import cpu_threads

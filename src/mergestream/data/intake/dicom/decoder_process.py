@@ -63,14 +63,14 @@ def _import_decoder() -> None:
         sys.modules[package.__name__] = package
     from pydicom import config
 
-    from mergestream.data.intake.dicom import file_decoding  # noqa: F401
+    from mergestream.data.intake.dicom import rendering  # noqa: F401
 
     config.settings.reading_validation_mode = config.IGNORE
 
 
 def _answer(request: dict[str, Any], data: bytes) -> dict[str, Any]:
     """Send the frames; return the last message."""
-    from mergestream.data.intake.dicom.file_decoding import decode_file
+    from mergestream.data.intake.dicom.rendering import decode_file
     from mergestream.data.intake.limits import Allowance
     from mergestream.data.intake.refusals import IntakeError, damaged_dicom
 

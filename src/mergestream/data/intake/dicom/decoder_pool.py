@@ -1,12 +1,14 @@
-"""Child processes that decode DICOM files, limited in memory and time: a crash there is a refusal here."""
+"""DICOM files decoded in child processes with limited memory and time: a crash there is a refusal here."""
 
 import atexit
+import hashlib
 import os
 import subprocess
 import sys
 import threading
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -15,7 +17,9 @@ import numpy as np
 from mergestream.data.intake.dicom import decoder_process
 from mergestream.data.intake.dicom.decoder_process import read_message, write_message
 from mergestream.data.intake.limits import Allowance, Limits, too_slow
+from mergestream.data.intake.pictures import DicomSource, Picture, picture_of
 from mergestream.data.intake.refusals import IntakeError
+from mergestream.data.intake.shades import three_channels
 from mergestream.runtime.errors import WorkerError
 
 PROGRAM = Path(decoder_process.__file__)
@@ -75,7 +79,7 @@ def _pool(memory_bytes: int, process_id: int) -> DecoderPool:  # noqa: ARG001  a
     return DecoderPool(memory_bytes)
 
 
-def decoder_pool(limits: Limits) -> DecoderPool:
+def pool_for(limits: Limits) -> DecoderPool:
     """The processes that have enough memory for files within these limits."""
     return _pool(memory_bytes(limits), os.getpid())
 
@@ -157,3 +161,16 @@ class DecoderProcess:
         for pipe in (self._input, self._output):
             with suppress(OSError):  # what was still to be written has nowhere to go
                 pipe.close()
+
+
+def read_dicom(data: bytes, allowance: Allowance) -> list[Picture]:
+    """Decode a file that has its preamble."""
+    if find_spec("pydicom") is None:
+        raise IntakeError("decoder_missing", "The service cannot read DICOM: pip install 'mergestream[serve]'.")
+    identifiers, frames = pool_for(allowance.limits).decode(data, allowance)
+    allowance.take(len(frames), *frames[0].shape[:2])
+    sha256, source = hashlib.sha256(data).hexdigest(), DicomSource(*identifiers)
+    return [
+        picture_of(three_channels(frame), sha256, number if len(frames) > 1 else None, source)
+        for number, frame in enumerate(frames, start=1)
+    ]
