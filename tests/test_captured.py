@@ -42,7 +42,7 @@ def assert_same(one: Any, two: Any, rtol: float = 1e-3, atol: float = 1e-4) -> N
     assert one.head_expert == two.head_expert
 
 
-SIZES = (6, 6, 6, 3, 6, 2, 6, 5, 3, 1, 6)
+SIZES = (6, 6, 6, 3, 6, 2, 6, 1)
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("entropy_adaptive", {}),
     ("entropy_adaptive", {"momentum": 0.7}),
@@ -62,14 +62,18 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("network", ["vit", "resnet"])
 @pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{n}-{i}" for i, (n, _) in enumerate(CASES)])
-def test_captured_steps_equal_eager_ones(network: str, name: str, options: dict[str, Any]) -> None:
-    pool = make_pool(network)
+def test_captured_steps_equal_eager_ones(name: str, options: dict[str, Any]) -> None:
+    pool = make_pool("resnet" if "recalibrate_bn" in options else "vit")
     fast, slow = ms.create_method(name, pool, **options), ms.create_method(name, eager(pool), **options)
     for seed, size in enumerate(SIZES):
         images = make_images(size, seed=seed)
-        assert_same(fast.step(images), slow.step(images))
+        asked = seed % 3 > 0  # by turns with the experts' logits and without: each kind has graphs of its own
+        mine, theirs = fast.step(images, with_experts=asked), slow.step(images, with_experts=asked)
+        assert_same(mine, theirs)
+        assert (mine.expert_logits is None) == (theirs.expert_logits is None) == (not asked)
+        if mine.expert_logits is not None:
+            torch.testing.assert_close(mine.expert_logits, theirs.expert_logits, rtol=1e-3, atol=1e-4)
     fast.settle()
     assert RECORDED  # they were not simply eager
     for key, value in slow.state_dict()["state"].items():
@@ -115,22 +119,6 @@ def test_known_logits_are_used_and_padded() -> None:
         known = pool.logits_of_views(pool.prepare(images), ("original", "hflip"))
         known["original"] = known["original"] * 1.5  # told apart from what the pool would compute
         assert_same(fast.step(images, expert_logits=known), slow.step(images, expert_logits=known))
-
-
-@pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{n}-{i}" for i, (n, _) in enumerate(CASES)])
-def test_captured_steps_hand_out_the_experts_logits_when_asked(name: str, options: dict[str, Any]) -> None:
-    """By turns asked and not: each kind of step has graphs of its own."""
-    pool = make_pool("vit")
-    fast, slow = ms.create_method(name, pool, **options), ms.create_method(name, eager(pool), **options)
-    for seed, size in enumerate(SIZES):
-        images, asked = make_images(size, seed=seed), seed % 3 > 0
-        mine, theirs = fast.step(images, with_experts=asked), slow.step(images, with_experts=asked)
-        assert_same(mine, theirs)
-        assert (mine.expert_logits is None) == (theirs.expert_logits is None)
-        if mine.expert_logits is not None:
-            torch.testing.assert_close(mine.expert_logits, theirs.expert_logits, rtol=1e-3, atol=1e-4)
-    fast.settle()
-    assert RECORDED
 
 
 def broken(images: Tensor, place: int) -> Tensor:

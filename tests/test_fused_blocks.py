@@ -51,6 +51,7 @@ attention()
 """
 
 
+@pytest.mark.slow
 def test_the_kernels_are_what_they_say() -> None:
     pytest.importorskip("triton", reason="Triton comes with torch's CUDA builds only")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -327,6 +327,7 @@ def test_coefficients_e_k_return_expert_k_bit_for_bit(factory, dtype: torch.dtyp
             assert torch.equal(pool.forward(pool.merge(e_k), batch), pool.logits(batch)[pool.index(name)])
 
 
+@pytest.mark.slow
 def test_state_continues_bit_for_bit_in_a_new_process(tmp_path) -> None:
     pool = make_pool("vit")
     pool.save(tmp_path / "pool")

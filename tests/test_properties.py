@@ -146,7 +146,7 @@ def banks(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 def test_weighted_sum_is_a_matrix_product(case: tuple[Tensor, Tensor]) -> None:
     bank, c = case
     exact = (c.double()[:, None] * bank.double()).sum(dim=0)
-    for routine in (weighted_sums._sum_on_cpu, weighted_sums._sum_on_device):
+    for routine in (weighted_sums.weighted_sum, weighted_sums._sum_on_device):
         torch.testing.assert_close(routine(bank, c, torch.empty(bank.shape[1])).double(), exact, rtol=1e-5, atol=1e-4)
 
 
@@ -156,7 +156,7 @@ def test_one_hot_returns_the_row_bit_for_bit_in_every_type(case: tuple[Tensor, T
     bank = case[0].to(dtype)
     bank[:, 0] = -0.0
     for k in range(len(bank)):
-        for routine in (weighted_sums._sum_on_cpu, weighted_sums._sum_on_device):
+        for routine in (weighted_sums.weighted_sum, weighted_sums._sum_on_device):
             out = torch.empty(bank.shape[1], dtype=dtype)
             routine(bank, coefficients.one_hot(k, len(bank)), out)
             assert torch.equal(out.view(torch.uint8), bank[k].contiguous().view(torch.uint8))

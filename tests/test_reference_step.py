@@ -32,9 +32,13 @@ def torchvision_vit() -> nn.Module:
     )
 
 
+def vit_tiny() -> nn.Module:
+    return timm.create_model("vit_tiny_patch16_224", num_classes=CLASSES, img_size=64, depth=4)
+
+
 NETWORKS = {
-    "timm ViT-Ti/16": (lambda: timm.create_model("vit_tiny_patch16_224", num_classes=CLASSES), "head.", 224, 0.1),
-    "timm ResNet-18": (lambda: timm.create_model("resnet18", num_classes=CLASSES), "fc.", 64, 0.1),
+    "timm ViT-Ti/16": (vit_tiny, "head.", 64, 0.1),
+    "timm ResNet-18": (lambda: timm.create_model("resnet18", num_classes=CLASSES), "fc.", 32, 0.1),
     "torchvision ViT": (torchvision_vit, "heads.head.", 32, 0.1),
     "Hugging Face ViT": (hugging_face_vit, "classifier.", 32, 0.1),
     "hand-written": (lambda: HandWritten(CLASSES), "fc.", 32, 0.7),

@@ -283,7 +283,7 @@ def killed_service(folder: Path, die_at: int | None, seconds: float = 0.0) -> li
     return [int(line) for line in told if line.strip()]
 
 
-@pytest.mark.parametrize("die_at", [1, 4, None])
+@pytest.mark.parametrize("die_at", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4)), None])
 def test_kill_9_loses_nothing_that_the_log_holds(die_at: int | None, tmp_path: Path) -> None:
     pool = small_pool()
     answered = killed_service(tmp_path, die_at, seconds=0.2)
