@@ -19,7 +19,10 @@ def weighted_sum(rows: Tensor | Sequence[Tensor], coefficients: Tensor | Sequenc
     A row whose coefficient is exactly 0 is skipped, so that e_k gives row k bit for bit, signs of zero included.
     """
     if out.device.type != "cpu":
-        return _sum_on_device(rows, coefficients, out)
+        shares = torch.as_tensor(coefficients, device=out.device)
+        if isinstance(rows, Tensor) and merge_kernel.can_run(rows, out):
+            return merge_kernel.weighted_sum(rows, shares, out)
+        return _sum_on_device(rows, shares, out)
     numbers = coefficients.tolist() if isinstance(coefficients, Tensor) else coefficients
     active = list(compress(zip(rows, numbers, strict=True), numbers))
     if not active:
@@ -55,14 +58,11 @@ def merge_integers(buffers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]
     return {name: torch.stack([own[name] for own in buffers]).amax(dim=0) for name in buffers[0]}
 
 
-def _sum_on_device(rows: Tensor | Sequence[Tensor], coefficients: Tensor | Sequence[float], out: Tensor) -> Tensor:
-    shares = torch.as_tensor(coefficients, device=out.device)
-    if isinstance(rows, Tensor) and merge_kernel.can_run(rows, out):
-        return merge_kernel.weighted_sum(rows, shares, out)
+def _sum_on_device(rows: Tensor | Sequence[Tensor], coefficients: Tensor, out: Tensor) -> Tensor:
     # No host synchronisation: skipped rows add -0.0, which changes no float.
     accumulator = torch.promote_types(rows[0].dtype, torch.float32)
     absent = torch.full((), -0.0, dtype=accumulator, device=out.device)
     total = torch.full(out.shape, -0.0, dtype=accumulator, device=out.device)
-    for row, c in zip(rows, shares.to(accumulator), strict=True):
+    for row, c in zip(rows, coefficients.to(accumulator), strict=True):
         total += torch.where(c == 0, absent, row.to(accumulator) * c)
     return out.copy_(total)

@@ -1,4 +1,4 @@
-"""What a caller is told about a batch, and what the audit line of the same step holds."""
+"""The answer to a caller, and the numbers of the same step for its audit line."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class Answer:
     position: int | None = None  # of one picture in the batch it was answered with
 
     def of(self, position: int) -> "Answer":
-        """What the one who sent this picture is told: its own row, and what all of its batch share."""
+        """The answer to one picture: its own row, and what all pictures of its batch share."""
         own = slice(position, position + 1)
         return replace(
             self, predictions=self.predictions[own], probabilities=self.probabilities[own], position=position
@@ -56,7 +56,7 @@ class Answer:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
 
     def summary(self) -> dict[str, Any]:
-        """What a list of streams and a dashboard show; no picture's own result."""
+        """What a list of streams and the dashboard show; no single picture's result."""
         shown = ("encoder_coefficients", "head_coefficients", "entropy", "head_expert", "findings", "seconds")
         plain = self.to_json()
         return {"time": time.time(), **{name: plain[name] for name in shown}}
@@ -72,16 +72,16 @@ def answer_of(
     seconds: float,
     restart: str | None = None,
 ) -> Answer:
-    """What the caller is told, once `line` is in the log. `restart`: why the averages began again before this step."""
+    """The answer to the caller, once `line` is in the log. `restart`: why the averages started anew."""
     probabilities = torch.softmax(outcome.logits, dim=-1)
     undecided = set(abstained(outcome.logits, settings))
     classes = lineup.pool.classes
-    said = outcome.logits.argmax(dim=-1).tolist()
+    predictions = outcome.logits.argmax(dim=-1).tolist()
     return Answer(
         stream=stream,
         step=step,
         classes=classes,
-        predictions=tuple(None if i in undecided else classes[c] for i, c in enumerate(said)),
+        predictions=tuple(None if i in undecided else classes[c] for i, c in enumerate(predictions)),
         probabilities=tuple(map(tuple, probabilities.tolist())),
         experts=lineup.pool.names,
         switched_off=lineup.off,
@@ -96,18 +96,18 @@ def answer_of(
         abstention=_abstention(len(undecided), lineup.pool, settings),
         audit={name: line.get(name) for name in ("sequence", "hash")},
         seconds=seconds,
-        batch_size=len(said),
+        batch_size=len(predictions),
     )
 
 
 def input_of(picture: Picture) -> dict[str, Any]:
-    """A picture as the log knows it: by hashes, and which image of its file it was."""
-    known = {"sha256": picture.sha256, "pixels_sha256": picture.pixels_sha256}
-    return known if picture.frame is None else {**known, "frame": picture.frame}
+    """A picture in the log: its hashes, and which image of its file it was."""
+    hashes = {"sha256": picture.sha256, "pixels_sha256": picture.pixels_sha256}
+    return hashes if picture.frame is None else {**hashes, "frame": picture.frame}
 
 
 def measured(outcome: Outcome, lineup: Lineup, settings: GuardSettings) -> dict[str, Any]:
-    """Of an audit line, all that follows from pictures, state and experts: what a replay must find again."""
+    """The part of an audit line that follows from pictures, state and experts: a replay must compute the same."""
     step = outcome.step
     return {
         "entropy": lineup.spread(step.entropy, None),
@@ -133,14 +133,14 @@ def _abstention(undecided: int, pool: ExpertPool, settings: GuardSettings) -> di
     if settings.abstain_below is None:
         return None
     risks = {card.name: source_risk(card.metrics, settings.abstain_below) for card in pool.cards}
-    known = all(risk["risk"] is not None for risk in risks.values())
-    why = (
+    complete = all(risk["risk"] is not None for risk in risks.values())
+    note = (
         "Risks are each expert's own on its source validation set, at this confidence; not the merged model's."
-        if known
+        if complete
         else "Not every expert's card holds its risk by confidence (metrics.validation.risk_by_confidence); 'error' is "
         "its error on all of its source validation set."
     )
-    return {"threshold": settings.abstain_below, "pictures": undecided, "source_validation": risks, "note": why}
+    return {"threshold": settings.abstain_below, "pictures": undecided, "source_validation": risks, "note": note}
 
 
 def source_risk(metrics: Mapping[str, Any], threshold: float) -> dict[str, float | None]:
@@ -166,5 +166,5 @@ def _row_at(rows: Any, threshold: float) -> Sequence[float] | None:
 
 
 def restarted(why: str) -> Finding:
-    """Told with the first answer after a stream's averages began again."""
-    return Finding(RESTARTED, WARNING, f"The averages of this stream began again: {why}")
+    """Reported with the first answer after a stream's averages started anew."""
+    return Finding(RESTARTED, WARNING, f"The averages of this stream started anew: {why}")

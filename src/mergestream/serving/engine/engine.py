@@ -41,13 +41,13 @@ log = logging.getLogger(__name__)
 
 
 class Audit(Protocol):
-    """The log: a line is on the disk when `append` returns it, or AuditError says that it is not."""
+    """The audit log: a line is on disk when `append` returns it; AuditError means that it is not."""
 
     def append(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
 class Engine:
-    """Independent streams over one pool. For any number of threads. `recent` are the log's lines, to go on from."""
+    """Independent streams over one pool, for any number of threads. `recent`: lines of the log, to restore from."""
 
     def __init__(
         self,
@@ -67,14 +67,14 @@ class Engine:
         self._compute, self._changing = threading.Lock(), threading.Lock()
         self._versions = library_versions()
         self._registry = Registry(self.settings.most_streams)
-        # With their defaults, which another version may have changed when the log is replayed.
+        # With the defaults written out: another version may have others when it replays the log.
         whole = create_method(method, pool, **options).options()
         self._folder = StateFolder(state_folder)
         try:
             saved, off = recovered(self._folder.streams(), recent)
             off = self._folder.switched_off() if off is None else off
             self._lineup = Lineup(pool, method, whole, [name for name in off if name in pool.names])
-            about = {**self._circumstances(self._lineup), **self._limits(), "streams": self._take_up(saved)}
+            about = {**self._circumstances(self._lineup), **self._limits(), "streams": self._restore(saved)}
             self._audit.append(STARTED, about)
         except BaseException:
             self._folder.close()
@@ -82,11 +82,11 @@ class Engine:
 
     @property
     def lineup(self) -> Lineup:
-        """Pool, method and who is switched off, as the next batch will find them."""
+        """Pool, method and switched-off experts for the next batch."""
         return self._lineup
 
     def answer(self, stream: str, pictures: Sequence[Picture]) -> Answer:
-        """Answer the next batch of a stream. Whatever is raised, the stream stands where it stood."""
+        """Answer the next batch of a stream. After an error the stream is as it was before."""
         if not 1 <= len(pictures) <= self.settings.most_images:
             raise InputError(f"A batch holds 1 to {self.settings.most_images} pictures; got {len(pictures)}.")
         with self._registry.held(stream, create=True) as held:
@@ -105,7 +105,7 @@ class Engine:
         return [stream.describe() for stream in self._registry.all()]
 
     def reset(self, stream: str) -> None:
-        """Forget a stream's averages and what its guard rails remember; its steps go on counting."""
+        """Forget a stream's averages and the memory of its guard rails; its steps go on counting."""
         with self._registry.held(stream) as held:
             self._audit.append(RESET, {"stream": stream, "steps": held.steps, "images": held.images})
             held.state, held.restarted = None, None
@@ -118,9 +118,9 @@ class Engine:
             self._folder.delete(stream)
 
     def switch(self, expert: str, *, on: bool) -> tuple[str, ...]:
-        """Switch an expert on or off for every stream's next batch; answers who is off."""
+        """Switch an expert on or off for every stream's next batch; return the experts that are off."""
         with self._changing:
-            lineup = _proven(self._lineup.switched(expert, on=on))
+            lineup = _ready(self._lineup.switched(expert, on=on))
             body = {"expert": expert, "on": on, "switched_off": list(lineup.off)}
             self._audit.append(SWITCHED, {**body, "pool_sha256": lineup.identity["pool_sha256"]})
             self._use(lineup)
@@ -128,7 +128,7 @@ class Engine:
             return lineup.off
 
     def reload(self) -> dict[str, Any]:
-        """Read the pool again and use it from the next batch on. Whatever is raised, the old one goes on."""
+        """Read the pool again and use it from the next batch on. After an error the old one stays in use."""
         if self._load_pool is None:
             raise InputError("This service was started with a pool in memory: there is nothing to load again.")
         with self._changing:
@@ -145,20 +145,20 @@ class Engine:
             return body
 
     def close(self) -> None:
-        """Let go of the state folder; every state is in it already."""
+        """Release the state folder; every state is in it already."""
         self._folder.close()
 
-    def _step(self, stream: Stream, pictures: Sequence[Picture]) -> "_Done":
+    def _step(self, stream: Stream, pictures: Sequence[Picture]) -> "_Computed":
         with self._compute:
             lineup = self._lineup
-            before, why = StreamState.start(lineup), stream.restarted
+            before, reason = StreamState.start(lineup), stream.restarted
             if stream.state is not None:
-                before, why = stream.state.on(lineup)
+                before, reason = stream.state.on(lineup)
             outcome = take_step(lineup, before, pictures, self.settings.guards, self.settings.weights_hash)
-        return _Done(lineup, before, outcome, why)
+        return _Computed(lineup, before, outcome, reason)
 
-    def _body(self, stream: Stream, done: "_Done", pictures: Sequence[Picture]) -> dict[str, Any]:
-        """The audit line of a step. Pictures are in it by their hashes only."""
+    def _body(self, stream: Stream, done: "_Computed", pictures: Sequence[Picture]) -> dict[str, Any]:
+        """The audit line of a step. It holds pictures as hashes only."""
         lineup = done.lineup
         return {
             "stream": stream.name,
@@ -187,28 +187,28 @@ class Engine:
             self._lineup = lineup
 
     def _checked(self, old: Lineup, pool: ExpertPool) -> Lineup:
-        """A line-up of a pool that was read again, after it was found fit to take the old one's place."""
+        """The line-up of a pool that was read again; refused where it cannot replace the old one."""
         if pool.classes != old.pool.classes:
             raise PoolError(
                 f"The pool now has the classes {pool.classes}, not {old.pool.classes}: start a new service."
             )
         self.settings.guards.require_expert(pool.names)
-        return _proven(Lineup(pool, old.method, old.options, [name for name in old.off if name in pool.names]))
+        return _ready(Lineup(pool, old.method, old.options, [name for name in old.off if name in pool.names]))
 
     def _save(self, stream: Stream) -> None:
         counts = {"stream": stream.name, "steps": stream.steps, "images": stream.images}
         settings = {"method": self._lineup.method, "options": self._lineup.options}
-        with _in_the_log_anyway():
+        with _tolerate_unwritten_state():
             self._folder.save({**counts, **settings, "state": stream.state.json if stream.state else None})
 
     def _save_switches(self) -> None:
-        with _in_the_log_anyway():
+        with _tolerate_unwritten_state():
             self._folder.save_switches(self._lineup.off)
 
-    def _take_up(self, saved: Mapping[str, Saved]) -> list[dict[str, Any]]:
-        """The streams of an earlier process; what is told of them in the log."""
+    def _restore(self, saved: Mapping[str, Saved]) -> list[dict[str, Any]]:
+        """Restore the streams of an earlier process; return what the log says about them."""
         for name in self._folder.streams().keys() - saved.keys():
-            self._folder.delete(name)  # the log says so
+            self._folder.delete(name)  # deleted according to the log
         self._save_switches()
         streams = [Stream(each["stream"], steps=each["steps"], images=each["images"]) for each in saved.values()]
         for stream, each in zip(streams, saved.values(), strict=True):
@@ -219,7 +219,7 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class _Done:
+class _Computed:
     """A step that was computed and is not in the log yet."""
 
     lineup: Lineup
@@ -228,16 +228,16 @@ class _Done:
     restarted: str | None
 
 
-def _proven(lineup: Lineup) -> Lineup:
-    """A line-up that the method was found to work on, hashed now and not while streams wait."""
+def _ready(lineup: Lineup) -> Lineup:
+    """Build the method and hash the pool now, not while streams wait; refuse a line-up that the method cannot use."""
     lineup.active_method  # noqa: B018
     lineup.identity  # noqa: B018
     return lineup
 
 
 @contextmanager
-def _in_the_log_anyway() -> Iterator[None]:
-    """A file that cannot be written is no reason to withhold an answer: its content is restored from the log."""
+def _tolerate_unwritten_state() -> Iterator[None]:
+    """Log a file that cannot be written and go on: its content can be restored from the audit log."""
     try:
         yield
     except OutputError as error:

@@ -1,4 +1,4 @@
-"""The streams' states on disk, and how a killed service finds them again.
+"""The streams' states on disk, and how they are restored after a kill.
 
 A step is written twice: first the audit line, flushed to the disk, which holds the state after the step; then the
 stream's own file, put in place by a rename and not flushed. So
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def recovered(saved: Mapping[str, Saved], lines: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Saved], Any]:
-    """The streams by name as the log tells of them, from files where it does not; and who is switched off, or None."""
+    """The streams by name, from the log or else from their files; and the switched-off experts, or None."""
     streams, off = dict(saved), None
     for line in lines:
         kind, body = line["kind"], line["body"]
@@ -66,14 +66,14 @@ def _after_step(body: Mapping[str, Any], on_disk: Saved | None) -> Saved:
     state = body["state_after"]
     if is_whole(state):
         return {**stream, "state": state}
-    kept = (on_disk or {}).get("state")
-    if kept is not None and sha256_of_json(kept) == state["sha256"]:
-        return {**stream, "state": kept}
+    saved = (on_disk or {}).get("state")
+    if saved is not None and sha256_of_json(saved) == state["sha256"]:
+        return {**stream, "state": saved}
     return {**stream, "lost": "the service ended before its last state was on disk."}
 
 
 def recent_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a log's current file and of the one before it: more than any file of a state can be behind."""
+    """The lines of a log's current file and of the one before it: no state file is further behind."""
     numbers = rotated_numbers(path)
     for file in [*(rotated_file(path, number) for number in numbers[-1:]), path]:
         if file.is_file():
@@ -93,7 +93,7 @@ def _readable(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 class StateFolder:
-    """`<folder>/<stream>.json`, one a stream, and `<folder>/.service.json`. Held by one process at a time."""
+    """`<folder>/<stream>.json`, one per stream, and `<folder>/.service.json`. Locked by one process at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = make_folder(folder)
@@ -112,15 +112,15 @@ class StateFolder:
             self._lock = None
 
     def streams(self) -> dict[str, Saved]:
-        """What can be read. A damaged file is left out, with a warning: the log may know more."""
-        found = {}
+        """The streams whose files can be read. A damaged one is left out with a warning: the log may hold its state."""
+        streams = {}
         for file in sorted(self.folder.glob("*.json")):
             if NAME.fullmatch(file.stem):
                 try:
-                    found[file.stem] = _checked(read_json(file, SCHEMA_VERSION))
+                    streams[file.stem] = _checked(read_json(file, SCHEMA_VERSION))
                 except CheckpointError as error:
                     log.warning("a stream's state is left out: %s", error)
-        return found
+        return streams
 
     def save(self, stream: Saved) -> None:
         """Put a stream's file in place. Not flushed to the disk: the audit line of the same step was."""

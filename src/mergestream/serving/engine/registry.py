@@ -1,4 +1,4 @@
-"""The streams of a service: one for every site or scanner, each with a lock and a state of its own."""
+"""The streams of a service: one per site or scanner, each with its own lock and state."""
 
 import re
 import threading
@@ -14,7 +14,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
 class TooManyStreamsError(MergestreamError):
-    """A stream more than the service was set up for."""
+    """More streams than the service was set up for."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Stream:
 
 
 def require_name(name: str) -> str:
-    """A stream's name is a file's name and stands in the log. What was sent is not repeated: it may be anything."""
+    """Refuse a name that cannot be a file's name. The message does not repeat it: it may hold anything."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InputError(
             "A stream's name has 1 to 64 small letters, digits, '-' and '_', and begins with a letter or digit. "
@@ -49,7 +49,7 @@ def require_name(name: str) -> str:
 
 
 class Registry:
-    """The streams by name. One that failed at its first batch was never there."""
+    """The streams by name. A stream whose first batch failed is not kept."""
 
     def __init__(self, most: int) -> None:
         self._most, self._lock = most, threading.Lock()
@@ -61,12 +61,12 @@ class Registry:
 
     @contextmanager
     def held(self, name: str, *, create: bool = False) -> Iterator[Stream]:
-        """A stream, for this thread alone while the block lasts."""
+        """Hold a stream for this thread alone inside the block."""
         require_name(name)
         while True:
-            stream = self._found(name, create)
+            stream = self._get(name, create)
             with stream.lock:
-                if stream.deleted or (stream.steps == 0 and not create):  # whoever held it before failed or deleted it
+                if stream.deleted or (stream.steps == 0 and not create):  # its last holder failed or deleted it
                     self.remove(stream)
                     continue
                 try:
@@ -80,7 +80,7 @@ class Registry:
         with self._lock:
             return [self._streams[name] for name in sorted(self._streams) if self._streams[name].steps]
 
-    def _found(self, name: str, create: bool) -> Stream:
+    def _get(self, name: str, create: bool) -> Stream:
         with self._lock:
             stream = self._streams.get(name)
             if stream is None and not create:
@@ -94,7 +94,7 @@ class Registry:
             return stream
 
     def remove(self, stream: Stream) -> None:
-        """Take out a stream that this thread holds."""
+        """Remove a stream that this thread holds."""
         with self._lock:
             stream.deleted = True
             if self._streams.get(stream.name) is stream:

@@ -10,7 +10,7 @@ from torch import Tensor
 from mergestream.data.intake.pictures import Picture, stack
 from mergestream.functional import coefficients as simplex
 from mergestream.functional.scores import entropy
-from mergestream.methods import Method, Step
+from mergestream.methods import ORIGINAL, Batch, Method, Step
 from mergestream.pool.expert_pool import ExpertPool, sha256_of_tensor
 from mergestream.runtime.files import sha256_of_json
 from mergestream.serving.engine.lineup import Lineup
@@ -20,7 +20,7 @@ from mergestream.serving.guards.batch_guards import Seen, abstention, look_at_ba
 from mergestream.serving.guards.findings import Finding, GuardSettings
 from mergestream.serving.guards.stream_guards import look_at_stream, remember
 
-WEIGHTS, RECIPE = "weights", "recipe"  # what the merged model's hash is taken of
+WEIGHTS, RECIPE = "weights", "recipe"  # what the hash of the merged model is taken of
 
 
 @dataclass(frozen=True)
@@ -55,22 +55,24 @@ def take_step(
     """Answer one batch of a stream. Nothing is changed: the outcome holds the stream's next state."""
     pool, method = lineup.active, lineup.active_method
     method.state = start = method.start() if before.method is None else before.method
-    images = prepare(pool, pictures)
-    step = method.step(images, with_experts=settings.watch_experts)
+    batch = Batch(pool, prepare(pool, pictures))
+    step = method.step(batch, with_experts=settings.watch_experts)
     method.settle()  # an answer leaves only after everything that could refuse it
     experts = step.expert_logits
+    if experts is not None:
+        batch.expert_logits[ORIGINAL] = experts
     evidence = step.entropy if step.entropy is not None or experts is None else entropy(experts)
-    seen = Seen(images, step.logits, experts, evidence, pool.names, pool.classes)
+    seen = Seen(batch.images, step.logits, experts, evidence, pool.names, pool.classes)
     findings = look_at_batch(seen, settings)
     memory = remember(before.memory, seen, settings)
     findings += look_at_stream(memory, seen, settings)
-    choice = _safe_choice(lineup, findings, settings)
+    choice = _fallback_choice(lineup, findings, settings)
     if choice is None:
         coefficients = step.encoder_coefficients, step.head_coefficients
         weights = _weights_in_use(method, step)
         reply = _Reply(step.logits, *coefficients, weights, step.head_expert, step.class_shift)
     else:
-        reply = _answer_safely(pool, choice, images, experts)
+        reply = _fallback_reply(batch, choice)
         findings.append(_fallback_finding(choice, findings, settings))
     # A batch without evidence does not move the averages.
     after = replace(before, method=method.state if choice is None else start, memory=memory)
@@ -88,14 +90,14 @@ def take_step(
 
 
 def prepare(pool: ExpertPool, pictures: Sequence[Picture]) -> Tensor:
-    """Pictures of any sizes as one batch [B,c,H,W]; those of one size are prepared together, as the Python API does."""
+    """Prepare pictures of any sizes as one batch [B,c,H,W]; those of one size together, as in the Python interface."""
     if len({picture.pixels.shape for picture in pictures}) == 1:
         return pool.prepare(torch.stack([torch.from_numpy(picture.pixels) for picture in pictures]))
     return pool.prepare(stack(pictures, pool.preprocessing, pool.device))
 
 
-def _safe_choice(lineup: Lineup, findings: Sequence[Finding], settings: GuardSettings) -> str | None:
-    """Who answers instead of the method: None where nobody has to."""
+def _fallback_choice(lineup: Lineup, findings: Sequence[Finding], settings: GuardSettings) -> str | None:
+    """The fallback that answers instead of the method; None where the method answers."""
     called = any(finding.code in settings.fallback_on for finding in findings)
     if not called or settings.fallback == codes.NO_FALLBACK:
         return None
@@ -104,18 +106,18 @@ def _safe_choice(lineup: Lineup, findings: Sequence[Finding], settings: GuardSet
     return codes.ENSEMBLE if absent else settings.fallback
 
 
-def _answer_safely(pool: ExpertPool, choice: str, images: Tensor, experts: Tensor | None) -> _Reply:
+def _fallback_reply(batch: Batch, choice: str) -> _Reply:
+    pool = batch.pool
     if choice == codes.UNIFORM:
         share = simplex.uniform(len(pool), pool.device)
         weights = pool.merge(share)
-        return _Reply(pool.forward(weights, images), share, share, weights)
+        return _Reply(pool.forward(weights, batch.images), share, share, weights)
+    logits = batch.logits()[ORIGINAL]
     if choice == codes.ENSEMBLE:
-        logits = pool.logits(images) if experts is None else experts
         return _Reply(logits.mean(dim=0), None, None, None)
     expert = pool.index(choice.removeprefix(codes.EXPERT))
-    logits = pool.expert_logits(expert, images) if experts is None else experts[expert]
     share = simplex.one_hot(expert, len(pool), pool.device)
-    return _Reply(logits, share, share, pool.bank[expert])
+    return _Reply(logits[expert], share, share, pool.bank[expert])
 
 
 def _fallback_finding(choice: str, findings: Sequence[Finding], settings: GuardSettings) -> Finding:
@@ -141,7 +143,7 @@ def _weights_in_use(method: Method, step: Step) -> Tensor | None:
 def _hash(hashed: str, lineup: Lineup, reply: _Reply) -> str | None:
     if reply.weights is None:
         return None
-    # A recipe names the weights only where they follow from the coefficients alone.
+    # A recipe stands for the weights only where they follow from the coefficients alone.
     follows = reply.class_shift is None and not lineup.options.get("recalibrate_bn")
     if hashed == WEIGHTS or reply.encoder is None or reply.head is None or not follows:
         return sha256_of_tensor(reply.weights)
@@ -151,7 +153,7 @@ def _hash(hashed: str, lineup: Lineup, reply: _Reply) -> str | None:
 
 
 def environment(pool: ExpertPool) -> dict[str, Any]:
-    """What decides the bits of a step beside its inputs."""
+    """What the last bits of a step depend on, beside its inputs."""
     return {
         "device": device_name(pool.device),
         "threads": torch.get_num_threads(),

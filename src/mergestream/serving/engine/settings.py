@@ -1,4 +1,4 @@
-"""What an administrator decides about the engine."""
+"""Settings of the engine, chosen by an administrator."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +10,7 @@ from mergestream.serving.guards.findings import GuardSettings
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """most_streams    streams kept at a time
+    """most_streams    streams at a time
     most_images     pictures in one batch
     weights_hash    'weights': sha-256 of the merged weights in use; 'recipe': of pool, method and coefficients, for
                     networks so large that hashing their weights takes longer than the step
