@@ -36,7 +36,7 @@ from mergestream.runtime.errors import InputError, MergestreamError, OutputError
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.audit.replay import replay
 from mergestream.serving.audit.step_comparison import compare
-from mergestream.serving.engine import state_encoding
+from mergestream.serving.engine import state_encoding, stream_state
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.recomputation import LargeStates, recompute, recompute_step
 from mergestream.serving.engine.registry import NAME, TooManyStreamsError, require_name
@@ -587,11 +587,29 @@ def test_the_guard_rails_look_at_what_the_step_computed(
     name: str, forwards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool, runs = small_pool(), []
-    run = ms.ExpertPool._run_expert
-    monkeypatch.setattr(ms.ExpertPool, "_run_expert", lambda self, k, shown: (runs.append(k), run(self, k, shown))[1])
+    run = ms.ExpertPool._run
+    monkeypatch.setattr(
+        ms.ExpertPool, "_run", lambda self, owner, *rest: (runs.append(owner), run(self, owner, *rest))[1]
+    )
     with Service(tmp_path, pool, name, settings=EngineSettings(guards=GuardSettings())) as service:
         service.engine.answer("lyon", batch(0))
-        assert sorted(runs) == sorted([0, 1, 2] * (forwards // 3))
+        experts = [owner for owner in runs if owner.startswith("Expert")]
+        assert sorted(experts) == sorted([f"Expert '{each}'" for each in pool.names] * (forwards // 3))
+
+
+def test_a_batch_is_prepared_once_and_its_state_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def counted(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given: (calls.append(name), original(*given))[1])
+
+    with Service(tmp_path, small_pool(), options=MOVING, settings=EngineSettings(guards=GuardSettings())) as service:
+        service.engine.answer("lyon", batch(0))
+        counted(ms.Preprocessing, "__call__")
+        counted(stream_state, "to_plain")
+        service.engine.answer("lyon", batch(1))
+    assert sorted(calls) == ["__call__", "to_plain"]
 
 
 def test_an_expert_that_the_guard_rails_alone_ask_may_refuse_and_leaves_no_trace(
@@ -600,12 +618,12 @@ def test_an_expert_that_the_guard_rails_alone_ask_may_refuse_and_leaves_no_trace
     pool = small_pool()
     with Service(tmp_path, pool, "adamerging", settings=EngineSettings(guards=GuardSettings())) as service:
         service.engine.answer("lyon", batch(0))
-        logits = ms.ExpertPool.logits
-        refused = lambda self, images, view=None: (_ for _ in ()).throw(InputError("not finite"))  # noqa: E731
-        monkeypatch.setattr(ms.ExpertPool, "logits", refused)
+        logits = ms.ExpertPool.logits_of_views
+        refused = lambda self, images, views: (_ for _ in ()).throw(InputError("not finite"))  # noqa: E731
+        monkeypatch.setattr(ms.ExpertPool, "logits_of_views", refused)
         with pytest.raises(InputError, match="not finite"):
             service.engine.answer("lyon", batch(1))
-        monkeypatch.setattr(ms.ExpertPool, "logits", logits)
+        monkeypatch.setattr(ms.ExpertPool, "logits_of_views", logits)
         service.engine.answer("lyon", batch(2))
         first, second = service.steps()
     assert second["state_before"] == first["state_after"]
