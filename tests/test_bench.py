@@ -24,7 +24,7 @@ from mergestream.bench.engine.named_plans import PLANS
 from mergestream.bench.engine.plan import BenchPlan
 from mergestream.bench.engine.request import plan_from
 from mergestream.data.datasets import DATASETS
-from mergestream.data.datasets.standins.fake_own_data import SITES
+from mergestream.data.datasets.standins.fake_trees import SITES
 from mergestream.runtime.parallel import quiet, run_jobs
 
 SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"

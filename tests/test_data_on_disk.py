@@ -20,8 +20,7 @@ from mergestream.cli.verification_text import describe_verification
 from mergestream.data.datasets import DATASETS, decoding, file_source_of
 from mergestream.data.datasets.data_verification import verify
 from mergestream.data.datasets.dataset_sources import FileSource
-from mergestream.data.datasets.decoding import Decoding, decode
-from mergestream.data.datasets.image_files import crop_border, read_pixels
+from mergestream.data.datasets.decoding import Decoding, crop_border, decode, read_pixels
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.standins.drawing import encoded, picture, write_picture
 from mergestream.data.streams import create_stream

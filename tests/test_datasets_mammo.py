@@ -11,7 +11,7 @@ import torch
 import mergestream as ms
 from mergestream.data.datasets import DATASETS
 from mergestream.data.datasets.cbis_ddsm import FINDINGS, crop_of, files_by_subject, read_cases
-from mergestream.data.datasets.image_files import read_pixels
+from mergestream.data.datasets.decoding import read_pixels
 from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.standins.drawing import encoded, write_picture
@@ -26,7 +26,7 @@ from mergestream.data.datasets.standins.fake_mammo import (
     write_mammo,
     write_tables,
 )
-from mergestream.data.datasets.standins.fake_medimeta import FakeImage, write_medimeta
+from mergestream.data.datasets.standins.fake_organs import FakeImage, write_medimeta
 from mergestream.runtime.errors import DataError
 
 

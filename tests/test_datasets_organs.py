@@ -15,8 +15,7 @@ from mergestream.data.datasets import DATASETS, organ_mnist, organs
 from mergestream.data.datasets.arrays import array_names, array_shape, read_array
 from mergestream.data.datasets.medimeta import find_medimeta, read_medimeta
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.standins.fake_medimeta import FakeImage, write_medimeta, write_organs
-from mergestream.data.datasets.standins.fake_organ_mnist import write_organ_mnist
+from mergestream.data.datasets.standins.fake_organs import FakeImage, write_medimeta, write_organ_mnist, write_organs
 from mergestream.runtime.errors import DataError
 
 TASK = "organ label"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import mergestream as ms
-from mergestream.data.datasets import DATASETS, histopantum, midog
+from mergestream.data.datasets import DATASETS, image_trees, midog
 from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.standins.drawing import picture, write_picture
 from mergestream.data.datasets.standins.fake_midog import IMAGES, write_midog
@@ -245,7 +245,7 @@ def test_histopantums_groups_are_cases_over_both_classes(tiles: Path) -> None:
     ],
 )
 def test_a_case_is_read_from_the_name(stem: str, case: str | None) -> None:
-    assert histopantum.case_of(stem) == case
+    assert image_trees.case_of(stem) == case
 
 
 def test_a_tile_without_a_case_is_a_group_of_its_own(tiles: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_folder_of_another_class_is_told(tiles: Path) -> None:
 @pytest.mark.parametrize("inside", ["colon/", ""])
 def test_histopantum_may_be_a_zip_per_cancer(tiles: Path, tmp_path: Path, inside: str) -> None:
     folder = tmp_path / "zips"
-    for domain in histopantum.CARD.domains:
+    for domain in image_trees.HISTOPANTUM.domains:
         base = (tiles, domain) if inside else (tiles / domain, None)
         shutil.make_archive(str(folder / domain), "zip", *base)
     zipped, whole = index_of("histopantum", folder), index_of("histopantum", tiles)
@@ -294,5 +294,5 @@ def test_histopantum_without_a_cancer_is_refused(tiles: Path) -> None:
 
 
 def test_nothing_second_hand_is_compared() -> None:
-    assert histopantum.CARD.counts == {}
-    assert histopantum.CARD.images == 0
+    assert image_trees.HISTOPANTUM.counts == {}
+    assert image_trees.HISTOPANTUM.images == 0

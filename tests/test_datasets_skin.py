@@ -11,14 +11,13 @@ from PIL import Image
 
 import mergestream as ms
 from mergestream.data.datasets import DATASETS, isic
-from mergestream.data.datasets.csv_files import read_csv
 from mergestream.data.datasets.data_verification import verify
-from mergestream.data.datasets.derm7pt import label_of
 from mergestream.data.datasets.index import Index
+from mergestream.data.datasets.outside_skin import SkinTable, label_of
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.skin import SkinTable
 from mergestream.data.datasets.standins.drawing import picture, write_picture
-from mergestream.data.datasets.standins.fake_medimeta import FakeImage, write_medimeta
+from mergestream.data.datasets.standins.fake_organs import FakeImage, write_medimeta
+from mergestream.data.datasets.table_files import read_csv
 
 COLUMNS = ["", "image", "dark_corner", "hair", "gel_border", "gel_bubble", "ruler", "ink", "patches", "vasc"]
 MELANOMAS = {"dark_corner": 604, "hair": 617, "gel_bubble": 429, "ruler": 163, "clean": 411}

@@ -30,7 +30,7 @@ from pydicom.uid import (
 
 import mergestream as ms
 from dicoms import SECRET, UIDS, compressed, dataset, dicom, item, written
-from mergestream.data.datasets.image_files import read_pixels
+from mergestream.data.datasets.decoding import read_pixels
 from mergestream.data.intake import Allowance, DicomSource, IntakeError, Limits, Picture, read_upload, stack
 from mergestream.data.intake.dicom import decoder_pool, frames
 from mergestream.data.intake.dicom.rendering import decode_file

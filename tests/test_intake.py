@@ -23,7 +23,7 @@ from pydicom.uid import JPEG2000, DeflatedExplicitVRLittleEndian, JPEGBaseline8B
 import mergestream as ms
 from conftest import PREPROCESSING, make_pool
 from dicoms import compressed, dataset, dicom, item, written
-from mergestream.data.datasets.image_files import read_pixels
+from mergestream.data.datasets.decoding import read_pixels
 from mergestream.data.intake import (
     REFUSALS,
     Allowance,

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from mergestream.data.datasets import DomainData
-from mergestream.data.datasets.image_tree import plain_name
+from mergestream.data.datasets.image_trees import plain_name
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import PoolError

@@ -19,7 +19,7 @@ from mergestream.bench.landscape.landscape_measurement import StreamedMethod, me
 from mergestream.bench.landscape.landscape_record import Landscape
 from mergestream.data.datasets import Dataset, DomainData
 from mergestream.data.datasets.data_request import DataRequest, open_data
-from mergestream.data.datasets.image_tree import plain_name
+from mergestream.data.datasets.image_trees import plain_name
 from mergestream.data.stream import Stream
 from mergestream.data.streams import create_stream, iid, parse_stream
 from mergestream.pool.expert_card import library_versions

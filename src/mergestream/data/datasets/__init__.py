@@ -3,29 +3,26 @@
 from typing import Any
 
 from mergestream.data.datasets import (
-    domainbed,
-    histopantum,
+    image_trees,
     isic,
     mammo,
     messidor,
     midog,
     organ_mnist,
     organs,
-    own_folder,
-    own_table,
+    own_data,
     phantom,
     terra,
 )
-from mergestream.data.datasets.card import DatasetCard
 from mergestream.data.datasets.dataset_sources import DatasetSource, FileSource, GeneratedSource
 from mergestream.data.datasets.domain_data import Dataset, DomainData, concatenate
-from mergestream.data.datasets.standins import fake_own_data, fake_trees
+from mergestream.data.datasets.index import DatasetCard
+from mergestream.data.datasets.standins import fake_trees
 from mergestream.data.datasets.standins.fake_isic import write_isic
 from mergestream.data.datasets.standins.fake_mammo import write_mammo
-from mergestream.data.datasets.standins.fake_medimeta import write_organs
 from mergestream.data.datasets.standins.fake_messidor import write_messidor
 from mergestream.data.datasets.standins.fake_midog import write_midog
-from mergestream.data.datasets.standins.fake_organ_mnist import write_organ_mnist
+from mergestream.data.datasets.standins.fake_organs import write_organ_mnist, write_organs
 from mergestream.data.datasets.standins.fake_terra import write_terra
 from mergestream.runtime.errors import InputError, unknown_name
 
@@ -42,19 +39,19 @@ __all__ = [
 ]
 
 DATASETS: dict[str, DatasetSource] = {
-    "pacs": FileSource(domainbed.PACS, domainbed.read_pacs, fake_trees.write_pacs),
-    "vlcs": FileSource(domainbed.VLCS, domainbed.read_vlcs, fake_trees.write_vlcs),
-    "office_home": FileSource(domainbed.OFFICE_HOME, domainbed.read_office_home, fake_trees.write_office_home),
+    "pacs": FileSource(image_trees.PACS, image_trees.read_pacs, fake_trees.write_pacs),
+    "vlcs": FileSource(image_trees.VLCS, image_trees.read_vlcs, fake_trees.write_vlcs),
+    "office_home": FileSource(image_trees.OFFICE_HOME, image_trees.read_office_home, fake_trees.write_office_home),
     "terra": FileSource(terra.CARD, terra.read, write_terra),
     "midog": FileSource(midog.CARD, midog.read, write_midog),
     "organs": FileSource(organs.CARD, organs.read, write_organs),
     "organ_mnist": FileSource(organ_mnist.CARD, organ_mnist.read, write_organ_mnist),
-    "histopantum": FileSource(histopantum.CARD, histopantum.read, fake_trees.write_histopantum),
+    "histopantum": FileSource(image_trees.HISTOPANTUM, image_trees.read_histopantum, fake_trees.write_histopantum),
     "isic": FileSource(isic.CARD, isic.read, write_isic, default_part="train+val"),
     "messidor": FileSource(messidor.CARD, messidor.read, write_messidor),
     "mammo": FileSource(mammo.CARD, mammo.read, write_mammo),
-    "folder": FileSource(own_folder.CARD, own_folder.read, fake_own_data.write_folder),
-    "table": FileSource(own_table.CARD, own_table.read, fake_own_data.write_table),
+    "folder": FileSource(own_data.FOLDER, own_data.read_folder, fake_trees.write_folder),
+    "table": FileSource(own_data.TABLE, own_data.read_table, fake_trees.write_table),
     "phantom": GeneratedSource(phantom.CARD, phantom.load),
 }
 

@@ -12,9 +12,9 @@ from pathlib import PurePosixPath
 
 from PIL import Image
 
-from mergestream.data.datasets.csv_files import read_csv
-from mergestream.data.datasets.image_files import read_pixels
+from mergestream.data.datasets.decoding import read_pixels
 from mergestream.data.datasets.roots import Root
+from mergestream.data.datasets.table_files import read_csv
 from mergestream.data.intake.shades import stretched
 from mergestream.runtime.errors import DataError
 

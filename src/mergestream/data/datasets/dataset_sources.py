@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from mergestream.data.datasets.card import DatasetCard
 from mergestream.data.datasets.decoding import Decoding, decode
 from mergestream.data.datasets.domain_data import Dataset, DomainData
-from mergestream.data.datasets.index import Index, Sample, some
+from mergestream.data.datasets.index import DatasetCard, Index, Sample, some
 from mergestream.data.datasets.roots import Root
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import DataError, InputError, unknown_name

@@ -6,13 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.card import DatasetCard
-from mergestream.data.datasets.derm7pt import read_derm7pt
-from mergestream.data.datasets.index import Index, LeftOut, Sample
-from mergestream.data.datasets.pad_ufes import read_pad_ufes
-from mergestream.data.datasets.ph2 import read_ph2
+from mergestream.data.datasets.index import DatasetCard, Index, LeftOut, Sample
+from mergestream.data.datasets.outside_skin import (
+    CLASSES,
+    MELANOMA,
+    SkinSet,
+    SkinTable,
+    binary_label,
+    find_table,
+    read_derm7pt,
+    read_pad_ufes,
+    read_ph2,
+)
 from mergestream.data.datasets.roots import Root, by_stem
-from mergestream.data.datasets.skin import CLASSES, MELANOMA, SkinSet, SkinTable, binary_label, find_table
 from mergestream.runtime.errors import DataError
 
 ARTEFACTS = ("dark_corner", "hair", "gel_bubble", "ruler")

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from mergestream.data.datasets.card import DatasetCard
 from mergestream.data.datasets.cbis_ddsm import (
     FINDINGS,
     PARTS,
@@ -13,7 +12,7 @@ from mergestream.data.datasets.cbis_ddsm import (
     read_cases,
     table_name,
 )
-from mergestream.data.datasets.index import Index, LeftOut, Sample
+from mergestream.data.datasets.index import DatasetCard, Index, LeftOut, Sample
 from mergestream.data.datasets.medimeta import MedimetaImage, find_medimeta, read_medimeta
 from mergestream.data.datasets.roots import Root
 from mergestream.runtime.errors import DataError, unknown_name

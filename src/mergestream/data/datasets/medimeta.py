@@ -10,9 +10,9 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from mergestream.data.datasets.arrays import array_shape, read_array
-from mergestream.data.datasets.csv_files import decode_text, read_csv
 from mergestream.data.datasets.index import Sample
 from mergestream.data.datasets.roots import Root
+from mergestream.data.datasets.table_files import decode_text, read_csv
 from mergestream.runtime.errors import DataError, unknown_name
 
 PARTS = ("train", "val", "test")

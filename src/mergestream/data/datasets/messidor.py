@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.card import DatasetCard
-from mergestream.data.datasets.index import Index, LeftOut, Sample
+from mergestream.data.datasets.index import DatasetCard, Index, LeftOut, Sample
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.spreadsheets import read_sheet
+from mergestream.data.datasets.table_files import read_sheet
 from mergestream.runtime.errors import DataError
 
 CARD = DatasetCard(

@@ -3,10 +3,9 @@
 from collections import defaultdict
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.card import DatasetCard
-from mergestream.data.datasets.csv_files import Rows, read_csv
-from mergestream.data.datasets.index import Index, LeftOut, Sample
+from mergestream.data.datasets.index import DatasetCard, Index, LeftOut, Sample
 from mergestream.data.datasets.roots import Root, by_stem
+from mergestream.data.datasets.table_files import Rows, read_csv
 from mergestream.runtime.errors import DataError, unknown_name
 
 TABLE = "MIDOG25_Atypical_Classification_Train_Set.csv"

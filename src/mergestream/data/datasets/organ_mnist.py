@@ -3,8 +3,7 @@
 import numpy as np
 
 from mergestream.data.datasets.arrays import array_names, array_shape, read_array
-from mergestream.data.datasets.card import DatasetCard
-from mergestream.data.datasets.index import Index, Sample
+from mergestream.data.datasets.index import DatasetCard, Index, Sample
 from mergestream.data.datasets.roots import Root
 from mergestream.runtime.errors import DataError, InputError
 

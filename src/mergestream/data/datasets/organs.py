@@ -2,8 +2,7 @@
 
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.card import DatasetCard
-from mergestream.data.datasets.index import Index
+from mergestream.data.datasets.index import DatasetCard, Index
 from mergestream.data.datasets.medimeta import LICENCE, PARTS, SOURCE, MedimetaImage, read_medimeta
 from mergestream.data.datasets.roots import Root
 

@@ -12,8 +12,8 @@ from functools import cache
 import numpy as np
 import torch
 
-from mergestream.data.datasets.card import DatasetCard
 from mergestream.data.datasets.domain_data import Dataset, DomainData
+from mergestream.data.datasets.index import DatasetCard
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.option_checks import whole_number
 

@@ -7,9 +7,8 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any
 
-from mergestream.data.datasets.card import DatasetCard
-from mergestream.data.datasets.image_tree import has_tree, read_tree
-from mergestream.data.datasets.index import Index, LeftOut, Sample
+from mergestream.data.datasets.image_trees import has_tree, read_tree
+from mergestream.data.datasets.index import DatasetCard, Index, LeftOut, Sample
 from mergestream.data.datasets.roots import Root, by_stem
 from mergestream.runtime.errors import DataError
 

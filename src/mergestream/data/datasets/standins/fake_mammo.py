@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mergestream.data.datasets.cbis_ddsm import FINDINGS, PARTS, table_name
-from mergestream.data.datasets.standins.fake_medimeta import grey
+from mergestream.data.datasets.standins.fake_organs import grey
 from mergestream.runtime.errors import DataError
 
 MANIFEST = "manifest-ZkhPvrLo5216730872708713142"

@@ -1,13 +1,12 @@
-"""Stand-ins of trees: domain/class/image."""
+"""Stand-ins of images in folders domain/class/image, and of a user's own table."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mergestream.data.datasets import histopantum
-from mergestream.data.datasets.card import DatasetCard
-from mergestream.data.datasets.domainbed import OFFICE_HOME, PACS, VLCS
+from mergestream.data.datasets.image_trees import HISTOPANTUM, OFFICE_HOME, PACS, VLCS
+from mergestream.data.datasets.index import DatasetCard
 from mergestream.data.datasets.standins.drawing import picture, write_picture
 
 
@@ -51,7 +50,7 @@ def write_histopantum(folder: Path) -> None:
         "uterus": ("non-tumor", "tumor"),
     }
     for domain, (healthy, tumour) in spellings.items():
-        only = replace(histopantum.CARD, domains=(domain,))
+        only = replace(HISTOPANTUM, domains=(domain,))
         spelt = {"non_tumor": healthy, "tumor": tumour}
         write_tree(folder / "HISTOPANTUM", only, 4, partial(_tile, domain), spelt)
 
@@ -59,3 +58,28 @@ def write_histopantum(folder: Path) -> None:
 def _tile(domain: str, number: int) -> str:
     case = f"TCGA-{domain[:2].upper()}-AA{number // 2}B"
     return f"{case}-01Z-00-DX1_{1024 * number}_15360.jpg"
+
+
+CLASSES, SITES = ("benign", "malignant", "normal"), ("brest", "lyon", "turin")
+
+
+def write_folder(folder: Path) -> None:
+    for site in SITES:
+        for label, name in enumerate(CLASSES):
+            for number in range(6):
+                ending = (".png", ".jpg", ".webp", ".bmp", ".tiff", ".png")[number]
+                write_picture(folder / site / name / f"{number}{ending}", picture(site, label, number))
+
+
+def write_table(folder: Path) -> None:
+    """Two images per patient, a time of acquisition, and the scanner as a subgroup."""
+    lines = ["image,label,domain,group,acquired,scanner"]
+    for site in SITES:
+        for label, name in enumerate(CLASSES):
+            for number in range(6):
+                image = f"images/{site}_{name}_{number}.png"
+                write_picture(folder / image, picture(site, label, number))
+                time = f"2025-03-{10 + number:02d}T{8 + label:02d}:30"
+                scanner = "A" if number % 2 else "B"
+                lines.append(f"{image},{name},{site},{site}-{label}-{number // 2},{time},{scanner}")
+    (folder / "samples.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,13 +1,14 @@
-"""Stand-ins in the MedIMeta format, and the organs."""
+"""Stand-ins of organs: folders in the MedIMeta format, and MedMNIST's .npz files, smaller than their names say."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml  # type: ignore[import-untyped]
 
-from mergestream.data.datasets import organs
+from mergestream.data.datasets import organ_mnist, organs
 from mergestream.data.datasets.medimeta import PARTS
 from mergestream.data.datasets.standins.drawing import picture, write_picture
 from mergestream.runtime.errors import DataError
@@ -95,3 +96,19 @@ def _write_info(folder: Path, task: str, names: Sequence[str], rows: Sequence[Fa
         "subject_overlaps": [],
     }
     (folder / "info.yaml").write_text(yaml.safe_dump(info, sort_keys=False), encoding="utf-8")
+
+
+MNIST_IMAGES = {"train": 2, "val": 1, "test": 2}  # images per class
+
+
+def write_organ_mnist(folder: Path, resolution: int = 224, pixels: int = 24) -> None:
+    """Labels uint8 [N,1], as published; classes in no order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for domain, stem in organ_mnist.STEMS.items():
+        arrays: dict[str, Any] = {}
+        for first, (part, each) in zip((0, 10, 20), MNIST_IMAGES.items(), strict=True):
+            order = [(label, first + n) for n in range(each) for label in range(len(organ_mnist.CARD.classes))][::-1]
+            images = [grey(domain, label, number, pixels) for label, number in order]
+            arrays[f"{part}_images"] = np.stack(images)
+            arrays[f"{part}_labels"] = np.array([[label] for label, _ in order], dtype=np.uint8)
+        np.savez_compressed(folder / f"{stem}{organ_mnist.SUFFIXES[resolution]}.npz", **arrays)
