@@ -43,16 +43,12 @@ def split_outside_brackets(text: str, separator: str) -> list[str]:
 
 def parse_options(texts: Sequence[str]) -> tuple[tuple[str, Any], ...]:
     """Parse 'name=value' texts into pairs sorted by name; refuse a name given twice."""
-    pairs = [_option(text) for text in texts]
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"The option '{name}' is given twice.")
-    return tuple(sorted(pairs, key=lambda pair: pair[0]))
-
-
-def _option(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise InputError(f"'{text}' is not an option: write name=value.")
-    return name.strip(), parse_value(value)
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise InputError(f"'{text}' is not an option: write name=value.")
+        if name.strip() in options:
+            raise InputError(f"The option '{name.strip()}' is given twice.")
+        options[name.strip()] = parse_value(value)
+    return tuple(sorted(options.items()))
