@@ -123,7 +123,7 @@ def import_checkpoint(
     Nothing is downloaded, and no code in the file runs. Missing and unexpected tensors are refused by name.
     """
     from mergestream.pool.importing.checkpoint_import import import_expert, import_lines, network_arguments
-    from mergestream.pool.importing.pixel_settings import pixel_options
+    from mergestream.pool.importing.foreign_config import pixel_options
 
     card = import_expert(
         out,

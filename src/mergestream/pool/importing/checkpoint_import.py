@@ -1,7 +1,7 @@
 """Import of one foreign checkpoint as an expert folder."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -22,15 +22,18 @@ from mergestream.pool.importing.foreign_checkpoint import (
     require_names,
     without_prefixes,
 )
+from mergestream.pool.importing.foreign_config import (
+    Values,
+    merged_preprocessing,
+    network_by_name,
+    pixel_config,
+    read_config,
+)
 from mergestream.pool.importing.hugging_face import with_current_names
-from mergestream.pool.importing.network_by_name import network_by_name
-from mergestream.pool.importing.pixel_settings import merged_preprocessing, pixel_config
 from mergestream.pool.parts import require_classes
-from mergestream.runtime.errors import CheckpointError, InputError
+from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import sha256_of_file
 from mergestream.runtime.option_text import parse_value
-
-Values = Mapping[str, Any]
 
 
 def import_expert(
@@ -52,10 +55,10 @@ def import_expert(
     """
     require_new_folder(out)
     foreign = read_foreign(file)
-    config = _json_beside(foreign.path, "config.json")
+    config = read_config(foreign.path, "config.json")
     built = network_by_name(network, tuple(classes), config, dict(arguments or {}))
     built = replace(built, head=find_head(built.module, head)) if head else built
-    recorded = {**pixel_config(config, _json_beside(foreign.path, "preprocessor_config.json")), **(pixels or {})}
+    recorded = {**pixel_config(config, read_config(foreign.path, "preprocessor_config.json")), **(pixels or {})}
     built = replace(built, preprocessing=merged_preprocessing(built.preprocessing, recorded))
     require_classes(classes, built)
     state = _fitted(foreign, built, ignore)
@@ -82,18 +85,6 @@ def import_lines(card: ExpertCard, out: Path) -> list[str]:
     if card.preprocessing is None:
         lines.append("Its preprocessing is unknown, so it takes preprocessed floats only; give --size to set it.")
     return lines
-
-
-def _json_beside(path: Path, name: str) -> dict[str, Any]:
-    """Read a configuration file beside the weights; empty if there is none."""
-    file = path.with_name(name)
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not readable JSON ({error}).") from error
-    return value if isinstance(value, dict) else {}
 
 
 def _fitted(foreign: ForeignCheckpoint, network: Network, ignore: Sequence[str]) -> dict[str, Tensor]:
