@@ -35,7 +35,7 @@ from mergestream.bench.demo.demo import MICRO
 from mergestream.networks.architecture import create_network
 from mergestream.pool.checkpoint import write_expert
 from mergestream.pool.expert_card import BASE, ExpertCard
-from mergestream.serving.audit.log_files import raw_lines
+from mergestream.serving.audit.lines import raw_lines
 from mergestream.serving.audit.log_verification import verify
 
 SETTLED = 2000  # requests after which memory should not grow any more

@@ -22,7 +22,7 @@ from dicoms import dicom
 from mergestream.serving import startup
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http import server
-from mergestream.serving.service_log import JsonFormatter
+from mergestream.serving.startup import JsonFormatter
 
 STREAMS = "/v1/streams"
 ANSWER = Answer(

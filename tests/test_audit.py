@@ -23,10 +23,9 @@ from typer.testing import CliRunner, Result
 
 from mergestream.cli.app import app
 from mergestream.runtime.errors import InputError, MergestreamError, OutputError
-from mergestream.serving.audit.anchors import head, read_anchor
 from mergestream.serving.audit.keys import PrivateKey, create_key, read_private_key, read_public_key
 from mergestream.serving.audit.lines import BEGINNING, AuditError, Link, canonical, encoded_body, parse, seal
-from mergestream.serving.audit.log_verification import VerificationReport, in_words, verify
+from mergestream.serving.audit.log_verification import VerificationReport, head, in_words, read_anchor, verify
 from mergestream.serving.audit.log_writer import AuditLog
 
 

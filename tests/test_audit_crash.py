@@ -13,8 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from mergestream.serving.audit.keys import PrivateKey
-from mergestream.serving.audit.lines import parse
-from mergestream.serving.audit.log_files import raw_lines
+from mergestream.serving.audit.lines import parse, raw_lines
 from mergestream.serving.audit.log_verification import verify
 from mergestream.serving.audit.log_writer import AuditLog
 

@@ -30,8 +30,7 @@ from mergestream.serving.audit.keys import PrivateKey
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.audit.log_verification import verify
 from mergestream.serving.audit.log_writer import AuditLog
-from mergestream.serving.audit.replay import Recompute, files_by_hash, in_words, replay
-from mergestream.serving.audit.step_comparison import compare
+from mergestream.serving.audit.replay import Recompute, compare, files_by_hash, in_words, replay
 from mergestream.serving.engine.engine import Engine
 from mergestream.serving.engine.recomputation import Reproducer
 

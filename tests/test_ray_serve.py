@@ -115,7 +115,7 @@ def test_what_changes_the_service_reaches_every_engine(engines: ReplicatedEngine
 def test_the_http_service_in_front_is_the_same(engines: ReplicatedEngine) -> None:
     from mergestream.serving.engine_options import OpenEngine
     from mergestream.serving.http.application import create_app
-    from mergestream.serving.prometheus_metrics import Metrics
+    from mergestream.serving.monitoring import Metrics
     from mergestream.serving.service import Service
 
     def in_front(_: Metrics) -> OpenEngine:

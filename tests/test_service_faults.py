@@ -15,7 +15,7 @@ import pytest
 
 from benching import command, process, write_pool
 from live_service import LiveService, Senders
-from mergestream.serving.audit.log_files import raw_lines
+from mergestream.serving.audit.lines import raw_lines
 from mergestream.serving.audit.log_verification import VerificationReport, verify
 from test_intake import drawn, saved
 

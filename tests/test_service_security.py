@@ -41,10 +41,9 @@ from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, Serv
 from mergestream.serving.http.tokens import ADMINISTRATOR, CLIENT, Tokens, create_token
 from mergestream.serving.http.uploads import files_of
 from mergestream.serving.micro_batching import OverloadedError
-from mergestream.serving.prometheus_metrics import Metrics
+from mergestream.serving.monitoring import Metrics
 from mergestream.serving.service import Service
-from mergestream.serving.service_log import JsonFormatter
-from mergestream.serving.startup import ServeOptions, serve
+from mergestream.serving.startup import JsonFormatter, ServeOptions, serve
 from services import STREAMS, LocalService, encoded, form, npy, png
 
 ROOT = Path(__file__).parent.parent

@@ -34,8 +34,7 @@ from mergestream.methods.scale_match import ScaleState
 from mergestream.methods.state import for_experts
 from mergestream.runtime.errors import InputError, MergestreamError, OutputError, PoolError, UnknownNameError
 from mergestream.serving.audit.lines import AuditError
-from mergestream.serving.audit.replay import replay
-from mergestream.serving.audit.step_comparison import compare
+from mergestream.serving.audit.replay import compare, replay
 from mergestream.serving.engine import state_encoding, stream_state
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.recomputation import LargeStates, recompute, recompute_step

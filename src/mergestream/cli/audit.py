@@ -27,8 +27,7 @@ def verify_log(
     as_json: AsJson = False,
 ) -> None:
     """Find every changed, removed, repeated, inserted or moved line. Exit code 1 if there is one."""
-    from mergestream.serving.audit.anchors import read_anchor
-    from mergestream.serving.audit.log_verification import in_words, verify
+    from mergestream.serving.audit.log_verification import in_words, read_anchor, verify
 
     public_key = None
     if key is not None:
@@ -47,7 +46,7 @@ def print_head(log: Log) -> None:
 
     Store it where those who can write the log cannot change it, and give it to 'audit verify --anchor'.
     """
-    from mergestream.serving.audit.anchors import head
+    from mergestream.serving.audit.log_verification import head
 
     typer.echo(json.dumps(head(log).to_json(), indent=2))
 

@@ -14,11 +14,10 @@ from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.engine_options import OpenEngine
 from mergestream.serving.http.problems import Problem
-from mergestream.serving.http.recent_steps import RecentSteps
 from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, ServiceLimits
 from mergestream.serving.http.tokens import Tokens
 from mergestream.serving.micro_batching import MicroBatcher
-from mergestream.serving.prometheus_metrics import Metrics
+from mergestream.serving.monitoring import Metrics, RecentSteps
 
 if TYPE_CHECKING:
     from mergestream.serving.watched_folder.folder_thread import FolderThread

@@ -1,5 +1,7 @@
 """Start the service from its command-line options."""
 
+import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +22,9 @@ from mergestream.serving.http.request_limits import ServiceLimits
 from mergestream.serving.http.server import Address, run
 from mergestream.serving.http.tokens import Tokens
 from mergestream.serving.micro_batching import BatchingSettings
-from mergestream.serving.prometheus_metrics import Metrics
+from mergestream.serving.monitoring import Metrics, timestamp
 from mergestream.serving.replicas.ray_cluster import require_ray_serve, start_replicas
 from mergestream.serving.service import ENGINE_THREADS, Service
-from mergestream.serving.service_log import log_to_stderr
 from mergestream.serving.watched_folder.folder_thread import FolderThread
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -183,3 +184,25 @@ def _log_notice(options: ServeOptions, engine: EngineOptions) -> str:
         files = f"Audit logs, one per engine: {', '.join(logs)}"
     unsigned = " (not signed: give a key made by 'mergestream audit key' as --audit-key)"
     return files if options.audit_key else files + unsigned
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line, with the fields of a request as keys."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"time": timestamp(record.created), "level": record.levelname.lower(), "logger": record.name}
+        fields = record.args if isinstance(record.args, dict) else {}
+        if record.exc_info:
+            fields = {**fields, "traceback": self.formatException(record.exc_info)}
+        return json.dumps({**line, "message": record.getMessage(), **fields}, default=str)
+
+
+def log_to_stderr(*, as_json: bool) -> None:
+    """Log requests and events of the service; of libraries only warnings."""
+    handler = logging.StreamHandler()
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter() if as_json else plain)
+    level = logging.DEBUG if logging.getLogger().level == logging.DEBUG else logging.INFO
+    # Not even with --debug more: detailed messages of libraries may quote a file's header.
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("mergestream.serving").setLevel(level)

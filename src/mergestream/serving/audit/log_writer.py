@@ -19,11 +19,17 @@ from mergestream.serving.audit.lines import (
     canonical,
     checked_kind,
     encoded_body,
+    rotated_file,
     seal,
 )
-from mergestream.serving.audit.log_files import rotated_file
-from mergestream.serving.audit.recovery import last_link, move_torn_end, unrecorded_torn_ends
-from mergestream.serving.audit.storage import Storage, flush_folder, lock
+from mergestream.serving.audit.storage import (
+    Storage,
+    flush_folder,
+    last_link,
+    lock,
+    move_torn_end,
+    unrecorded_torn_ends,
+)
 
 if TYPE_CHECKING:
     from mergestream.serving.audit.keys import PrivateKey

@@ -27,7 +27,7 @@ from typing import Any
 
 from mergestream.runtime.errors import CheckpointError, OutputError
 from mergestream.runtime.files import error_text, make_folder, read_json, sha256_of_json, write_json
-from mergestream.serving.audit.log_files import rotated_file, rotated_numbers
+from mergestream.serving.audit.lines import rotated_file, rotated_numbers
 from mergestream.serving.engine.registry import NAME
 from mergestream.serving.engine.state_encoding import is_whole
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from mergestream.pool.expert_card import version_of
 from mergestream.serving.http.gate import GUARDED, Gate
 from mergestream.serving.http.problems import problem_of, response
-from mergestream.serving.http.routes import health_routes, image_routes, page_routes, pool_routes, stream_routes
+from mergestream.serving.http.routes import administration_routes, image_routes, page_routes
 from mergestream.serving.service import Service
 
 DESCRIPTION = """Send images, get the answers of one merged model, with an audit trail.
@@ -34,9 +34,8 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    for part in (image_routes, stream_routes, pool_routes, health_routes, page_routes):
+    for part in (image_routes, administration_routes, page_routes):
         app.include_router(part.router)
-    app.include_router(page_routes.dashboard_router())
     app.add_middleware(Gate, service=service)
     app.add_exception_handler(HTTPException, _as_problem)
     app.add_exception_handler(RequestValidationError, _as_problem)

@@ -11,10 +11,17 @@ from mergestream.data.intake import REFUSALS, IntakeError
 from mergestream.runtime.errors import InputError, OutputError, UnknownNameError
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.registry import TooManyStreamsError
+from mergestream.serving.http.schemas import ProblemDocument
 from mergestream.serving.micro_batching import ClosingError, OverloadedError
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 2
+# Any URL under /v1 may answer these.
+ALWAYS = (
+    "unauthorized", "forbidden", "foreign_origin", "wrong_host", "rate_limited", "internal", "loading", "closing",
+    "overloaded", "invalid_request",
+)  # fmt: skip
+EXAMPLE_DETAIL, EXAMPLE_REQUEST = "What was wrong with this request, and what to do.", "5f1c0a9e7d3b2460"
 
 
 class ProblemType(NamedTuple):
@@ -144,3 +151,15 @@ def _fields(error: RequestValidationError) -> str:
         where = ["a field"] if each["type"] == "extra_forbidden" else list(map(str, each["loc"]))
         sentences.append(f"{' '.join(where)}: {each['msg']}")
     return "; ".join(dict.fromkeys(sentences)) + "."
+
+
+def problems(*codes: str) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route with these codes and those of ALWAYS."""
+    by_status: dict[int | str, dict[str, Any]] = {}
+    for code in dict.fromkeys((*codes, *ALWAYS)):
+        status, title = PROBLEMS[code]
+        entry = by_status.setdefault(status, {"model": ProblemDocument, "description": ""})
+        entry["description"] = f"{entry['description']} `{code}`: {title}".strip()
+        content = entry.setdefault("content", {MEDIA_TYPE: {"examples": {}}})
+        content[MEDIA_TYPE]["examples"][code] = {"value": document(Problem(code, EXAMPLE_DETAIL), EXAMPLE_REQUEST)}
+    return by_status

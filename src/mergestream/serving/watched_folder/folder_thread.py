@@ -8,7 +8,7 @@ from typing import Any
 from mergestream.data.intake import Picture
 from mergestream.runtime.errors import MergestreamError
 from mergestream.serving.engine.answers import Answer
-from mergestream.serving.http.answer_document import answer_document
+from mergestream.serving.http.routes.image_routes import answer_document
 from mergestream.serving.service import Service
 from mergestream.serving.watched_folder.watcher import watch
 

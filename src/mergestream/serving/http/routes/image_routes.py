@@ -1,16 +1,19 @@
 """Answers to batches and to single images."""
 
+import base64
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 
 from mergestream.data.intake import Picture
-from mergestream.serving.http.answer_document import answer_document, encoded_reports
-from mergestream.serving.http.problems import Problem
+from mergestream.runtime.errors import InputError
+from mergestream.serving.engine.answers import Answer
+from mergestream.serving.http.problems import Problem, problems
 from mergestream.serving.http.request_limits import Share, body_of
-from mergestream.serving.http.routes.problem_examples import problems
 from mergestream.serving.http.schemas import BatchAnswer
 from mergestream.serving.http.uploads import files_of
+from mergestream.serving.monitoring import by_expert
 from mergestream.serving.service import Service
 
 router = APIRouter(tags=["answers"])
@@ -86,3 +89,41 @@ async def _pictures(request: Request, service: Service, share: Share) -> list[Pi
     pictures = await service.decode(files)
     share.take(sum(picture.pixels.nbytes for picture in pictures))
     return pictures
+
+
+def answer_document(answer: Answer, reports: list[str | None] | None = None) -> BatchAnswer:
+    return BatchAnswer(
+        stream=answer.stream,
+        step=answer.step,
+        classes=list(answer.classes),
+        predictions=list(answer.predictions),
+        probabilities=[list(row) for row in answer.probabilities],
+        encoder_coefficients=by_expert(answer, answer.encoder_coefficients),
+        head_coefficients=by_expert(answer, answer.head_coefficients),
+        entropies=by_expert(answer, answer.entropy),
+        consistency=by_expert(answer, answer.consistency),
+        head_expert=answer.head_expert,
+        switched_off=list(answer.switched_off),
+        pool_hash=answer.pool_sha256,
+        model_hash=answer.weights_sha256,
+        findings=list(answer.findings),
+        abstention=answer.abstention,
+        audit=answer.audit if answer.audit.get("hash") else None,
+        batch_size=answer.batch_size,
+        position=answer.position,
+        milliseconds=1000 * answer.seconds,
+        reports=reports,
+    )
+
+
+def encoded_reports(pictures: Sequence[Picture], answer: Answer) -> list[str | None]:
+    """A structured report in base64 per image; None for one without the DICOM identifiers that a report needs."""
+    from mergestream.serving.structured_report import write_report
+
+    reports: list[str | None] = []
+    for row, picture in enumerate(pictures):
+        try:
+            reports.append(base64.b64encode(write_report(picture, answer, row)).decode("ascii"))
+        except InputError:
+            reports.append(None)
+    return reports

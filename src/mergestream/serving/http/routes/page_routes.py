@@ -1,13 +1,15 @@
-"""Pages: the dashboard, and the HTTP interface on one page. Both work offline."""
+"""Pages that work offline (the dashboard, the HTTP interface), health checks and metrics."""
 
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import FileResponse, HTMLResponse, Response
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import FileResponse, HTMLResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 
-from mergestream.serving.http.problems import PROBLEMS
+from mergestream.serving.http.problems import PROBLEMS, Problem, problems
+from mergestream.serving.http.schemas import Health
 
 DASHBOARD = Path(__file__).parents[2] / "dashboard"
 STYLE = Path(__file__).with_name("docs.css")
@@ -19,17 +21,8 @@ TYPES = {
     ".png": "image/png",
     ".woff2": "font/woff2",
 }
-router = APIRouter(include_in_schema=False)
-
-
-def dashboard_router() -> APIRouter:
-    """A route per file of the dashboard. The files are listed now, so no path from a client is ever opened."""
-    files = APIRouter(include_in_schema=False)
-    for file in sorted(DASHBOARD.rglob("*")):
-        if file.suffix in TYPES:
-            files.add_api_route(f"/{file.relative_to(DASHBOARD).as_posix()}", _sender(file), methods=["GET"])
-    files.add_api_route("/", _sender(DASHBOARD / "index.html"), methods=["GET"])
-    return files
+router = APIRouter(tags=["operation"])
+METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
 def _sender(file: Path) -> Any:
@@ -39,12 +32,12 @@ def _sender(file: Path) -> Any:
     return send
 
 
-@router.get("/docs.css")
+@router.get("/docs.css", include_in_schema=False)
 async def style() -> FileResponse:
     return FileResponse(STYLE, media_type=TYPES[".css"])
 
 
-@router.get("/docs")
+@router.get("/docs", include_in_schema=False)
 async def documents(request: Request) -> HTMLResponse:
     return HTMLResponse(page(request.app.openapi()))
 
@@ -97,3 +90,32 @@ def _first(answer: dict[str, Any]) -> str:
 
 def _text(text: str) -> str:
     return "".join(f"<p>{escape(paragraph)}</p>" for paragraph in text.split("\n\n") if paragraph.strip())
+
+
+@router.get("/healthz", summary="Liveness")
+async def healthz() -> Health:
+    """Always ok: the process answers."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", summary="Readiness", responses=problems("audit_unavailable", "not_watching"))
+async def readyz(request: Request) -> Health:
+    """Not ready while it loads or shuts down, or while the audit log or the watched folder fails."""
+    code = await request.app.state.service.why_not_ready()
+    if code is not None:
+        raise Problem(code, PROBLEMS[code].title)
+    return Health(status="ready")
+
+
+@router.get("/metrics", summary="Metrics for Prometheus", response_class=Response, responses={**METRICS, **problems()})
+async def metrics(request: Request) -> Response:
+    """Requests, latencies, images, steps, findings, audit lines, queue length, streams."""
+    return Response(request.app.state.service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+# Listed once, so that no path from a client is ever opened.
+for _file in sorted(DASHBOARD.rglob("*")):
+    if _file.suffix in TYPES:
+        _path = _file.relative_to(DASHBOARD).as_posix()
+        router.add_api_route(f"/{_path}", _sender(_file), methods=["GET"], include_in_schema=False)
+router.add_api_route("/", _sender(DASHBOARD / "index.html"), methods=["GET"], include_in_schema=False)

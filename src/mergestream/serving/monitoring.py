@@ -1,20 +1,23 @@
-"""Metrics for Prometheus, and the latencies and counts that the dashboard shows."""
+"""Metrics for Prometheus, and recent steps, latencies and counts for the dashboard."""
 
 import math
 import threading
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from mergestream.serving.engine.answers import Answer
+from mergestream.serving.engine.answers import Answer, PerExpert
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 LATENCIES = 4096  # the last ones, for percentiles
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+STEPS_PER_STREAM = 200
 
 
 class Metrics:
@@ -88,3 +91,56 @@ class Metrics:
 def _percentile(ordered: Sequence[float], share: float) -> float | None:
     """The smallest value that this share of the values does not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+class RecentSteps:
+    """The last steps per stream. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._steps: dict[str, deque[dict[str, Any]]] = {}
+
+    def add(self, answer: Answer) -> None:
+        with self._lock:
+            self._steps.setdefault(answer.stream, deque(maxlen=STEPS_PER_STREAM)).append(_step_document(answer))
+
+    def after(self, stream: str, step: int) -> list[dict[str, Any]]:
+        with self._lock:
+            return [each for each in self._steps.get(stream, ()) if each["step"] > step]
+
+    def last(self, stream: str) -> dict[str, Any] | None:
+        with self._lock:
+            steps = self._steps.get(stream)
+            return steps[-1] if steps else None
+
+    def forget(self, stream: str) -> None:
+        with self._lock:
+            self._steps.pop(stream, None)
+
+
+def _step_document(answer: Answer) -> dict[str, Any]:
+    counts = Tally("undecided" if each is None else each for each in answer.predictions)
+    return {
+        "step": answer.step,
+        "time": timestamp(),
+        "images": answer.batch_size,
+        "encoder_coefficients": by_expert(answer, answer.encoder_coefficients) or {},
+        "head_coefficients": by_expert(answer, answer.head_coefficients) or {},
+        "entropies": by_expert(answer, answer.entropy) or {},
+        "head_expert": answer.head_expert,
+        "predictions_per_class": {name: counts.get(name, 0) for name in answer.classes}
+        | ({"undecided": counts["undecided"]} if counts["undecided"] else {}),
+        "findings": [finding.to_json() for finding in answer.findings],
+        "milliseconds": 1000 * answer.seconds,
+    }
+
+
+def by_expert(answer: Answer, numbers: PerExpert) -> dict[str, float | None] | None:
+    """Numbers under the experts' names; None if no single merged model answered."""
+    return None if numbers is None else dict(zip(answer.experts, numbers, strict=True))
+
+
+def timestamp(seconds: float | None = None) -> str:
+    """UTC as ISO 8601 with milliseconds; by default now."""
+    when = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,207 @@
+"""Streams and pool: show them and, for administrators, change them."""
+
+import logging
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import ValidationError
+
+from mergestream.runtime.errors import CheckpointError, InputError, MergestreamError, OutputError, PoolError
+from mergestream.serving.http import schemas
+from mergestream.serving.http.problems import Problem, problems
+from mergestream.serving.http.request_limits import body_of
+from mergestream.serving.http.routes.image_routes import StreamName
+from mergestream.serving.http.tokens import ADMINISTRATOR
+from mergestream.serving.service import Service
+
+router = APIRouter(tags=["streams and pool"])
+After = Annotated[int | None, Query(description="Only steps after this number.", ge=-1, le=2**53)]
+ExpertName = Annotated[str, Path(max_length=200, description="A name in the pool.")]
+LARGEST_BODY = 4096
+SWITCH_BODY = {"required": True, "content": {"application/json": {"schema": schemas.Switch.model_json_schema()}}}
+log = logging.getLogger(__name__)
+
+
+@router.get("/v1/streams", summary="List streams", responses=problems())
+async def list_streams(request: Request) -> schemas.Streams:
+    """The status of every stream, by name."""
+    return schemas.Streams(streams=stream_statuses(request.app.state.service))
+
+
+@router.get("/v1/streams/{stream}", summary="Show a stream", responses=problems("unknown_stream"))
+async def show_stream(request: Request, stream: StreamName) -> schemas.StreamStatus:
+    """Numbers of steps and images, and the numbers and findings of its last step."""
+    return _status_of(request.app.state.service, stream)
+
+
+@router.get(
+    "/v1/streams/{stream}/recent", summary="Show the last steps of a stream", responses=problems("unknown_stream")
+)
+async def recent_steps(request: Request, stream: StreamName, after: After = None) -> schemas.Recent:
+    """The last 200 steps since the service started: coefficients, entropies, predictions per class, findings."""
+    service: Service = request.app.state.service
+    _status_of(service, stream)
+    steps = service.recent.after(stream, -1 if after is None else after)
+    return schemas.Recent(stream=stream, steps=[schemas.RecentStep(**step) for step in steps])
+
+
+@router.post(
+    "/v1/streams/{stream}/reset", summary="Reset a stream", responses=problems("unknown_stream", "audit_unavailable")
+)
+async def reset_stream(request: Request, stream: StreamName) -> schemas.StreamStatus:
+    """Reset its moving averages and the memory of its guards. Step numbers continue. Administrators only."""
+    service: Service = request.app.state.service
+    await service.change("reset", request.state, partial(service.open.engine.reset, stream))
+    return _status_of(service, stream)
+
+
+@router.delete(
+    "/v1/streams/{stream}",
+    summary="Delete a stream",
+    status_code=204,
+    response_class=Response,
+    responses=problems("unknown_stream", "audit_unavailable"),
+)
+async def delete_stream(request: Request, stream: StreamName) -> Response:
+    """Delete its averages and counts; its lines stay in the audit log. Administrators only."""
+    service: Service = request.app.state.service
+    await service.change("delete", request.state, partial(service.open.engine.delete, stream))
+    service.recent.forget(stream)
+    return Response(status_code=204)
+
+
+def stream_statuses(service: Service) -> list[schemas.StreamStatus]:
+    return [_status(stream, service.recent.last(stream["stream"]) or {}) for stream in service.open.engine.streams()]
+
+
+def _status_of(service: Service, name: str) -> schemas.StreamStatus:
+    for status in stream_statuses(service):
+        if status.name == name:
+            return status
+    raise Problem("unknown_stream", "Unknown stream; the first batch sent to a stream creates it.")
+
+
+def _status(stream: dict[str, Any], last: dict[str, Any]) -> schemas.StreamStatus:
+    """`last`: the last step since the service started, or {}."""
+    return schemas.StreamStatus(
+        name=stream["stream"],
+        steps=stream["steps"],
+        images=stream["images"],
+        last_step_at=last.get("time"),
+        encoder_coefficients=last.get("encoder_coefficients", {}),
+        head_coefficients=last.get("head_coefficients", {}),
+        entropies=last.get("entropies", {}),
+        head_expert=last.get("head_expert"),
+        alarms=[
+            schemas.Alarm(code=each["code"], severity=each["severity"], sentence=each["sentence"])
+            for each in last.get("findings", [])
+            if each["severity"] != "info"
+        ],
+    )
+
+
+@router.get("/v1/pool", summary="Show the pool", responses=problems())
+async def show_pool(request: Request) -> schemas.PoolStatus:
+    """Every expert's card, without its training recipe; the method and its options."""
+    lineup = request.app.state.service.open.engine.lineup
+    return schemas.PoolStatus(
+        hash=lineup.identity["pool_sha256"],
+        classes=list(lineup.pool.classes),
+        method=lineup.method,
+        options=lineup.options,
+        experts=[
+            schemas.PoolExpert(
+                name=card.name,
+                on=card.name not in lineup.off,
+                domain=card.domain,
+                network=card.architecture.name,
+                metrics=card.metrics,
+                temperature=card.temperature,
+                weights_hash=card.weights_sha256,
+            )
+            for card in lineup.pool.cards
+        ],
+    )
+
+
+@router.get("/v1/overview", summary="Data of the dashboard", responses=problems())
+async def overview(request: Request) -> schemas.Overview:
+    """Pool, streams, latency and requests."""
+    service: Service = request.app.state.service
+    lineup = service.open.engine.lineup
+    experts = [
+        schemas.OverviewExpert(name=card.name, on=card.name not in lineup.off, domain=card.domain, metrics=card.metrics)
+        for card in lineup.pool.cards
+    ]
+    return schemas.Overview(
+        pool=schemas.OverviewPool(
+            hash=lineup.identity["pool_sha256"], classes=list(lineup.pool.classes), experts=experts
+        ),
+        streams=stream_statuses(service),
+        latency_ms=schemas.Latency(**service.metrics.latency()),
+        requests=schemas.Requests(**service.metrics.outcomes()),
+        administrator=request.state.holder.role == ADMINISTRATOR,
+        version=request.app.version,
+    )
+
+
+@router.post(
+    "/v1/pool/reload",
+    summary="Reload the pool",
+    responses=problems("pool_unusable", "audit_unavailable"),
+)
+async def reload_pool(request: Request) -> schemas.Reloaded:
+    """Use the pool that is on disk now, from the next batch on. Administrators only.
+
+    If it cannot be used, the old one stays in use. If the pool has changed, the averages of all streams begin again.
+    """
+    service: Service = request.app.state.service
+    try:
+        return schemas.Reloaded(**await service.change("reload", request.state, service.open.engine.reload))
+    except OutputError:
+        raise
+    except MergestreamError as error:
+        raise _unusable(error, request.state.request_id) from error
+
+
+@router.put(
+    "/v1/pool/experts/{expert}",
+    summary="Switch an expert on or off",
+    responses=problems(
+        "unknown_expert", "change_refused", "audit_unavailable", "body_too_large", "body_too_slow",
+        "unsupported_media_type",
+    ),
+    openapi_extra={"requestBody": SWITCH_BODY},
+)  # fmt: skip
+async def switch_expert(request: Request, expert: ExpertName) -> schemas.Switched:
+    """From the next batch of each stream on. The other coefficients are renormalised. Administrators only."""
+    service: Service = request.app.state.service
+    switch = await _read_switch(request, service)
+    names = service.open.engine.lineup.pool.names
+    if expert not in names:
+        raise Problem("unknown_expert", f"The experts of the pool are {', '.join(names)}.")
+    try:
+        off = await service.change("switch", request.state, partial(service.open.engine.switch, expert, on=switch.on))
+    except (InputError, PoolError) as error:
+        raise Problem("change_refused", str(error)) from error
+    return schemas.Switched(expert=expert, on=switch.on, switched_off=list(off))
+
+
+async def _read_switch(request: Request, service: Service) -> schemas.Switch:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Problem("unsupported_media_type", 'Send application/json, as in {"on": false}.')
+    body = b""
+    async for chunk in body_of(request.receive, LARGEST_BODY, service.limits.body_seconds):
+        body += chunk
+    try:
+        return schemas.Switch.model_validate_json(body)
+    except ValidationError:
+        raise Problem("invalid_request", 'Send {"on": true} or {"on": false}, and nothing else.') from None
+
+
+def _unusable(error: MergestreamError, request_id: str) -> Problem:
+    log.error("request %s: the pool was not reloaded: %s", request_id, error)
+    kinds = {CheckpointError: "an expert on disk is damaged", PoolError: "its experts do not fit together"}
+    why = next((text for kind, text in kinds.items() if isinstance(error, kind)), "it does not fit this service")
+    return Problem("pool_unusable", f"The old pool stays in use: {why}. The log has details under this request id.")
