@@ -216,7 +216,7 @@ def test_half_precision_is_summed_in_double(tmp_path: Path) -> None:
 def test_slices_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_pool("resnet", base=True).save(tmp_path / "pool")
     whole = analyse_drift(tmp_path / "pool")
-    monkeypatch.setattr("mergestream.bench.drift.tensor_file.SLICE", 50)
+    monkeypatch.setattr("mergestream.bench.drift.pool_drift.SLICE", 50)
     cut = analyse_drift(tmp_path / "pool")
     for one, other in zip(whole.layers, cut.layers, strict=True):
         assert one.whole.angles == pytest.approx(other.whole.angles, rel=1e-9)

@@ -144,8 +144,7 @@ def provenance_of(collection: RunCollection, report_command: str) -> RunProvenan
     for run, arguments in zip(collection.runs, every, strict=True):
         hashes.setdefault(arguments["label"], []).append(run.hash)
         method = methods.setdefault(
-            arguments["label"],
-            {"revision": arguments["revision"], "options": arguments["options"], "sources": {}},
+            arguments["label"], {"revision": arguments["revision"], "options": arguments["options"], "sources": {}}
         )
         for name in SOURCES:
             if name in arguments:

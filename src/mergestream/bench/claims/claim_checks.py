@@ -19,7 +19,6 @@ OURS = "entropy_adaptive"
 class OptionClaim(NamedTuple):
     """The paper's value of an option is better than its rival; `own_options` exist only for the rival."""
 
-    name: str
     claim: str
     option: str
     value: str
@@ -29,14 +28,12 @@ class OptionClaim(NamedTuple):
 
 OPTION_CLAIMS = (
     OptionClaim(
-        "entropy_beats_max_softmax",
         "Entropy is a better score to merge by than the maximum softmax.",
         "score",
         "entropy",
         "max_softmax",
     ),
     OptionClaim(
-        "inverse_beats_softmax",
         "Weighting by the inverse of the entropy is better than by a softmax of it.",
         "weighting",
         "inverse",
@@ -50,9 +47,9 @@ def check_variants(runs: Sequence[Run]) -> list[ClaimFinding]:
     """Compare every pair of variants that differ in one option alone, on every stream that both have."""
     findings: list[ClaimFinding] = []
     for each in OPTION_CLAIMS:
-        duels = [found for pair in _variant_pairs(runs, each) for found in duel(runs, *pair)]
+        duels = [one for pair in _variant_pairs(runs, each) for one in duel(runs, *pair)]
         needed = f"runs of {OURS} and of {OURS}({each.option}={each.rival}) on the same streams of the same pool."
-        findings += duel_findings(each.name, each.claim, duels, needed)
+        findings += duel_findings(each.claim, duels, needed)
     return findings
 
 
@@ -70,27 +67,19 @@ def _variant_pairs(runs: Sequence[Run], claim: OptionClaim) -> Iterator[tuple[st
                 yield label, rival
 
 
-def duel_findings(name: str, claim: str, duels: Sequence[Duel], needed: str) -> list[ClaimFinding]:
+def duel_findings(claim: str, duels: Sequence[Duel], needed: str) -> list[ClaimFinding]:
     """The claim that `ours` is better in each duel; without a duel, a finding that says what is needed."""
     if not duels:
-        return [missing(name, claim, "difference in accuracy", POINTS, needed)]
-    return [_duel_finding(name, claim, each) for each in duels]
-
-
-def _duel_finding(name: str, claim: str, each: Duel) -> ClaimFinding:
-    estimate, measure = each.difference.times(100), f"accuracy of {each.ours} less that of {each.theirs}"
-    across = "; the same if targets are resampled" if each.holds_across_targets else "; not settled across targets"
-    clear = across if verdict_of(estimate) != UNKNOWN else ""
-    sentence = (
-        f"On {each.stream}, {each.ours} {each.outcome} {each.theirs}: {each.difference.points()} points "
-        f"({each.wins} wins, {each.losses} losses, {each.ties} ties over targets, seeds and pools){clear}."
-    )
-    return ClaimFinding(name, claim, each.stream, measure, POINTS, estimate, verdict_of(estimate), sentence)
+        return [missing(claim, needed)]
+    findings = []
+    for each in duels:
+        estimate, measure = each.difference.times(100), f"accuracy of {each.ours} less that of {each.theirs}"
+        findings.append(ClaimFinding(claim, each.stream, measure, POINTS, estimate, verdict_of(estimate)))
+    return findings
 
 
 MEAN, SHARED, DECOUPLED = "mean", "entropy_adaptive(head=shared)", "entropy_adaptive"
 LEAST_SHARE = 0.85  # the paper: decoupling gives 85 to 90 % of what layer-wise coefficients would
-GAIN, PART_OF_GAIN, MORE = "gain_over_the_mean", "share_of_the_layer_wise_gain", "decoupled_beats_shared"
 SHARE_CLAIM = "Decoupling gives 85 % or more of what layer-wise coefficients gain over the mean."
 Gains = tuple[np.ndarray, np.ndarray]  # points [cells] and resamples [cells,RESAMPLES]
 
@@ -105,7 +94,7 @@ def check_gains(runs: Sequence[Run]) -> list[ClaimFinding]:
     layer_wise = list(dict.fromkeys(labels))
     needed = f"runs of {DECOUPLED} and of {SHARED} on the same streams."
     claim = "Decoupled coefficients are better than shared ones."
-    decoupled = duel_findings(MORE, claim, duel(runs, DECOUPLED, SHARED), needed)
+    decoupled = duel_findings(claim, duel(runs, DECOUPLED, SHARED), needed)
     return [*_gains(runs, layer_wise), *decoupled, *_shares(runs, layer_wise)]
 
 
@@ -115,7 +104,7 @@ def _gains(runs: Sequence[Run], layer_wise: Sequence[str]) -> list[ClaimFinding]
         claim = f"{kind} coefficients gain over the mean."
         duels = [each for label in labels for each in duel(runs, label, MEAN)]
         needed = f"runs of {labels[0] if labels else 'adamerging(granularity=layer)'} and of mean on the same streams."
-        findings += duel_findings(GAIN, claim, duels, needed)
+        findings += duel_findings(claim, duels, needed)
     return findings
 
 
@@ -128,7 +117,7 @@ def _shares(runs: Sequence[Run], layer_wise: Sequence[str]) -> list[ClaimFinding
                 cells = _cells(here, (part, whole, MEAN))
                 findings += [_share(stream, part, whole, cells)] if cells else []
     needed = "runs of adamerging(granularity=layer), entropy_adaptive and mean on the same streams; it needs a base."
-    return findings or [missing(PART_OF_GAIN, SHARE_CLAIM, "share of the gain", SHARE, needed)]
+    return findings or [missing(SHARE_CLAIM, needed)]
 
 
 def _share(stream: str, part: str, whole: str, cells: Sequence["_Cell"]) -> ClaimFinding:
@@ -138,20 +127,11 @@ def _share(stream: str, part: str, whole: str, cells: Sequence["_Cell"]) -> Clai
     of_part, of_whole = _draws(cells)
     total = estimate_over_targets(of_whole[0].tolist(), of_whole[1], targets)
     if total.low <= 0:
-        sentence = (
-            f"On {stream}, {whole} has no clear gain over the mean ({total.points()} points), so {part} has no "
-            f"share of it."
-        )
-        return ClaimFinding(PART_OF_GAIN, claim, stream, measure, SHARE, None, UNKNOWN, sentence)
+        reason = f"On {stream}, {whole} has no clear gain over the mean ({total.points()} points)."
+        return ClaimFinding(claim, stream, reason=reason)
     share = share_of(of_part, of_whole, targets)
     few = min(len(cell.images) for cell in cells) < FEW_BATCHES
-    sentence = (
-        f"On {stream}, {part} gets {100 * share.mean:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}] of the "
-        f"gain of {whole} over the mean"
-        + (f"; fewer than {FEW_BATCHES} batches, too few for an interval." if few else ".")
-    )
-    verdict = UNKNOWN if few else verdict_of(share, LEAST_SHARE)
-    return ClaimFinding(PART_OF_GAIN, claim, stream, measure, SHARE, share, verdict, sentence)
+    return ClaimFinding(claim, stream, measure, SHARE, share, UNKNOWN if few else verdict_of(share, LEAST_SHARE))
 
 
 @dataclass(frozen=True)

@@ -135,11 +135,7 @@ def _recall_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
 
 
 def _percent_table(
-    title: str,
-    rows: Sequence[ResultRow],
-    columns: tuple[str, ...],
-    values: Sequence[Sequence[float | None]],
-    note: str,
+    title: str, rows: Sequence[ResultRow], columns: tuple[str, ...], values: Sequence[Sequence[float | None]], note: str
 ) -> ResultTable:
     cells = tuple(
         (row.label, *(_number(value, 100, 1) for value in line)) for row, line in zip(rows, values, strict=True)

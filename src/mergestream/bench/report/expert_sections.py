@@ -14,7 +14,6 @@ from mergestream.bench.claims.claim_finding import (
     ClaimFinding,
     Verdict,
     claims_by_stream,
-    findings_table,
 )
 from mergestream.bench.drift.drift_figures import HEAT_MAP, DriftFigure, draw, figures_of
 from mergestream.bench.drift.drift_report import describe_drift
@@ -38,43 +37,34 @@ STYLES: dict[Verdict, tuple[str, str]] = {
 
 
 def draw_findings(ax: Axes, findings: Sequence[ClaimFinding]) -> None:
-    """A dot and interval per finding with a number in the first one's unit, under the name of its measure."""
-    shown = [each for each in findings if each.estimate is not None and each.unit == findings[0].unit]
+    """A dot and interval per finding, under the name of its measure; all are in one unit."""
     streams: dict[int, str] = {}
     row = 0
-    for measure in dict.fromkeys(each.measure for each in shown):
+    for measure in dict.fromkeys(each.measure for each in findings):
         ax.text(0.01, row, measure, transform=ax.get_yaxis_transform(), va="center", fontsize=8, fontweight="bold")
-        here = [each for each in shown if each.measure == measure]
-        for place, finding in enumerate(here, start=row + 1):
-            streams[place] = finding.stream or ""
-            _draw_interval(ax, place, finding)
-        row += 1 + len(here)
+        for each in findings:
+            if each.measure == measure and each.estimate is not None:
+                row += 1
+                streams[row] = str(each.stream)
+                colour, marker = STYLES[each.verdict]
+                ax.plot([each.estimate.low, each.estimate.high], [row, row], color=colour, linewidth=1.4)
+                ax.plot(each.estimate.mean, row, marker, color=colour, markersize=6, linestyle="none")
+        row += 1
     ax.axvline(0, color="#888888", linewidth=0.8, linestyle=":")
     ax.set_yticks(list(streams), list(streams.values()), fontsize=8)
     ax.set_ylim(row - 0.5, -0.5)
-    ax.set_xlabel(f"{findings[0].unit}; lines: intervals" if findings else "")
+    ax.set_xlabel(f"{findings[0].unit}; lines: intervals")
     ax.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_interval(ax: Axes, row: int, finding: ClaimFinding) -> None:
-    assert finding.estimate is not None
-    colour, marker = STYLES[finding.verdict]
-    estimate = finding.estimate
-    labels = ax.get_legend_handles_labels()[1]
-    ax.plot([estimate.low, estimate.high], [row, row], color=colour, linewidth=1.4)
-    label = None if finding.verdict in labels else finding.verdict
-    ax.plot(estimate.mean, row, marker, color=colour, markersize=6, linestyle="none", label=label)
 
 
 def claims_section(report: ReportFindings) -> PageSection | None:
     measured = [each for each in report.claims if each.estimate is not None]
-    missing = [f"{each.claim} {each.sentence}" for each in report.claims if each.estimate is None]
+    missing = [f"{each.claim} {each.reason}" for each in report.claims if each.estimate is None]
     if not measured:
         return None
-    parts: list[Part] = [claims_by_stream(measured, "Claims by stream"), _claims_figure(measured)]
+    parts: list[Part] = [claims_by_stream(measured), _claims_figure(measured)]
     parts += [Bullets(list(dict.fromkeys(missing)))] if missing else []
-    every = PageFold("Every claim on every stream", [findings_table(report.claims)])
-    return PageSection("The paper's claims", [*parts, every])
+    return PageSection("The paper's claims", parts)
 
 
 def _claims_figure(findings: Sequence[ClaimFinding]) -> PageFigure:
