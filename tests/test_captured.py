@@ -16,8 +16,7 @@ from mergestream.functional import merging
 from mergestream.methods import base, capture
 from mergestream.methods.batch import Batch
 from mergestream.methods.capture import MOST_RECORDED, Recorder
-from mergestream.methods.class_prior import ClassPrior
-from mergestream.methods.scale_match import ScaleMatch
+from mergestream.methods.prior_units import ClassPrior, ScaleMatch
 from mergestream.pool.execution import Execution, Recording, patches_as_products
 from mergestream.runtime import log_once
 from mergestream.runtime.errors import InputError

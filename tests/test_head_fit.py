@@ -12,8 +12,7 @@ from torch import Tensor, nn
 import mergestream as ms
 from conftest import make_images, make_pool
 from mergestream.functional import head_fit
-from mergestream.methods.fading import FadingWindow
-from mergestream.methods.fitted_head import FittedHead
+from mergestream.methods.prior_units import FadingWindow, FittedHead
 from mergestream.networks.last_layer import LastLayer
 from mergestream.runtime.errors import InputError, NetworkError
 

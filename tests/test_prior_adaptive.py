@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import mergestream as ms
 from conftest import CLASSES, NAMES, make_images, make_pool, trained_with_weights
-from mergestream.methods.prepared_rows import even_heads, restored
+from mergestream.methods.expert_rows import even_heads, restored
 from mergestream.runtime.errors import MergestreamError, PoolError
 
 STREAM = [make_images(8, seed=seed) for seed in range(5)] + [make_images(3, seed=9), make_images(1, seed=10)]

@@ -26,11 +26,9 @@ from conftest import make_pool
 from engines import PLAIN, Service, batch, picture, small_pool, tensor_of
 from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.uploads import read_upload
-from mergestream.methods.class_prior import ClassPriorState
 from mergestream.methods.entropy_adaptive import EntropyState
-from mergestream.methods.fitted_head import FitState
 from mergestream.methods.prior_adaptive import PriorState
-from mergestream.methods.scale_match import ScaleState
+from mergestream.methods.prior_units import ClassPriorState, FitState, ScaleState
 from mergestream.methods.state import for_experts
 from mergestream.runtime.errors import InputError, MergestreamError, OutputError, PoolError, UnknownNameError
 from mergestream.serving.audit.lines import AuditError

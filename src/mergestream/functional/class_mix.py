@@ -42,9 +42,9 @@ def clumped(probabilities: Tensor, usual: Tensor, shares: Tensor) -> Tensor:
     If the batch's own mix is Dirichlet with concentration A around `usual`, the mean of this over batches is
     1 / (1 + A), whatever B > 1 is. Of one image nothing can be told: 0. A bias is no clumping: it is in all batches.
     """
-    found = (probabilities * shares[:, None]).sum(dim=0)
+    mean = (probabilities * shares[:, None]).sum(dim=0)
     one = (shares**2).sum()  # 1/B
-    departure = (found - usual).square().sum() / (usual * (1 - usual)).sum()
+    departure = (mean - usual).square().sum() / (usual * (1 - usual)).sum()
     return torch.where(one < 1, (departure - one) / (1 - one).clamp_min(LEAST), 0.0)
 
 
@@ -60,8 +60,8 @@ def mix_of_batch(
     images = 1 / (shares**2).sum()
     mix = expected
     for _ in range(ROUNDS):
-        found = (reweighted(probabilities, mix, assumed) * shares[:, None]).sum(dim=0)
-        mix = (images * found + concentration * expected) / (images + concentration)
+        mean = (reweighted(probabilities, mix, assumed) * shares[:, None]).sum(dim=0)
+        mix = (images * mean + concentration * expected) / (images + concentration)
     return mix
 
 

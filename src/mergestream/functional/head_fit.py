@@ -28,15 +28,15 @@ def fitted(sums: Tensor, start: Tensor, bias: Tensor, before: float, guess: Tens
     """
     inputs = start.shape[1]
     mean = sums / sums[:1, :1].clamp_min(TINY)
-    middle, wanted = mean[0, 1 : 1 + inputs], mean[0, 1 + inputs :]
+    middle, target = mean[0, 1 : 1 + inputs], mean[0, 1 + inputs :]
     together = mean[1:, 1 : 1 + inputs] - middle[:, None] * middle
-    across = mean[1:, 1 + inputs :].T - wanted[:, None] * middle  # [C,D]
+    across = mean[1:, 1 + inputs :].T - target[:, None] * middle  # [C,D]
     spread = together.diagonal()
     ridge = before / sums[0, 0].clamp_min(1.0) * spread.mean()
     ridge = torch.maximum(ridge, LEAST_RIDGE * spread.amax()).clamp_min(TINY)
     change = conjugate_gradients(together, ridge, across - start @ together, guess)
-    told = sums[0, 0] > 0
-    return torch.where(told, change, 0.0), torch.where(told, wanted - (start + change) @ middle, bias)
+    any_images = sums[0, 0] > 0
+    return torch.where(any_images, change, 0.0), torch.where(any_images, target - (start + change) @ middle, bias)
 
 
 def conjugate_gradients(matrix: Tensor, ridge: Tensor, right: Tensor, guess: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from mergestream.methods.batch import Batch, ExpertLogits
 from mergestream.methods.capture import Graphs, recorder_for
 from mergestream.methods.provenance import provenance_of
 from mergestream.methods.recorded_step import ANSWER
-from mergestream.methods.state import S, from_plain, to_plain
+from mergestream.methods.state import S, State, from_plain, to_plain
 from mergestream.methods.step import Step
 from mergestream.networks.preprocessing import require_batch
 from mergestream.networks.views import ORIGINAL
@@ -61,9 +61,9 @@ class Method(ABC, Generic[S]):
         self.pool = pool
         self._recorder = recorder_for(pool.device)
 
-    @abstractmethod
     def start(self) -> S:
-        """The state before the first batch of a stream."""
+        """The state before the first batch of a stream: empty, unless the method carries something."""
+        return State()  # type: ignore[return-value]
 
     @abstractmethod
     def advance(self, batch: Batch, state: S) -> tuple[Step, S]:

@@ -25,9 +25,6 @@ class Ensemble(Method[State]):
         super().__init__(pool)
         self.average = one_of("average", average, ("logits", "probabilities"))
 
-    def start(self) -> State:
-        return State()
-
     def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
         logits = batch.logits()[ORIGINAL]
         if self.average == "logits":

@@ -14,7 +14,7 @@ from mergestream.functional.merging import weighted_sum
 from mergestream.methods.base import Method
 from mergestream.methods.batch import Batch
 from mergestream.methods.card_values import resolve_temperature
-from mergestream.methods.head_rows import HeadRows
+from mergestream.methods.expert_rows import HeadRows
 from mergestream.methods.state import COEFFICIENTS, State
 from mergestream.methods.step import Step
 from mergestream.networks.views import ORIGINAL, require_views

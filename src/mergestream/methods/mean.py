@@ -44,9 +44,6 @@ class Mean(MergedModel[State]):
         self._coefficients = self._resolve(coefficients)
         self.coefficients = coefficients if isinstance(coefficients, str) else self._coefficients.tolist()
 
-    def start(self) -> State:
-        return State()
-
     def merge_parameters(self, state: State, out: Tensor) -> None:
         shares = self._coefficients
         self._members.merge(shares, out=out, rows=self._rows_of(shares))

@@ -12,7 +12,7 @@ from mergestream.functional.merging import Rows, weighted_sum
 from mergestream.functional.scores import require_finite
 from mergestream.methods.base import Method
 from mergestream.methods.batch import Batch
-from mergestream.methods.head_rows import HeadRows
+from mergestream.methods.expert_rows import HeadRows
 from mergestream.methods.state import S, leaves
 from mergestream.methods.step import Step
 from mergestream.pool.expert_pool import ExpertPool

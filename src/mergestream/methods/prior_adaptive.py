@@ -12,12 +12,18 @@ from mergestream.functional import class_mix, merging
 from mergestream.methods.base import Method
 from mergestream.methods.batch import Batch
 from mergestream.methods.card_values import resolve_home, resolve_temperature, resolve_tilt, resolve_untilted_home
-from mergestream.methods.class_prior import ClassPrior, ClassPriorState
 from mergestream.methods.entropy_adaptive import EntropyAdaptive, EntropyState
-from mergestream.methods.fading import FadingWindow
-from mergestream.methods.fitted_head import FitState, FittedHead, common_answer
-from mergestream.methods.prepared_rows import even_heads, restored
-from mergestream.methods.scale_match import ScaleMatch, ScaleState
+from mergestream.methods.expert_rows import even_heads, restored
+from mergestream.methods.prior_units import (
+    ClassPrior,
+    ClassPriorState,
+    FadingWindow,
+    FitState,
+    FittedHead,
+    ScaleMatch,
+    ScaleState,
+    common_answer,
+)
 from mergestream.methods.state import PART, State
 from mergestream.methods.step import Step
 from mergestream.networks.last_layer import class_entries

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mergestream.functional.scores import finite_images
 from mergestream.methods.batch import Batch
-from mergestream.methods.state import State, numbers, tensors, with_numbers, with_tensors
+from mergestream.methods.state import State, numbers, replaced, tensors
 from mergestream.methods.step import Step
 from mergestream.networks.views import ORIGINAL
 from mergestream.pool.execution import warm_up
@@ -88,7 +88,7 @@ class RecordedStep:
         self.batch = len(inputs[IMAGES])
         self._with_experts = with_experts
         self._inputs = {name: torch.empty(t.shape, dtype=t.dtype, device=device) for name, t in inputs.items()}
-        self._state = with_tensors(state, {name: tensor.clone() for name, tensor in tensors(state).items()})
+        self._state = replaced(state, {name: tensor.clone() for name, tensor in tensors(state).items()})
         self._after: State = self._state
         self._shares = torch.full((self.batch,), 1 / self.batch, device=device) if padded else None
         self._owners: list[str] = []
@@ -133,8 +133,7 @@ class RecordedStep:
             fields[EXPERTS] = fields[EXPERTS][:, :batch]
         after, first = numbers(self._after), numbers(self._state)
         counted = {name: value + after[name] - first[name] for name, value in numbers(before).items()}
-        state = with_numbers(with_tensors(self._after, carried), counted)
-        return Step(**fields, graph=self.batch), state  # type: ignore[arg-type]
+        return Step(**fields, graph=self.batch), replaced(self._after, {**carried, **counted})  # type: ignore[arg-type]
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -157,9 +156,9 @@ class RecordedStep:
         """The step, from the places of the inputs to the flat result."""
         # What the graph does not merge, it finds merged.
         method.held_from = method.merged_from(self._state) if method.reuses_weights else None
-        known = {name: place for name, place in self._inputs.items() if name != IMAGES}
+        expert_logits = {name: place for name, place in self._inputs.items() if name != IMAGES}
         with method.pool.recording() as recording:
-            batch = Batch(method.pool, method.pool.prepare(self._inputs[IMAGES]), known, self._shares)
+            batch = Batch(method.pool, method.pool.prepare(self._inputs[IMAGES]), expert_logits, self._shares)
             step, self._after = method.advance(batch, self._state)
             results = {name: value for name, value in vars(step).items() if isinstance(value, Tensor)}
             if self._with_experts:

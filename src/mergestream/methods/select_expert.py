@@ -32,9 +32,6 @@ class SelectExpert(Method[State]):
         self._rank = torch.tensor(ranks, dtype=torch.float32, device=pool.device)
         self.score = one_of("score", score, tuple(scoring.SCORES))
 
-    def start(self) -> State:
-        return State()
-
     def card_values(self) -> dict[str, Any]:
         return {"temperature": self._temperature.tolist()} if isinstance(self.temperature, str) else {}
 

@@ -25,9 +25,6 @@ class SingleExpert(Method[State]):
         self.expert, self._index = expert, pool.index(expert)
         self._coefficients = simplex.one_hot(self._index, len(pool), pool.device)
 
-    def start(self) -> State:
-        return State()
-
     def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
         if ORIGINAL in batch.expert_logits:
             logits = batch.logits()[ORIGINAL][self._index]

@@ -61,18 +61,14 @@ def tensors(state: State) -> dict[str, Tensor]:
     return {key: value for key, _, value in _walk(state) if isinstance(value, Tensor)}
 
 
-def with_tensors(state: S, values: Mapping[str, Tensor]) -> S:
-    """The state with other tensors."""
+def replaced(state: S, values: Mapping[str, Any]) -> S:
+    """The state with other values of some fields, by their key in the plain form."""
     return _mapped(state, lambda key, _, value: values.get(key, value))
 
 
 def numbers(state: State) -> dict[str, int]:
     """Whole numbers among the fields, by their key: what `advance` decides by on the host."""
     return {key: value for key, _, value in _walk(state) if isinstance(value, int)}
-
-
-def with_numbers(state: S, values: Mapping[str, int]) -> S:
-    return _mapped(state, lambda key, _, value: values.get(key, value))
 
 
 def leaves(value: Any) -> list[Tensor]:

@@ -38,9 +38,6 @@ class TaskArithmetic(MergedModel[State]):
         self._on_device = torch.tensor(self._lambdas, device=pool.device)  # copied once: a step may be captured
         super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
 
-    def start(self) -> State:
-        return State()
-
     def merge_parameters(self, state: State, out: Tensor) -> None:
         add_task_vectors(self._base, self._rows, self._lambdas, out)
 

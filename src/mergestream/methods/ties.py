@@ -46,9 +46,6 @@ class Ties(MergedModel[State]):
         self._scale = resolve_lambda(lambda_, len(pool), single=True)[0]
         super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
 
-    def start(self) -> State:
-        return State()
-
     def merge_parameters(self, state: State, out: Tensor) -> None:
         parts = parts_of(self.pool.layout, self.trim_scope)
         ties(self._base, self._rows, parts, keep=self.keep, merge=self.merge, scale=self._scale, out=out)
