@@ -130,8 +130,13 @@ def test_expert_logits_are_computed_once_for_all_methods(
     compute = evaluation.domain_logits
     monkeypatch.setattr(pool_at_target, "domain_logits", lambda *a, **k: counted.append(a[2]) or compute(*a, **k))
     forwards = []
-    run_expert = ms.ExpertPool._run_expert
-    monkeypatch.setattr(ms.ExpertPool, "_run_expert", lambda *a: forwards.append(len(a[2])) or run_expert(*a))
+    run = ms.ExpertPool.logits_of_views
+
+    def counting(pool: ms.ExpertPool, batch: torch.Tensor, views: tuple[str, ...]) -> dict[str, torch.Tensor]:
+        forwards.append(len(pool) * len(batch) * len(views))
+        return run(pool, batch, views)
+
+    monkeypatch.setattr(ms.ExpertPool, "logits_of_views", counting)
     methods = "ensemble, select_expert, ensemble(average=probabilities), entropy_adaptive, single_expert"
     plan = plan_from(
         dataset="table", root=consortium / "data", pools=[str(consortium / "pool")], methods=methods,

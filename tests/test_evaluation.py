@@ -10,7 +10,7 @@ import torch
 import mergestream as ms
 from conftest import CLASSES, make_images, make_pool
 from mergestream.bench.analysis.comparison import compare, describe_duels, duel, oracle
-from mergestream.bench.evaluation import describe_run, precompute
+from mergestream.bench.evaluation import describe_run, domain_logits
 from mergestream.bench.records import is_finished, run_hash
 
 
@@ -107,7 +107,7 @@ def test_a_static_method_is_only_reordered_by_another_stream(
 
 
 def test_precomputed_logits_serve_a_whole_domain(vit_pool: ms.ExpertPool, data: ms.DomainData, stream) -> None:
-    known = precompute(vit_pool, data, ("hflip",), batch_size=16)
+    known = {view: domain_logits(vit_pool, data, view, batch_size=16) for view in ("original", "hflip")}
     assert known["original"].shape == (3, len(data), len(CLASSES))
     method = ms.create_method("entropy_adaptive", vit_pool)
     live, given = ms.evaluate(method, data, stream), ms.evaluate(method, data, stream, expert_logits=known)

@@ -52,7 +52,7 @@ def evaluate(
 ) -> Run:
     """Stream a domain through a method, from a reset. Labels are used only after the last step, for the metrics.
 
-    `expert_logits` may hold logits [K,N,C] of the whole domain from `precompute`, so that methods share them.
+    `expert_logits` may hold the whole domain's `domain_logits` [K,N,C] by view, so that methods share them.
     With `partial` a run that was killed goes on where it was last written down.
     """
     if data.classes != method.pool.classes:
@@ -69,9 +69,9 @@ def evaluate(
     for number in left:
         picked = torch.as_tensor(batches[number])
         images = data.batch(picked).to(method.pool.device)
-        known = {view: logits[:, picked] for view, logits in logits_of.items()}
+        batch_logits = {view: logits[:, picked] for view, logits in logits_of.items()}
         began = time.perf_counter()
-        step = method.step(images, expert_logits=known)
+        step = method.step(images, expert_logits=batch_logits)
         method.settle()  # a batch that is refused is not written down
         # A captured step comes back before the device is done with it.
         step = replace(step, seconds=max(step.seconds, time.perf_counter() - began))
@@ -153,13 +153,6 @@ def _require_fitting(stream: Stream, data: DomainData) -> None:
         )
     if len(np.unique(indices)) != len(indices):
         raise InputError(f"The stream '{stream.name}' names a sample of '{data.name}' twice.")
-
-
-def precompute(
-    pool: ExpertPool, data: DomainData, views: Sequence[str], *, batch_size: int | None = None
-) -> dict[str, Tensor]:
-    """Expert logits [K,N,C] of a whole domain, plain and of each view: computed once, used by every method."""
-    return {view: domain_logits(pool, data, view, batch_size=batch_size) for view in (ORIGINAL, *views)}
 
 
 @torch.no_grad()

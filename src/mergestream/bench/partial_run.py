@@ -25,10 +25,10 @@ class PartialRun:
     def restore(self, method: Method) -> tuple[Steps, list[Tensor]]:
         """Steps and probabilities written before, and the method as it was then; nothing, if there is nothing sound."""
         try:
-            kept = read_state(self._path)
-            method.load_state_dict({**method.provenance, "state": kept["state"]})
-            steps = kept["steps"]
-            return steps, list(kept["probabilities"].split([step["images"] for step in steps]))
+            stored = read_state(self._path)
+            method.load_state_dict({**method.provenance, "state": stored["state"]})
+            steps = stored["steps"]
+            return steps, list(stored["probabilities"].split([step["images"] for step in steps]))
         except (KeyError, TypeError, RuntimeError, MergestreamError):
             method.reset()
             return [], []

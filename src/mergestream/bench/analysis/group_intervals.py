@@ -41,8 +41,8 @@ def grouped_rows(runs: Sequence[Run]) -> list[GroupedRow]:
         for metric in METRICS:
             values = [run.metrics[metric] for run in own]
             drawn = np.mean([scores[run.hash][metric] for run in own], axis=0)
-            known = None not in values and not np.isnan(drawn).any()
-            estimates.append(Estimate(float(np.mean(values)), *percentiles(drawn)) if known else None)
+            complete = None not in values and not np.isnan(drawn).any()
+            estimates.append(Estimate(float(np.mean(values)), *percentiles(drawn)) if complete else None)
         accuracy, balanced, auroc = estimates
         if accuracy is not None and balanced is not None:
             rows.append(GroupedRow(label, stream, accuracy, balanced, auroc))

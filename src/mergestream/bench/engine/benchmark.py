@@ -163,14 +163,14 @@ def _run(
 
 def _reference(done: FinishedPlan) -> tuple[str, list[str]]:
     """The label of the method that others are compared with, and a sentence if it is not the one asked for."""
-    asked = done.plan.reference
-    usual = asked or "entropy_adaptive"
+    named = done.plan.reference
+    usual = named or "entropy_adaptive"
     methods = {variant: label for variant, label in done.labels.items() if variant.method != "single_expert"}
     matches = [label for variant, label in methods.items() if usual in (str(variant), label)]
     matches += [label for variant, label in methods.items() if variant.method == usual]
     ours = next(iter([*matches, *methods.values()]), "")
-    missing = f"'{asked}' could not be run: the others are compared with {ours}."
-    return ours, [] if matches or asked is None else [missing]
+    missing = f"'{named}' could not be run: the others are compared with {ours}."
+    return ours, [] if matches or named is None else [missing]
 
 
 def _require_runnable(plan: BenchPlan, pools: Mapping[str, ExpertPool], dataset: Dataset) -> None:

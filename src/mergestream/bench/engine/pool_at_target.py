@@ -65,8 +65,8 @@ class PoolAtTarget:
 
     def _stream(self, spec: str, seed: int, size: int) -> Stream:
         """A stream whose name tells it from those of other batch sizes and perturbations."""
-        known = {"acquired": self.data.acquired, "domains": self._domains}
-        stream = create_stream(spec, self.data.labels, batch_size=size, seed=seed, **known)
+        details = {"acquired": self.data.acquired, "domains": self._domains}
+        stream = create_stream(spec, self.data.labels, batch_size=size, seed=seed, **details)
         name = stream.name if len(self.plan.batch_sizes) == 1 else f"{stream.name}, batch {size}"
         return replace(stream, name=name if len(self.plan.loud_heads) == 1 else f"{name}, head x{self.loud_head:g}")
 
@@ -159,9 +159,9 @@ def method_of(variant: Variant, pool: ExpertPool, dataset: Dataset) -> Method:
 
 def views_for(variant: Variant, dataset: Dataset) -> tuple[str, ...]:
     """The views asked for, if they keep this data set's labels true; else its first one in place of the default."""
-    asked = dict(variant.options).get("views")
-    if asked is not None:
-        views = require_views(names("views", asked))
+    option = dict(variant.options).get("views")
+    if option is not None:
+        views = require_views(names("views", option))
         wrong = [view for view in views if view not in dataset.views]
         if wrong:
             raise InputError(

@@ -19,8 +19,8 @@ class Variant:
     options: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        told = ", ".join(f"{name}={_spelt(value)}" for name, value in self.options)
-        return f"{self.method}({told})" if told else self.method
+        options = ", ".join(f"{name}={_spelt(value)}" for name, value in self.options)
+        return f"{self.method}({options})" if options else self.method
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:
@@ -34,10 +34,10 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
 
 
 def _grid(item: str) -> Iterator[Variant]:
-    found = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", item, flags=re.DOTALL)
-    if not found:
+    match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", item, flags=re.DOTALL)
+    if not match:
         raise InputError(f"'{item.strip()}' is not a method. Write name, or name(option=value, option=this|that).")
-    name, inside = found.groups()
+    name, inside = match.groups()
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
     choices = [_choices(name, option) for option in split_outside_brackets(inside or "", ",")]
@@ -52,10 +52,10 @@ def _choices(method: str, option: str) -> list[tuple[str, Any]]:
         raise InputError(f"'{option.strip()}' in {method}(…) is not an option: write option=value.")
     if name not in METHODS[method].option_names():
         raise unknown_name(f"option of '{method}'", name, METHODS[method].option_names())
-    found = [(name, parse_value(value)) for value in split_outside_brackets(values, "|")]
-    if not found:
+    choices = [(name, parse_value(value)) for value in split_outside_brackets(values, "|")]
+    if not choices:
         raise InputError(f"The option '{name}' in {method}(…) has no value.")
-    return found
+    return choices
 
 
 def _spelt(value: Any) -> str:

@@ -28,8 +28,8 @@ def select(
     groups: Sequence[Group], kind: str, dataset: str, start: str, loss: str | None = None, *, later: bool = False
 ) -> list[Group]:
     """Pools of all seeds that were trained alike, by default with the data set's usual loss."""
-    wanted = {"kind": kind, "dataset": dataset, "head_init": start, "loss": loss or LOSS[dataset], "later": later}
-    chosen = [group for group in groups if all(group[key] == value for key, value in wanted.items())]
+    fields = {"kind": kind, "dataset": dataset, "head_init": start, "loss": loss or LOSS[dataset], "later": later}
+    chosen = [group for group in groups if all(group[key] == value for key, value in fields.items())]
     return sorted(chosen, key=lambda group: int(group["seed"]))
 
 

@@ -30,21 +30,22 @@ PAIRS = ((OURS, PAPER), (OURS, "ensemble"), (OURS, "mean"), (PAPER, "mean"), (PA
 def main_table(groups: Sequence[Group], dataset: str) -> str:
     """Methods by head start, loss and stream; below it the methods that did not run, and why."""
     mine = [group for group in groups if group["kind"] == "main" and group["dataset"] == dataset]
-    shown = [*(name for name in methods_of(mine) if not name.startswith(SINGLE)), ALONE, BEST]
-    columns, cells = [], dict[str, list[str]]()
+    methods = [name for name in methods_of(mine) if not name.startswith(SINGLE)]
+    later = {group["ours"]: f"{group['ours']}{LATER}" for group in mine if group["later"]}
+    columns, cells = ["method"], {name: [name] for name in (*methods, ALONE, BEST, *later.values())}
     for loss in dict.fromkeys((LOSS[dataset], "plain")):
         for start in HEAD_INITS:
-            own, late = (select(groups, "main", dataset, start, loss, later=later) for later in (False, True))
+            own, late = (select(groups, "main", dataset, start, loss, later=which) for which in (False, True))
             for stream in MAIN_STREAMS if own else ():
                 columns.append(f"{start}{'' if loss == LOSS[dataset] else f', {loss} loss'}: {stream}")
-                for name in shown:
-                    cells.setdefault(name, []).append(_scores(own, name, Setting(stream), dataset))
-                for name in {group["ours"] for group in late}:
-                    cells.setdefault(name + LATER, []).append(_scores(late, name, Setting(stream), dataset))
-    rows = tuple((name, *values, *["–"] * (len(columns) - len(values))) for name, values in cells.items())
+                for name in (*methods, ALONE, BEST):
+                    cells[name].append(_scores(own, name, Setting(stream), dataset))
+                for name, row in later.items():
+                    cells[row].append(_scores(late, name, Setting(stream), dataset) if late else "–")
+    rows = [tuple(row) for row in cells.values()]
     reasons = {name: why for group in mine for name, why in group["left_out"].items()}
     notes = "".join(f"\nNot run: `{name}`: {reason}\n" for name, reason in reasons.items())
-    return _markdown(("method", *columns), rows, _best(rows[: len(shown) - 2])) + notes
+    return _markdown(columns, rows, _best(rows[: len(methods)])) + notes
 
 
 def _scores(own: Sequence[Group], method: str, at: Setting, dataset: str) -> str:
@@ -178,14 +179,13 @@ def times_table(groups: Sequence[Group]) -> str:
 
 def summary_table(groups: Sequence[Group]) -> str:
     """The README's: four methods, shared heads, both main streams."""
-    places = [(dataset, stream) for dataset in METRICS for stream in MAIN_STREAMS]
-    rows = []
-    for method in COMPARED:
-        cells = []
-        for dataset, stream in places:
-            own = select(groups, "main", dataset, HEAD_INITS[0])
-            values = [estimate(own, method, Setting(stream), metric) for metric in METRICS[dataset]]
-            cells.append(" / ".join("–" if v is None else f"{100 * v.mean:.1f}" for v in values))
-        rows.append((method, *cells))
-    titles = {d: f"{TITLES[d]} {' / '.join(metrics).replace('_', ' ')}" for d, metrics in METRICS.items()}
-    return _markdown(("method", *(f"{titles[dataset]}: {stream}" for dataset, stream in places)), rows, _best(rows))
+    columns, cells = ["method"], {name: [name] for name in COMPARED}
+    for dataset, metrics in METRICS.items():
+        own = select(groups, "main", dataset, HEAD_INITS[0])
+        for stream in MAIN_STREAMS:
+            columns.append(f"{TITLES[dataset]} {' / '.join(metrics).replace('_', ' ')}: {stream}")
+            for name, row in cells.items():
+                values = [estimate(own, name, Setting(stream), metric) for metric in metrics]
+                row.append(" / ".join("–" if value is None else f"{100 * value.mean:.1f}" for value in values))
+    rows = [tuple(row) for row in cells.values()]
+    return _markdown(columns, rows, _best(rows))
