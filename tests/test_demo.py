@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from unittest import mock
@@ -143,9 +144,12 @@ def test_a_second_demo_redoes_nothing(out: tuple[Path, str]) -> None:
 def test_every_file_keeps_its_schema(out: tuple[Path, str]) -> None:
     folder = out[0]
 
+    @cache
+    def validator(name: str) -> jsonschema.Draft202012Validator:
+        return jsonschema.Draft202012Validator(json.loads((SCHEMAS / f"{name}.schema.json").read_text()))
+
     def check(name: str, value: object) -> None:
-        schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text())
-        jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
+        validator(name).validate(value)
 
     check("results", json.loads((folder / "results.json").read_text()))
     for path in (folder / "pool").glob("*/expert.json"):

@@ -32,7 +32,7 @@ from mergestream.serving.engine.persistence import (
     StateFolder,
     recovered,
 )
-from mergestream.serving.engine.registry import Registry, Stream
+from mergestream.serving.engine.registry import Registry, ServedStream
 from mergestream.serving.engine.service_step import Outcome, environment, take_step
 from mergestream.serving.engine.settings import EngineSettings
 from mergestream.serving.engine.stream_state import StreamState, restored
@@ -148,7 +148,7 @@ class Engine:
         """Release the state folder; every state is in it already."""
         self._folder.close()
 
-    def _step(self, stream: Stream, pictures: Sequence[Picture]) -> "_Computed":
+    def _step(self, stream: ServedStream, pictures: Sequence[Picture]) -> "_Computed":
         with self._compute:
             lineup = self._lineup
             before, reason = StreamState.start(lineup), stream.restarted
@@ -157,7 +157,7 @@ class Engine:
             outcome = take_step(lineup, before, pictures, self.settings.guards, self.settings.weights_hash)
         return _Computed(lineup, before, outcome, reason)
 
-    def _body(self, stream: Stream, done: "_Computed", pictures: Sequence[Picture]) -> dict[str, Any]:
+    def _body(self, stream: ServedStream, done: "_Computed", pictures: Sequence[Picture]) -> dict[str, Any]:
         """The audit line of a step. It holds pictures as hashes only."""
         lineup = done.lineup
         return {
@@ -195,7 +195,7 @@ class Engine:
         self.settings.guards.require_expert(pool.names)
         return _ready(Lineup(pool, old.method, old.options, [name for name in old.off if name in pool.names]))
 
-    def _save(self, stream: Stream) -> None:
+    def _save(self, stream: ServedStream) -> None:
         counts = {"stream": stream.name, "steps": stream.steps, "images": stream.images}
         settings = {"method": self._lineup.method, "options": self._lineup.options}
         with _tolerate_unwritten_state():
@@ -210,7 +210,7 @@ class Engine:
         for name in self._folder.streams().keys() - saved.keys():
             self._folder.delete(name)  # deleted according to the log
         self._save_switches()
-        streams = [Stream(each["stream"], steps=each["steps"], images=each["images"]) for each in saved.values()]
+        streams = [ServedStream(each["stream"], steps=each["steps"], images=each["images"]) for each in saved.values()]
         for stream, each in zip(streams, saved.values(), strict=True):
             stream.state, stream.restarted = restored(each, self._lineup)
             self._registry.add(stream)

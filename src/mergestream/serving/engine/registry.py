@@ -18,7 +18,7 @@ class TooManyStreamsError(MergestreamError):
 
 
 @dataclass
-class Stream:
+class ServedStream:
     """One stream, for the thread that holds its lock. `state` is replaced, never changed; None at the start."""
 
     name: str
@@ -53,14 +53,14 @@ class Registry:
 
     def __init__(self, most: int) -> None:
         self._most, self._lock = most, threading.Lock()
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, ServedStream] = {}
 
-    def add(self, stream: Stream) -> None:
+    def add(self, stream: ServedStream) -> None:
         with self._lock:
             self._streams[stream.name] = stream
 
     @contextmanager
-    def held(self, name: str, *, create: bool = False) -> Iterator[Stream]:
+    def held(self, name: str, *, create: bool = False) -> Iterator[ServedStream]:
         """Hold a stream for this thread alone inside the block."""
         require_name(name)
         while True:
@@ -76,11 +76,11 @@ class Registry:
                         self.remove(stream)
                 return
 
-    def all(self) -> list[Stream]:
+    def all(self) -> list[ServedStream]:
         with self._lock:
             return [self._streams[name] for name in sorted(self._streams) if self._streams[name].steps]
 
-    def _get(self, name: str, create: bool) -> Stream:
+    def _get(self, name: str, create: bool) -> ServedStream:
         with self._lock:
             stream = self._streams.get(name)
             if stream is None and not create:
@@ -90,10 +90,10 @@ class Registry:
                     raise TooManyStreamsError(
                         f"This service keeps {self._most} streams at most. Delete one, or start it with more."
                     )
-                stream = self._streams[name] = Stream(name)
+                stream = self._streams[name] = ServedStream(name)
             return stream
 
-    def remove(self, stream: Stream) -> None:
+    def remove(self, stream: ServedStream) -> None:
         """Remove a stream that this thread holds."""
         with self._lock:
             stream.deleted = True
