@@ -11,7 +11,7 @@ import yaml
 from PIL import Image
 
 import mergestream as ms
-from mergestream.data.datasets import DATASETS, organ_mnist, organs
+from mergestream.data.datasets import DATASETS, organs
 from mergestream.data.datasets.arrays import array_names, array_shape, read_array
 from mergestream.data.datasets.medimeta import find_medimeta, read_medimeta
 from mergestream.data.datasets.roots import Root
@@ -43,7 +43,7 @@ def small(folder: Path) -> Path:
 def test_every_image_gets_its_own_label_part_and_annotations(standin: Path) -> None:
     entries = read_medimeta(Root(standin), "organs_coronal", TASK)
     assert [entry.label for entry in entries] == list(range(11)) * 5
-    assert {entry.names for entry in entries} == {organs.CARD.classes}
+    assert {entry.names for entry in entries} == {organs.ORGANS.classes}
     one = entries[23]  # the second organ of the third scan
     assert one.id == "organs_coronal/000023"
     assert one.file.endswith("organs_coronal/images/000023.tiff")
@@ -82,8 +82,8 @@ def test_parts_are_the_publishers_and_keep_scans_apart(standin: Path) -> None:
 
 
 def test_no_view_flips_left_and_right() -> None:
-    assert organs.CARD.views == organ_mnist.CARD.views == ("brightness",)
-    assert [name for name in organs.CARD.classes if "left" in name] == [
+    assert organs.ORGANS.views == organs.ORGAN_MNIST.views == ("brightness",)
+    assert [name for name in organs.ORGANS.classes if "left" in name] == [
         "left lung",
         "left kidney",
         "left femoral head",
@@ -91,11 +91,11 @@ def test_no_view_flips_left_and_right() -> None:
 
 
 def test_published_counts_agree_with_their_parts() -> None:
-    for about in (organs.CARD, organ_mnist.CARD):
+    for about in (organs.ORGANS, organs.ORGAN_MNIST):
         for domain in about.domains:
             assert sum(about.part_counts[part][domain] for part in about.parts) == about.counts[domain]
-    assert organ_mnist.CARD.images == 107_624
-    assert organs.CARD.images == 3 * 1645
+    assert organs.ORGAN_MNIST.images == 107_624
+    assert organs.ORGANS.images == 3 * 1645
 
 
 def test_a_zip_per_folder_is_found_too(standin: Path, tmp_path: Path) -> None:

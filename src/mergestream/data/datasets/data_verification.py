@@ -8,38 +8,39 @@ from typing import Any
 
 from mergestream.data.datasets.dataset_sources import FileSource
 from mergestream.data.datasets.decoding import unreadable
-from mergestream.data.datasets.index import LeftOut
+from mergestream.data.datasets.index import Index
 
 
 @dataclass(frozen=True)
 class DataVerification:
     """What is under a root, compared with what was published."""
 
-    name: str
+    index: Index
     location: str
-    classes: tuple[str, ...]
-    counts: dict[str, dict[str, int]]  # usable images by domain and class
-    published: dict[str, int]  # images by domain, if published
-    total: int | None  # published images in total, if the counts per domain are not published
-    images_found: int
-    missing: tuple[str, ...]
     unreadable: tuple[str, ...]
-    left_out: tuple[LeftOut, ...]
-    overlap: str
-    may_lack_classes: bool
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Images by domain and class."""
+        return self.index.counts()
+
+    @property
+    def published(self) -> dict[str, int]:
+        """Images by domain, if published. A domain for testing only may be absent altogether."""
+        index = self.index
+        expected = index.card.counts if index.expected is None else index.expected
+        shown = (*index.domains, *index.outside)
+        return {d: n for d, n in expected.items() if d in shown or d not in index.card.outside}
 
     @property
     def usable(self) -> int:
-        return sum(self.in_domain(domain) for domain in self.counts) - len(self.unreadable)
-
-    def in_domain(self, domain: str) -> int:
-        return sum(self.counts[domain].values())
+        return len(self.index.samples) - len(self.unreadable)
 
     @property
     def differing(self) -> dict[str, tuple[int, int]]:
         """Domains whose count is not the published one: usable, published."""
-        usable = {domain: self.in_domain(domain) if domain in self.counts else 0 for domain in self.published}
-        return {d: (usable[d], self.published[d]) for d in self.published if usable[d] != self.published[d]}
+        usable = {domain: len(self.index.of(domain)) for domain in self.published}
+        return {d: (usable[d], self.published[d]) for d in usable if usable[d] != self.published[d]}
 
     @property
     def lacking(self) -> dict[str, list[str]]:
@@ -50,26 +51,26 @@ class DataVerification:
     @property
     def complete(self) -> bool:
         """Every file present and readable, every count as published, every class in every domain if it should be."""
-        short = self.total is not None and self.total != self.usable
-        lacking = self.lacking and not self.may_lack_classes
-        return self.usable > 0 and not (self.missing or self.unreadable or self.differing or lacking or short)
+        short = self.index.total is not None and self.index.total != self.usable
+        lacking = self.lacking and not self.index.card.may_lack_classes
+        return self.usable > 0 and not (self.index.missing or self.unreadable or self.differing or lacking or short)
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "name": self.name,
+            "name": self.index.card.name,
             "root": self.location,
             "complete": self.complete,
-            "images_found": self.images_found,
+            "images_found": self.index.images_found,
             "usable": self.usable,
             "counts": self.counts,
             "published": self.published,
-            "published_total": self.total,
+            "published_total": self.index.total,
             "differing": {d: {"found": a, "published": b} for d, (a, b) in self.differing.items()},
             "classes_without_images": self.lacking,
-            "missing": list(self.missing),
+            "missing": list(self.index.missing),
             "unreadable": list(self.unreadable),
-            "left_out": [vars(each) for each in self.left_out],
-            "overlap": self.overlap,
+            "left_out": [vars(each) for each in self.index.left_out],
+            "overlap": self.index.card.overlap,
         }
 
 
@@ -83,20 +84,5 @@ def verify(
     opened, index = source.index(root, **options)
     with track("reading every image", len(index.samples)) as advance:
         bad = unreadable(opened, index.samples, advance)
-    expected = index.card.counts if index.expected is None else index.expected
-    shown = (*index.domains, *index.outside)
-    return DataVerification(
-        index.card.name,
-        str(opened.location),
-        index.classes,
-        index.counts(),
-        # A domain that only tests may be absent altogether.
-        {d: n for d, n in expected.items() if d in shown or d not in index.card.outside},
-        index.total,
-        index.images_found,
-        index.missing,
-        tuple(f"{index.samples[position].file}: {why}" for position, why in bad.items()),
-        index.left_out,
-        index.card.overlap,
-        index.card.may_lack_classes,
-    )
+    reasons = tuple(f"{index.samples[position].file}: {why}" for position, why in bad.items())
+    return DataVerification(index, str(opened.location), reasons)

@@ -19,8 +19,7 @@ from mergestream.data.datasets.arrays import read_array
 from mergestream.data.datasets.index import Sample
 from mergestream.data.datasets.roots import Root
 from mergestream.data.intake.dicom.decoder_pool import read_dicom
-from mergestream.data.intake.limits import Allowance, Limits
-from mergestream.data.intake.refusals import IntakeError
+from mergestream.data.intake.limits import Allowance, IntakeError, Limits
 from mergestream.data.intake.shades import image_pixels, three_channels
 from mergestream.networks.preprocessing import resize
 from mergestream.runtime.errors import DataError

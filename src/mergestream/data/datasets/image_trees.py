@@ -155,7 +155,7 @@ HISTOPANTUM = DatasetCard(
     title="HISTOPANTUM: tumour or not in tiles of four cancers",
     layout="HISTOPANTUM/ with colon, ovarian, stomach and uterus, each with tumor and non_tumor (or tumour and "
     "non-tumour)",
-    licence="not checked; read_histopantum it in the Zenodo record",
+    licence="not checked; read it in the Zenodo record",
     source="doi.org/10.5281/zenodo.14555794",
     domains=("colon", "ovarian", "stomach", "uterus"),
     classes=("non_tumor", "tumor"),

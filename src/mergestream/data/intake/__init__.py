@@ -1,8 +1,7 @@
 """Bytes from untrusted clients -> uint8 pictures, within limits."""
 
-from mergestream.data.intake.limits import Allowance, Limits
+from mergestream.data.intake.limits import REFUSALS, Allowance, IntakeError, Limits, Refusal
 from mergestream.data.intake.pictures import DicomSource, Picture, sha256_of_pixels, stack
-from mergestream.data.intake.refusals import REFUSALS, IntakeError, Refusal
 from mergestream.data.intake.uploads import read_upload, read_uploads
 
 __all__ = [

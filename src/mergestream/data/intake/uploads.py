@@ -12,9 +12,8 @@ import numpy as np
 from PIL import Image
 
 from mergestream.data.intake.dicom.decoder_pool import read_dicom
-from mergestream.data.intake.limits import MEBIBYTE, Allowance, Limits
+from mergestream.data.intake.limits import MEBIBYTE, Allowance, IntakeError, Limits
 from mergestream.data.intake.pictures import Picture, picture_of
-from mergestream.data.intake.refusals import IntakeError
 from mergestream.data.intake.shades import image_pixels, three_channels
 from mergestream.runtime.errors import DataError
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import yaml  # type: ignore[import-untyped]
 
-from mergestream.data.datasets import organ_mnist, organs
+from mergestream.data.datasets import organs
 from mergestream.data.datasets.medimeta import PARTS
 from mergestream.data.datasets.standins.drawing import picture, write_picture
 from mergestream.runtime.errors import DataError
@@ -47,10 +47,10 @@ def write_organs(folder: Path) -> None:
         rows = []
         for number, scan in enumerate(SCANS):
             place = "LITS-Challenge-Test-Data" if scan.startswith("test") else "LITS Challenge/Training Batch 1"
-            for label, name in enumerate(organs.CARD.classes):
+            for label, name in enumerate(organs.ORGANS.classes):
                 annotations = {"original_filepath": f"{place}/{scan}.nii", "organ_name": name}
                 rows.append(FakeImage(grey(plane, label, number), label, PART_OF_SCAN[scan], annotations))
-        write_medimeta(folder / f"organs_{plane}", organs.TASK, organs.CARD.classes, rows)
+        write_medimeta(folder / f"organs_{plane}", organs.TASK, organs.ORGANS.classes, rows)
 
 
 def grey(domain: str, label: int, number: int, pixels: int = 24) -> np.ndarray:
@@ -104,11 +104,11 @@ MNIST_IMAGES = {"train": 2, "val": 1, "test": 2}  # images per class
 def write_organ_mnist(folder: Path, resolution: int = 224, pixels: int = 24) -> None:
     """Labels uint8 [N,1], as published; classes in no order."""
     folder.mkdir(parents=True, exist_ok=True)
-    for domain, stem in organ_mnist.STEMS.items():
+    for domain, stem in organs.STEMS.items():
         arrays: dict[str, Any] = {}
         for first, (part, each) in zip((0, 10, 20), MNIST_IMAGES.items(), strict=True):
-            order = [(label, first + n) for n in range(each) for label in range(len(organ_mnist.CARD.classes))][::-1]
+            order = [(label, first + n) for n in range(each) for label in range(len(organs.ORGAN_MNIST.classes))][::-1]
             images = [grey(domain, label, number, pixels) for label, number in order]
             arrays[f"{part}_images"] = np.stack(images)
             arrays[f"{part}_labels"] = np.array([[label] for label, _ in order], dtype=np.uint8)
-        np.savez_compressed(folder / f"{stem}{organ_mnist.SUFFIXES[resolution]}.npz", **arrays)
+        np.savez_compressed(folder / f"{stem}{organs.SUFFIXES[resolution]}.npz", **arrays)

@@ -16,9 +16,8 @@ import numpy as np
 
 from mergestream.data.intake.dicom import decoder_process
 from mergestream.data.intake.dicom.decoder_process import read_message, write_message
-from mergestream.data.intake.limits import Allowance, Limits, too_slow
+from mergestream.data.intake.limits import Allowance, IntakeError, Limits, too_slow
 from mergestream.data.intake.pictures import DicomSource, Picture, picture_of
-from mergestream.data.intake.refusals import IntakeError
 from mergestream.data.intake.shades import three_channels
 from mergestream.runtime.errors import WorkerError
 

@@ -71,8 +71,7 @@ def _import_decoder() -> None:
 def _answer(request: dict[str, Any], data: bytes) -> dict[str, Any]:
     """Send the frames; return the last message."""
     from mergestream.data.intake.dicom.rendering import decode_file
-    from mergestream.data.intake.limits import Allowance
-    from mergestream.data.intake.refusals import IntakeError, damaged_dicom
+    from mergestream.data.intake.limits import Allowance, IntakeError, damaged_dicom
 
     try:
         identifiers, frames = decode_file(data, Allowance.from_json(request))

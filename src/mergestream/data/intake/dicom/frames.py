@@ -11,7 +11,7 @@ from pydicom.pixels import get_decoder
 from pydicom.uid import UID
 
 from mergestream.data.intake.dicom.header import BIG_ENDIAN, EXPLICIT, IMPLICIT, DicomHeader, PixelFormat
-from mergestream.data.intake.refusals import IntakeError, damaged_dicom
+from mergestream.data.intake.limits import IntakeError, damaged_dicom
 
 NATIVE = (EXPLICIT, IMPLICIT, BIG_ENDIAN)
 RUN_LENGTH = "1.2.840.10008.1.2.5"

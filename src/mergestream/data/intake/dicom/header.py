@@ -11,8 +11,7 @@ from typing import Any
 from pydicom.dataset import Dataset
 from pydicom.filereader import read_dataset
 
-from mergestream.data.intake.limits import MEBIBYTE, Allowance, Limits
-from mergestream.data.intake.refusals import IntakeError, damaged_dicom
+from mergestream.data.intake.limits import MEBIBYTE, Allowance, IntakeError, Limits, damaged_dicom
 
 PREAMBLE_BYTES = 132  # with the letters 'DICM'
 DEFLATED = "1.2.840.10008.1.2.1.99"
@@ -33,10 +32,6 @@ class DicomHeader:
     pixels: bytes
     pixel_vr: str
     encapsulated: bool
-
-    @property
-    def little_endian(self) -> bool:
-        return self.transfer_syntax != BIG_ENDIAN
 
     def identifiers(self) -> list[str]:
         """The object's UIDs; empty where the file has none."""
@@ -135,6 +130,7 @@ class PixelFormat:
     bits_allocated: int
     bits_stored: int
     pixel_representation: int
+    little_endian: bool
 
     @property
     def frame_bytes(self) -> int:
@@ -149,11 +145,13 @@ class PixelFormat:
 
     def decoder_options(self) -> dict[str, Any]:
         """Options of pydicom's decoders, but the number of frames."""
-        return {name: value for name, value in asdict(self).items() if name != "number_of_frames"}
+        other = ("number_of_frames", "little_endian")
+        return {name: value for name, value in asdict(self).items() if name not in other}
 
 
-def read_pixel_format(dataset: Dataset, allowance: Allowance) -> PixelFormat:
+def read_pixel_format(header: DicomHeader, allowance: Allowance) -> PixelFormat:
     """Read and check the format; room for all frames is reserved before any is decoded."""
+    dataset = header.dataset
     form = PixelFormat(
         number_of_frames=_number(dataset, "NumberOfFrames", 1),
         rows=_number(dataset, "Rows"),
@@ -164,6 +162,7 @@ def read_pixel_format(dataset: Dataset, allowance: Allowance) -> PixelFormat:
         bits_allocated=_number(dataset, "BitsAllocated"),
         bits_stored=_number(dataset, "BitsStored"),
         pixel_representation=_number(dataset, "PixelRepresentation", 0),
+        little_endian=header.transfer_syntax != BIG_ENDIAN,
     )
     _require_supported(form, _number(dataset, "HighBit", form.bits_stored - 1))
     if form.number_of_frames > allowance.limits.frames:

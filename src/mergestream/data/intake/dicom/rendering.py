@@ -13,8 +13,7 @@ from pydicom.dataset import Dataset
 
 from mergestream.data.intake.dicom.frames import Frame, decode_frames
 from mergestream.data.intake.dicom.header import GREY, DicomHeader, PixelFormat, read_header, read_pixel_format
-from mergestream.data.intake.limits import Allowance
-from mergestream.data.intake.refusals import IntakeError, damaged_dicom
+from mergestream.data.intake.limits import Allowance, IntakeError, damaged_dicom
 from mergestream.data.intake.shades import by_levels, stretched
 
 Transform = Callable[[np.ndarray], np.ndarray]
@@ -35,12 +34,12 @@ class LookupTable(NamedTuple):
         return self.entries[places]
 
 
-def read_table(holder: Dataset, descriptor: str, entries: str, *, little_endian: bool, signed: bool) -> LookupTable:
+def read_table(holder: Dataset, descriptor: str, entries: str, form: PixelFormat) -> LookupTable:
     """Read a table from two elements of a data set or an item."""
-    order = "<" if little_endian else ">"
+    order = "<" if form.little_endian else ">"
     count, first, bits = (int(number) for number in _words(holder.get(descriptor), f"{order}u2"))
     count, first = count & 0xFFFF or 1 << 16, first & 0xFFFF
-    if signed and first >= 1 << 15:
+    if form.pixel_representation and first >= 1 << 15:
         first -= 1 << 16
     if not 1 <= bits <= 16:
         raise damaged_dicom()
@@ -70,7 +69,7 @@ def _words(value: Any, dtype: str) -> np.ndarray:
 def decode_file(data: bytes, allowance: Allowance) -> tuple[list[str], Iterator[np.ndarray]]:
     """The object's UIDs, and its frames uint8 [H,W] or [H,W,3], decoded while they are iterated over."""
     header = read_header(data, allowance.limits)
-    form = read_pixel_format(header.dataset, allowance)
+    form = read_pixel_format(header, allowance)
     return header.identifiers(), _shown_frames(header, form)
 
 
@@ -83,18 +82,16 @@ def _shown_frames(header: DicomHeader, form: PixelFormat) -> Iterator[np.ndarray
 
 def _shown(frame: Frame, header: DicomHeader, form: PixelFormat, number: int) -> np.ndarray:
     if form.photometric_interpretation in GREY:
-        return show_grey(frame.values, header.dataset, form, number, little_endian=header.little_endian)
+        return show_grey(frame.values, header.dataset, form, number)
     if form.photometric_interpretation == "PALETTE COLOR":
-        return show_palette(frame.values, header.dataset, form, little_endian=header.little_endian)
+        return show_palette(frame.values, header.dataset, form)
     return show_rgb(frame.values, form, frame.colour)
 
 
-def show_grey(
-    values: np.ndarray, dataset: Dataset, form: PixelFormat, frame: int, *, little_endian: bool
-) -> np.ndarray:
+def show_grey(values: np.ndarray, dataset: Dataset, form: PixelFormat, frame: int) -> np.ndarray:
     """Shades uint8 [H,W] of the frame with this number, from 0."""
-    rescale = _rescale(dataset, form, frame, little_endian)
-    window = _window(dataset, form, frame, little_endian)
+    rescale = _rescale(dataset, form, frame)
+    window = _window(dataset, form, frame)
     inverted = form.photometric_interpretation == "MONOCHROME1"
 
     def shade(levels: np.ndarray) -> np.ndarray:
@@ -127,10 +124,10 @@ def sigmoid(values: np.ndarray, centre: float, width: float) -> np.ndarray:
 WINDOWS = {"LINEAR": linear, "LINEAR_EXACT": linear_exact, "SIGMOID": sigmoid}
 
 
-def _rescale(dataset: Dataset, form: PixelFormat, frame: int, little_endian: bool) -> Transform:
+def _rescale(dataset: Dataset, form: PixelFormat, frame: int) -> Transform:
     """The modality transformation: a table, a slope and an intercept, or nothing."""
     if dataset.get("ModalityLUTSequence"):
-        table = _sequence_table(dataset.ModalityLUTSequence, form, little_endian)
+        table = read_table(dataset.ModalityLUTSequence[0], "LUTDescriptor", "LUTData", form)
         return lambda levels: table.look_up(levels).astype(np.float64)
     holder = _holder(dataset, frame, "PixelValueTransformationSequence", "RescaleSlope")
     if holder is None:
@@ -141,11 +138,11 @@ def _rescale(dataset: Dataset, form: PixelFormat, frame: int, little_endian: boo
     return lambda levels: levels.astype(np.float64) * slope + intercept
 
 
-def _window(dataset: Dataset, form: PixelFormat, frame: int, little_endian: bool) -> Transform | None:
+def _window(dataset: Dataset, form: PixelFormat, frame: int) -> Transform | None:
     """The first VOI table, or the first window; None if there is neither."""
     holder = _holder(dataset, frame, "FrameVOILUTSequence", "VOILUTSequence")
     if holder is not None:
-        table = _sequence_table(holder.VOILUTSequence, form, little_endian)
+        table = read_table(holder.VOILUTSequence[0], "LUTDescriptor", "LUTData", form)
         return lambda values: table.look_up(values) * (WHITE / ((1 << table.bits) - 1))
     holder = _holder(dataset, frame, "FrameVOILUTSequence", "WindowWidth")
     if holder is None:
@@ -157,12 +154,6 @@ def _window(dataset: Dataset, form: PixelFormat, frame: int, little_endian: bool
     if width <= 0 or (name == "LINEAR" and width < 1):
         raise damaged_dicom()
     return partial(WINDOWS[name], centre=_first(holder, "WindowCenter"), width=width)
-
-
-def _sequence_table(items: Sequence[Dataset], form: PixelFormat, little_endian: bool) -> LookupTable:
-    return read_table(
-        items[0], "LUTDescriptor", "LUTData", little_endian=little_endian, signed=form.pixel_representation == 1
-    )
 
 
 def _holder(dataset: Dataset, frame: int, group: str, keyword: str) -> Dataset | None:
@@ -182,7 +173,7 @@ def _first(holder: Dataset, keyword: str) -> float:
     return number
 
 
-def show_palette(values: np.ndarray, dataset: Dataset, form: PixelFormat, *, little_endian: bool) -> np.ndarray:
+def show_palette(values: np.ndarray, dataset: Dataset, form: PixelFormat) -> np.ndarray:
     """Look each value up in three tables; of 16 bits the upper eight are used."""
     planes = []
     for name in ("Red", "Green", "Blue"):
@@ -190,13 +181,7 @@ def show_palette(values: np.ndarray, dataset: Dataset, form: PixelFormat, *, lit
             raise IntakeError(
                 "unsupported_format", "The DICOM palette is missing, or segmented, which is not supported."
             )
-        table = read_table(
-            dataset,
-            PALETTE.format(name, "Descriptor"),
-            PALETTE.format(name, "Data"),
-            little_endian=little_endian,
-            signed=form.pixel_representation == 1,
-        )
+        table = read_table(dataset, PALETTE.format(name, "Descriptor"), PALETTE.format(name, "Data"), form)
         eight_bits = table._replace(entries=(table.entries >> max(table.bits - 8, 0)).astype(np.uint8))
         planes.append(by_levels(values, eight_bits.look_up))
     return np.stack(planes, axis=-1)
