@@ -21,8 +21,9 @@ from PIL import Image
 from dicoms import SECRET, dicom
 from mergestream.data.intake import Limits, Picture
 from mergestream.runtime.errors import InputError, OutputError
-from mergestream.serving.structured_report import write_report
-from mergestream.serving.watched_folder.watcher import Pace, watch
+from mergestream.serving.dropbox import ImageAnswer
+from mergestream.serving.structured_report import report_if_possible
+from mergestream.serving.watched_folder import Pace, watch
 from services import ANSWER
 
 FAST = Pace(batch_size=4, batch_seconds=0.1, look_seconds=0.03, retry_seconds=0.2)
@@ -48,11 +49,24 @@ class Model:
         return [{"mean": float(picture.pixels.mean()), "frame": picture.frame} for picture in pictures]
 
 
+def answered_by(answer: Any) -> Any:
+    """The documents of a model as answers to images, with a report for those from DICOM."""
+
+    def answers(pictures: list[Picture]) -> list[ImageAnswer]:
+        documents = answer(pictures)
+        return [ImageAnswer(*pair) for pair in zip(documents, map(report, pictures), strict=True)]
+
+    def report(picture: Picture) -> bytes | None:
+        return report_if_possible(picture, ANSWER, 0)
+
+    return answers
+
+
 @contextmanager
 def watched(folder: Path, answer: Any, **options: Any) -> Iterator[threading.Event]:
     stop = threading.Event()
     options = {"pace": FAST, **options}
-    thread = threading.Thread(target=watch, args=(folder, answer, stop), kwargs=options)
+    thread = threading.Thread(target=watch, args=(folder, answered_by(answer), stop), kwargs=options)
     thread.start()
     try:
         yield stop
@@ -155,10 +169,7 @@ def test_frames_of_a_file_stay_together_and_reports_lie_beside_the_answer(tmp_pa
     (tmp_path / "bare.dcm").write_bytes(dicom(pixels, StudyInstanceUID=None))
     (tmp_path / "plain.png").write_bytes(png(1))
 
-    def report(picture: Picture, _: dict[str, Any]) -> bytes:
-        return write_report(picture, ANSWER, 0)
-
-    with watched(tmp_path, Model(), report=report):
+    with watched(tmp_path, Model()):
         until(lambda: len(names(tmp_path / "done")) == 4)
     answers = names(tmp_path / "answers")
     assert answers == sorted(
@@ -244,14 +255,15 @@ def test_long_names_have_answers_too(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys, threading
 from pathlib import Path
-from mergestream.serving.watched_folder.watcher import Pace, watch
+from mergestream.serving.dropbox import ImageAnswer
+from mergestream.serving.watched_folder import Pace, watch
 
 folder, log = Path(sys.argv[1]), open(sys.argv[2], "a")
 def answer(pictures):
     for picture in pictures:
         log.write(picture.sha256 + "\\n")
     log.flush()
-    return [{"frame": picture.frame} for picture in pictures]
+    return [ImageAnswer({"frame": picture.frame}) for picture in pictures]
 watch(folder, answer, threading.Event(), pace=Pace(batch_size=2, batch_seconds=0.01, look_seconds=0.01))
 """
 

@@ -20,7 +20,7 @@ from mergestream.serving.micro_batching import MicroBatcher
 from mergestream.serving.monitoring import Metrics, RecentSteps
 
 if TYPE_CHECKING:
-    from mergestream.serving.watched_folder.folder_thread import FolderThread
+    from mergestream.serving.watched_folder import FolderThread
 
 STOPPED, CHECKED, CHANGE = "service_stopped", "log_checked", "change_asked"  # kinds of audit lines
 # The engine computes one batch at a time; meanwhile the other threads write the audit log.

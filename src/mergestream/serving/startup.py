@@ -25,7 +25,7 @@ from mergestream.serving.micro_batching import BatchingSettings
 from mergestream.serving.monitoring import Metrics, timestamp
 from mergestream.serving.replicas.ray_cluster import require_ray_serve, start_replicas
 from mergestream.serving.service import ENGINE_THREADS, Service
-from mergestream.serving.watched_folder.folder_thread import FolderThread
+from mergestream.serving.watched_folder import FolderThread
 
 DEVICES = ("auto", "cpu", "cuda")
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")

@@ -36,6 +36,14 @@ def write_report(picture: Picture, answer: Answer, row: int, when: datetime | No
     return written.getvalue()
 
 
+def report_if_possible(picture: Picture, answer: Answer, row: int) -> bytes | None:
+    """The report, or None if the image did not come from DICOM or lacks identifiers."""
+    try:
+        return write_report(picture, answer, row)
+    except InputError:
+        return None
+
+
 def _require_source(picture: Picture) -> DicomSource:
     source = picture.source
     if source is None:

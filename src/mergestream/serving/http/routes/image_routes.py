@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Request
 
 from mergestream.data.intake import Picture
-from mergestream.runtime.errors import InputError
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http.problems import Problem, problems
 from mergestream.serving.http.request_limits import Share, body_of
@@ -15,6 +14,7 @@ from mergestream.serving.http.schemas import BatchAnswer
 from mergestream.serving.http.uploads import files_of
 from mergestream.serving.monitoring import by_expert
 from mergestream.serving.service import Service
+from mergestream.serving.structured_report import report_if_possible
 
 router = APIRouter(tags=["answers"])
 StreamName = Annotated[
@@ -117,13 +117,6 @@ def answer_document(answer: Answer, reports: list[str | None] | None = None) -> 
 
 
 def encoded_reports(pictures: Sequence[Picture], answer: Answer) -> list[str | None]:
-    """A structured report in base64 per image; None for one without the DICOM identifiers that a report needs."""
-    from mergestream.serving.structured_report import write_report
-
-    reports: list[str | None] = []
-    for row, picture in enumerate(pictures):
-        try:
-            reports.append(base64.b64encode(write_report(picture, answer, row)).decode("ascii"))
-        except InputError:
-            reports.append(None)
-    return reports
+    """A structured report in base64 per image, or None."""
+    reports = [report_if_possible(picture, answer, row) for row, picture in enumerate(pictures)]
+    return [None if report is None else base64.b64encode(report).decode("ascii") for report in reports]

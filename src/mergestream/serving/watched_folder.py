@@ -1,4 +1,4 @@
-"""The loop over a watched folder: answer complete files in batches.
+"""A watched folder, for sites without HTTP: complete files are answered in batches through the service.
 
 A file is moved only after its answer is on disk, and a file with an answer is not answered again, so a kill loses
 nothing. File names stay on this machine: they are neither logged nor given to `answer`.
@@ -6,22 +6,57 @@ nothing. File names stay on this machine: they are neither logged nor given to `
 
 import fcntl
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
-from typing import Any
 
 from mergestream.data.intake import IntakeError, Limits, Picture, read_upload
 from mergestream.runtime.errors import InputError, MergestreamError, OutputError
 from mergestream.runtime.files import make_folder
-from mergestream.serving.watched_folder.dropbox import Dropbox, Incoming
+from mergestream.serving.dropbox import Dropbox, ImageAnswer, Incoming
+from mergestream.serving.http.routes.image_routes import answer_document
+from mergestream.serving.service import Service
+from mergestream.serving.structured_report import report_if_possible
 
+STREAM = "watched-folder"
+Answer = Callable[[list[Picture]], list[ImageAnswer]]
 log = logging.getLogger(__name__)
-Answer = Callable[[list[Picture]], list[dict[str, Any]]]
-Report = Callable[[Picture, dict[str, Any]], bytes]
+
+
+class FolderThread:
+    """Answers a folder through a service, which starts it when it is ready and stops it before it closes its engine."""
+
+    def __init__(self, service: Service, folder: Path, *, reports: bool = False) -> None:
+        self._service, self._folder, self._reports = service, folder, reports
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watched folder")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop after answering the files that are complete."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            watch(self._folder, self._answer, self._stop, limits=self._service.limits.intake)
+        except Exception as error:
+            # Messages of other errors may name a file.
+            why = str(error) if isinstance(error, MergestreamError) else type(error).__name__
+            log.error("the watched folder is no longer answered: %s", why)
+            self._service.folder_failed = True
+
+    def _answer(self, pictures: list[Picture]) -> list[ImageAnswer]:
+        answer = self._service.answer_from_thread(STREAM, pictures)
+        reports = [report_if_possible(picture, answer, row) for row, picture in enumerate(pictures) if self._reports]
+        documents = [answer_document(answer.of(row)).model_dump() for row in range(len(pictures))]
+        return list(map(ImageAnswer, documents, reports or [None] * len(pictures)))
 
 
 @dataclass(frozen=True)
@@ -37,18 +72,14 @@ class Pace:
 def watch(
     folder: Path,
     answer: Answer,
-    stop: Event,
+    stop: threading.Event,
     *,
     limits: Limits | None = None,
     pace: Pace | None = None,
-    report: Report | None = None,
 ) -> None:
-    """Answer files in `folder` until `stop` is set; files that are complete by then are still answered.
-
-    `answer` returns a JSON object per image; `report`, if given, a DICOM report to store beside it.
-    """
+    """Answer files in `folder` until `stop` is set; files that are complete by then are still answered."""
     with _held(make_folder(folder)):
-        watcher = _Watcher(Dropbox(folder), answer, limits or Limits(), pace or Pace(), report)
+        watcher = _Watcher(Dropbox(folder), answer, limits or Limits(), pace or Pace())
         while not stop.is_set():
             watcher.look()
             stop.wait(watcher.pace.look_seconds)
@@ -58,8 +89,8 @@ def watch(
 class _Watcher:
     """State between two listings of the folder."""
 
-    def __init__(self, box: Dropbox, answer: Answer, limits: Limits, pace: Pace, report: Report | None) -> None:
-        self._box, self._answer, self._limits, self.pace, self._report = box, answer, limits, pace, report
+    def __init__(self, box: Dropbox, answer: Answer, limits: Limits, pace: Pace) -> None:
+        self._box, self._answer, self._limits, self.pace = box, answer, limits, pace
         self._first_ready_at: float | None = None
         self._retry_at: dict[str, float] = {}
 
@@ -126,27 +157,15 @@ class _Watcher:
         else:
             self._store(batch, answers)
 
-    def _store(self, batch: list[Incoming], answers: list[dict[str, Any]]) -> None:
+    def _store(self, batch: list[Incoming], answers: list[ImageAnswer]) -> None:
         start = 0
         for incoming in batch:
             own = answers[start : start + len(incoming.pictures)]
             start += len(incoming.pictures)
             try:
-                self._box.store_answer(incoming, own, self._reports(incoming, own))
+                self._box.store_answer(incoming, own)
             except OSError as error:
                 self._retry_later([incoming.name], error)
-
-    def _reports(self, incoming: Incoming, answers: list[dict[str, Any]]) -> list[bytes]:
-        """A report per image that came from DICOM and has the identifiers that a report needs."""
-        reports = []
-        for picture, own in zip(incoming.pictures, answers, strict=True):
-            if self._report is None or picture.source is None:
-                continue
-            try:
-                reports.append(self._report(picture, own))
-            except InputError:
-                log.warning("No report for an image: its file lacks identifiers")
-        return reports
 
     def _refuse(self, name: str, code: str, sentence: str) -> None:
         log.info("a file was refused: %s", code)

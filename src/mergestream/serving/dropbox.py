@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mergestream.data.intake import IntakeError, Picture
 from mergestream.runtime.files import make_folder, write_atomically, write_json
@@ -16,6 +16,13 @@ SCHEMA_VERSION = 1
 PARTIAL = (".part", ".tmp", ".crdownload", ".filepart")
 # A file system allows 255 bytes, and endings are added.
 MOST_NAME_BYTES = 200
+
+
+class ImageAnswer(NamedTuple):
+    """Answer to one image: a JSON document, and the DICOM report to store beside it, if any."""
+
+    document: dict[str, Any]
+    report: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -74,13 +81,15 @@ class Dropbox:
         self._move(name, self._done, sha256)
         return True
 
-    def store_answer(self, incoming: Incoming, answers: list[dict[str, Any]], reports: Sequence[bytes]) -> None:
+    def store_answer(self, incoming: Incoming, answers: Sequence[ImageAnswer]) -> None:
         """Write the reports, then the answer, then move the file, so that an answer on disk is complete."""
         path = self._answer_path(incoming.name, incoming.sha256)
+        reports = [answer.report for answer in answers if answer.report is not None]
         for number, report in enumerate(reports, start=1):
             ending = ".sr.dcm" if len(reports) == 1 else f".{number}.sr.dcm"
             write_atomically(path.with_name(path.name.removesuffix(".json") + ending), _writer(report))
-        write_json(path, {"schema_version": SCHEMA_VERSION, "sha256": incoming.sha256, "answers": answers})
+        documents = [answer.document for answer in answers]
+        write_json(path, {"schema_version": SCHEMA_VERSION, "sha256": incoming.sha256, "answers": documents})
         self._move(incoming.name, self._done, incoming.sha256)
 
     def refuse(self, name: str, code: str, sentence: str) -> None:
