@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mergestream as ms
 from mergestream.networks.architecture import create_network, logits_of
-from mergestream.networks.views import VIEWS
+from mergestream.networks.preprocessing import VIEWS
 from mergestream.pool.execution import Execution
 
 PEAK_TFLOPS = {"NVIDIA H200": 790.0}  # dense bf16, as measured on the machine that is lent

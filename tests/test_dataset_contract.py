@@ -10,7 +10,7 @@ import torch
 import mergestream as ms
 from mergestream.data.datasets import DATASETS, phantom
 from mergestream.data.datasets.dataset_sources import FileSource
-from mergestream.networks.views import VIEWS
+from mergestream.networks.preprocessing import VIEWS
 
 ON_DISK = [name for name, source in DATASETS.items() if isinstance(source, FileSource)]
 PIXELS = 20

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 import mergestream as ms
 from conftest import CLASSES, HandWritten, make_experts, make_images, make_pool
-from mergestream.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD
-from mergestream.networks.views import BRIGHTNESS, VIEWS
+from mergestream.networks.preprocessing import BRIGHTNESS, IMAGENET_MEAN, IMAGENET_STD, VIEWS
 
 MEAN, STD = IMAGENET_MEAN, IMAGENET_STD
 

@@ -26,11 +26,10 @@ from mergestream.networks.architecture import Architecture, create_network, from
 from mergestream.pool.checkpoint import write_expert
 from mergestream.pool.exchange import pool_folder as pool_folder
 from mergestream.pool.exchange.changes import add_expert, replace_expert, restore_expert
-from mergestream.pool.exchange.confidence_checks import FACTOR
-from mergestream.pool.exchange.noise_probe import mean_lead, probes
+from mergestream.pool.exchange.expert_checks import FACTOR, mean_lead, probes
 from mergestream.pool.exchange.pool_verification import verify_pool
 from mergestream.pool.expert_card import ExpertCard, read_card
-from mergestream.pool.pool_files import candidates_folder
+from mergestream.pool.parts import candidates_folder
 from mergestream.pool.statistics import Statistics, write_statistics
 from mergestream.runtime import files
 

@@ -19,8 +19,8 @@ from mergestream.bench.study.study_pages import all_blocks, with_blocks
 from mergestream.bench.study.study_record import decoded, encoded, read_records, write_record
 from mergestream.bench.study.study_run import chosen_stages
 from mergestream.data.datasets import file_source_of
+from mergestream.functional.intervals import drawn_scores, unit_draws
 from mergestream.functional.metrics import summarise
-from mergestream.functional.unit_bootstrap import drawn_scores, unit_draws
 
 ROOT = Path(__file__).parents[1]
 OURS = "prior_adaptive"

@@ -18,7 +18,7 @@ from mergestream.methods.state import State
 from mergestream.methods.step import Step
 from mergestream.methods.task_arithmetic import TaskArithmetic
 from mergestream.methods.ties import Ties
-from mergestream.networks.views import ORIGINAL
+from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, unknown_name
 

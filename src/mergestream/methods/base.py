@@ -23,8 +23,7 @@ from mergestream.methods.provenance import provenance_of
 from mergestream.methods.recorded_step import ANSWER
 from mergestream.methods.state import S, State, from_plain, to_plain
 from mergestream.methods.step import Step
-from mergestream.networks.preprocessing import require_batch
-from mergestream.networks.views import ORIGINAL
+from mergestream.networks.preprocessing import ORIGINAL, require_batch
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.log_once import log_once

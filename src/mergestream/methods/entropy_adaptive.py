@@ -17,7 +17,7 @@ from mergestream.methods.card_values import resolve_temperature
 from mergestream.methods.expert_rows import HeadRows
 from mergestream.methods.state import COEFFICIENTS, State
 from mergestream.methods.step import Step
-from mergestream.networks.views import ORIGINAL, require_views
+from mergestream.networks.preprocessing import ORIGINAL, require_views
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.option_checks import names, number, one_of, whole_number, yes_or_no
 

@@ -27,7 +27,7 @@ from mergestream.methods.prior_units import (
 from mergestream.methods.state import PART, State
 from mergestream.methods.step import Step
 from mergestream.networks.last_layer import class_entries
-from mergestream.networks.views import ORIGINAL
+from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import NetworkError
 from mergestream.runtime.log_once import log_once

@@ -14,7 +14,7 @@ from mergestream.functional.scores import finite_images
 from mergestream.methods.batch import Batch
 from mergestream.methods.state import State, numbers, replaced, tensors
 from mergestream.methods.step import Step
-from mergestream.networks.views import ORIGINAL
+from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.execution import warm_up
 
 if TYPE_CHECKING:

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from mergestream.methods.regmean import RegMean, RegMeanState
 from mergestream.networks.blocks import find_blocks
-from mergestream.pool.blockwise import BlockwiseOptions, merge_block_by_block
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics import Grams
-from mergestream.pool.statistics.measurement import blockwise_kind
+from mergestream.pool.statistics.measurement import BlockwiseOptions, blockwise_kind, merge_block_by_block
 
 
 class RegMeanPlusPlus(RegMean):

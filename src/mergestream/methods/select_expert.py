@@ -12,7 +12,7 @@ from mergestream.methods.batch import Batch
 from mergestream.methods.card_values import resolve_temperature
 from mergestream.methods.state import State
 from mergestream.methods.step import Step
-from mergestream.networks.views import ORIGINAL
+from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.option_checks import one_of
 

@@ -9,7 +9,7 @@ from mergestream.methods.base import Method
 from mergestream.methods.batch import Batch
 from mergestream.methods.state import State
 from mergestream.methods.step import Step
-from mergestream.networks.views import ORIGINAL
+from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 
 

@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mergestream.networks.head import find_head
-from mergestream.networks.library_builders import BUILDERS
-from mergestream.networks.library_preprocessing import find_preprocessing
+from mergestream.networks.libraries import BUILDERS, find_preprocessing
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import InputError, MergestreamError, NetworkError
 

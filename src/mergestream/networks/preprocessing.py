@@ -1,9 +1,9 @@
-"""Preprocessing of pixels for a network: size, interpolation, mean and std."""
+"""Preprocessing of pixels for a network, and views of preprocessed batches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -99,3 +99,51 @@ def require_batch(images: Tensor, preprocessing: Preprocessing | None) -> None:
             "This network's preprocessing is unknown, so uint8 pixels cannot be prepared. "
             "Give preprocessing=mergestream.Preprocessing(size=…) to the pool, or pass preprocessed floats."
         )
+
+
+BRIGHTNESS = 1.15
+# Name of the unaltered batch, where logits are stored by view.
+ORIGINAL = "original"
+
+
+def hflip(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
+    return images.flip(-1)
+
+
+def vflip(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
+    return images.flip(-2)
+
+
+def rot180(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
+    return images.flip(-2, -1)
+
+
+def transpose(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
+    if images.shape[-1] != images.shape[-2]:
+        raise InputError(f"The view 'transpose' needs square images, got {tuple(images.shape[-2:])}.")
+    return images.transpose(-1, -2).contiguous()
+
+
+def brightness(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
+    """Every pixel 15 % brighter, clipped at white: for data in which a flip may change the class."""
+    if preprocessing is None:
+        raise InputError("The view 'brightness' needs the pool's preprocessing (mean, std); give preprocessing=.")
+    mean, std = preprocessing.columns(images)
+    return (((images * std + mean) * BRIGHTNESS).clamp(0, 1) - mean) / std
+
+
+VIEWS: dict[str, Callable[[Tensor, Preprocessing | None], Tensor]] = {
+    "hflip": hflip,
+    "vflip": vflip,
+    "rot180": rot180,
+    "transpose": transpose,
+    "brightness": brightness,
+}
+
+
+def require_views(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse unknown names of views."""
+    for name in names:
+        if name not in VIEWS:
+            raise unknown_name("view", name, VIEWS)
+    return names

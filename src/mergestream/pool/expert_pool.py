@@ -16,8 +16,16 @@ from torch import Tensor, nn
 
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.execution import Execution
-from mergestream.pool.parts import Device, Parts, absent, parts_of_modules, parts_of_states
-from mergestream.pool.pool_files import candidates_folder, read_parts, write_pool
+from mergestream.pool.parts import (
+    Device,
+    Parts,
+    absent,
+    candidates_folder,
+    parts_of_modules,
+    parts_of_states,
+    read_parts,
+    write_pool,
+)
 from mergestream.pool.runner import PoolRunner
 from mergestream.pool.statistics import Statistics
 from mergestream.runtime.errors import InputError, PoolError, unknown_name

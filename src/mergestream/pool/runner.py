@@ -16,8 +16,7 @@ from mergestream.functional.scores import finite_images, require_finite
 from mergestream.networks.architecture import logits_of
 from mergestream.networks.batchnorm import reestimate
 from mergestream.networks.last_layer import LastLayer, require_one_row_per_image
-from mergestream.networks.preprocessing import require_batch
-from mergestream.networks.views import ORIGINAL, VIEWS, require_views
+from mergestream.networks.preprocessing import ORIGINAL, VIEWS, require_batch, require_views
 from mergestream.pool.execution import Execution, Recording, patches_as_products
 from mergestream.pool.parts import Parts
 from mergestream.runtime.errors import InputError, MergestreamError, NetworkError

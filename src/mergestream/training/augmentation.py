@@ -13,8 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from mergestream.networks.preprocessing import Preprocessing
-from mergestream.networks.views import VIEWS
+from mergestream.networks.preprocessing import VIEWS, Preprocessing
 
 LUMA = (0.2989, 0.587, 0.114)  # of red, green and blue, as torchvision weighs them
 CROP_DRAWS, COLOUR_DRAWS, GREY_DRAWS = 4, 4, 1

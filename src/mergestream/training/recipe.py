@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mergestream.networks.views import require_views
+from mergestream.networks.preprocessing import require_views
 from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
 
 CHOICES = {

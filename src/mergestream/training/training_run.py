@@ -12,7 +12,7 @@ from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.checkpoint import open_weights, write_expert
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.pool.pool_files import candidates_folder
+from mergestream.pool.parts import candidates_folder
 from mergestream.pool.statistics import write_statistics
 from mergestream.pool.statistics.measurement import measure_statistics
 from mergestream.runtime.errors import InputError, NetworkError, TrainingError, unknown_name

@@ -8,8 +8,7 @@ import torch
 
 from mergestream.bench.analysis.comparison import Estimate, by_label_and_stream
 from mergestream.bench.records import Run
-from mergestream.functional.intervals import percentiles
-from mergestream.functional.unit_bootstrap import RESAMPLES, drawn_scores, unit_draws
+from mergestream.functional.intervals import RESAMPLES, drawn_scores, percentiles, unit_draws
 
 METRICS = ("accuracy", "balanced_accuracy", "auroc")
 Draws = dict[str, np.ndarray]  # of every target, shared by all runs there

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from mergestream.bench.drift.layers import COMPONENTS, NetworkLayer, TensorPlace, layers_of, places_by_name, places_of
 from mergestream.bench.drift.spread import Moments, Spread, moments_of, pairs_of, spread_of, total
 from mergestream.networks.architecture import from_architecture
-from mergestream.pool.card_comparison import require_alike
 from mergestream.pool.checkpoint import DTYPES, open_weights
 from mergestream.pool.exchange.pool_folder import PoolFolder, read_pool
-from mergestream.pool.expert_card import BASE, CARD, ExpertCard
+from mergestream.pool.expert_card import BASE, CARD, ExpertCard, require_alike
 from mergestream.runtime.errors import CheckpointError, MergestreamError, PoolError
 from mergestream.runtime.files import read_json, write_json
 from mergestream.runtime.parallel import Advance, Track, quiet

@@ -18,8 +18,7 @@ from mergestream.data.datasets.data_request import open_data
 from mergestream.data.stream import Stream
 from mergestream.data.streams import create_stream
 from mergestream.methods import METHODS, ORIGINAL, Method, create_method
-from mergestream.networks.preprocessing import Preprocessing
-from mergestream.networks.views import require_views
+from mergestream.networks.preprocessing import Preprocessing, require_views
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError
 from mergestream.runtime.files import mapped_array, sha256_of_json, write_atomically

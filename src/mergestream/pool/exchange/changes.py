@@ -5,12 +5,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mergestream.pool.card_comparison import base_problems
 from mergestream.pool.exchange.expert_checks import check_expert
-from mergestream.pool.exchange.pool_folder import PoolFolder, changed_pool, copy_expert, locked_pool, read_any_card
-from mergestream.pool.exchange.versions import current_version, previous_version, save_version
-from mergestream.pool.expert_card import ExpertCard
-from mergestream.pool.pool_files import write_order
+from mergestream.pool.exchange.pool_folder import (
+    PoolFolder,
+    changed_pool,
+    copy_expert,
+    current_version,
+    locked_pool,
+    previous_version,
+    read_any_card,
+    save_version,
+)
+from mergestream.pool.expert_card import ExpertCard, base_problems
+from mergestream.pool.parts import write_order
 from mergestream.runtime.errors import PoolError, unknown_name
 
 

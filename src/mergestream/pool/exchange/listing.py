@@ -4,8 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mergestream.pool.exchange.pool_folder import PoolFolder, read_any_card, read_pool
-from mergestream.pool.exchange.versions import current_version, previous_versions
+from mergestream.pool.exchange.pool_folder import (
+    PoolFolder,
+    current_version,
+    previous_versions,
+    read_any_card,
+    read_pool,
+)
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import PoolError
 

@@ -5,15 +5,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mergestream.pool.card_comparison import base_warnings, differences
 from mergestream.pool.checkpoint import open_weights
-from mergestream.pool.exchange.confidence_checks import confidence_warnings
-from mergestream.pool.exchange.expert_checks import error_messages, inspect_expert, require_statistics
-from mergestream.pool.exchange.noise_probe import NoiseProbe, ProbeResult
-from mergestream.pool.exchange.pool_folder import pool_root, read_any_card
-from mergestream.pool.exchange.versions import previous_versions, versions_folder
-from mergestream.pool.expert_card import BASE, CARD, SCHEMA_VERSION, ExpertCard, is_expert_folder, read_card
-from mergestream.pool.pool_files import ORDER, candidates_folder
+from mergestream.pool.exchange.expert_checks import (
+    NoiseProbe,
+    ProbeResult,
+    confidence_warnings,
+    error_messages,
+    inspect_expert,
+    require_statistics,
+)
+from mergestream.pool.exchange.pool_folder import pool_root, previous_versions, read_any_card, versions_folder
+from mergestream.pool.expert_card import (
+    BASE,
+    CARD,
+    SCHEMA_VERSION,
+    ExpertCard,
+    base_warnings,
+    differences,
+    is_expert_folder,
+    read_card,
+)
+from mergestream.pool.parts import ORDER, candidates_folder
 from mergestream.runtime.errors import MergestreamError
 from mergestream.runtime.files import read_json
 

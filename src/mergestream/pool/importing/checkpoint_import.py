@@ -20,6 +20,7 @@ from mergestream.pool.importing.foreign_checkpoint import (
     ForeignCheckpoint,
     read_foreign,
     require_names,
+    with_current_names,
     without_prefixes,
 )
 from mergestream.pool.importing.foreign_config import (
@@ -29,7 +30,6 @@ from mergestream.pool.importing.foreign_config import (
     pixel_config,
     read_config,
 )
-from mergestream.pool.importing.hugging_face import with_current_names
 from mergestream.pool.parts import require_classes
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import sha256_of_file

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.networks.architecture import Architecture, Network, create_network, from_module
-from mergestream.networks.library_preprocessing import PILLOW_FILTERS
+from mergestream.networks.libraries import PILLOW_FILTERS
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import CheckpointError, InputError
 
