@@ -21,10 +21,11 @@ import mergestream as ms
 from benching import command
 from conftest import CLASSES, FACTORIES, HandWritten, make_base, make_experts, make_pool
 from mergestream.bench.drift.drift_figures import figures_of, static_figure
-from mergestream.bench.drift.drift_report import FORMATS, describe_drift, render_drift, run_drift
+from mergestream.bench.drift.drift_report import describe_drift, render_drift, run_drift
 from mergestream.bench.drift.layers import component_of, layers_of, places_by_name, places_of
 from mergestream.bench.drift.pool_drift import BY_NAME, Drift, analyse_drift
 from mergestream.bench.drift.spread import Spread, implied_loss, moments_of, pairs_of, spread_of, total
+from mergestream.bench.report.figures import FORMATS
 from mergestream.networks.architecture import create_network
 from mergestream.pool.checkpoint import write_expert
 from mergestream.pool.expert_card import ExpertCard

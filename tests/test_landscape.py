@@ -468,7 +468,6 @@ def test_the_targets_own_expert_is_left_out_unless_it_is_named(consortium: Path,
         ({"path": "mean"}, "method/stream"),
         ({"path": "temporal/mean"}, "no method called"),
         ({"resolution": 1}, "'resolution' is a whole number of at least 2"),
-        ({"path_batches": 0}, "path_batches"),
         ({"device": "tpu"}, "tpu"),
     ],
 )

@@ -13,6 +13,9 @@ from mergestream.bench.analysis.run_checks import Collapse, describe_collapses
 from mergestream.bench.records import Run
 from mergestream.pool.expert_card import library_versions
 
+SubgroupKey = tuple[str, str, str, str]  # label, stream, kind, value
+SCHEMA_VERSION = 1
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -45,9 +48,6 @@ def rank_methods(runs: Sequence[Run], metric: str = "accuracy") -> list[Standing
                 Standing(label, stream, float(ranks[:, m].mean()), int(above[:, m].sum()), int(below[:, m].sum()))
             )
     return standings
-
-
-SubgroupKey = tuple[str, str, str, str]  # label, stream, kind, value
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,6 @@ def _subgroup_row(key: SubgroupKey, entries: list[tuple[int, dict[str, Any]]]) -
     return SubgroupRow(*key, mean("accuracy"), mean("balanced_accuracy"), mean("auroc"), images)
 
 
-SCHEMA_VERSION = 1
-
-
 @dataclass(frozen=True)
 class BenchFindings:
     """Results of a benchmark with the plan and command that gave them."""
@@ -119,21 +116,11 @@ class BenchFindings:
         return [*self.warnings, *left_out, *describe_collapses(self.collapses)]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "dataset": self.dataset,
-            "synthetic": self.synthetic,
-            "network": self.network,
-            "command": self.command,
-            "plan": self.plan,
-            "results": [row.to_json() for row in self.rows],
-            "duels": [asdict(each) for each in self.duels],
-            "majority_shares": self.majority_shares,
-            "standings": [asdict(each) for each in self.standings],
-            "subgroups": [asdict(each) for each in self.subgroups],
-            "collapses": [asdict(each) for each in self.collapses],
-            "left_out": [{"method": label, "why": reason} for label, reason in self.left_out],
-            "warnings": self.warnings,
-            "environment": library_versions(),
-            **({"grouped": [asdict(row) for row in self.grouped]} if self.grouped else {}),
-        }
+        """All fields but `runs`, which are in results.csv."""
+        fields = asdict(self)
+        del fields["runs"]
+        if not self.grouped:
+            del fields["grouped"]
+        fields["results"] = fields.pop("rows")
+        fields["left_out"] = [{"method": label, "why": reason} for label, reason in self.left_out]
+        return {"schema_version": SCHEMA_VERSION, **fields, "environment": library_versions()}

@@ -12,6 +12,7 @@ from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import read_json
 
 RUNS, RESULTS, LINES = "runs", "results.json", "results.csv"
+SOURCES = ("base", "statistics", "candidates")
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,6 @@ def _in_order(names: Iterable[str], headers: dict[str, dict[str, Any]], streams:
         return place, arguments["label"] != method, arguments["label"], order, stream, arguments["seed"], name
 
     return sorted(names, key=key)
-
-
-SOURCES = ("base", "statistics", "candidates")
 
 
 @dataclass(frozen=True)

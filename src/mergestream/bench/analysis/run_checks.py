@@ -11,6 +11,9 @@ import numpy as np
 from mergestream.bench.records import Run
 from mergestream.functional.intervals import FEW_BATCHES
 
+# A class is common from this share of the labels, and rarely predicted below this share of the experts' answers.
+COMMON, RARE = 0.05, 0.01
+
 
 def majority_shares(runs: Sequence[Run]) -> dict[str, float]:
     """Share of the most common class in a batch, per stream: mean over targets and seeds."""
@@ -68,10 +71,6 @@ def line_of(run: Run) -> dict[str, Any]:
         "majority_share": run.majority_share,
         "seconds_per_step": run.seconds_per_step,
     }
-
-
-# A class is common from this share of the labels, and rarely predicted below this share of the experts' answers.
-COMMON, RARE = 0.05, 0.01
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,10 @@ from mergestream.bench.records import Run
 from mergestream.functional.intervals import FEW_BATCHES
 
 OURS = "entropy_adaptive"
+MEAN, SHARED, DECOUPLED = "mean", "entropy_adaptive(head=shared)", "entropy_adaptive"
+LEAST_SHARE = 0.85  # the paper: decoupling gives 85 to 90 % of what layer-wise coefficients would
+SHARE_CLAIM = "Decoupling gives 85 % or more of what layer-wise coefficients gain over the mean."
+Gains = tuple[np.ndarray, np.ndarray]  # points [cells] and resamples [cells,RESAMPLES]
 
 
 class OptionClaim(NamedTuple):
@@ -76,12 +80,6 @@ def duel_findings(claim: str, duels: Sequence[Duel], needed: str) -> list[ClaimF
         estimate, measure = each.difference.times(100), f"accuracy of {each.ours} less that of {each.theirs}"
         findings.append(ClaimFinding(claim, each.stream, measure, POINTS, estimate, verdict_of(estimate)))
     return findings
-
-
-MEAN, SHARED, DECOUPLED = "mean", "entropy_adaptive(head=shared)", "entropy_adaptive"
-LEAST_SHARE = 0.85  # the paper: decoupling gives 85 to 90 % of what layer-wise coefficients would
-SHARE_CLAIM = "Decoupling gives 85 % or more of what layer-wise coefficients gain over the mean."
-Gains = tuple[np.ndarray, np.ndarray]  # points [cells] and resamples [cells,RESAMPLES]
 
 
 def check_gains(runs: Sequence[Run]) -> list[ClaimFinding]:

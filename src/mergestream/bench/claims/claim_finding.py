@@ -12,6 +12,13 @@ HOLDS: Verdict = "holds"
 FAILS: Verdict = "does not hold"
 UNKNOWN: Verdict = "cannot be told here"
 CORRELATION, POINTS, SHARE = "rank correlation", "points", "share"
+NOTE = (
+    "✓ holds, ✗ does not hold, ? cannot be told here. In brackets: the 95 % interval of a bootstrap over batches. A "
+    "claim holds, or does not hold, only if the whole interval says so. Not corrected for the number of comparisons."
+)
+MARKS = {HOLDS: "✓", FAILS: "✗", UNKNOWN: "?"}
+# Factor, digits and unit of the printed number.
+FORMATS = {SHARE: (100, 0, " %"), POINTS: (1, 2, " points")}
 
 
 @dataclass(frozen=True)
@@ -37,15 +44,6 @@ def verdict_of(estimate: Estimate, at_least: float = 0.0) -> Verdict:
 def missing(claim: str, needed: str) -> ClaimFinding:
     """A claim without data, and the data it needs."""
     return ClaimFinding(claim, None, reason=f"Missing: {needed}")
-
-
-NOTE = (
-    "✓ holds, ✗ does not hold, ? cannot be told here. In brackets: the 95 % interval of a bootstrap over batches. A "
-    "claim holds, or does not hold, only if the whole interval says so. Not corrected for the number of comparisons."
-)
-MARKS = {HOLDS: "✓", FAILS: "✗", UNKNOWN: "?"}
-# Factor, digits and unit of the printed number.
-FORMATS = {SHARE: (100, 0, " %"), POINTS: (1, 2, " points")}
 
 
 def claims_by_stream(findings: Sequence[ClaimFinding]) -> ResultTable:

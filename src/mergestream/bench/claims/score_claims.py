@@ -15,6 +15,11 @@ from mergestream.bench.records import Run
 from mergestream.functional import scores as scoring
 from mergestream.functional.intervals import FEW_BATCHES
 
+Coefficient = Callable[..., np.ndarray]
+TRACKS = "Low entropy goes with low error."
+RANKS_BETTER = "Entropy tells the better expert more reliably than the maximum softmax does."
+NEEDED = "the experts' own answers with labels: runs of single_expert for every expert (each benchmark makes them)."
+
 
 def spearman(x: np.ndarray, y: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
     """Spearman's rho of x and y [...,N] over the last axis; NaN where either is constant.
@@ -99,13 +104,9 @@ def _of_group(group: dict[str, Run]) -> Evidence:
     )
 
 
-Coefficient = Callable[..., np.ndarray]
 # A point and its resamples [R] for one stream of one target.
 Statistic = Callable[[Evidence, np.ndarray], tuple[float, np.ndarray]]
 COEFFICIENTS: dict[str, Coefficient] = {"Spearman": spearman, "Kendall": kendall}
-TRACKS = "Low entropy goes with low error."
-RANKS_BETTER = "Entropy tells the better expert more reliably than the maximum softmax does."
-NEEDED = "the experts' own answers with labels: runs of single_expert for every expert (each benchmark makes them)."
 
 
 def check_scores(evidence: Sequence[Evidence]) -> list[ClaimFinding]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from mergestream.bench.drift.drift_figures import GREY, GUIDES, HALF, VERMILION, DriftFigure, figures_of, static_figure
 from mergestream.bench.drift.pool_drift import Drift, LayerDrift, analyse_drift
+from mergestream.bench.report.figures import write_figure
 from mergestream.bench.report.page import (
     NOTICE,
     Bullets,
@@ -22,15 +22,22 @@ from mergestream.bench.report.page import (
     render,
 )
 from mergestream.runtime.errors import InputError
-from mergestream.runtime.files import make_folder, write_atomically, write_text
+from mergestream.runtime.files import make_folder, write_text
 from mergestream.runtime.parallel import Track
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 RECORD, PAGE, FIGURES = "drift.json", "drift.html", "figures"
-FORMATS = ("png", "pdf", "svg")
 HELP = "Point at a value to read it; click a name in the legend to hide it, twice to see it alone; drag to zoom."
+# No button leads out of the page.
+CONFIG = {
+    "displaylogo": False,
+    "responsive": True,
+    "showSendToCloud": False,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d"],
+}
+LEGEND_PAIRS = 15  # with more pairs the legend would hide the figure
 
 
 def run_drift(pool: Path, out: Path, track: Track, command: str) -> Drift:
@@ -41,10 +48,7 @@ def run_drift(pool: Path, out: Path, track: Track, command: str) -> Drift:
     figures = figures_of(drift)
     with track("Drawing", len(figures) + 1) as advance:
         for figure in figures:
-            drawing = static_figure(figure)
-            for kind in FORMATS:
-                save = partial(drawing.savefig, format=kind, dpi=150, facecolor="white")
-                write_atomically(out / FIGURES / f"{figure.name}.{kind}", save)
+            write_figure(static_figure(figure), out / FIGURES, figure.name, dpi=150)
             advance()
         write_text(out / PAGE, render_drift(drift, command))
         advance()
@@ -125,16 +129,6 @@ def _names(layers: Sequence[LayerDrift], shown: int = 6) -> str:
     names = [layer.name for layer in layers]
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return (", ".join(names[:shown]) + more) or "none"
-
-
-# No button leads out of the page.
-CONFIG = {
-    "displaylogo": False,
-    "responsive": True,
-    "showSendToCloud": False,
-    "modeBarButtonsToRemove": ["select2d", "lasso2d"],
-}
-LEGEND_PAIRS = 15  # with more pairs the legend would hide the figure
 
 
 def interactive_figures(figures: Sequence[DriftFigure]) -> list[InteractiveFigure]:

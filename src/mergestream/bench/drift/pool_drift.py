@@ -25,6 +25,12 @@ from mergestream.runtime.parallel import Advance, Track, quiet
 
 # Numbers in a slice: half a megabyte in float64, so that a pool of twenty experts still needs little memory.
 SLICE = 1 << 16
+SCHEMA_VERSION = 1
+BUFFERS = "Buffers, such as BatchNorm's running statistics, are not weights and are left out."
+BY_NAME = (
+    "The network cannot be built from its card, so the order of its layers follows their names, and its own buffers "
+    "count as weights. For certainty, in Python: analyse_drift(pool, network=YourNetwork(...))."
+)
 
 
 class TensorFile:
@@ -65,14 +71,6 @@ class TensorFile:
         if not bool(torch.isfinite(numbers).all()):
             raise CheckpointError(f"'{self.owner}': '{name}' holds NaN or Inf. Train or export this expert again.")
         return numbers
-
-
-SCHEMA_VERSION = 1
-BUFFERS = "Buffers, such as BatchNorm's running statistics, are not weights and are left out."
-BY_NAME = (
-    "The network cannot be built from its card, so the order of its layers follows their names, and its own buffers "
-    "count as weights. For certainty, in Python: analyse_drift(pool, network=YourNetwork(...))."
-)
 
 
 @dataclass(frozen=True)

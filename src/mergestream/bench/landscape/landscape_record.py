@@ -14,6 +14,8 @@ SCHEMA_VERSION = 1
 CROSS_ENTROPY, ENTROPY = "cross-entropy", "entropy"
 EXPERT, MEAN, POOL_MEAN = "expert", "mean", "pool mean"
 Number = float | None  # None where the network's answers were not finite
+# A model nearer to the plane than this share of the longest side is in it, up to rounding.
+ON_PLANE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -142,10 +144,6 @@ class Landscape:
 def _segment(value: Mapping[str, Any]) -> Segment:
     barrier = value["barrier"]
     return Segment(**{**value, "barrier": None if barrier is None else Barrier(**barrier)})
-
-
-# A model nearer to the plane than this share of the longest side is in it, up to rounding.
-ON_PLANE = 1e-4
 
 
 def describe_landscape(landscape: Landscape) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from mergestream.bench.engine.variants import Variant, parse_variants
 from mergestream.bench.landscape.landscape_figures import landscape_figure
 from mergestream.bench.landscape.landscape_measurement import StreamedMethod, measure_landscape
 from mergestream.bench.landscape.landscape_record import Landscape
+from mergestream.bench.report.figures import write_figure
 from mergestream.data.datasets import Dataset, DomainData
 from mergestream.data.datasets.data_request import DataRequest, open_data
 from mergestream.data.datasets.image_trees import plain_name
@@ -25,9 +25,12 @@ from mergestream.data.streams import create_stream, iid, parse_stream
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, unknown_name
-from mergestream.runtime.files import make_folder, write_atomically
+from mergestream.runtime.files import make_folder
 from mergestream.runtime.option_checks import one_of, whole_number
 from mergestream.runtime.parallel import Track
+
+RECORD, FIGURES = "landscape.json", "figures"
+PATH_BATCHES = 64  # at most
 
 
 @dataclass(frozen=True)
@@ -39,21 +42,17 @@ class LandscapeRequest:
     target: str | None
     experts: tuple[str, ...] = ()  # three names; default: the first three that were not trained on the target
     resolution: int = 21
-    margin: float = 0.2
     batch_size: int = 128
     use_labels: bool = True
     recalibrate_bn: bool = False
     path: str | None = None  # 'method/stream', as in 'entropy_adaptive(head=shared)/dirichlet:0.05'
-    path_batches: int = 64
     stream_batch_size: int = 32
-    seed: int = 0
     device: str = "auto"
 
     def __post_init__(self) -> None:
         # Checked before any work: opening a data set may take minutes.
         if self.data.images is not None:
             whole_number("images", self.data.images, low=2)
-        whole_number("path_batches", self.path_batches, low=1)
         whole_number("stream_batch_size", self.stream_batch_size, low=1)
         whole_number("resolution", self.resolution, low=2)
         whole_number("batch_size", self.batch_size, low=1)
@@ -72,10 +71,6 @@ def parse_path(text: str) -> tuple[Variant, str]:
         raise InputError(f"A path needs one method, got {len(variants)} in '{method}'.")
     parse_stream(stream)
     return variants[0], stream
-
-
-RECORD, FIGURES = "landscape.json", "figures"
-FORMATS = ("png", "pdf", "svg")
 
 
 def run_landscape(request: LandscapeRequest, out: Path, track: Track, *, command: str = "") -> Landscape:
@@ -97,7 +92,6 @@ def run_landscape(request: LandscapeRequest, out: Path, track: Track, *, command
         shown.labels if request.use_labels else None,
         experts=request.experts or None,
         resolution=request.resolution,
-        margin=request.margin,
         batch_size=request.batch_size,
         recalibrate_bn=request.recalibrate_bn,
         path=path,
@@ -105,10 +99,7 @@ def run_landscape(request: LandscapeRequest, out: Path, track: Track, *, command
         provenance=_provenance(request, pool, shown, path, command),
     )
     landscape.save(out / RECORD)
-    figure = landscape_figure(landscape)
-    for kind in FORMATS:
-        save = partial(figure.savefig, format=kind, dpi=100, facecolor="white")
-        write_atomically(out / FIGURES / f"landscape.{kind}", save)
+    write_figure(landscape_figure(landscape), out / FIGURES, "landscape", dpi=100)
     return landscape
 
 
@@ -136,10 +127,8 @@ def _streamed(
     request: LandscapeRequest, path: str, pool: ExpertPool, dataset: Dataset, target: DomainData
 ) -> StreamedMethod:
     variant, spec = parse_path(path)
-    stream = create_stream(
-        spec, target.labels, batch_size=request.stream_batch_size, seed=request.seed, acquired=target.acquired
-    )
-    first = Stream(stream.name, stream.batches[: request.path_batches])
+    stream = create_stream(spec, target.labels, batch_size=request.stream_batch_size, seed=0, acquired=target.acquired)
+    first = Stream(stream.name, stream.batches[:PATH_BATCHES])
     return StreamedMethod(method_of(variant, pool, dataset), target, first)
 
 

@@ -77,20 +77,18 @@ class Plane:
     def project(self, weights: Tensor) -> tuple[float, float, float]:
         """(x, y) of the nearest point of the plane to weights [P], and their distance from the plane."""
         first, second = 0.0, 0.0
-        for a, b, c, point in self._chunks(weights):
+        rows = [*(self.pool.bank[corner] for corner in self.corners), weights]
+        for a, b, c, point in _chunks(self.pool, rows):
             first += float((point - a) @ (b - a))
             second += float((point - a) @ (c - a))
         x = first / self.second
         y = (second - x * self.third[0]) / self.third[1]
         shares = [self.coefficients(x, y)[corner] for corner in self.corners]
         left = 0.0
-        for *experts, point in self._chunks(weights):
+        for *experts, point in _chunks(self.pool, rows):
             # Squares of differences, not a difference of squares, whose rounding would hide a distance of 0.
             left += float((point - sum(s * e for s, e in zip(shares, experts, strict=True))).square().sum())
         return x, y, math.sqrt(left)
-
-    def _chunks(self, weights: Tensor) -> Iterator[list[Tensor]]:
-        return _chunks(self.pool, [self.pool.bank[corner] for corner in self.corners] + [weights])
 
 
 def grid_axes(points: Sequence[tuple[float, float]], resolution: int, margin: float) -> tuple[list[float], list[float]]:

@@ -9,6 +9,10 @@ from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.bench.report.result_table import ResultTable
 from mergestream.data.datasets import DATASETS
 
+PROVENANCE_INTRO = (
+    "Commands for the runs and this page. Finished runs are reused; the same versions give the same numbers."
+)
+
 
 def warnings_section(report: ReportFindings) -> PageSection:
     warnings = report.bench.sentences
@@ -40,11 +44,6 @@ def _targets(report: ReportFindings) -> ResultTable:
     )
     note = "Fingerprint: the first 16 digits of a hash over images and labels."
     return ResultTable("Targets", ("target", "images", "batches per run", "experts", "fingerprint"), rows, note=note)
-
-
-PROVENANCE_INTRO = (
-    "Commands for the runs and this page. Finished runs are reused; the same versions give the same numbers."
-)
 
 
 def provenance_section(report: ReportFindings) -> PageSection:

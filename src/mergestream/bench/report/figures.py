@@ -7,17 +7,32 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from mergestream.runtime.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+FORMATS = ("png", "pdf", "svg")
 # Okabe and Ito's palette, safe for colour-blind readers.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5F5F5F", "#B8A800")
+INK = "#010203"  # used for nothing else, and replaced by the page's text colour
+METHOD = "method="  # an artist whose gid begins so is hidden and shown with its method
+STYLE: dict[Any, Any] = {
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    "svg.fonttype": "none",
+    "font.size": 10,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "legend.edgecolor": "none",
+}
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, np.ndarray]:
@@ -40,23 +55,18 @@ def draw_samples(ax: Axes, images: np.ndarray, title: str) -> None:
     ax.set_axis_off()
 
 
+def write_figure(figure: Figure, folder: Path, name: str, dpi: int) -> None:
+    """Write FOLDER/name.png, .pdf and .svg."""
+    for kind in FORMATS:
+        save = partial(figure.savefig, format=kind, dpi=dpi, facecolor="white")
+        write_atomically(folder / f"{name}.{kind}", save)
+
+
 def to_data_uri(figure: Figure) -> str:
     """The figure as an inline PNG."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130, facecolor="white")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-INK = "#010203"  # used for nothing else, and replaced by the page's text colour
-METHOD = "method="  # an artist whose gid begins so is hidden and shown with its method
-STYLE: dict[Any, Any] = {
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-    "svg.fonttype": "none",
-    "font.size": 10,
-    "axes.titlesize": 10.5,
-    "axes.titlelocation": "left",
-    "legend.edgecolor": "none",
-}
 
 
 @dataclass(frozen=True)

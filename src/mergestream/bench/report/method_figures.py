@@ -17,6 +17,10 @@ from mergestream.methods import list_methods
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+GUIDE = "#888888"
+GUIDE = "#888888"
+PARTS = {"encoder": "encoder_coefficients", "head": "head_coefficients"}
+
 
 def colour_of(label: str) -> str:
     """The method's colour; the page's ink for a row that is not a method."""
@@ -39,9 +43,6 @@ def keys_of(labels: Iterable[str]) -> list[LegendKey]:
 
 def _method_of(label: str) -> str:
     return label.partition("(")[0]
-
-
-GUIDE = "#888888"
 
 
 def draw_intervals(ax: Axes, rows: Sequence[ResultRow], metric: str) -> None:
@@ -119,10 +120,6 @@ def _without_frame(ax: Axes) -> None:
 def _line_style(label: str) -> dict[str, Any]:
     line = "--" if is_dashed(label) else "-"
     return {"color": colour_of(label), "linestyle": line, "linewidth": 1.6, "gid": gid_of(label)}
-
-
-GUIDE = "#888888"
-PARTS = {"encoder": "encoder_coefficients", "head": "head_coefficients"}
 
 
 def draw_coefficients_over_time(ax: Axes, trace: Trace, part: str, colours: Mapping[str, str]) -> None:

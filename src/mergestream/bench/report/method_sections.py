@@ -35,6 +35,19 @@ TRACE_COLUMNS = (
     "target", "stream", "batches", "encoder, mean", "head, mean", "effective experts, encoder",
     "effective experts, head", "change points", "accuracy %",
 )  # fmt: skip
+COST_COLUMNS = (
+    "method", "forwards per batch", "backwards per batch", "ms per step", "models held", "MB held", "at the start",
+)  # fmt: skip
+CONFIDENCE_INTRO = (
+    "Reliability: below the diagonal a model is more confident than it is accurate. Risk and coverage: the errors that "
+    "remain when only the most confident share is answered and the rest goes to a human; lower is better."
+)
+CONFIDENCE_CAPTION = (
+    "Reliability diagrams (ten bins, all targets together; a bin with less than 0.5 % of the images is left out) "
+    "and risk-coverage curves (mean over targets). Variants are in the tables."
+)
+SMALLEST_BIN = 0.005  # share of the images; with fewer the accuracy is noise
+COVERAGES = (0.5, 0.8, 0.9, 1.0)
 
 
 def streams_section(report: ReportFindings) -> PageSection | None:
@@ -122,11 +135,6 @@ def _accuracy(trace: Trace) -> str:
     return "–" if trace.running_accuracy is None else f"{100 * float(trace.running_accuracy[-1]):.1f}"
 
 
-COST_COLUMNS = (
-    "method", "forwards per batch", "backwards per batch", "ms per step", "models held", "MB held", "at the start",
-)  # fmt: skip
-
-
 def cost_section(report: ReportFindings) -> PageSection:
     return PageSection("Cost", [_cost_table(report), _cost_figure(report)])
 
@@ -176,18 +184,6 @@ def _cost_figure(report: ReportFindings) -> PageFigure:
         title=stream,
     )
     return PageFigure([drawing], "Up and to the left is better.", keys_of(labels))
-
-
-CONFIDENCE_INTRO = (
-    "Reliability: below the diagonal a model is more confident than it is accurate. Risk and coverage: the errors that "
-    "remain when only the most confident share is answered and the rest goes to a human; lower is better."
-)
-CONFIDENCE_CAPTION = (
-    "Reliability diagrams (ten bins, all targets together; a bin with less than 0.5 % of the images is left out) "
-    "and risk-coverage curves (mean over targets). Variants are in the tables."
-)
-SMALLEST_BIN = 0.005  # share of the images; with fewer the accuracy is noise
-COVERAGES = (0.5, 0.8, 0.9, 1.0)
 
 
 def confidence_section(report: ReportFindings) -> PageSection:

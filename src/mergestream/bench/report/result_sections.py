@@ -12,6 +12,21 @@ from mergestream.bench.report.result_table import ResultTable
 
 DIFFERENCES = "In brackets: the difference in points on the same batches; its interval decides which word is used."
 SHORT_OUTCOMES = dict(zip(OUTCOMES, ("beats", "unclear", "loses"), strict=True))
+# Options as labels spell them, and what they change.
+MEANINGS = {
+    "head=shared": "entropy only: the head follows the encoder",
+    "encoder=uniform": "decoupled head only: the encoder is the mean",
+    "head=select": "the head of one expert",
+    "momentum=": "with a moving average",
+    "views=()": "without consistency",
+    "views=": "consistency under other views",
+    "temperature=card": "each expert's own temperature",
+    "score=max_softmax": "maximum softmax instead of entropy",
+    "weighting=softmax": "softmax instead of inverse weighting",
+    "refresh_every=": "experts scored on some batches only",
+    "recalibrate_bn=True": "BatchNorm re-estimated on every batch",
+    "head_rows=seen": "head rows of experts that saw the class",
+}
 
 
 def summary_section(report: ReportFindings) -> PageSection:
@@ -123,23 +138,6 @@ def _accuracy_panel(name: str, stream: str, rows: Sequence[ResultRow]) -> Panel:
     )
     height = 0.22 * len(rows) + 0.9
     return panel(name, alternative, lambda ax: draw_intervals(ax, rows, "accuracy"), height=height, title=stream)
-
-
-# Options as labels spell them, and what they change.
-MEANINGS = {
-    "head=shared": "entropy only: the head follows the encoder",
-    "encoder=uniform": "decoupled head only: the encoder is the mean",
-    "head=select": "the head of one expert",
-    "momentum=": "with a moving average",
-    "views=()": "without consistency",
-    "views=": "consistency under other views",
-    "temperature=card": "each expert's own temperature",
-    "score=max_softmax": "maximum softmax instead of entropy",
-    "weighting=softmax": "softmax instead of inverse weighting",
-    "refresh_every=": "experts scored on some batches only",
-    "recalibrate_bn=True": "BatchNorm re-estimated on every batch",
-    "head_rows=seen": "head rows of experts that saw the class",
-}
 
 
 def ablation_section(report: ReportFindings) -> PageSection | None:
