@@ -23,8 +23,8 @@ from benching import SITES, command, write_pool
 from conftest import make_pool
 from mergestream.bench.records import step_record
 from mergestream.cli.app import app
+from mergestream.data.intake.input_files import read_uploads
 from mergestream.data.intake.limits import Limits
-from mergestream.data.intake.uploads import read_uploads
 from mergestream.runtime.errors import InputError
 from mergestream.serving.audit.keys import PrivateKey
 from mergestream.serving.audit.lines import AuditError

@@ -15,9 +15,8 @@ import mergestream as ms
 from mergestream.data.datasets import DATASETS, messidor
 from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.standins.drawing import picture
+from mergestream.data.datasets.standins.drawing import picture, xls, xlsx
 from mergestream.data.datasets.standins.fake_messidor import COPY, ERRATUM, ORIGINAL
-from mergestream.data.datasets.standins.fake_spreadsheets import xls, xlsx
 from mergestream.data.datasets.table_files import read_sheet
 
 

@@ -24,8 +24,8 @@ import mergestream as ms
 from benching import write_pool
 from conftest import make_pool
 from engines import PLAIN, Service, batch, picture, small_pool, tensor_of
+from mergestream.data.intake.input_files import read_upload
 from mergestream.data.intake.limits import Limits
-from mergestream.data.intake.uploads import read_upload
 from mergestream.methods.entropy_adaptive import EntropyState
 from mergestream.methods.prior_adaptive import PriorState
 from mergestream.methods.prior_units import ClassPriorState, FitState, ScaleState

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from mergestream.data.intake.input_files import read_upload
 from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.pictures import Picture
-from mergestream.data.intake.uploads import read_upload
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.seeding import cpu_threads

@@ -1,4 +1,4 @@
-"""Small pictures for stand-ins: the class is a pattern, the domain a colour, the number a shade of its own."""
+"""Small pictures and spreadsheets for stand-ins. The class is a pattern, the domain a colour, the number a shade."""
 
 import io
 import zlib
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from mergestream.runtime.errors import DataError
 
 FORMATS = {".bmp": "BMP", ".jpg": "JPEG", ".png": "PNG", ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP"}
 
@@ -30,4 +32,35 @@ def encoded(pixels: np.ndarray, suffix: str) -> bytes:
     """Encode a picture in the format of an ending such as '.png'."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, FORMATS[suffix])
+    return buffer.getvalue()
+
+
+def xls(rows: list[tuple[str | int, ...]], sheet: str) -> bytes:
+    """An .xls file of one sheet."""
+    try:
+        import xlwt
+    except ImportError as error:
+        raise DataError("Writing an .xls stand-in needs xlwt: pip install 'mergestream[dev]'.") from error
+    book = xlwt.Workbook(encoding="utf-8")
+    page = book.add_sheet(sheet)
+    for number, cells in enumerate(rows):
+        for place, cell in enumerate(cells):
+            page.write(number, place, cell)
+    buffer = io.BytesIO()
+    book.save(buffer)
+    return buffer.getvalue()
+
+
+def xlsx(rows: list[list[str]], sheet: str) -> bytes:
+    """An .xlsx file of one sheet of text."""
+    try:
+        import openpyxl
+    except ImportError as error:
+        raise DataError("Writing an .xlsx stand-in needs openpyxl: pip install 'mergestream[data]'.") from error
+    book = openpyxl.Workbook()
+    book.active.title = sheet
+    for row in rows:
+        book.active.append(row)
+    buffer = io.BytesIO()
+    book.save(buffer)
     return buffer.getvalue()

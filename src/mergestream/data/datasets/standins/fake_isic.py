@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from mergestream.data.datasets.isic import ARTEFACTS, DOMAINS
-from mergestream.data.datasets.standins.drawing import encoded, picture, write_picture
-from mergestream.data.datasets.standins.fake_spreadsheets import xlsx
+from mergestream.data.datasets.standins.drawing import encoded, picture, write_picture, xlsx
 
 SCORES = ",image,dark_corner,hair,gel_border,gel_bubble,ruler,ink,patches,vasc,label,label_string"
 SIZES = {"train": 4, "val": 2, "test": 2}  # images per part, artefact and class

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mergestream.data.datasets.standins.drawing import encoded, picture, write_picture
-from mergestream.data.datasets.standins.fake_spreadsheets import xls
+from mergestream.data.datasets.standins.drawing import encoded, picture, write_picture, xls
 
 # Two bases per hospital; Base12 and Base33 stay zipped. The tables' own words, spaces included.
 HEADER = ("Image name", "Ophthalmologic department", "Retinopathy grade", "Risk of macular edema ")
