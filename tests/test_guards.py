@@ -23,9 +23,8 @@ from mergestream.runtime.errors import CheckpointError, InputError, UnknownNameE
 from mergestream.serving.engine.answers import source_risk
 from mergestream.serving.engine.settings import EngineSettings
 from mergestream.serving.guards.batch_guards import Seen, look_at_batch, neighbour_correlation
-from mergestream.serving.guards.drift_alarm import Cusum, chi_square
 from mergestream.serving.guards.findings import BATCH_CODES, GuardSettings
-from mergestream.serving.guards.stream_guards import Half, Memory, look_at_stream, remember
+from mergestream.serving.guards.stream_guards import Cusum, Half, Memory, chi_square, look_at_stream, remember
 
 SETTINGS = GuardSettings()
 NAMES, FOUR = ("lyon", "brest", "turin"), ("round", "spiculated", "ring", "divided")

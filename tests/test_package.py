@@ -203,7 +203,13 @@ def test_the_wheel_and_what_it_names_suffice_in_an_empty_environment(tmp_path: P
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("mergestream-*.whl")
     with zipfile.ZipFile(wheel) as packed:
-        pages = {"dashboard/index.html", "dashboard/dashboard.js", "dashboard/dashboard.css", "http/routes/docs.css"}
+        pages = {
+            "dashboard/index.html",
+            "dashboard/dashboard.js",
+            "dashboard/dashboard.css",
+            "http/routes/docs.css",
+            "http/routes/docs.html",
+        }
         pages |= {f"dashboard/vendor/{name}" for name in ("uPlot.iife.min.js", "uPlot.min.css", "LICENSE-uPlot.txt")}
         assert {f"mergestream/serving/{page}" for page in pages} <= set(packed.namelist())
     environment = tmp_path / "empty"

@@ -11,19 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mergestream.serving.guards.findings import (
-    ABSTAINED,
-    ALARM,
-    BLANK,
-    EQUAL,
-    INFO,
-    NEAR_UNIFORM,
-    SATURATED,
-    STRUCTURELESS,
-    WARNING,
-    Finding,
-    GuardSettings,
-)
+from mergestream.serving.guards import findings as codes
+from mergestream.serving.guards.findings import Finding, GuardSettings
 
 MOST_NAMED = 20  # images that a sentence or a list of positions names
 
@@ -48,8 +37,8 @@ def near_uniform_entropies(seen: Seen, settings: GuardSettings) -> Finding | Non
     if lowest < settings.near_uniform:
         return None
     return Finding(
-        NEAR_UNIFORM,
-        WARNING,
+        codes.NEAR_UNIFORM,
+        codes.WARNING,
         f"Every expert's entropy is at least {lowest:.0%} of log C: none of them recognises this batch.",
         {"lowest_share_of_log_c": lowest, "limit": settings.near_uniform},
     )
@@ -63,8 +52,8 @@ def equal_entropies(seen: Seen, settings: GuardSettings) -> Finding | None:
     if span > settings.equal_within * mean:
         return None
     return Finding(
-        EQUAL,
-        WARNING,
+        codes.EQUAL,
+        codes.WARNING,
         f"The experts' entropies differ by {span:.2g} nats only: they do not say whom to trust.",
         {"span": span, "mean": mean, "limit": settings.equal_within},
     )
@@ -80,8 +69,8 @@ def saturated_expert(seen: Seen, settings: GuardSettings) -> Finding | None:
     if not certain:
         return None
     return Finding(
-        SATURATED,
-        ALARM,
+        codes.SATURATED,
+        codes.ALARM,
         f"{', '.join(certain)}: probabilities of 1 on half of the images or more, which no honest fit gives. Is the "
         f"head's scale damaged? Switch that expert off until its site has looked.",
         {"shares": certain, "limit_nats": settings.saturated},
@@ -93,8 +82,8 @@ def blank_pictures(seen: Seen, settings: GuardSettings) -> Finding | None:
     if not positions:
         return None
     return Finding(
-        BLANK,
-        WARNING,
+        codes.BLANK,
+        codes.WARNING,
         f"{len(positions)} of {len(seen.images)} pictures are of one colour: {_listed(positions)}.",
         {"pictures": len(positions), "positions": positions[:MOST_NAMED]},
     )
@@ -106,8 +95,8 @@ def structureless_pictures(seen: Seen, settings: GuardSettings) -> Finding | Non
     if not positions:
         return None
     return Finding(
-        STRUCTURELESS,
-        WARNING,
+        codes.STRUCTURELESS,
+        codes.WARNING,
         f"{len(positions)} of {len(seen.images)} pictures are noise, pixel by pixel: {_listed(positions)}.",
         {"pictures": len(positions), "positions": positions[:MOST_NAMED], "limit": settings.structure},
     )
@@ -158,7 +147,7 @@ def abstention(logits: Tensor, settings: GuardSettings) -> list[Finding]:
         return []
     sentence = f"{len(positions)} of {len(logits)} pictures are left undecided: {_listed(positions)}."
     numbers = {"pictures": len(positions), "positions": positions[:MOST_NAMED], "limit": settings.abstain_below}
-    return [Finding(ABSTAINED, INFO, sentence, numbers)]
+    return [Finding(codes.ABSTAINED, codes.INFO, sentence, numbers)]
 
 
 BATCH_GUARDS: tuple[Callable[[Seen, GuardSettings], Finding | None], ...] = (

@@ -15,8 +15,7 @@ import torch
 from mergestream.runtime.errors import InputError, WorkerError
 from mergestream.runtime.parallel import require_reachable
 from mergestream.serving.engine_options import EngineOptions
-from mergestream.serving.replicas.replica import Replica
-from mergestream.serving.replicas.replicated_engine import ReplicatedEngine
+from mergestream.serving.replicas.replicated_engine import Replica, ReplicatedEngine
 
 APPLICATION = "mergestream-{number}"
 MOST_CALLS = 64  # in progress per replica; its locks put them in order

@@ -1,11 +1,11 @@
 """Pages that work offline (the dashboard, the HTTP interface), health checks and metrics."""
 
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse
+from jinja2 import Template
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from mergestream.serving.http.problems import PROBLEMS, Problem, problems
@@ -13,6 +13,7 @@ from mergestream.serving.http.schemas import Health
 
 DASHBOARD = Path(__file__).parents[2] / "dashboard"
 STYLE = Path(__file__).with_name("docs.css")
+DOCUMENTATION = Template(Path(__file__).with_name("docs.html").read_text(encoding="utf-8"), autoescape=True)
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -38,58 +39,10 @@ async def style() -> FileResponse:
 
 
 @router.get("/docs", include_in_schema=False)
-async def documents(request: Request) -> HTMLResponse:
-    return HTMLResponse(page(request.app.openapi()))
-
-
-def page(schema: dict[str, Any]) -> str:
-    """The OpenAPI document as plain HTML."""
-    operations = [
-        _operation(method, path, about)
-        for path, methods in schema["paths"].items()
-        for method, about in methods.items()
-    ]
-    codes = "".join(
-        f"<tr id='{escape(code)}'><td><code>{escape(code)}</code></td><td>{status}</td><td>{escape(title)}</td></tr>"
-        for code, (status, title) in sorted(PROBLEMS.items(), key=lambda item: (item[1].status, item[0]))
-    )
-    info = schema["info"]
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width'><link rel='stylesheet' href='docs.css'>"
-        f"<title>{escape(info['title'])}</title></head><body><main><h1>{escape(info['title'])} "
-        f"<small>{escape(info['version'])}</small></h1>{_text(info['description'])}"
-        "<p>For programs: <a href='openapi.json'>openapi.json</a>. <a href='./'>Dashboard</a>.</p>"
-        f"{''.join(operations)}<h2>Problems</h2><table><thead><tr><th scope='col'>code</th>"
-        f"<th scope='col'>status</th><th scope='col'>meaning</th></tr></thead><tbody>{codes}</tbody></table>"
-        "</main></body></html>"
-    )
-
-
-def _operation(method: str, path: str, about: dict[str, Any]) -> str:
-    parameters = "".join(
-        f"<li><code>{escape(each['name'])}</code> ({escape(each['in'])}): {escape(each.get('description', ''))}</li>"
-        for each in about.get("parameters", [])
-    )
-    body = "".join(
-        f"<li>body: <code>{escape(kind)}</code></li>" for kind in about.get("requestBody", {}).get("content", {})
-    )
-    answers = "".join(
-        f"<li><b>{escape(status)}</b> {escape(_first(answer))}</li>" for status, answer in about["responses"].items()
-    )
-    return (
-        f"<section><h2>{escape(about['summary'])}</h2><p><code>{method.upper()} {escape(path)}</code></p>"
-        f"{_text(about.get('description', ''))}<ul>{parameters}{body}</ul>"
-        f"<details><summary>Responses</summary><ul>{answers}</ul></details></section>"
-    )
-
-
-def _first(answer: dict[str, Any]) -> str:
-    return str(answer.get("description", "")).replace("`", "")
-
-
-def _text(text: str) -> str:
-    return "".join(f"<p>{escape(paragraph)}</p>" for paragraph in text.split("\n\n") if paragraph.strip())
+async def documentation(request: Request) -> HTMLResponse:
+    """The OpenAPI document as a page."""
+    by_status = sorted(PROBLEMS.items(), key=lambda item: (item[1].status, item[0]))
+    return HTMLResponse(DOCUMENTATION.render(request.app.openapi(), problems=by_status))
 
 
 @router.get("/healthz", summary="Liveness")
