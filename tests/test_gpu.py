@@ -11,7 +11,7 @@ from conftest import has_blocks, make_images, make_pool
 from mergestream.data.datasets import phantom
 from mergestream.methods import METHODS
 from mergestream.training import Fit, Recipe, fit
-from mergestream.training.fit_checkpoint import FitCheckpoint
+from mergestream.training.training_loop import FitCheckpoint
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CASES = [

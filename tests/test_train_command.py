@@ -24,19 +24,17 @@ from mergestream.networks.architecture import create_network
 from mergestream.pool.expert_card import read_card
 from mergestream.runtime.files import write_atomically
 from mergestream.runtime.parallel import quiet
-from mergestream.training import Recipe, fit, fit_checkpoint
+from mergestream.training import Recipe, fit, training_loop
 from mergestream.training.augmentation import augment, draw
 from mergestream.training.base_checkpoint import probe
-from mergestream.training.fit_checkpoint import FitCheckpoint
-from mergestream.training.head_dropout import add_dropout
-from mergestream.training.head_start import HEAD_INITS
-from mergestream.training.losses import balanced_loss, class_weights
-from mergestream.training.optimisers import set_rate
-from mergestream.training.recipe import CHOICES
-from mergestream.training.sweeps import parse_settings
+from mergestream.training.heads import HEAD_INITS, add_dropout
+from mergestream.training.optimisation import set_rate
+from mergestream.training.recipe import CHOICES, parse_settings
 from mergestream.training.training_candidates import work_folder
+from mergestream.training.training_loop import FitCheckpoint, class_weights
 from mergestream.training.training_plan import TrainPlan
 from mergestream.training.training_run import run_training
+from mergestream.training.validation import balanced_loss
 
 ARGUMENTS = tuple(sorted(NETWORK.items()))
 QUICK = Recipe(steps=12, batch_size=8, learning_rate=1e-3, validate_every=4, accelerator="cpu")
@@ -171,14 +169,14 @@ def test_a_full_disk_ends_its_candidate_and_no_other(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writing the state of one of two settings meets a device that is truly full."""
-    written = fit_checkpoint.write_state
+    written = training_loop.write_state
 
     def write(path: Path, state: dict) -> None:
         if state["optimiser"]["param_groups"][0]["weight_decay"]:
             write_atomically(path, lambda _: os.write(os.open("/dev/full", os.O_WRONLY), b"state"))
         written(path, state)
 
-    monkeypatch.setattr(fit_checkpoint, "write_state", write)
+    monkeypatch.setattr(training_loop, "write_state", write)
     found = run_training(plan_for(data, QUICK, replace(QUICK, weight_decay=0.1)), tmp_path / "p", quiet)
     for card, (good, full) in found:
         assert good.failed is None

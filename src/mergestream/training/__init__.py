@@ -4,6 +4,6 @@ from mergestream.training.base_checkpoint import write_start
 from mergestream.training.expert_training import train_base, train_expert
 from mergestream.training.recipe import Recipe
 from mergestream.training.training_loop import Fit, fit
-from mergestream.training.validation_split import split
+from mergestream.training.validation import split
 
 __all__ = ["Fit", "Recipe", "fit", "split", "train_base", "train_expert", "write_start"]

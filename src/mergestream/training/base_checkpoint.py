@@ -1,23 +1,29 @@
-"""The shared base of a consortium: an encoder, and the head from which every site starts."""
+"""The shared base of a consortium: the encoder's initial weights, and the head from which every site starts."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from mergestream.data.datasets.domain_data import DomainData
 from mergestream.networks.architecture import Network, create_network, from_architecture
 from mergestream.pool.checkpoint import open_weights, write_expert
 from mergestream.pool.expert_card import BASE, ExpertCard, read_card
-from mergestream.runtime.errors import NetworkError
+from mergestream.runtime.errors import CheckpointError, NetworkError
 from mergestream.runtime.option_checks import one_of
 from mergestream.runtime.seeding import cpu_threads, seeded
-from mergestream.training.head_start import HEAD_INITS, average_heads, fit_probe, head_state, zero_head
-from mergestream.training.precision import choose_device
+from mergestream.training.heads import HEAD_INITS, average_heads, fit_probe, head_state, zero_head
+from mergestream.training.optimisation import choose_device
 from mergestream.training.recipe import Recipe
-from mergestream.training.validation_split import split
+from mergestream.training.validation import split
+
+RANDOM, PRETRAINED = "random", "pretrained"
 
 
 def write_start(
@@ -82,3 +88,48 @@ def put_probes(base: Path, heads: list[Mapping[str, Tensor]]) -> ExpertCard:
 def as_json(values: dict[str, Any]) -> dict[str, Any]:
     """Convert values to what a card will return for them: JSON has no tuples."""
     return dict(json.loads(json.dumps(values)))
+
+
+def encoder_weights(network: str, arguments: dict[str, Any], init: str) -> dict[str, Tensor] | None:
+    """Return the encoder's weights by name, or None for random ones."""
+    if init == RANDOM:
+        return None
+    target = create_network(network, num_classes=2, **arguments)
+    state = _load_published(network, arguments) if init == PRETRAINED else _read(Path(init))
+    return _encoder_part(target, state, init)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if path.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl"):
+        raise CheckpointError(f"{path} may be a pickle and is not opened. Convert it: mergestream pool import.")
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"Cannot read the weights in {path}: {error}. Give a safetensors file.") from error
+
+
+def _load_published(network: str, arguments: dict[str, Any]) -> dict[str, Tensor]:
+    import timm
+
+    try:
+        return timm.create_model(network, pretrained=True, **arguments).state_dict()
+    except Exception as error:  # a hub may fail in any way
+        raise NetworkError(
+            f"Cannot get timm's weights of '{network}': {error}. Without access to a hub, give a local file: "
+            f"--init FILE, or --init random."
+        ) from error
+
+
+def _encoder_part(network: Network, state: dict[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Select the encoder's weights and check names and shapes; timm resamples position embeddings."""
+    adapt = getattr(sys.modules[type(network.module).__module__], "checkpoint_filter_fn", None)
+    state = adapt(state, network.module) if adapt is not None else state
+    heads, own = set(head_state(network)), network.module.state_dict()
+    encoder = {name: tensor.to(own[name].dtype) for name, tensor in state.items() if name in own and name not in heads}
+    missing = [name for name in own if name not in encoder and name not in heads]
+    wrong = [name for name, tensor in encoder.items() if tensor.shape != own[name].shape]
+    bad = [name for name, tensor in encoder.items() if tensor.is_floating_point() and not torch.isfinite(tensor).all()]
+    for what, names in (("lack", missing), ("have another shape for", wrong), ("are not finite in", bad)):
+        if names:
+            raise NetworkError(f"The weights of {source} {what} {', '.join(names[:3])} of this network's encoder.")
+    return encoder

@@ -12,10 +12,9 @@ from mergestream.runtime.errors import MergestreamError, TrainingError
 from mergestream.runtime.files import sha256_of_json
 from mergestream.runtime.seeding import seeded
 from mergestream.training.base_checkpoint import as_json, load_network, write_start
-from mergestream.training.fit_checkpoint import FitCheckpoint
-from mergestream.training.head_start import head_state, redraw_head
+from mergestream.training.heads import head_state, redraw_head
 from mergestream.training.recipe import Recipe
-from mergestream.training.training_loop import OnStep, OnValidation, fit, ignore
+from mergestream.training.training_loop import FitCheckpoint, OnStep, OnValidation, fit, ignore
 
 # Raise this whenever the same recipe gives other weights: cached experts are then trained again.
 REVISION = 3

@@ -14,11 +14,9 @@ from mergestream.pool.execution import warm_up
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.log_once import log_once
 from mergestream.training import augmentation
-from mergestream.training.captured_step import CapturedStep, PreservedState
-from mergestream.training.compile_cache import compiled_augmentation, compiled_forward
-from mergestream.training.head_dropout import add_dropout
-from mergestream.training.optimisers import create_optimiser, create_schedule, set_rate
-from mergestream.training.precision import autocast, create_scaler
+from mergestream.training.gpu_execution import CapturedStep, PreservedState, compiled_augmentation, compiled_forward
+from mergestream.training.heads import add_dropout
+from mergestream.training.optimisation import autocast, create_optimiser, create_scaler, create_schedule, set_rate
 from mergestream.training.recipe import Recipe
 
 EAGER, GRAPH, COMPILED = "eager", "graph", "compiled graph"

@@ -1,8 +1,10 @@
 """The training loop: steps, validations, the best step kept, resumable at any moment."""
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,16 +14,14 @@ from mergestream.data.datasets.domain_data import DomainData
 from mergestream.functional.metrics import risk_by_confidence, summarise
 from mergestream.networks.architecture import Network, logits_of
 from mergestream.networks.preprocessing import Preprocessing, resize
-from mergestream.runtime.errors import NetworkError, TrainingError
+from mergestream.runtime.errors import CheckpointError, NetworkError, TrainingError
 from mergestream.runtime.seeding import cpu_threads, seeded
-from mergestream.training.compile_cache import shared_network
-from mergestream.training.fit_checkpoint import FitCheckpoint
-from mergestream.training.losses import balanced_loss, class_weights
-from mergestream.training.precision import autocast, choose_device
+from mergestream.runtime.state_file import read_state, write_state
+from mergestream.training.gpu_execution import shared_network
+from mergestream.training.optimisation import autocast, choose_device
 from mergestream.training.recipe import Recipe
 from mergestream.training.stepper import COMPILED, Stepper, choose_execution
-from mergestream.training.temperature import fit_temperature
-from mergestream.training.validation_split import split
+from mergestream.training.validation import balanced_loss, fit_temperature, split
 
 OnStep = Callable[[], None]
 OnValidation = Callable[[dict[str, float]], None]
@@ -43,6 +43,32 @@ class Fit:
     history: list[dict[str, float]]
     execution: str  # eager, graph or compiled graph
     criterion: float  # the value that chose the step
+
+
+class FitCheckpoint:
+    """A file for the state of a fit, written at most every `seconds`: so much work a kill may cost."""
+
+    def __init__(self, path: Path, seconds: float = 0.0) -> None:
+        self.path, self.seconds = path, seconds
+        self._written = time.monotonic()
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the saved state, or None if there is none or it is damaged."""
+        self._written = time.monotonic()
+        if not self.path.exists():
+            return None
+        try:
+            return read_state(self.path)
+        except CheckpointError:
+            return None
+
+    def save_if_due(self, state: Callable[[], dict[str, Any]]) -> None:
+        if time.monotonic() - self._written >= self.seconds:
+            write_state(self.path, state())
+            self._written = time.monotonic()
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
 
 
 def fit(
@@ -192,3 +218,10 @@ def _batches(training: Tensor, recipe: Recipe) -> Tensor:
         batches.append(queue[:size])
         queue = queue[size:]
     return torch.stack(batches)
+
+
+def class_weights(data: DomainData, training: Tensor) -> Tensor:
+    """Weights [C] of the loss, inverse to the training split's class counts; 0 for a class without images."""
+    counts = torch.bincount(data.labels[training], minlength=len(data.classes)).float()
+    present = counts > 0
+    return torch.where(present, counts.sum() / (present.sum() * counts.clamp_min(1)), 0)

@@ -10,9 +10,8 @@ from mergestream.data.datasets.data_request import DataRequest
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import number, one_of, whole_number
 from mergestream.runtime.option_text import parse_options
-from mergestream.training.head_start import HEAD_INITS
-from mergestream.training.recipe import Recipe
-from mergestream.training.sweeps import parse_settings
+from mergestream.training.heads import HEAD_INITS
+from mergestream.training.recipe import Recipe, parse_settings
 
 # Views of a data set that training applies too.
 FLIPS = ("hflip", "vflip")

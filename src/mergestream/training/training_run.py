@@ -18,8 +18,7 @@ from mergestream.pool.statistics.measurement import measure_statistics
 from mergestream.runtime.errors import InputError, NetworkError, TrainingError, unknown_name
 from mergestream.runtime.files import make_folder, write_json
 from mergestream.runtime.parallel import Track, run_jobs
-from mergestream.training.base_checkpoint import probe, put_probes, write_start
-from mergestream.training.initial_weights import encoder_weights
+from mergestream.training.base_checkpoint import encoder_weights, probe, put_probes, write_start
 from mergestream.training.progress_file import follow_progress, require_tensorboard
 from mergestream.training.training_candidates import (
     Candidate,
@@ -30,7 +29,7 @@ from mergestream.training.training_candidates import (
     work_folder,
 )
 from mergestream.training.training_plan import TrainPlan
-from mergestream.training.validation_split import split
+from mergestream.training.validation import split
 
 SCHEMA_VERSION = 1
 STATISTICS = ("gram", "fisher_exact")

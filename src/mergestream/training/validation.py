@@ -1,10 +1,10 @@
-"""Training and validation split."""
+"""Validation of a fit: the split, the criterion and the temperature."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mergestream.runtime.errors import TrainingError
 
@@ -24,3 +24,24 @@ def split(count: int, share: float, seed: int, groups: Sequence[str] | None = No
     # Whole groups until the share is reached; at least one group remains for training.
     boundary = min(int(rank[order[held_out - 1]]), len(names) - 2)
     return order[rank[order] > boundary], order[rank[order] <= boundary]
+
+
+def balanced_loss(losses: Tensor, labels: Tensor) -> float:
+    """Mean over the classes of each class's mean loss [N]; classes without images are left out."""
+    return float(torch.stack([losses[labels == label].mean() for label in labels.unique()]).mean())
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """Return the temperature tau that minimises the cross-entropy of z / tau on logits [N,C] (Guo et al. 2017)."""
+    log_tau = torch.zeros((), requires_grad=True)
+    optimiser = torch.optim.LBFGS([log_tau], max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(logits / log_tau.exp(), labels)
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    # A split without a single error would push tau to 0; no expert is trusted that far.
+    return float(log_tau.detach().exp().clamp(0.05, 20))

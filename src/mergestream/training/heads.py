@@ -1,7 +1,8 @@
-"""Initial heads: zero, drawn per site, or fitted on the frozen encoder."""
+"""Heads: their initial weights (zero, drawn per site, or fitted on the frozen encoder) and the dropout before them."""
 
 import zlib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,3 +78,21 @@ def _features(network: Network, inputs: Iterable[Tensor]) -> Tensor:
     finally:
         hook.remove()
     return torch.cat(features)
+
+
+class _Dropout:
+    """Forward pre-hook that drops a share of the head's inputs."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return nn.functional.dropout(inputs[0], self.share, module.training), *inputs[1:]
+
+
+def add_dropout(network: Network, share: float) -> None:
+    """Add dropout before the head, unless an earlier fit of the same network already has."""
+    head = network.module.get_submodule(network.head[0])
+    present = any(isinstance(hook, _Dropout) and hook.share == share for hook in head._forward_pre_hooks.values())
+    if share and not present:
+        head.register_forward_pre_hook(_Dropout(share))
