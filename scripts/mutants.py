@@ -38,7 +38,7 @@ MUTANTS = (
         "weighted_sum(rows.head, encoder,",
         REFERENCES,
     ),
-    ("weighted_sum", f"{MERGING}/weighted_sums.py", "alpha=c)", "alpha=c * 1.001)", ("test_merging.py",)),
+    ("weighted_sum", f"{MERGING}/weighted_sums.py", "alpha=c)", "alpha=c * 1.001)", REFERENCES),
     (
         "fisher_average",
         f"{MERGING}/fisher.py",

@@ -38,8 +38,19 @@ def test_entropy_lies_between_zero_and_log_c(z: Tensor, tau: float) -> None:
 
 @given(logits(), floats(-20, 20))
 def test_scores_ignore_a_shift_of_all_logits(z: Tensor, shift: float) -> None:
-    for score in scoring.SCORES.values():
+    # Not entropy_agreement: it counts equal predictions, and rounding can turn a near tie.
+    for score in (scoring.entropy, scoring.max_softmax):
         torch.testing.assert_close(score(z, 1.0), score(z + shift, 1.0), rtol=1e-3, atol=1e-3)
+
+
+def test_scores_of_certain_and_uncertain_experts_by_hand() -> None:
+    """Three experts, two images, two classes; the third expert is alone with its answer to the first image."""
+    log = torch.tensor([[[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [0.3, 0.7]], [[0.2, 0.8], [0.4, 0.6]]]).log()
+    entropy = torch.tensor([0.4127427, 0.6419380, 0.5867070])
+    torch.testing.assert_close(scoring.entropy(log), entropy)
+    torch.testing.assert_close(scoring.max_softmax(log), torch.tensor([0.15, 0.35, 0.3]))
+    agreement = torch.tensor([0.75, 0.75, 0.5])  # with each other expert on 3 of 4, 3 of 4 and 2 of 4 answers
+    torch.testing.assert_close(scoring.entropy_agreement(log), entropy / agreement**4)
 
 
 @given(logits(scale=10), st.permutations(range(5)))
