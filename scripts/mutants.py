@@ -36,7 +36,7 @@ MUTANTS = (
         f"{MERGING}/weighted_sums.py",
         "weighted_sum(rows.head, head,",
         "weighted_sum(rows.head, encoder,",
-        REFERENCES,
+        ("test_pool.py",),
     ),
     ("weighted_sum", f"{MERGING}/weighted_sums.py", "alpha=c)", "alpha=c * 1.001)", REFERENCES),
     (
