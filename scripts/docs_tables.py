@@ -1,13 +1,72 @@
-"""Rewrite the marked blocks of the result pages from the committed records: python3 scripts/docs_tables.py."""
+"""Rewrite the marked blocks and the figures of the result pages from the committed records: scripts/docs_tables.py."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from mergestream.bench.study.study_pages import write_pages
+from mergestream.bench.report.figures import colours_of, new_figure
+from mergestream.bench.study.results_plan import HEAD_INITS, METRICS, OURS, PAPER
+from mergestream.bench.study.study_bars import differences
+from mergestream.bench.study.study_estimates import TITLES, Setting, estimate, methods_of, select
+from mergestream.bench.study.study_pages import runs_of, write_pages
+from mergestream.bench.study.study_record import Group, read_records
 
 ROOT = Path(__file__).parents[1]
-RECORDS = ROOT / "benchmarks" / "results" / "real"
+RECORDS = sorted((ROOT / "benchmarks" / "results" / "real").glob("*.json"))
 PAGES = ("docs/results.md", "docs/results-first-run.md", "README.md")
+BETTER, WORSE, UNCLEAR = "#009E73", "#D55E00", "#888888"
+
+
+def draw_batch_sizes(groups: Sequence[Group], path: Path) -> None:
+    """One panel per data set and head start, one line per method."""
+    figure, axes = new_figure(10, 6.5, rows=len(METRICS), columns=len(HEAD_INITS))
+    for row, (dataset, (metric, *_)) in enumerate(METRICS.items()):
+        for start, ax in zip(HEAD_INITS, axes[row], strict=True):
+            own = select(groups, "batches", dataset, start)
+            sizes = list(dict.fromkeys(int(r["condition"].split()[1]) for group in own for r in group["rows"]))
+            for name, colour in colours_of(methods_of(own)).items():
+                scores = [estimate(own, name, Setting("iid", f"batch {size}"), metric) for size in sizes]
+                percent = [float("nan") if score is None else 100 * score.mean for score in scores]
+                ax.plot(sizes, percent, marker="o", markersize=3, color=colour, label=name)
+            ax.set_xscale("log", base=2)
+            ax.set_xticks(sizes, [str(size) for size in sizes])
+            ax.set_xlabel("images per batch")
+            ax.set_ylabel(f"{metric.replace('_', ' ')}, %")
+            ax.set_title(f"{TITLES[dataset]}, {start} heads", loc="left", fontsize=10)
+            ax.spines[["top", "right"]].set_visible(False)
+    axes[0][0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=100)
+
+
+def draw_differences(groups: Sequence[Group], path: Path) -> None:
+    """Ours less each other method with the interval, wherever there is one."""
+    gaps = {
+        name: [
+            (place, gap)
+            for dataset in METRICS
+            for place, gap in differences(groups, dataset, OURS, name)
+            if gap is not None and gap.low == gap.low
+        ]
+        for name in ("mean", "ensemble", PAPER)
+    }
+    height = max(3.0, *(0.22 * len(own) for own in gaps.values()))
+    figure, axes = new_figure(3.5 + 3 * len(gaps), height, columns=len(gaps))
+    for ax, (name, own) in zip(axes[0], gaps.items(), strict=True):
+        for place, (_, gap) in enumerate(own):
+            colour = BETTER if gap.low > 0 else WORSE if gap.high < 0 else UNCLEAR
+            ax.plot([100 * gap.low, 100 * gap.high], [place, place], color=colour, linewidth=1.5)
+            ax.plot([100 * gap.mean], [place], marker="o", markersize=4, color=colour)
+        ax.axvline(0, color="#444444", linewidth=0.8)
+        # Every panel has the same places: only the first one names them.
+        ax.set_yticks(range(len(own)), [place if ax is axes[0][0] else "" for place, _ in own], fontsize=7)
+        ax.invert_yaxis()
+        ax.set_title(f"{OURS} - {name}, points", fontsize=8)
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=100)
+
 
 if __name__ == "__main__":
     for page in PAGES:
-        write_pages(sorted(RECORDS.glob("*.json")), ROOT / page)
+        write_pages(RECORDS, ROOT / page)
+    for run, groups in runs_of(read_records(RECORDS)).items():
+        draw_differences(groups, ROOT / "docs" / "figures" / f"{run}-differences.png")
+        draw_batch_sizes(groups, ROOT / "docs" / "figures" / f"{run}-batch-sizes.png")
