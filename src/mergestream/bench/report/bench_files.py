@@ -8,7 +8,7 @@ from typing import Any
 
 from mergestream.bench.analysis.bench_findings import BenchFindings
 from mergestream.bench.analysis.comparison import describe_duels
-from mergestream.bench.report.bench_tables import all_tables
+from mergestream.bench.report.bench_tables import EXPERT_ROWS, all_tables
 from mergestream.bench.report.page import NOTICE
 from mergestream.bench.report.result_table import to_latex, to_markdown
 from mergestream.pool.expert_card import library_versions
@@ -28,7 +28,9 @@ def _markdown(findings: BenchFindings) -> str:
     if findings.synthetic:
         parts.append("The data are synthetic.")
     parts.append(_bullets(describe_duels(findings.duels)))
-    parts.append(_bullets(_setup_lines(findings)))
+    parts.append(describe_setup(findings))
+    parts.append(_bullets(_worst_targets(findings)))
+    parts.append(f"mergestream {library_versions()['mergestream']}; all arguments: results.json, runs/*/run.json.")
     parts.append(describe_majority_shares(findings.majority_shares))
     if findings.sentences:
         parts += ["## Warnings", _bullets(findings.sentences)]
@@ -46,30 +48,31 @@ def describe_majority_shares(shares: dict[str, float]) -> str:
     return f"Measured share of the most common class in a batch: {listed}."
 
 
-def _setup_lines(findings: BenchFindings) -> list[str]:
-    """What was run, in a few lines."""
-    plan, runs = findings.plan, findings.runs
-    targets = {line["target"]: line for line in runs}
-    sizes = ", ".join(
-        f"{name} ({line['images']:,} images, {line['batches']} batches)" for name, line in targets.items()
+def describe_setup(findings: BenchFindings) -> str:
+    """What was run, in a few sentences."""
+    lines, rows = findings.runs, findings.rows
+    targets = {line["target"]: line for line in lines}
+    sizes = ", ".join(f"{name} ({line['images']:,} images)" for name, line in targets.items())
+    methods = {row.label for row in rows if row.label not in EXPERT_ROWS}
+    streams = dict.fromkeys(row.stream for row in rows)
+    seeds = len({line["seed"] for line in lines})
+    pools = max(len({line["pool"] for line in lines if line["target"] == name}) for name in targets)
+    counts = sorted({line["experts"] for line in lines})
+    experts = f"{counts[0]} experts" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} experts"
+    return (
+        f"{len(methods)} methods, variants included, on {experts} ({findings.network or 'unknown'}). "
+        f"Targets: {sizes}. Streams: {', '.join(streams)}; batches of {lines[0]['batch_size']}; stream seeds: "
+        f"{seeds}; pools per target: {pools}; {len(lines):,} runs in total."
     )
-    experts = sorted({line["experts"] for line in runs})
-    worst = [
+
+
+def _worst_targets(findings: BenchFindings) -> list[str]:
+    """Where the reference method is worst, one line per stream."""
+    return [
         f"{row.label} on {row.stream}: worst at {row.worst_target}, {100 * row.per_target[row.worst_target]:.1f} %"
         for row in findings.rows
         if findings.duels and row.label == findings.duels[0].ours
     ]
-    return [
-        f"Targets: {sizes}.",
-        f"Protocol {plan['protocol']}; batches of {plan['batch_size']}; stream seeds {_joined(plan['seeds'])}; pools: "
-        f"{len(plan['pools'])}; experts per target: {_joined(experts)}; network: {findings.network}.",
-        *worst,
-        f"mergestream {library_versions()['mergestream']}; all arguments and hashes: results.json, runs/*/run.json.",
-    ]
-
-
-def _joined(values: Sequence[Any]) -> str:
-    return ", ".join(map(str, values))
 
 
 def _csv(lines: Sequence[dict[str, Any]]) -> str:

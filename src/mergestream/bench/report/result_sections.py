@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from mergestream.bench.analysis.comparison import OUTCOMES, Duel, ResultRow, describe_duels
+from mergestream.bench.report.bench_files import describe_setup
 from mergestream.bench.report.bench_tables import all_tables
 from mergestream.bench.report.figures import Panel, panel
 from mergestream.bench.report.method_figures import draw_differences, draw_intervals
@@ -31,26 +32,11 @@ MEANINGS = {
 
 def summary_section(report: ReportFindings) -> PageSection:
     sentences = [*describe_across_streams(report.bench.duels), *_winners(report), *_cost_and_warnings(report)]
-    parts: list[Part] = [Paragraph(_setup(report)), Bullets(sentences)]
+    parts: list[Part] = [Paragraph(describe_setup(report.bench)), Bullets(sentences)]
     if report.bench.duels:
         by_stream: list[Part] = [Bullets(describe_duels(report.bench.duels)), Paragraph(DIFFERENCES)]
         parts.append(PageFold("Stream by stream", by_stream))
     return PageSection("Summary", parts)
-
-
-def _setup(report: ReportFindings) -> str:
-    lines, bench = report.bench.runs, report.bench
-    targets = {line["target"]: line for line in lines}
-    sizes = ", ".join(f"{name} ({line['images']:,} images)" for name, line in targets.items())
-    seeds = len({line["seed"] for line in lines})
-    pools = max(len({line["pool"] for line in lines if line["target"] == name}) for name in targets)
-    counts = sorted({line["experts"] for line in lines})
-    experts = f"{counts[0]} experts" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} experts"
-    return (
-        f"{len(report.methods)} methods, variants included, on {experts} ({bench.network or 'unknown'}). "
-        f"Targets: {sizes}. Streams: {', '.join(report.streams)}; batches of {lines[0]['batch_size']}; stream seeds: "
-        f"{seeds}; pools per target: {pools}; {len(lines):,} runs in total."
-    )
 
 
 def describe_across_streams(duels: Sequence[Duel]) -> list[str]:
