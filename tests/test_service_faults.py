@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benching import command, process, write_pool
+from benching import command, write_pool
 from live_service import LiveService, Senders
+from mergestream.runtime.errors import MergestreamError
 from mergestream.serving.audit.lines import raw_lines
 from mergestream.serving.audit.log_verification import VerificationReport, verify
+from mergestream.serving.startup import ServeOptions, serve
 from test_intake import drawn, saved
 
 pytestmark = pytest.mark.slow
@@ -242,9 +244,8 @@ def test_a_damaged_pool_is_refused_by_the_file_s_name(pool: Path, tmp_path: Path
     broken = tmp_path / "pool"
     shutil.copytree(pool, broken)
     damage(broken / "lyon" / name)
-    done = process("serve", str(broken), "--port", "0", "--state", str(tmp_path / "state"))
-    assert done.returncode == 1
-    assert "lyon" in done.stderr
-    assert name in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "Ready" not in done.stderr
+    printed: list[str] = []
+    with pytest.raises(MergestreamError, match="lyon") as refusal:
+        serve(ServeOptions(broken, port=0, state=tmp_path / "state"), printed.append)
+    assert name in str(refusal.value)
+    assert not any(line.startswith("Ready") for line in printed)

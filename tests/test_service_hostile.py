@@ -36,7 +36,7 @@ from test_intake import BOMBS, VALID, any_bytes, array_header, drawn, png, saved
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed: pip install schemathesis")
 pytestmark = pytest.mark.slow
-REQUESTS = int(os.environ.get("HOSTILE_REQUESTS", "6000"))
+REQUESTS = int(os.environ.get("HOSTILE_REQUESTS", "3000"))
 AT_ONCE = 16
 SECRET = "root:x:0:0"
 # Written into the service's process: every path that Python opens from then on, one a line. What libraries open
@@ -92,7 +92,8 @@ def hostilities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hostilitie
     watcher = folder / "watcher"
     watcher.mkdir()
     (watcher / "sitecustomize.py").write_text(WATCHER)
-    watched = {"PYTHONPATH": str(watcher), "OPENED_PATHS": str(folder / "opened.txt")}
+    source = Path(mergestream.__file__).parents[1]
+    watched = {"PYTHONPATH": f"{watcher}{os.pathsep}{source}", "OPENED_PATHS": str(folder / "opened.txt")}
     with LiveService(folder, folder / "pool", **watched) as service:
         yield Hostilities(service, folder / "pool", folder / "opened.txt")
 

@@ -504,11 +504,11 @@ def test_the_rate_is_that_of_a_bucket() -> None:
 def test_memory_of_all_requests_is_given_back_however_they_end() -> None:
     held = HeldBytes(100)
     with held.share() as one:
-        one.take(60)
+        one(60)
         with held.share() as other:
-            other.take(30)
+            other(30)
             with pytest.raises(OverloadedError):
-                other.take(30)
+                other(30)
         assert held.total == 60
     assert held.total == 0
 
@@ -546,10 +546,10 @@ def test_files_come_out_as_they_went_in_wherever_the_body_is_cut(files: list[byt
         yield body[start:]
 
     async def parsed() -> list[bytes]:
-        with HeldBytes(1 << 20).share() as share:
-            kind = request.headers["content-type"]
-            found = await files_of(kind, pieces(), share, most_files=4, most_bytes=200)
-            assert share.taken == sum(map(len, files))
+        held, kind = HeldBytes(1 << 20), request.headers["content-type"]
+        with held.share() as take:
+            found = await files_of(kind, pieces(), take, most_files=4, most_bytes=200)
+            assert held.total == sum(map(len, files))
             return found
 
     assert asyncio.run(parsed()) == files
@@ -562,8 +562,8 @@ def test_any_bytes_as_a_form_are_files_or_a_problem(body: bytes, start: bytes) -
         yield start + body
 
     async def parsed() -> None:
-        with HeldBytes(1 << 20).share() as share:
-            await files_of("multipart/form-data; boundary=x", pieces(), share, most_files=4, most_bytes=200)
+        with HeldBytes(1 << 20).share() as take:
+            await files_of("multipart/form-data; boundary=x", pieces(), take, most_files=4, most_bytes=200)
 
     with suppress(Problem):  # and nothing else
         asyncio.run(parsed())

@@ -67,12 +67,12 @@ def level_shift(series: Cusum, value: float, images: int, settings: GuardSetting
     return replace(series, batches=series.batches + 1, images=total, level=level, squares=series.squares + off**2)
 
 
-def mixture_shift(series: Cusum, reference: Counts, said: Counts, settings: GuardSettings) -> tuple[Cusum, Counts]:
+def mixture_shift(series: Cusum, reference: Counts, counts: Counts, settings: GuardSettings) -> tuple[Cusum, Counts]:
     """One more batch's histogram [C] against the reference [C], which it joins unless the alarm stands."""
-    images, classes = sum(said), len(said)
+    images, classes = sum(counts), len(counts)
     if not series.batches:
-        return Cusum(1, images), said
-    off = chi_square(said, reference) / (classes - 1)
+        return Cusum(1, images), counts
+    off = chi_square(counts, reference) / (classes - 1)
     if _settled(series, settings) and series.level > 0:
         # Streams that come in runs of one class are always off: their own level is the unit.
         series = series.counted((off / series.level - 1) * math.sqrt((classes - 1) / 2), settings)
@@ -81,7 +81,7 @@ def mixture_shift(series: Cusum, reference: Counts, said: Counts, settings: Guar
         return series, reference
     level = series.level + (off - series.level) / series.batches
     grown = replace(series, batches=series.batches + 1, images=series.images + images, level=level)
-    return grown, tuple(np.add(reference, said).tolist())
+    return grown, tuple(np.add(reference, counts).tolist())
 
 
 def _settled(series: Cusum, settings: GuardSettings) -> bool:
@@ -110,11 +110,11 @@ class Half:
         if not self.images or not other.images:
             return other if not self.images else self
         votes = np.add(self.votes, other.votes) if self.votes else np.empty((0, 0), dtype=int)
-        said = np.add(self.said, other.said)
+        predictions = np.add(self.said, other.said)
         return Half(
             self.images + other.images,
             tuple(map(tuple, votes.tolist())),
-            tuple(said.tolist()),
+            tuple(predictions.tolist()),
             self.disputed + other.disputed,
         )
 
@@ -149,13 +149,13 @@ def _half(value: Mapping[str, Any]) -> Half:
 
 def remember(memory: Memory, seen: Seen, settings: GuardSettings) -> Memory:
     """The memory with one more batch in it."""
-    said = _histogram(seen.logits.argmax(dim=-1), len(seen.classes))
-    batch = Half(len(seen.logits), _votes(seen), said, _disputed(seen, settings))
+    counts = _histogram(seen.logits.argmax(dim=-1), len(seen.classes))
+    batch = Half(len(seen.logits), _votes(seen), counts, _disputed(seen, settings))
     older, newer = memory.older, memory.newer.plus(batch)
     if newer.images >= settings.window // 2:
         older, newer = newer, Half()
     later = replace(memory, older=older, newer=newer, certainty=_certainty(memory, seen, settings))
-    pending = tuple(np.add(memory.pending, said).tolist()) if memory.pending else said
+    pending = tuple(np.add(memory.pending, counts).tolist()) if memory.pending else counts
     if sum(pending) < FEWEST_TO_COMPARE or len(seen.classes) < 2:
         return replace(later, pending=pending)
     mixture, classes = mixture_shift(memory.mixture, memory.classes, pending, settings)
@@ -173,8 +173,8 @@ def look_at_stream(memory: Memory, seen: Seen, settings: GuardSettings) -> list[
 def _collapse(window: Half, classes: Sequence[str]) -> Finding | None:
     """By the rule of `metrics.collapsed_classes`, which only counts: predictions in any order will do."""
     experts = torch.tensor(np.stack([np.repeat(np.arange(len(own)), own) for own in window.votes]))
-    said = torch.tensor(np.repeat(np.arange(len(window.said)), window.said))
-    lost = collapsed_classes(experts, said, classes)
+    predictions = torch.tensor(np.repeat(np.arange(len(window.said)), window.said))
+    lost = collapsed_classes(experts, predictions, classes)
     if not lost:
         return None
     named = ", ".join(f"'{each['class']}' ({each['share']:.0%}, experts {each['experts']:.0%})" for each in lost)

@@ -75,27 +75,21 @@ class HeldBytes:
         self._most, self.total = most, 0
 
     @contextmanager
-    def share(self) -> Iterator["Share"]:
-        """One request's part of it, released at the end of the block."""
-        share = Share(self)
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """One request's part of it: a function that takes bytes, all released at the end of the block."""
+        taken = 0
+
+        def take(count: int) -> None:
+            nonlocal taken
+            if self.total + count > self._most:
+                raise OverloadedError("The service's memory for images is full. Try again in a moment.")
+            self.total += count
+            taken += count
+
         try:
-            yield share
+            yield take
         finally:
-            self.total -= share.taken
-
-    def take(self, count: int) -> None:
-        if self.total + count > self._most:
-            raise OverloadedError("The service's memory for images is full. Try again in a moment.")
-        self.total += count
-
-
-class Share:
-    def __init__(self, held: HeldBytes) -> None:
-        self._held, self.taken = held, 0
-
-    def take(self, count: int) -> None:
-        self._held.take(count)
-        self.taken += count
+            self.total -= taken
 
 
 async def body_of(receive: Receive, most: int, seconds: float) -> AsyncIterator[bytes]:

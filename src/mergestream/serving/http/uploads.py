@@ -1,12 +1,11 @@
 """Files of a multipart body, in memory only. Their names and headers are ignored."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from mergestream.serving.http.problems import Problem
-from mergestream.serving.http.request_limits import Share
 
 FIELD = b"images"
 
@@ -14,11 +13,11 @@ FIELD = b"images"
 class _Files:
     """Collects files from the parser's callbacks."""
 
-    def __init__(self, most_files: int, most_bytes: int, share: Share) -> None:
+    def __init__(self, most_files: int, most_bytes: int, take: Callable[[int], None]) -> None:
         self.files: list[bytes] = []
         self._file = bytearray()
         self.complete = False
-        self._most_files, self._most_bytes, self._share = most_files, most_bytes, share
+        self._most_files, self._most_bytes, self._take = most_files, most_bytes, take
         self._header, self._value, self._disposition = b"", b"", b""
 
     def on_part_begin(self) -> None:
@@ -46,7 +45,7 @@ class _Files:
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         if len(self._file) + end - start > self._most_bytes:
             raise Problem("too_large", f"A file may have at most {self._most_bytes:,} bytes.")
-        self._share.take(end - start)
+        self._take(end - start)
         self._file += data[start:end]
 
     def on_part_end(self) -> None:
@@ -58,15 +57,15 @@ class _Files:
 
 
 async def files_of(
-    content_type: str, body: AsyncIterator[bytes], share: Share, *, most_files: int, most_bytes: int
+    content_type: str, body: AsyncIterator[bytes], take: Callable[[int], None], *, most_files: int, most_bytes: int
 ) -> list[bytes]:
-    """The files in the field 'images', in order. Their bytes count against `share`."""
+    """The files in the field 'images', in order. `take` is called with the bytes of each part."""
     kind, options = parse_options_header(content_type.encode("latin-1", "replace"))
     if kind != b"multipart/form-data":
         raise Problem("unsupported_media_type", "Send multipart/form-data with the files in the field 'images'.")
     if not options.get(b"boundary"):
         raise _malformed()
-    collected = _Files(most_files, most_bytes, share)
+    collected = _Files(most_files, most_bytes, take)
     names = [name for name in dir(collected) if name.startswith("on_")]
     try:
         parser = MultipartParser(options[b"boundary"], {name: getattr(collected, name) for name in names})  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Answers to batches and to single images."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Request
 from mergestream.data.intake import Picture
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http.problems import Problem, problems
-from mergestream.serving.http.request_limits import Share, body_of
+from mergestream.serving.http.request_limits import body_of
 from mergestream.serving.http.schemas import BatchAnswer
 from mergestream.serving.http.uploads import files_of
 from mergestream.serving.monitoring import by_expert
@@ -53,8 +53,8 @@ async def answer_batch(request: Request, stream: StreamName, report: Report = No
     """
     service: Service = request.app.state.service
     service.open  # noqa: B018 raises while the service loads
-    with service.held.share() as share:
-        pictures = await _pictures(request, service, share)
+    with service.held.share() as take:
+        pictures = await _pictures(request, service, take)
         answer = await service.answer_batch(stream, pictures)
         return answer_document(answer, encoded_reports(pictures, answer) if report else None)
 
@@ -70,24 +70,24 @@ async def answer_image(request: Request, stream: StreamName, report: Report = No
     """One image, answered in a batch with others that arrive at the same time. Each caller gets its own answer."""
     service: Service = request.app.state.service
     service.open  # noqa: B018 raises while the service loads
-    with service.held.share() as share:
-        pictures = await _pictures(request, service, share)
+    with service.held.share() as take:
+        pictures = await _pictures(request, service, take)
         if len(pictures) > 1:
             raise Problem("one_picture_only", "Send several images, or a file that holds several, as a batch.")
         answer = await service.answer_one(stream, pictures[0])
         return answer_document(answer, encoded_reports(pictures, answer) if report else None)
 
 
-async def _pictures(request: Request, service: Service, share: Share) -> list[Picture]:
+async def _pictures(request: Request, service: Service, take: Callable[[int], None]) -> list[Picture]:
     limits = service.limits
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limits.body_bytes:  # so that a client that sent Expect does not begin
         raise Problem("body_too_large", f"A body may have at most {limits.body_bytes:,} bytes.")
     body = body_of(request.receive, limits.body_bytes, limits.body_seconds)
     form = {"most_files": limits.intake.images, "most_bytes": limits.intake.file_bytes}
-    files = await files_of(request.headers.get("content-type", ""), body, share, **form)
+    files = await files_of(request.headers.get("content-type", ""), body, take, **form)
     pictures = await service.decode(files)
-    share.take(sum(picture.pixels.nbytes for picture in pictures))
+    take(sum(picture.pixels.nbytes for picture in pictures))
     return pictures
 
 
