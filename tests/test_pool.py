@@ -89,6 +89,17 @@ def test_merged_parameters_are_views_of_one_buffer(pool: ms.ExpertPool) -> None:
     assert {tensor.untyped_storage().data_ptr() for tensor in tensors} == {storage}
 
 
+def test_a_network_is_merged_tensor_by_tensor(pool: ms.ExpertPool) -> None:
+    a, h = [0.2, 0.3, 0.5], [0.6, 0.4, 0.0]
+    experts = [pool.expert(k).state_dict() for k in range(len(pool))]
+    head = tuple(f"{part}." for part in pool.template.head)
+    for name, merged in pool.network(encoder=a, head=h).state_dict().items():
+        if merged.is_floating_point() and name in {entry.name for entry in pool.layout.entries}:
+            shares = h if name.startswith(head) else a
+            expected = sum(share * state[name].double() for share, state in zip(shares, experts, strict=True))
+            torch.testing.assert_close(merged.double(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_network_is_ordinary_frozen_and_independent(pool: ms.ExpertPool) -> None:
     a, h = [0.2, 0.3, 0.5], [0.6, 0.4, 0.0]
     network = pool.network(encoder=a, head=h)
