@@ -41,7 +41,7 @@ MUTANTS = (
     ("weighted_sum", f"{MERGING}/weighted_sums.py", "alpha=c)", "alpha=c * 1.001)", REFERENCES),
     (
         "fisher_average",
-        f"{MERGING}/fisher.py",
+        f"{MERGING}/weighted_sums.py",
         "weights / weights.sum(dim=0)",
         "weights / weights.mean(dim=0)",
         ("test_merging.py", "test_baselines.py"),

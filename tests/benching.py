@@ -20,9 +20,8 @@ from conftest import make_base, make_experts
 from mergestream.cli import app as cli
 from mergestream.data.datasets.standins.fake_trees import CLASSES, SITES, write_table
 from mergestream.networks.architecture import create_network
-from mergestream.pool.checkpoint import write_expert
+from mergestream.pool.checkpoint import write_expert, write_statistics
 from mergestream.pool.expert_card import BASE, ExpertCard
-from mergestream.pool.statistics import write_statistics
 
 NETWORK = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
 

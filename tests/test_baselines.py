@@ -15,8 +15,8 @@ from torch.nn import functional
 import mergestream as ms
 from conftest import CLASSES, NAMES, HandWritten, make_base, make_experts, make_images, micro_resnet, micro_vit
 from mergestream.networks.blocks import Blocks, find_blocks
-from mergestream.pool.statistics import FISHERS, watch_inputs
-from mergestream.pool.statistics.fisher_information import _one_by_one
+from mergestream.pool.statistics.fisher_information import FISHERS, _one_by_one
+from mergestream.pool.statistics.grams import watch_inputs
 from mergestream.pool.statistics.measurement import merge_block_by_block
 
 PREPROCESSING = ms.Preprocessing(size=(16, 16))

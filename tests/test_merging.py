@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from torch import Tensor
 
 from mergestream.functional.merging import Part, Rows, fisher_average, regression_mean, ties
-from mergestream.functional.merging.rows import fill_unseen
 from mergestream.functional.merging.ties import kth_smallest
+from mergestream.functional.merging.weighted_sums import fill_unseen
 
 
 def naive_ties(base: Tensor, experts: Tensor, keep: float, merge: str, scale: float) -> Tensor:

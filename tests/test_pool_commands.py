@@ -23,14 +23,13 @@ import mergestream as ms
 from conftest import HandWritten, make_experts, make_images
 from mergestream.cli import app as cli
 from mergestream.networks.architecture import Architecture, create_network, from_module
-from mergestream.pool.checkpoint import write_expert
+from mergestream.pool.checkpoint import Statistics, write_expert, write_statistics
 from mergestream.pool.exchange import pool_folder as pool_folder
 from mergestream.pool.exchange.changes import add_expert, replace_expert, restore_expert
 from mergestream.pool.exchange.expert_checks import FACTOR, mean_lead, probes
-from mergestream.pool.exchange.pool_verification import verify_pool
+from mergestream.pool.exchange.pool_inspection import verify_pool
 from mergestream.pool.expert_card import ExpertCard, read_card
 from mergestream.pool.parts import candidates_folder
-from mergestream.pool.statistics import Statistics, write_statistics
 from mergestream.runtime import files
 
 ARGUMENTS = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}

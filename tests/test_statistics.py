@@ -446,7 +446,7 @@ def test_noise_in_unseen_rows_does_not_reach_any_merged_head(name: str) -> None:
 
 
 def flat_information(pool: ms.ExpertPool) -> dict:
-    from mergestream.pool.statistics import Statistics
+    from mergestream.pool.checkpoint import Statistics
 
     ones = {f"fisher_exact/{entry.name}": torch.ones(entry.shape) for entry in pool.layout.parameters}
     return {name: Statistics(ones, {"fisher_exact": 1}) for name in pool.names}

@@ -1,5 +1,6 @@
 """`mergestream pool`: list, change, verify, import and merge experts."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +30,7 @@ AllowOtherBase = Annotated[
 @pool.command("list")
 def list_experts(folder: Pool, as_json: AsJson = False) -> None:
     """List the experts in order: domain, accuracy on their own validation images, temperature, versions, hash."""
-    from mergestream.pool.exchange.listing import list_pool
+    from mergestream.pool.exchange.pool_inspection import list_pool
 
     listing = list_pool(folder)
     print_result(as_json, listing.to_json(), listing.lines())
@@ -84,7 +85,7 @@ def restore(
 @pool.command("verify")
 def verify(folder: Pool, as_json: AsJson = False) -> None:
     """Check the whole pool, its candidates and earlier versions. Exit code 1 if anything is wrong."""
-    from mergestream.pool.exchange.pool_verification import verify_pool
+    from mergestream.pool.exchange.pool_inspection import verify_pool
 
     result = verify_pool(folder)
     print_result(as_json, result.to_json(), result.lines())
@@ -122,8 +123,12 @@ def import_checkpoint(
 
     Nothing is downloaded, and no code in the file runs. Missing and unexpected tensors are refused by name.
     """
-    from mergestream.pool.importing.checkpoint_import import import_expert, import_lines, network_arguments
-    from mergestream.pool.importing.foreign_config import pixel_options
+    from mergestream.pool.importing.checkpoint_import import (
+        import_expert,
+        import_lines,
+        network_arguments,
+        pixel_options,
+    )
 
     card = import_expert(
         out,
@@ -171,4 +176,4 @@ def _print_accepted(as_json: bool, accepted: "AcceptedExpert", what: str) -> Non
     for warning in () if as_json else accepted.warnings:
         typer.echo(f"Warning: {warning}", err=True)
     line = f"'{accepted.expert}' {what}: version {accepted.version}, {accepted.weights_sha256[:12]}"
-    print_result(as_json, accepted.to_json(), [line])
+    print_result(as_json, asdict(accepted), [line])

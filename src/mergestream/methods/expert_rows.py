@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mergestream.functional.merging.rows import Rows, fill_unseen
+from mergestream.functional.merging.weighted_sums import Rows, fill_unseen
 from mergestream.networks.flat_layout import LayoutEntry
 from mergestream.networks.last_layer import class_entries
 from mergestream.pool.expert_pool import ExpertPool

@@ -13,7 +13,7 @@ from mergestream.functional.merging import Rows, fisher_average, merge, weighted
 from mergestream.methods.state import INSEPARABLE, State
 from mergestream.methods.statistics_model import StatisticsModel
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.pool.statistics import FISHERS
+from mergestream.pool.statistics.fisher_information import FISHERS
 from mergestream.pool.statistics.measurement import fisher_information
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.option_checks import number, one_of, yes_or_no

@@ -12,7 +12,7 @@ from mergestream.functional.merging import merge, merge_layer
 from mergestream.methods.state import INSEPARABLE, State
 from mergestream.methods.statistics_model import StatisticsModel
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.pool.statistics import Gram, Grams, add_grams
+from mergestream.pool.statistics.grams import Gram, Grams, add_grams
 from mergestream.pool.statistics.measurement import input_grams
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.option_checks import number, yes_or_no

@@ -8,7 +8,7 @@ from torch import Tensor
 from mergestream.methods.regmean import RegMean, RegMeanState
 from mergestream.networks.blocks import find_blocks
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.pool.statistics import Grams
+from mergestream.pool.statistics.grams import Grams
 from mergestream.pool.statistics.measurement import BlockwiseOptions, blockwise_kind, merge_block_by_block
 
 

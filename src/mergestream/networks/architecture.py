@@ -78,22 +78,18 @@ def create_network(name: str, *, num_classes: int, **arguments: Any) -> Network:
 
 
 def from_architecture(architecture: Architecture) -> Network:
-    return _network(architecture.build().eval(), architecture, None, None)
+    return from_module(architecture.build().eval(), architecture=architecture)
 
 
 def from_module(
-    module: nn.Module, head: str | Iterable[str] | None = None, preprocessing: Preprocessing | None = None
-) -> Network:
-    """Describe any nn.Module; its head and preprocessing are detected unless given."""
-    return _network(module, _describe(module), head, preprocessing)
-
-
-def _network(
     module: nn.Module,
-    architecture: Architecture,
-    head: str | Iterable[str] | None,
-    preprocessing: Preprocessing | None,
+    head: str | Iterable[str] | None = None,
+    preprocessing: Preprocessing | None = None,
+    *,
+    architecture: Architecture | None = None,
 ) -> Network:
+    """Describe any nn.Module; what is not given is detected."""
+    architecture = architecture or _describe(module)
     preprocessing = preprocessing or find_preprocessing(module, architecture.library, architecture.name)
     return Network(module, architecture, find_head(module, head), preprocessing)
 

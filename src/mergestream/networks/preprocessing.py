@@ -106,19 +106,7 @@ BRIGHTNESS = 1.15
 ORIGINAL = "original"
 
 
-def hflip(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
-    return images.flip(-1)
-
-
-def vflip(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
-    return images.flip(-2)
-
-
-def rot180(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
-    return images.flip(-2, -1)
-
-
-def transpose(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
+def transpose(images: Tensor, _: Preprocessing | None) -> Tensor:
     if images.shape[-1] != images.shape[-2]:
         raise InputError(f"The view 'transpose' needs square images, got {tuple(images.shape[-2:])}.")
     return images.transpose(-1, -2).contiguous()
@@ -132,10 +120,11 @@ def brightness(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
     return (((images * std + mean) * BRIGHTNESS).clamp(0, 1) - mean) / std
 
 
+# Deterministic, label-preserving views of a preprocessed batch [B,c,H,W].
 VIEWS: dict[str, Callable[[Tensor, Preprocessing | None], Tensor]] = {
-    "hflip": hflip,
-    "vflip": vflip,
-    "rot180": rot180,
+    "hflip": lambda images, _: images.flip(-1),
+    "vflip": lambda images, _: images.flip(-2),
+    "rot180": lambda images, _: images.flip(-2, -1),
     "transpose": transpose,
     "brightness": brightness,
 }

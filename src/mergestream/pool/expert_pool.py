@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mergestream.networks.preprocessing import Preprocessing
+from mergestream.pool.checkpoint import Statistics
 from mergestream.pool.execution import Execution
 from mergestream.pool.parts import (
     Device,
@@ -27,7 +28,6 @@ from mergestream.pool.parts import (
     write_pool,
 )
 from mergestream.pool.runner import PoolRunner
-from mergestream.pool.statistics import Statistics
 from mergestream.runtime.errors import InputError, PoolError, unknown_name
 
 # Card fields that a site may change after its expert was built.

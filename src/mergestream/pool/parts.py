@@ -22,7 +22,17 @@ from mergestream.networks.architecture import (
 from mergestream.networks.flat_layout import Integers, Layout
 from mergestream.networks.head import class_names, count_classes, find_head
 from mergestream.networks.preprocessing import Preprocessing
-from mergestream.pool.checkpoint import PICKLES, WEIGHTS, WeightsFile, holds_only_an_expert, open_weights, write_expert
+from mergestream.pool.checkpoint import (
+    PICKLES,
+    WEIGHTS,
+    Statistics,
+    WeightsFile,
+    holds_only_an_expert,
+    open_weights,
+    read_statistics,
+    write_expert,
+    write_statistics,
+)
 from mergestream.pool.expert_card import (
     BASE,
     CARD,
@@ -33,7 +43,6 @@ from mergestream.pool.expert_card import (
     require_alike,
     require_name,
 )
-from mergestream.pool.statistics import Statistics, read_statistics, write_statistics
 from mergestream.runtime.errors import PoolError
 from mergestream.runtime.files import atomic_folder, read_json, write_json
 

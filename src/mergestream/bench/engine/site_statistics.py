@@ -8,8 +8,8 @@ from torch import Tensor
 from mergestream.bench.engine.pool_at_target import preprocessing_of
 from mergestream.bench.evaluation import leave_one_domain_out
 from mergestream.data.datasets.data_request import DataRequest, open_data
+from mergestream.pool.checkpoint import Statistics, write_statistics
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.pool.statistics import Statistics, write_statistics
 from mergestream.pool.statistics.measurement import BLOCKWISE, BlockwiseOptions, blockwise_kind, measure_statistics
 from mergestream.training import split
 

@@ -1,10 +1,8 @@
 """Weight arithmetic on flat vectors: no network, no data, no state."""
 
-from mergestream.functional.merging.fisher import fisher_average
 from mergestream.functional.merging.regmean import merge_layer, regression_mean
-from mergestream.functional.merging.rows import Rows
 from mergestream.functional.merging.ties import DISJOINT_MERGES, Part, ties
-from mergestream.functional.merging.weighted_sums import merge, merge_integers, weighted_sum
+from mergestream.functional.merging.weighted_sums import Rows, fisher_average, merge, merge_integers, weighted_sum
 
 __all__ = [
     "DISJOINT_MERGES",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mergestream.functional.merging.rows import Rows
+from mergestream.functional.merging.weighted_sums import Rows
 
 DISJOINT_MERGES = ("mean", "sum", "max")
 # Weights per chunk: few enough for the caches, many enough for several threads.

@@ -1,13 +1,67 @@
-"""The weighted sum of flat weights in one pass over memory: on the CPU, as a GPU kernel, or by torch operations."""
+"""Weighted sums of the experts' flat weights: with one coefficient per expert, or one per weight (Fisher)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import compress
 
 import torch
 from torch import Tensor
 
 from mergestream.functional.merging import merge_kernel
-from mergestream.functional.merging.rows import Rows
+
+
+@dataclass(frozen=True)
+class Rows:
+    """encoder [K,E] and head [K,H]; both are usually views of one bank [K,E+H]."""
+
+    encoder: Tensor
+    head: Tensor
+
+    @classmethod
+    def of(cls, bank: Tensor, encoder_size: int) -> "Rows":
+        return cls(bank[:, :encoder_size], bank[:, encoder_size:])
+
+    def __len__(self) -> int:
+        return len(self.encoder)
+
+    @property
+    def device(self) -> torch.device:
+        return self.encoder.device
+
+    def span(self, start: int, stop: int) -> Tensor:
+        """All experts' weights [K,n] from start to stop, which lie both in the encoder or both in the head."""
+        border = self.encoder.shape[1]
+        if stop <= border:
+            return self.encoder[:, start:stop]
+        assert start >= border, "a span must not cross from the encoder into the head"
+        return self.head[:, start - border : stop - border]
+
+    def segments(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        border = self.encoder.shape[1]
+        return (0, border), (border, border + self.head.shape[1])
+
+
+def fill_unseen(
+    head: Tensor, classes: Sequence[tuple[slice, int]], seen: Tensor, coefficients: Tensor | None = None
+) -> Tensor:
+    """Fill the head rows of classes that an expert never saw with the mean of the experts that saw them. head [K,H].
+
+    classes: the spans of the head that belong to one class each. seen [K,C]. coefficients [K]: weights of that mean,
+    uniform by default. Any average over all experts is then an average over those that saw the class. A class that no
+    expert saw is unchanged.
+    """
+    filled = head.clone()
+    shares = torch.ones(len(head), device=head.device) if coefficients is None else coefficients
+    for span, label in classes:
+        saw = seen[:, label]
+        if bool(saw.all()) or not bool(saw.any()):
+            continue
+        weights = torch.where(saw, shares, 0.0)
+        weights = weights if bool(weights.sum() > 0) else saw.float()
+        typical = (weights / weights.sum()) @ head[:, span].float()
+        filled[~saw, span] = typical.to(head.dtype)
+    return filled
+
 
 # The output chunk stays in the cache while all K rows pass over it, and is long enough for several threads.
 CHUNK = 1 << 21
@@ -66,3 +120,28 @@ def _sum_on_device(rows: Tensor | Sequence[Tensor], coefficients: Tensor, out: T
     for row, c in zip(rows, coefficients.to(accumulator), strict=True):
         total += torch.where(c == 0, absent, row.to(accumulator) * c)
     return out.copy_(total)
+
+
+FISHER_CHUNK = 1 << 17
+
+
+def fisher_average(
+    rows: Rows, information: Sequence[Tensor], scales: Sequence[float], *, floor: float, added: bool, out: Tensor
+) -> Tensor:
+    """theta = sum_k w_k theta_k / sum_k w_k, element by element, written into out [P].
+
+    information: the diagonal Fisher information [P] of each expert. `added`: w_k = s_k (F_k + floor), as MergeLM and
+    FusionBench have it; otherwise w_k = max(s_k F_k, floor), so that weights no answer depends on become the mean.
+    """
+    for begin, end in rows.segments():
+        for start in range(begin, end, FISHER_CHUNK):
+            stop = min(start + FISHER_CHUNK, end)
+            values = rows.span(start, stop)
+            values = values.to(torch.promote_types(values.dtype, torch.float32))
+            fishers = torch.stack([each[start:stop].to(values.dtype) for each in information])
+            scale = torch.tensor(scales, dtype=values.dtype, device=fishers.device)[:, None]
+            weights = (fishers + floor) * scale if added else (fishers * scale).clamp_min_(floor)
+            # Shares first: the products of tiny weights would underflow.
+            shares = weights / weights.sum(dim=0)
+            out[start:stop].copy_((shares * values).sum(dim=0))
+    return out

@@ -1,9 +1,8 @@
 """Experts added to a pool, replaced and restored. The pool's folder changes whole or not at all."""
 
 import shutil
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from mergestream.pool.exchange.expert_checks import check_expert
 from mergestream.pool.exchange.pool_folder import (
@@ -29,9 +28,6 @@ class AcceptedExpert:
     version: int
     weights_sha256: str
     warnings: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "warnings": list(self.warnings)}
 
 
 def add_expert(pool: Path, expert: Path, *, name: str | None = None, allow_other_base: bool = False) -> AcceptedExpert:

@@ -13,11 +13,10 @@ from mergestream.functional.scores import require_finite
 from mergestream.networks.architecture import logits_of
 from mergestream.networks.flat_layout import Layout
 from mergestream.networks.preprocessing import Preprocessing
-from mergestream.pool.checkpoint import open_weights
+from mergestream.pool.checkpoint import open_weights, read_statistics
 from mergestream.pool.exchange.pool_folder import PoolFolder
 from mergestream.pool.expert_card import ExpertCard, base_problems, base_warnings, differences
 from mergestream.pool.parts import require_classes, require_some
-from mergestream.pool.statistics import read_statistics
 from mergestream.runtime.errors import CheckpointError, MergestreamError
 
 PROBES = 16

@@ -4,7 +4,6 @@ import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,13 @@ PREFIXES = ("module.", "model.", "network.", "net.", "_orig_mod.")
 IN_FOLDERS = ("model.safetensors", "pytorch_model.bin")
 
 
-@dataclass(frozen=True)
-class ForeignCheckpoint:
-    """The tensors of a checkpoint file."""
-
-    path: Path
-    tensors: dict[str, Tensor]
+def foreign_tensors(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a .safetensors or a PyTorch file."""
+    return dict(WeightsFile(path)) if path.suffix == ".safetensors" else _state_in(_unpickled(path), path)
 
 
-def read_foreign(given: Path) -> ForeignCheckpoint:
-    """Read a .safetensors file, a PyTorch file, or a Hugging Face folder with one of them."""
-    path = _file_of(given)
-    if path.suffix == ".safetensors":
-        file = WeightsFile(path)
-        return ForeignCheckpoint(path, {name: file[name] for name in file})
-    return ForeignCheckpoint(path, _state_in(_unpickled(path), path))
-
-
-def _file_of(given: Path) -> Path:
+def foreign_file(given: Path) -> Path:
+    """The checkpoint's file: the given one, or the usual one in a Hugging Face folder."""
     if given.is_file():
         return given
     if not given.is_dir():
@@ -66,21 +54,15 @@ def _unpickled(path: Path) -> Any:
 def _state_in(value: Any, path: Path) -> dict[str, Tensor]:
     """Find the state dict inside the usual wrappers; Lightning's is under 'state_dict'."""
     for _ in range(3):
-        inner = next((value[key] for key in WRAPPERS if _is_mapping(value) and _is_mapping(value.get(key))), None)
-        if inner is None:
-            break
-        value = inner
-    if not _is_mapping(value) or not value or not all(isinstance(name, str) for name in value):
+        wrappers = WRAPPERS if isinstance(value, Mapping) else ()
+        value = next((value[key] for key in wrappers if isinstance(value.get(key), Mapping)), value)
+    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
         raise CheckpointError(f"{path} holds no state dict: it is {type(value).__name__}. Save network.state_dict().")
     odd = [name for name, tensor in value.items() if not isinstance(tensor, Tensor)]
     if odd:
         shown = ", ".join(map(str, odd[:5]))
         raise CheckpointError(f"{path} holds no plain state dict: {shown} are not tensors. Save network.state_dict().")
     return dict(value)
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
 
 
 def without_prefixes(

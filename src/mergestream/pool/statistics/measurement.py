@@ -13,8 +13,10 @@ from mergestream.functional.merging import Rows, merge_layer
 from mergestream.functional.scores import require_finite
 from mergestream.networks.architecture import logits_of
 from mergestream.networks.blocks import Blocks
+from mergestream.pool.checkpoint import Statistics
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.pool.statistics import FISHERS, Grams, Statistics, add_grams, information, watch_inputs
+from mergestream.pool.statistics.fisher_information import FISHERS, information
+from mergestream.pool.statistics.grams import Grams, add_grams, watch_inputs
 from mergestream.runtime.errors import CheckpointError, InputError, NetworkError, unknown_name
 from mergestream.runtime.option_checks import number, whole_number, yes_or_no
 
