@@ -23,7 +23,7 @@ from mergestream.networks.architecture import create_network, logits_of
 from mergestream.pool.expert_card import library_versions
 from mergestream.runtime.parallel import quiet
 from mergestream.training import Recipe, augmentation
-from mergestream.training.base_checkpoint import encoder_weights
+from mergestream.training.expert_training import encoder_weights
 from mergestream.training.recipe import parse_settings
 from mergestream.training.stepper import Stepper
 from mergestream.training.training_plan import TrainPlan

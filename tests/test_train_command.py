@@ -26,10 +26,10 @@ from mergestream.runtime.files import write_atomically
 from mergestream.runtime.parallel import quiet
 from mergestream.training import Recipe, fit, training_loop
 from mergestream.training.augmentation import augment, draw
-from mergestream.training.base_checkpoint import probe
+from mergestream.training.expert_training import probe
 from mergestream.training.heads import HEAD_INITS, add_dropout
-from mergestream.training.optimisation import set_rate
 from mergestream.training.recipe import CHOICES, parse_settings
+from mergestream.training.stepper import set_rate
 from mergestream.training.training_candidates import work_folder
 from mergestream.training.training_loop import FitCheckpoint, class_weights
 from mergestream.training.training_plan import TrainPlan

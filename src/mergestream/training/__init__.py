@@ -1,7 +1,6 @@
 """Experts fine-tuned from a shared base, each on its own domain; the step with the lowest validation loss is kept."""
 
-from mergestream.training.base_checkpoint import write_start
-from mergestream.training.expert_training import train_base, train_expert
+from mergestream.training.expert_training import train_base, train_expert, write_start
 from mergestream.training.recipe import Recipe
 from mergestream.training.training_loop import Fit, fit
 from mergestream.training.validation import split

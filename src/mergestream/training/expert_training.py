@@ -1,23 +1,34 @@
-"""Experts on disk: trained from the shared base, each on its own domain, and never trained twice."""
+"""The shared base and the experts on disk: each expert is trained on its own domain, and nothing is trained twice."""
 
+import json
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
 from mergestream.data.datasets.domain_data import DomainData
-from mergestream.networks.architecture import create_network
+from mergestream.networks.architecture import Network, create_network, from_architecture
 from mergestream.pool.checkpoint import open_weights, write_expert
-from mergestream.pool.expert_card import ExpertCard, read_card
-from mergestream.runtime.errors import MergestreamError, TrainingError
+from mergestream.pool.expert_card import BASE, ExpertCard, read_card
+from mergestream.runtime.errors import CheckpointError, MergestreamError, NetworkError, TrainingError
 from mergestream.runtime.files import sha256_of_json
-from mergestream.runtime.seeding import seeded
-from mergestream.training.base_checkpoint import as_json, load_network, write_start
-from mergestream.training.heads import head_state, redraw_head
+from mergestream.runtime.option_checks import one_of
+from mergestream.runtime.seeding import cpu_threads, seeded
+from mergestream.training.heads import HEAD_INITS, average_heads, fit_probe, head_state, redraw_head, zero_head
 from mergestream.training.recipe import Recipe
+from mergestream.training.stepper import choose_device
 from mergestream.training.training_loop import FitCheckpoint, OnStep, OnValidation, fit, ignore
+from mergestream.training.validation import split
 
 # Raise this whenever the same recipe gives other weights: cached experts are then trained again.
 REVISION = 3
+RANDOM, PRETRAINED = "random", "pretrained"
 
 
 def train_base(
@@ -112,3 +123,112 @@ def _cached_card(folder: Path, full_recipe: dict[str, Any]) -> ExpertCard | None
     except MergestreamError:
         return None
     return card if card.recipe == full_recipe else None
+
+
+def write_start(
+    folder: Path,
+    network: str,
+    arguments: dict[str, Any],
+    classes: tuple[str, ...],
+    encoder: Mapping[str, Tensor] | None,
+    head_init: str,
+    seed: int,
+    recipe: dict[str, Any] | None = None,
+) -> ExpertCard:
+    """Write the base folder: an encoder (given, or random) and the initial head.
+
+    With 'independent' each site draws its own head when it trains; with 'linear_probe' the head is zero until
+    `put_probes` writes the average of the sites' heads.
+    """
+    one_of("head_init", head_init, HEAD_INITS)
+    with seeded(seed):
+        start = create_network(network, num_classes=len(classes), **arguments)
+    initial = start.module.state_dict()
+    missing = sorted(set(initial) - set(head_state(start)) - set(encoder or initial))
+    unknown = sorted(set(encoder or ()) - set(initial))
+    if missing or unknown:
+        raise NetworkError(
+            f"The encoder does not fit '{network}': it lacks {missing[:3]}, and has besides {unknown[:3]}."
+        )
+    start.module.load_state_dict({**initial, **(encoder or {})})
+    if head_init in ("zero", "linear_probe"):
+        zero_head(start)
+    recipe = recipe or as_json({"network": network, "arguments": arguments, "classes": classes, "seed": seed})
+    card = ExpertCard.for_network(BASE, start, classes, recipe={**recipe, "head_init": head_init})
+    return write_expert(folder, start.module.state_dict(), card)
+
+
+def load_network(folder: Path, card: ExpertCard) -> Network:
+    with seeded(0):  # the random weights are overwritten at once
+        network = from_architecture(card.architecture)
+    network.module.load_state_dict(dict(open_weights(folder, card)))
+    return network
+
+
+def probe(base: Path, data: DomainData, recipe: Recipe) -> dict[str, Tensor]:
+    """Fit one site's head from zero on the base's frozen encoder and the site's training split."""
+    network = load_network(base, read_card(base))
+    if network.preprocessing is None:
+        raise NetworkError("Training needs to know the network's preprocessing; give preprocessing=.")
+    training, _ = split(len(data), recipe.validation_share, recipe.seed_of_split, data.groups)
+    device = choose_device(recipe)
+    network.module.to(device)
+    with seeded(recipe.seed), cpu_threads(recipe.threads):
+        inputs = (network.preprocessing(data.batch(part).to(device)) for part in training.split(128))
+        return fit_probe(network, inputs, data.labels[training].to(device))
+
+
+def put_probes(base: Path, heads: list[Mapping[str, Tensor]]) -> ExpertCard:
+    """Write the average of the sites' heads into the base folder."""
+    card = read_card(base)
+    return write_expert(base, {**dict(open_weights(base, card)), **average_heads(heads)}, card)
+
+
+def as_json(values: dict[str, Any]) -> dict[str, Any]:
+    """Convert values to what a card will return for them: JSON has no tuples."""
+    return dict(json.loads(json.dumps(values)))
+
+
+def encoder_weights(network: str, arguments: dict[str, Any], init: str) -> dict[str, Tensor] | None:
+    """Return the encoder's weights by name, or None for random ones."""
+    if init == RANDOM:
+        return None
+    target = create_network(network, num_classes=2, **arguments)
+    state = _load_published(network, arguments) if init == PRETRAINED else _read(Path(init))
+    return _encoder_part(target, state, init)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if path.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl"):
+        raise CheckpointError(f"{path} may be a pickle and is not opened. Convert it: mergestream pool import.")
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"Cannot read the weights in {path}: {error}. Give a safetensors file.") from error
+
+
+def _load_published(network: str, arguments: dict[str, Any]) -> dict[str, Tensor]:
+    import timm
+
+    try:
+        return timm.create_model(network, pretrained=True, **arguments).state_dict()
+    except Exception as error:  # a hub may fail in any way
+        raise NetworkError(
+            f"Cannot get timm's weights of '{network}': {error}. Without access to a hub, give a local file: "
+            f"--init FILE, or --init random."
+        ) from error
+
+
+def _encoder_part(network: Network, state: dict[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Select the encoder's weights and check names and shapes; timm resamples position embeddings."""
+    adapt = getattr(sys.modules[type(network.module).__module__], "checkpoint_filter_fn", None)
+    state = adapt(state, network.module) if adapt is not None else state
+    heads, own = set(head_state(network)), network.module.state_dict()
+    encoder = {name: tensor.to(own[name].dtype) for name, tensor in state.items() if name in own and name not in heads}
+    missing = [name for name in own if name not in encoder and name not in heads]
+    wrong = [name for name, tensor in encoder.items() if tensor.shape != own[name].shape]
+    bad = [name for name, tensor in encoder.items() if tensor.is_floating_point() and not torch.isfinite(tensor).all()]
+    for what, names in (("lack", missing), ("have another shape for", wrong), ("are not finite in", bad)):
+        if names:
+            raise NetworkError(f"The weights of {source} {what} {', '.join(names[:3])} of this network's encoder.")
+    return encoder

@@ -1,7 +1,8 @@
 """GPU execution of steps: CUDA graphs, and networks and augmentations compiled once per process."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -60,23 +61,20 @@ class CapturedStep:
         return self._result
 
 
-class PreservedState:
+@contextmanager
+def preserved_state(module: nn.Module, optimiser: torch.optim.Optimizer) -> Iterator[None]:
     """A block after which weights and optimiser state have their old values again, in the same memory."""
-
-    def __init__(self, module: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-        self._module, self._optimiser = module, optimiser
-
-    def __enter__(self) -> None:
-        self._weights = {name: tensor.clone() for name, tensor in self._module.state_dict().items()}
-        self._state = {
-            parameter: {key: value.clone() for key, value in values.items()}
-            for parameter, values in self._optimiser.state.items()
-        }
-
-    def __exit__(self, *_: object) -> None:
-        self._module.load_state_dict(self._weights)
-        for parameter, values in self._optimiser.state.items():
-            before = self._state.get(parameter, {})
+    weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    state = {
+        parameter: {key: value.clone() for key, value in values.items()}
+        for parameter, values in optimiser.state.items()
+    }
+    try:
+        yield
+    finally:
+        module.load_state_dict(weights)
+        for parameter, values in optimiser.state.items():
+            before = state.get(parameter, {})
             for key, value in values.items():
                 value.copy_(before[key]) if key in before else value.zero_()
-        self._optimiser.zero_grad()
+        optimiser.zero_grad()

@@ -1,7 +1,13 @@
-"""Candidates of a training run: one fit per domain and recipe, and the choice of the best one per domain."""
+"""Candidates of a training run: one fit per domain and recipe, its progress, and the choice of the best per domain.
+
+Progress goes through small files: workers of other processes and machines write them, the first process reads.
+"""
 
 import shutil
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +18,116 @@ from mergestream.data.datasets.data_request import open_data
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.checkpoint import holds_only_an_expert, open_weights, write_expert
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
-from mergestream.runtime.errors import MergestreamError, TrainingError
-from mergestream.runtime.files import atomic_folder, sha256_of_json
+from mergestream.runtime.errors import CheckpointError, InputError, MergestreamError, TrainingError
+from mergestream.runtime.files import atomic_folder, read_json, sha256_of_json, write_json
+from mergestream.runtime.parallel import Advance, Track
 from mergestream.training.expert_training import train_expert
-from mergestream.training.progress_file import Progress, ProgressFile, read_progress
 from mergestream.training.recipe import Recipe
 from mergestream.training.training_plan import TrainPlan
+
+SCHEMA_VERSION = 1
+SECONDS_BETWEEN_WRITES = 0.5
+Progress = dict[str, Any]
+
+
+class ProgressFile:
+    """Steps, seconds and losses of one fit, for the progress bar, the candidate's record and TensorBoard."""
+
+    def __init__(self, path: Path, steps: int, tensorboard: Path | None = None) -> None:
+        self._path = path
+        self.progress: Progress = {
+            "schema_version": SCHEMA_VERSION,
+            "step": 0,
+            "steps": steps,
+            "seconds": 0.0,
+            "curve": [],
+        }
+        self._start, self._written = time.monotonic(), -SECONDS_BETWEEN_WRITES
+        self._tensorboard = tensorboard
+        self._writer: Any = None
+
+    def add_step(self) -> None:
+        self.progress["step"] += 1
+        if time.monotonic() - self._written >= SECONDS_BETWEEN_WRITES:
+            self._write()
+
+    def add_validation(self, line: dict[str, float]) -> None:
+        """Add a validation; a resumed fit reports its earlier ones again."""
+        self.progress["curve"].append(line)
+        self.progress["step"] = int(line["step"])
+        if self._tensorboard is not None:
+            self._writer = self._writer or _open_tensorboard(self._tensorboard)
+            for key, value in line.items():
+                if key != "step":
+                    split, _, kind = key.partition("_")
+                    self._writer.add_scalar(f"{kind}/{split}", value, int(line["step"]))
+
+    def close(self) -> None:
+        if self.progress["curve"]:  # otherwise the expert was cached, and the earlier file stays valid
+            self._write()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self) -> None:
+        self.progress["seconds"] = round(time.monotonic() - self._start, 3)
+        write_json(self._path, self.progress)
+        self._written = time.monotonic()
+
+
+def read_progress(path: Path) -> Progress | None:
+    """Return a fit's progress, or None if it has written none yet."""
+    try:
+        return read_json(path, SCHEMA_VERSION)
+    except CheckpointError:
+        return None
+
+
+@contextmanager
+def follow_progress(title: str, paths: Sequence[Path], steps: Sequence[int], track: Track) -> Iterator[None]:
+    """Show all fits as one progress bar during a block: the sum of their steps, and the latest losses."""
+    done = threading.Event()
+    with track(title, sum(steps)) as advance:
+        watcher = threading.Thread(target=_watch, args=(paths, advance, done), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+
+
+def _watch(paths: Sequence[Path], advance: Advance, done: threading.Event) -> None:
+    shown = [0] * len(paths)
+    last = False
+    while not last:
+        last = done.wait(SECONDS_BETWEEN_WRITES)
+        for number, path in enumerate(paths):
+            progress = read_progress(path)
+            if progress is not None and progress["step"] > shown[number]:
+                advance(progress["step"] - shown[number], _summary(path.stem, progress))
+                shown[number] = progress["step"]
+
+
+def _summary(name: str, progress: Progress) -> str:
+    if not progress["curve"]:
+        return f"{name}: step {progress['step']}"
+    line = progress["curve"][-1]
+    return f"{name}: loss {line['training_loss']:.3f}, validation {line['validation_loss']:.3f}"
+
+
+def require_tensorboard() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise InputError("TensorBoard files need TensorBoard: pip install 'mergestream[tensorboard]'.") from error
+    return SummaryWriter
+
+
+def _open_tensorboard(folder: Path) -> Any:
+    """Open a writer that replaces an earlier fit's files."""
+    for earlier in folder.glob("events.out.tfevents.*") if folder.exists() else ():
+        earlier.unlink()
+    return require_tensorboard()(str(folder))
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from mergestream.runtime.errors import CheckpointError, NetworkError, TrainingEr
 from mergestream.runtime.seeding import cpu_threads, seeded
 from mergestream.runtime.state_file import read_state, write_state
 from mergestream.training.gpu_execution import shared_network
-from mergestream.training.optimisation import autocast, choose_device
 from mergestream.training.recipe import Recipe
-from mergestream.training.stepper import COMPILED, Stepper, choose_execution
+from mergestream.training.stepper import COMPILED, Stepper, autocast, choose_device, choose_execution
 from mergestream.training.validation import balanced_loss, fit_temperature, split
 
 OnStep = Callable[[], None]

@@ -17,13 +17,14 @@ from mergestream.pool.statistics.measurement import measure_statistics
 from mergestream.runtime.errors import InputError, NetworkError, TrainingError, unknown_name
 from mergestream.runtime.files import make_folder, write_json
 from mergestream.runtime.parallel import Track, run_jobs
-from mergestream.training.base_checkpoint import encoder_weights, probe, put_probes, write_start
-from mergestream.training.progress_file import follow_progress, require_tensorboard
+from mergestream.training.expert_training import encoder_weights, probe, put_probes, write_start
 from mergestream.training.training_candidates import (
     Candidate,
     copy_candidates,
+    follow_progress,
     install_best,
     progress_path,
+    require_tensorboard,
     train_candidate,
     work_folder,
 )
