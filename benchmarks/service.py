@@ -31,7 +31,7 @@ from PIL import Image
 from provenance import provenance
 
 import mergestream as ms
-from mergestream.bench.demo.demo import MICRO
+from mergestream.bench.demo import MICRO
 from mergestream.networks.architecture import create_network
 from mergestream.pool.checkpoint import write_expert
 from mergestream.pool.expert_card import BASE, ExpertCard

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from mergestream.bench.report.figures import colours_of, new_figure
 from mergestream.bench.study.results_plan import HEAD_INITS, METRICS, OURS, PAPER
-from mergestream.bench.study.study_bars import differences
-from mergestream.bench.study.study_estimates import TITLES, Setting, estimate, methods_of, select
+from mergestream.bench.study.study_bars import TITLES, Setting, differences, estimate, methods_of, select
 from mergestream.bench.study.study_pages import runs_of, write_pages
 from mergestream.bench.study.study_record import Group, read_records
 

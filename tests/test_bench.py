@@ -20,9 +20,7 @@ from benching import bench_arguments, command, contents, write_pool
 from mergestream.bench import evaluation
 from mergestream.bench.engine import pool_at_target
 from mergestream.bench.engine.benchmark import run_bench, run_plan
-from mergestream.bench.engine.named_plans import PLANS
-from mergestream.bench.engine.plan import BenchPlan
-from mergestream.bench.engine.request import plan_from
+from mergestream.bench.engine.plan import PLANS, BenchPlan, plan_from
 from mergestream.data.datasets import DATASETS
 from mergestream.data.datasets.standins.fake_trees import SITES
 from mergestream.runtime.parallel import quiet, run_jobs

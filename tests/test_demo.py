@@ -14,8 +14,8 @@ import pytest
 
 import mergestream as ms
 from benching import command, process
-from mergestream.bench.demo import demo
-from mergestream.bench.demo.demo import MICRO_RECIPE, QUICK
+from mergestream.bench import demo
+from mergestream.bench.demo import MICRO_RECIPE, QUICK
 
 SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"
 

@@ -376,7 +376,7 @@ def test_abstention_has_the_source_risk_beside_it(pool: ms.ExpertPool, tmp_path:
 @pytest.mark.slow
 def test_on_the_phantom_silent_at_home_and_awake_elsewhere(tmp_path: Path) -> None:
     """The defaults on trained experts: home data of other patients, noise, black, a damaged head."""
-    from mergestream.bench.demo.demo import MICRO, MICRO_RECIPE, NETWORK
+    from mergestream.bench.demo import MICRO, MICRO_RECIPE, NETWORK
     from mergestream.training import train_base, train_expert
 
     classes = phantom.CLASSES

@@ -229,7 +229,7 @@ def test_the_wheel_and_what_it_names_suffice_in_an_empty_environment(tmp_path: P
         [environment / "bin" / "mergestream", "--version"], check=True, capture_output=True, text=True, cwd=tmp_path
     )
     assert said.stdout.strip() == f"mergestream {ms.__version__}"
-    modules = "mergestream.bench.demo.demo, mergestream.training.training_run, mergestream.bench.report.figures"
+    modules = "mergestream.bench.demo, mergestream.training.training_run, mergestream.bench.report.figures"
     core = f"import mergestream as ms, {modules}"
     story = [environment / "bin" / "python", "-c", f"{core}; print(ms.list_methods())"]
     listed = subprocess.run(story, check=True, capture_output=True, text=True, cwd=tmp_path)

@@ -7,7 +7,7 @@ import torch
 
 import mergestream as ms
 from conftest import CLASSES, make_images
-from mergestream.bench.partial_run import PartialRun
+from mergestream.bench.evaluation import PartialRun
 from mergestream.methods import METHODS
 
 

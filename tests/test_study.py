@@ -13,8 +13,7 @@ import mergestream as ms
 from benching import command
 from mergestream.bench.analysis.comparison import Estimate
 from mergestream.bench.study.results_plan import ABLATION, LOSS, RESULTS, STUDIES, PoolRecipe, Study, ring_of
-from mergestream.bench.study.study_bars import all_bars, collapses_of
-from mergestream.bench.study.study_estimates import Setting, difference, estimate, points
+from mergestream.bench.study.study_bars import Setting, all_bars, collapses_of, difference, estimate, points
 from mergestream.bench.study.study_pages import all_blocks, with_blocks
 from mergestream.bench.study.study_record import decoded, encoded, read_records, write_record
 from mergestream.bench.study.study_run import chosen_stages

@@ -1,4 +1,4 @@
-"""Leave-one-domain-out, and one method over one stream."""
+"""Leave-one-domain-out, and one method over one stream: a run that was killed goes on where it was."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,18 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.bench.partial_run import PartialRun
-from mergestream.bench.records import Run, is_finished, run_hash, step_record
+from mergestream.bench.records import Run, step_record
 from mergestream.data.datasets.domain_data import DomainData
 from mergestream.data.stream import Stream
-from mergestream.data.streams import in_order
 from mergestream.methods import ORIGINAL, ExpertLogits, Method
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.runtime.errors import InputError
+from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.files import sha256_of_json
+from mergestream.runtime.state_file import read_state, write_state
 
 # Images of one forward where no batch is asked for: a GPU would wait for the host with fewer.
 CPU_CHUNK, GPU_CHUNK = 128, 512
+EVERY = 20.0  # seconds between two writings
+Steps = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,39 @@ def leave_one_domain_out(domains: Sequence[str]) -> Iterator[Fold]:
         raise InputError(f"Leave-one-domain-out needs at least two distinct domains, got {list(domains)}.")
     for target in domains:
         yield Fold(target, tuple(domain for domain in domains if domain != target))
+
+
+class PartialRun:
+    """One file: probabilities so far, the step records, and the method's state."""
+
+    def __init__(self, path: Path, every: float = EVERY) -> None:
+        """`every` so many seconds, or after every step (0)."""
+        self._path, self._every, self._written = path, every, time.monotonic()
+
+    def restore(self, method: Method) -> tuple[Steps, list[Tensor]]:
+        """Steps and probabilities written before, and the method as it was then; nothing, if there is nothing sound."""
+        try:
+            stored = read_state(self._path)
+            method.load_state_dict({**method.provenance, "state": stored["state"]})
+            steps = stored["steps"]
+            return steps, list(stored["probabilities"].split([step["images"] for step in steps]))
+        except (KeyError, TypeError, RuntimeError, MergestreamError):
+            method.reset()
+            return [], []
+
+    def keep(self, method: Method, steps: Steps, probabilities: list[Tensor]) -> None:
+        """Write what there is, unless it was written just before."""
+        started = time.monotonic()
+        if started - self._written < self._every:
+            return
+        state = method.state_dict()["state"]
+        write_state(self._path, {"probabilities": torch.cat(probabilities), "steps": steps, "state": state})
+        self._written = time.monotonic()
+        if self._every:  # a method may carry gigabytes: writing it down takes at most a tenth of the time
+            self._every = max(self._every, 10 * (self._written - started))
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
 
 
 def evaluate(
@@ -92,44 +126,6 @@ def evaluate(
         experts=logits_of[ORIGINAL][:, order].argmax(dim=-1) if ORIGINAL in logits_of else None,
         groups=None if data.groups is None else _numbered(data.groups)[order],
     )
-
-
-@dataclass(frozen=True)
-class StreamedRun:
-    """One stream of a target with the arguments of its run."""
-
-    stream: Stream
-    arguments: dict[str, Any]
-
-
-def evaluate_streams(
-    method: Method,
-    data: DomainData,
-    runs: Sequence[StreamedRun],
-    folder: Path,
-    expert_logits: ExpertLogits,
-    *,
-    batch_size: int,
-) -> None:
-    """Run one method on several streams of one target and save each run under `folder`; finished runs are left alone.
-
-    A static method answers once, in batches of `batch_size` in the order of the data, so that its answers do not depend
-    on which streams there are; a stream only reorders them.
-    """
-    answered: Run | None = None
-    for run in runs:
-        place = folder / run_hash(run.arguments)
-        if is_finished(place):
-            continue
-        if method.static:
-            answered = answered or evaluate(method, data, in_order(len(data), batch_size), expert_logits=expert_logits)
-            answered.reordered(run.arguments, run.stream.batches).save(place)
-        else:
-            partial = PartialRun(place.with_name(f".{place.name}.partial"))
-            evaluate(
-                method, data, run.stream, expert_logits=expert_logits, arguments=run.arguments, partial=partial
-            ).save(place)
-            partial.remove()
 
 
 def _numbered(names: Sequence[str]) -> Tensor:

@@ -86,7 +86,7 @@ def bench(
     """
     from mergestream.bench.analysis.comparison import describe_duels
     from mergestream.bench.engine.benchmark import run_bench
-    from mergestream.bench.engine.request import plan_from
+    from mergestream.bench.engine.plan import plan_from
     from mergestream.bench.report.bench_tables import terminal_tables
     from mergestream.bench.study.results_plan import STUDIES
     from mergestream.bench.study.study_run import run_study, study_request

@@ -22,8 +22,7 @@ def demo(
     The data are synthetic. What is done already under --out is not done again.
     """
     from mergestream.bench.analysis.comparison import describe_duels
-    from mergestream.bench.demo.demo import FULL, QUICK, run_demo
-    from mergestream.bench.demo.demo_report import SYNTHETIC, main_tables
+    from mergestream.bench.demo import FULL, QUICK, SYNTHETIC, main_tables, run_demo
     from mergestream.bench.report.page import NOTICE
     from mergestream.bench.report.result_sections import DIFFERENCES
 

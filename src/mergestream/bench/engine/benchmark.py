@@ -10,21 +10,104 @@ from mergestream.bench.analysis.bench_findings import BenchFindings, rank_method
 from mergestream.bench.analysis.comparison import Duel, duel, rows_of
 from mergestream.bench.analysis.group_intervals import grouped_rows
 from mergestream.bench.analysis.run_checks import collapses, few_batches, line_of, majority_shares, unpredicted_classes
-from mergestream.bench.engine.jobs import RUNS, Place, answer, survey, with_command
 from mergestream.bench.engine.plan import BenchPlan, Target, targets_of
-from mergestream.bench.engine.pool_at_target import close_all, load_pool, method_of, preprocessing_of
-from mergestream.bench.engine.sources import strangers
+from mergestream.bench.engine.pool_at_target import (
+    close_all,
+    load_pool,
+    method_of,
+    open_target,
+    preprocessing_of,
+    strangers,
+)
 from mergestream.bench.engine.variants import Variant
-from mergestream.bench.records import Run
+from mergestream.bench.evaluation import PartialRun, evaluate
+from mergestream.bench.records import Run, is_finished, run_hash
 from mergestream.bench.report.bench_files import write_findings
 from mergestream.data.datasets import Dataset
 from mergestream.data.datasets.data_request import open_data
 from mergestream.data.datasets.index import some
+from mergestream.data.streams import in_order
+from mergestream.methods import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError
 from mergestream.runtime.files import make_folder
 from mergestream.runtime.parallel import Track, run_jobs
 from mergestream.runtime.seeding import cpu_threads
+
+RUNS = "runs"
+# How to get what a pool may lack for a method.
+COMMANDS = {
+    **dict.fromkeys(("fisher", "regmean"), "On the command line: mergestream train --statistics 256."),
+    "regmean_pp": "On the command line: --methods 'regmean_pp(statistics=target)'.",
+    **dict.fromkeys(("task_arithmetic", "ties"), "On the command line: mergestream train keeps the start as base/."),
+}
+Place = tuple[str, Target, float]  # a pool's folder, a target, a factor of the first expert's head
+
+
+@dataclass(frozen=True)
+class VariantRuns:
+    """One variant at one place: its runs' folders, and whether any is still to be done."""
+
+    variant: Variant
+    label: str
+    folders: tuple[Path, ...]
+    to_do: bool
+
+
+def with_command(error: PoolError | InputError, variant: Variant) -> PoolError | InputError:
+    """The error of a method that the pool lacks something for, with the command that makes it."""
+    return type(error)(f"{error} {COMMANDS[variant.method]}") if variant.method in COMMANDS else error
+
+
+def survey(plan: BenchPlan, out: Path, place: Place) -> tuple[list[VariantRuns], dict[str, str]]:
+    """All runs of a place, and which methods cannot run there, with the reason.
+
+    If anything is to be done there, the experts' logits are computed first.
+    """
+    opened = open_target(plan, out, *place)
+    planned: list[VariantRuns] = []
+    impossible, views = {}, {ORIGINAL}
+    for variant in opened.variants():
+        try:
+            method = opened.method(variant)
+            runs = opened.runs(method)
+        except (PoolError, InputError) as error:
+            if not plan.skip_impossible:
+                raise with_command(error, variant) from error
+            impossible[str(variant)] = str(with_command(error, variant))
+            continue
+        folders = tuple(out / RUNS / run_hash(arguments) for _, arguments in runs)
+        if any(other.folders == folders for other in planned):
+            continue  # the same method, spelt differently
+        planned.append(VariantRuns(variant, method.label(), folders, not all(map(is_finished, folders))))
+        views |= set(method.options().get("views", ())) if planned[-1].to_do else set()
+    if any(each.to_do for each in planned) and not plan.timed:
+        for view in sorted(views):
+            opened.logits(view)
+    return planned, impossible
+
+
+def answer(plan: BenchPlan, out: Path, place: Place, variant: Variant) -> None:
+    """Run one variant on every stream of one place that is not done yet.
+
+    A static method answers once, in batches of one size in the order of the data, so that its answers do not depend on
+    which streams there are; a stream only reorders them.
+    """
+    opened = open_target(plan, out, *place)
+    method, data, logits = opened.method(variant), opened.data, opened.stored_logits
+    answered: Run | None = None
+    for stream, arguments in opened.runs(method):
+        folder = out / RUNS / run_hash(arguments)
+        if is_finished(folder):
+            continue
+        if method.static:
+            batches = in_order(len(data), max(plan.batch_sizes))
+            answered = answered or evaluate(method, data, batches, expert_logits=logits)
+            answered.reordered(arguments, stream.batches).save(folder)
+        else:
+            partial = PartialRun(folder.with_name(f".{folder.name}.partial"))
+            evaluate(method, data, stream, expert_logits=logits, arguments=arguments, partial=partial).save(folder)
+            partial.remove()
 
 
 @dataclass(frozen=True)
@@ -62,10 +145,27 @@ def run_plan(plan: BenchPlan, out: Path, track: Track, *, jobs: int = 1, engine:
         raise InputError(f"--out {out} lies inside the data's root: its files would be read as data. Choose another.")
     make_folder(out / RUNS)
     close_all()
+    where: dict[str, Any] = {"workers": jobs, "engine": engine, "device": plan.device}
     with cpu_threads(1):
         dataset, targets, network, warnings = _prepare(plan, out, track)
         places = [(pool, target, head) for pool in plan.pools for target in targets for head in plan.loud_heads]
-        return replace(_run(plan, out, places, track, jobs, engine, dataset), network=network, warnings=warnings)
+        with track("scoring the experts on every target", len(places)) as advance:
+            surveys = run_jobs(survey, [(plan, out, place) for place in places], on_done=advance, **where)
+        work = [
+            (plan, out, place, each.variant)
+            for place, (planned, _) in zip(places, surveys, strict=True)
+            for each in planned
+            if each.to_do
+        ]
+        with track("running the methods", len(work)) as advance:
+            run_jobs(answer, work, on_done=advance, **where)
+    by_pool: dict[str, list[Path]] = {pool: [] for pool in plan.pools}
+    labels, left_out = dict[Variant, str](), dict[str, str]()
+    for (pool, _, _), (planned, impossible) in zip(places, surveys, strict=True):
+        by_pool[pool] += [folder for each in planned for folder in each.folders]
+        labels |= {each.variant: each.label for each in planned}
+        left_out = impossible | left_out
+    return FinishedPlan(plan, dataset, network, by_pool, labels, list(left_out.items()), warnings)
 
 
 def _findings(done: FinishedPlan, command: str) -> BenchFindings:
@@ -137,28 +237,6 @@ def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[T
         )
     network = ", ".join(dict.fromkeys(str(pool.template.architecture) for pool in pools.values()))
     return dataset, targets, network, warnings
-
-
-def _run(
-    plan: BenchPlan, out: Path, places: Sequence[Place], track: Track, jobs: int, engine: str, dataset: Dataset
-) -> FinishedPlan:
-    where: dict[str, Any] = {"workers": jobs, "engine": engine, "device": plan.device}
-    with track("scoring the experts on every target", len(places)) as advance:
-        surveys = run_jobs(survey, [(plan, out, place) for place in places], on_done=advance, **where)
-    work = [
-        (plan, out, place, each.variant)
-        for place, surveyed in zip(places, surveys, strict=True)
-        for each in surveyed.variants
-        if each.to_do
-    ]
-    with track("running the methods", len(work)) as advance:
-        run_jobs(answer, work, on_done=advance, **where)
-    planned = [each for surveyed in surveys for each in surveyed.variants]
-    left_out = dict(each for surveyed in reversed(surveys) for each in surveyed.impossible)
-    by_pool: dict[str, list[Path]] = {pool: [] for pool in plan.pools}
-    for (pool, _, _), surveyed in zip(places, surveys, strict=True):
-        by_pool[pool] += [folder for each in surveyed.variants for folder in each.folders]
-    return FinishedPlan(plan, dataset, "", by_pool, {e.variant: e.label for e in planned}, list(left_out.items()), [])
 
 
 def _reference(done: FinishedPlan) -> tuple[str, list[str]]:

@@ -1,17 +1,18 @@
-"""What a benchmark runs, as data: targets, methods, streams, seeds, batch sizes and perturbed experts over pools."""
+"""What a benchmark runs, as data: a plan from the words of a command line, or the paper's tables by name."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from mergestream.bench.engine.variants import Variant
+from mergestream.bench.engine.variants import Variant, parse_variants
 from mergestream.data.datasets import Dataset
 from mergestream.data.datasets.data_request import DataRequest
 from mergestream.data.streams import parse_stream
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.option_checks import whole_number
+from mergestream.runtime.option_text import parse_options
 
 PROTOCOLS = ("lodo", "ood")
 DEVICES = ("auto", "cpu", "cuda")
@@ -140,3 +141,86 @@ def _require_distinct(what: str, values: Sequence[Any]) -> None:
         raise InputError(f"A benchmark needs at least one {what}.")
     if len(set(values)) != len(values):
         raise InputError(f"A {what} is named twice: {list(values)}.")
+
+
+# In the paper's order; its DiWA is the mean of the experts, its RegMean is RegMean++.
+COMPARISON = parse_variants(
+    "ensemble, mean, ties, adamerging, task_arithmetic, regmean_pp, fisher, entropy_adaptive",
+)
+# Entropy only, decoupled head only, both, and both with another momentum or without views.
+ABLATION = parse_variants(
+    "mean, entropy_adaptive(head=shared), entropy_adaptive(encoder=uniform), entropy_adaptive, "
+    "entropy_adaptive(momentum=0.9), entropy_adaptive(views=())"
+)
+
+
+@dataclass(frozen=True)
+class NamedPlan:
+    """Methods and streams of one table; three seeds, batches of 32."""
+
+    title: str
+    variants: tuple[Variant, ...]
+    streams: tuple[str, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    batch_sizes: tuple[int, ...] = (32,)
+
+
+PLANS: dict[str, NamedPlan] = {
+    "paper-table1": NamedPlan("main comparison, i.i.d. streams; the paper's Table 2 too", COMPARISON, ("iid",)),
+    "paper-table3": NamedPlan("ablation under class skew", ABLATION, ("dirichlet:0.05",)),
+    "paper-fig4": NamedPlan("streams", COMPARISON, ("iid", "dirichlet:0.5", "dirichlet:0.05", "note:0.1")),
+}
+
+
+Number = TypeVar("Number", int, float)
+
+
+def plan_from(
+    *,
+    dataset: str,
+    root: Path | None,
+    pools: Sequence[str],
+    plan: str | None = None,
+    methods: str | None = None,
+    streams: str | None = None,
+    targets: str = "all",
+    seeds: str | None = None,
+    batch_sizes: str | None = None,
+    loud_heads: str = "1",
+    data_options: Sequence[str] = (),
+    images: int | None = None,
+    skip_bad: int = 0,
+    allow_missing_classes: bool = False,
+    **fields: Any,
+) -> BenchPlan:
+    """Options that are given replace those of the named plan; `fields` are fields of a BenchPlan."""
+    if plan is not None and plan not in PLANS:
+        raise unknown_name("plan", plan, PLANS)
+    named = PLANS[plan] if plan is not None else NamedPlan("", parse_variants("all"), ("iid",), seeds=(0,))
+    folder = None if root is None else str(root.resolve())
+    return BenchPlan(
+        data=DataRequest(dataset, folder, parse_options(data_options), images, skip_bad, allow_missing_classes),
+        pools=tuple(str(Path(pool).resolve()) for pool in pools),
+        variants=named.variants if methods is None else parse_variants(methods),
+        targets=_items(targets),
+        streams=_items(streams) if streams else named.streams,
+        seeds=_numbers("Seeds", seeds, int) if seeds else named.seeds,
+        batch_sizes=_numbers("Batch sizes", batch_sizes, int) if batch_sizes else named.batch_sizes,
+        loud_heads=_numbers("Factors of a head", loud_heads, float),
+        # 'all' and named plans mean all that this pool allows; a method that a person names must run.
+        skip_impossible=methods is None or "all" in _items(methods),
+        preset=plan,
+        **fields,
+    )
+
+
+def _items(text: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+def _numbers(what: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
+    try:
+        return tuple(kind(item) for item in _items(text))
+    except ValueError:
+        whole = "whole numbers" if kind is int else "numbers"
+        raise InputError(f"{what} are {whole} separated by commas, got '{text}'.") from None

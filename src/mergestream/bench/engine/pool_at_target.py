@@ -1,5 +1,6 @@
-"""One pool at one target, opened: its sources, streams and methods, and the experts' logits computed once."""
+"""One pool at one target, opened: experts that may answer there, streams, methods, and the experts' logits."""
 
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -10,15 +11,16 @@ import torch
 from torch import Tensor
 
 from mergestream.bench.engine.plan import BenchPlan, Target
-from mergestream.bench.engine.sources import sources_for
 from mergestream.bench.engine.variants import Variant
-from mergestream.bench.evaluation import StreamedRun, describe_run, domain_logits
+from mergestream.bench.evaluation import describe_run, domain_logits
 from mergestream.data.datasets import Dataset, DomainData, concatenate
 from mergestream.data.datasets.data_request import open_data
+from mergestream.data.datasets.image_trees import plain_name
 from mergestream.data.stream import Stream
 from mergestream.data.streams import create_stream
 from mergestream.methods import METHODS, ORIGINAL, Method, create_method
 from mergestream.networks.preprocessing import Preprocessing, require_views
+from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError
 from mergestream.runtime.files import mapped_array, sha256_of_json, write_atomically
@@ -27,6 +29,60 @@ from mergestream.runtime.option_checks import names
 CACHE = "cache"
 # Raised whenever the same pool and images would give other logits: what is cached is then computed again.
 LOGITS_REVISION = 1
+
+
+def sources_for(
+    pool: ExpertPool,
+    folder: Path,
+    targets: Collection[str],
+    data: Collection[DomainData],
+    *,
+    leave_out: bool,
+    allow_seen: bool,
+) -> ExpertPool:
+    """The pool without the targets' own experts (`leave_out`); whatever else has seen a target is refused.
+
+    Looked at are the domains in the cards, however they are spelt, and the hash of the images each was trained on: of
+    the experts, of the runs they were chosen from, and of the base they started from. With `allow_seen` all stay.
+    """
+    if allow_seen:
+        return pool
+    own = [card.name for card in pool.cards if plain_name(_domain(card)) in _plain(targets)] if leave_out else []
+    if len(own) == len(pool):
+        raise PoolError(f"Without the experts of {'+'.join(targets)} nothing is left of the pool {list(pool.names)}.")
+    rest = pool.without(*own) if own else pool
+    runs = rest.candidates.cards if rest.candidates is not None else ()
+    base = [read_card(folder / BASE)] if (folder / BASE / CARD).exists() else []
+    _require_unseen("expert", rest.cards, targets, data)
+    _require_unseen("candidate", runs, targets, data)
+    _require_unseen("base", base, targets, data)
+    return rest
+
+
+def strangers(pool: ExpertPool, domains: Collection[str]) -> list[str]:
+    """Experts whose domain is none of these: by name alone nobody can tell what they have seen."""
+    return [card.name for card in pool.cards if not _plain(_domain(card).split("+")) & _plain(domains)]
+
+
+def _require_unseen(
+    kind: str, cards: Iterable[ExpertCard], targets: Collection[str], data: Collection[DomainData]
+) -> None:
+    fingerprints = {part.fingerprint() for part in data}
+    for card in cards:
+        trained = _plain(_domain(card).split("+")) & _plain(targets)
+        if trained or card.recipe.get("data") in fingerprints:
+            raise PoolError(
+                f"Leakage: the {kind} '{card.name}' was trained on the target {'+'.join(targets)}, so its answers say "
+                f"nothing about an unseen site. Take it out of the pool, or allow it with --allow-seen."
+            )
+
+
+def _domain(card: ExpertCard) -> str:
+    return card.domain or card.name
+
+
+def _plain(names: Iterable[str]) -> set[str]:
+    return {plain_name(name) for name in names}
 
 
 class PoolAtTarget:
@@ -81,14 +137,14 @@ class PoolAtTarget:
     def method(self, variant: Variant) -> Method:
         return method_of(variant, self.pool, self.dataset)
 
-    def runs(self, method: Method) -> list[StreamedRun]:
+    def runs(self, method: Method) -> list[tuple[Stream, dict[str, Any]]]:
         """Every stream with its run's arguments."""
         plan = self.plan
         fixed: dict[str, Any] = {"protocol": plan.protocol}
         fixed |= {key: True for key in ("allow_seen", "timed") if getattr(plan, key)}
         fixed |= {"dtype": plan.dtype} if plan.dtype != "float32" else {}
         return [
-            StreamedRun(stream, {**describe_run(method, self.data, stream), "seed": seed, "batch_size": size, **fixed})
+            (stream, {**describe_run(method, self.data, stream), "seed": seed, "batch_size": size, **fixed})
             for seed, size, stream in self._streams
         ]
 

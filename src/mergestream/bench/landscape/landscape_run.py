@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from mergestream.bench.engine.plan import DEVICES
-from mergestream.bench.engine.pool_at_target import load_pool, method_of, preprocessing_of
-from mergestream.bench.engine.sources import sources_for
+from mergestream.bench.engine.pool_at_target import load_pool, method_of, preprocessing_of, sources_for
 from mergestream.bench.engine.variants import Variant, parse_variants
 from mergestream.bench.landscape.landscape_figures import landscape_figure
 from mergestream.bench.landscape.landscape_measurement import StreamedMethod, measure_landscape

@@ -1,15 +1,200 @@
-"""Records to pages: every table and verdict by name, put between the markers of a page or written as one."""
+"""The tables of docs/results.md from a record's groups, put between the markers of a page or written as one."""
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from mergestream.bench.study import study_tables as tables
-from mergestream.bench.study.results_plan import METRICS
-from mergestream.bench.study.study_bars import all_bars
-from mergestream.bench.study.study_record import Group, read_records
+import numpy as np
+
+from mergestream.bench.analysis.comparison import Estimate
+from mergestream.bench.report.bench_tables import percent
+from mergestream.bench.report.result_table import ResultTable, to_markdown
+from mergestream.bench.study.results_plan import COMPARED, HEAD_INITS, LOSS, MAIN_STREAMS, METRICS, OURS, PAPER
+from mergestream.bench.study.study_bars import (
+    TITLES,
+    Setting,
+    all_bars,
+    collapses_of,
+    difference,
+    estimate,
+    loud_rows,
+    methods_of,
+    points,
+    select,
+    settings_of,
+)
+from mergestream.bench.study.study_record import SINGLE, Group, read_records
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.files import write_text
+
+LATER = " (later run)"
+ALONE, BEST = "an expert alone: mean", "an expert alone: best, by labels"
+PAIRS = ((OURS, PAPER), (OURS, "ensemble"), (OURS, "mean"), (PAPER, "mean"), (PAPER, "ensemble"))
+
+
+def main_table(groups: Sequence[Group], dataset: str) -> str:
+    """Methods by head start, loss and stream; below it the methods that did not run, and why."""
+    mine = [group for group in groups if group["kind"] == "main" and group["dataset"] == dataset]
+    methods = [name for name in methods_of(mine) if not name.startswith(SINGLE)]
+    later = {group["ours"]: f"{group['ours']}{LATER}" for group in mine if group["later"]}
+    columns, cells = ["method"], {name: [name] for name in (*methods, ALONE, BEST, *later.values())}
+    for loss in dict.fromkeys((LOSS[dataset], "plain")):
+        for start in HEAD_INITS:
+            own, late = (select(groups, "main", dataset, start, loss, later=which) for which in (False, True))
+            for stream in MAIN_STREAMS if own else ():
+                columns.append(f"{start}{'' if loss == LOSS[dataset] else f', {loss} loss'}: {stream}")
+                for name in (*methods, ALONE, BEST):
+                    cells[name].append(_scores(own, name, Setting(stream), dataset))
+                for name, row in later.items():
+                    cells[row].append(_scores(late, name, Setting(stream), dataset) if late else "–")
+    rows = [tuple(row) for row in cells.values()]
+    reasons = {name: why for group in mine for name, why in group["left_out"].items()}
+    notes = "".join(f"\nNot run: `{name}`: {reason}\n" for name, reason in reasons.items())
+    return _markdown(columns, rows, _best(rows[: len(methods)])) + notes
+
+
+def _scores(own: Sequence[Group], method: str, at: Setting, dataset: str) -> str:
+    if method in (ALONE, BEST):
+        return " / ".join(_alone(own, method, at, metric) for metric in METRICS[dataset])
+    return " / ".join(_percent(estimate(own, method, at, metric)) for metric in METRICS[dataset])
+
+
+def _percent(value: Estimate | None) -> str:
+    return percent(value) if value is None or not math.isnan(value.low) else f"{100 * value.mean:.1f}"
+
+
+def _alone(own: Sequence[Group], which: str, at: Setting, metric: str) -> str:
+    """Single experts: their mean at every target, or the one that labels show to be best: a bound, no method."""
+    values = []
+    for group in own:
+        here = [row for row in group["rows"] if row["method"].startswith(SINGLE) and row["stream"] == at.stream]
+        for target in dict.fromkeys(row["target"] for row in here):
+            scores = [row[metric] for row in here if row["target"] == target and row[metric] is not None]
+            values.append(max(scores) if which == BEST else float(np.mean(scores)))
+    return f"{100 * np.mean(values):.1f}" if values else "–"
+
+
+def _best(rows: Sequence[tuple[str, ...]]) -> frozenset[tuple[int, int]]:
+    """The highest first number of every column."""
+    marked = set()
+    for column in range(1, len(rows[0]) if rows else 0):
+        values = {r: float(row[column].split(" ")[0]) for r, row in enumerate(rows) if row[column][0].isdigit()}
+        marked |= {(r, column) for r, value in values.items() if value == max(values.values())}
+    return frozenset(marked)
+
+
+def _markdown(
+    columns: Sequence[str], rows: Sequence[tuple[str, ...]], bold: frozenset[tuple[int, int]] = frozenset()
+) -> str:
+    return to_markdown(ResultTable("", tuple(columns), tuple(rows), bold))
+
+
+def differences_table(groups: Sequence[Group]) -> str:
+    """The paired differences on every stream; bold where the interval excludes 0."""
+    rows, clear = list[tuple[str, ...]](), set[tuple[int, int]]()
+    for dataset, start, kind in ((d, s, k) for d in METRICS for s in HEAD_INITS for k in ("main", "streams")):
+        own = select(groups, kind, dataset, start)
+        for at, metric in ((at, metric) for at in settings_of(own) for metric in METRICS[dataset]):
+            gaps = [difference(own, a, b, at, metric) for a, b in PAIRS]
+            clear |= {(len(rows), c) for c, gap in enumerate(gaps, 1) if gap and (gap.low > 0 or gap.high < 0)}
+            place = f"{TITLES[dataset]}, {start}, {at}, {metric.replace('_', ' ')}"
+            rows.append((place, *("–" if gap is None else points(gap) for gap in gaps)))
+    return _markdown(("points", *(f"{a} - {b}" for a, b in PAIRS)), rows, frozenset(clear))
+
+
+def streams_table(groups: Sequence[Group], kind: str, dataset: str) -> str:
+    """The compared methods on the other streams, or in batches of all sizes."""
+    parts = []
+    for start in HEAD_INITS:
+        own = select(groups, kind, dataset, start)
+        places = settings_of(own)
+        rows = [(name, *(_scores(own, name, at, dataset) for at in places)) for name in methods_of(own)]
+        parts.append(_markdown((f"{start} heads", *(at.condition or at.stream for at in places)), rows, _best(rows)))
+    return "\n".join(parts)
+
+
+def ablation_table(groups: Sequence[Group], dataset: str) -> str:
+    """Every variant, and its paired difference to the full method."""
+    rows = []
+    for start in HEAD_INITS:
+        own = select(groups, "ablation", dataset, start)
+        for name in methods_of(own):
+            cells = []
+            for stream, metric in ((s, m) for s in MAIN_STREAMS for m in METRICS[dataset]):
+                gap = difference(own, name, "full", Setting(stream), metric)
+                shown = "" if name == "full" or gap is None else f" ({points(gap)})"
+                value = estimate(own, name, Setting(stream), metric)
+                cells.append("–" if value is None else f"{100 * value.mean:.1f}{shown}")
+            rows.append((f"{start}: {name}", *cells))
+    names = [f"{s}, {m.replace('_', ' ')}" for s in MAIN_STREAMS for m in METRICS[dataset]]
+    return _markdown(("heads: variant", *names), rows)
+
+
+def costs_table(groups: Sequence[Group]) -> str:
+    measured = [group for group in groups if group["kind"] == "costs" and not group["later"]]
+    names = dict.fromkeys(cost["method"] for group in measured for cost in group["costs"])
+    columns, cells = ["method"], {name: [name] for name in names}
+    for group in measured:
+        by = {cost["method"]: cost for cost in group["costs"]}
+        first = next(iter(by.values()))
+        columns += [f"{TITLES[group['dataset']]}, {first['experts']} experts: ms per step", "forwards per image"]
+        for name, row in cells.items():
+            cost = by.get(name)
+            other = "" if cost is None or cost["dtype"] == first["dtype"] else f" ({cost['dtype']})"
+            row += ["–", "–"] if cost is None else [f"{cost['ms']:.2f}{other}", f"{cost['forwards']:g}"]
+    return _markdown(columns, [tuple(row) for row in cells.values()])
+
+
+def hostile_table(groups: Sequence[Group]) -> str:
+    rows = []
+    for dataset, metrics in METRICS.items():
+        for method in COMPARED:
+            for condition, row in loud_rows(groups, dataset, method).items():
+                scores = " / ".join(f"{100 * row[metric]:.1f}" for metric in metrics)
+                agreed = f"{100 * row['agrees_with_loud']:.1f}"
+                rows.append((f"{TITLES[dataset]}: {method}, {condition}", scores, agreed))
+    return _markdown(("shared heads, iid", "score", "answers that are the loud expert's, %"), rows)
+
+
+def collapses_table(groups: Sequence[Group]) -> str:
+    """In how many runs a method gave up a class that every expert predicts, by data set, loss and head start."""
+    main = [group for group in groups if group["kind"] == "main"]
+    kinds = dict.fromkeys((g["dataset"], g["loss"], g["head_init"]) for g in main)
+    rows = []
+    for name in (name for name in methods_of(main) if not name.startswith(SINGLE)):
+        cells = []
+        for kind in kinds:
+            own = [g for g in groups if (g["dataset"], g["loss"], g["head_init"]) == kind and not g["later"]]
+            count, collapsed = collapses_of(own, name)
+            cells.append(f"{len({text.split(': ')[0] for text in collapsed})} of {count}")
+        rows.append((name, *cells))
+    columns = [f"{TITLES[dataset]}, {loss} loss, {start} heads" for dataset, loss, start in kinds]
+    return _markdown(("classes given up, of runs", *columns), rows)
+
+
+def times_table(groups: Sequence[Group]) -> str:
+    """Seconds of every stage; pools trained or benched again are left out."""
+    seconds: dict[str, dict[str, float]] = {}
+    for group in (group for group in groups if not group["later"]):
+        seconds.setdefault(group["stage"], {}).setdefault(group["pool"], group["seconds"])
+    rows = [(stage, str(len(pools)), f"{sum(pools.values()):.0f}") for stage, pools in seconds.items()]
+    total = sum(sum(pools.values()) for pools in seconds.values())
+    return _markdown(("stage", "pools", "seconds"), [*rows, ("all", "", f"{total:.0f}")])
+
+
+def summary_table(groups: Sequence[Group]) -> str:
+    """The README's: four methods, shared heads, both main streams."""
+    columns, cells = ["method"], {name: [name] for name in COMPARED}
+    for dataset, metrics in METRICS.items():
+        own = select(groups, "main", dataset, HEAD_INITS[0])
+        for stream in MAIN_STREAMS:
+            columns.append(f"{TITLES[dataset]} {' / '.join(metrics).replace('_', ' ')}: {stream}")
+            for name, row in cells.items():
+                values = [estimate(own, name, Setting(stream), metric) for metric in metrics]
+                row.append(" / ".join("–" if value is None else f"{100 * value.mean:.1f}" for value in values))
+    rows = [tuple(row) for row in cells.values()]
+    return _markdown(columns, rows, _best(rows))
 
 
 def write_pages(records: Sequence[Path], page: Path, *, allow_tries: bool = False) -> None:
@@ -40,23 +225,23 @@ def runs_of(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 def _blocks(groups: Sequence[Group]) -> dict[str, str]:
     blocks = {
-        "summary": tables.summary_table(groups),
+        "summary": summary_table(groups),
         "bars": _bars(groups),
-        "pacs": tables.main_table(groups, "pacs"),
-        "midog": tables.main_table(groups, "midog"),
-        "differences": tables.differences_table(groups),
+        "pacs": main_table(groups, "pacs"),
+        "midog": main_table(groups, "midog"),
+        "differences": differences_table(groups),
     }
     for dataset in METRICS:
         blocks |= {
-            f"streams-{dataset}": tables.streams_table(groups, "streams", dataset),
-            f"batches-{dataset}": tables.streams_table(groups, "batches", dataset),
-            f"ablation-{dataset}": tables.ablation_table(groups, dataset),
+            f"streams-{dataset}": streams_table(groups, "streams", dataset),
+            f"batches-{dataset}": streams_table(groups, "batches", dataset),
+            f"ablation-{dataset}": ablation_table(groups, dataset),
         }
     return blocks | {
-        "costs": tables.costs_table(groups),
-        "hostile": tables.hostile_table(groups),
-        "collapses": tables.collapses_table(groups),
-        "times": tables.times_table(groups),
+        "costs": costs_table(groups),
+        "hostile": hostile_table(groups),
+        "collapses": collapses_table(groups),
+        "times": times_table(groups),
     }
 
 

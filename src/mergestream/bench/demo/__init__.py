@@ -1,1 +1,0 @@
-"""The demo: the whole story on the phantom hospitals."""
