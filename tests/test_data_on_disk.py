@@ -16,7 +16,7 @@ from PIL import Image
 
 import mergestream as ms
 from benching import command
-from mergestream.cli.verification_text import describe_verification
+from mergestream.cli.data import describe_verification
 from mergestream.data.datasets import DATASETS, decoding, file_source_of
 from mergestream.data.datasets.data_verification import verify
 from mergestream.data.datasets.dataset_sources import FileSource

@@ -31,10 +31,9 @@ from mergestream.training.heads import HEAD_INITS, add_dropout
 from mergestream.training.recipe import CHOICES, parse_settings
 from mergestream.training.stepper import set_rate
 from mergestream.training.training_candidates import work_folder
-from mergestream.training.training_loop import FitCheckpoint, class_weights
+from mergestream.training.training_loop import FitCheckpoint, balanced_loss, class_weights
 from mergestream.training.training_plan import TrainPlan
 from mergestream.training.training_run import run_training
-from mergestream.training.validation import balanced_loss
 
 ARGUMENTS = tuple(sorted(NETWORK.items()))
 QUICK = Recipe(steps=12, batch_size=8, learning_rate=1e-3, validate_every=4, accelerator="cpu")

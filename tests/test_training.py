@@ -10,7 +10,7 @@ import mergestream as ms
 from mergestream.data.datasets import phantom
 from mergestream.pool.expert_card import read_card
 from mergestream.training import Recipe, split, train_base, train_expert
-from mergestream.training.validation import fit_temperature
+from mergestream.training.training_loop import fit_temperature
 
 MICRO = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 RECIPE = Recipe(

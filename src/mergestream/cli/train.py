@@ -1,13 +1,18 @@
 """`mergestream train`: train the experts of a pool."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from mergestream.cli.shared_options import AllowMissingClasses, DataOption, Engine, SkipBad
 from mergestream.cli.terminal import progress
+
+if TYPE_CHECKING:
+    from mergestream.pool.expert_card import ExpertCard
+    from mergestream.training.training_candidates import Candidate
 
 
 def train(
@@ -72,7 +77,6 @@ def train(
 
     Each expert sees only its own domain. Finished work is not repeated, also after a kill.
     """
-    from mergestream.cli.training_text import describe_training
     from mergestream.runtime.parallel import default_workers
     from mergestream.training import Recipe
     from mergestream.training.training_plan import plan_from
@@ -111,3 +115,18 @@ def train(
     workers = jobs if jobs is not None else default_workers(accelerator)
     trained = run_training(plan, out, progress(Console()), jobs=workers, engine=engine)
     typer.echo("\n".join(describe_training(trained, out)))
+
+
+def describe_training(trained: Sequence[tuple["ExpertCard", Sequence["Candidate"]]], out: Path) -> list[str]:
+    """Describe every expert in a sentence, and why recipes failed."""
+    lines = []
+    for card, candidates in trained:
+        report = card.metrics["validation"]
+        scores = f"accuracy {100 * report['accuracy']:.1f} %, balanced {100 * report['balanced_accuracy']:.1f} %"
+        lines.append(
+            f"{card.domain}: {scores}, cross-entropy {report['nll']:.3f} on its own validation split; step "
+            f"{card.metrics['best_step']}, temperature {card.temperature:.2f}, best of {len(candidates)}."
+        )
+        reasons = dict.fromkeys(candidate.failed for candidate in candidates if candidate.failed)
+        lines += [f"  a setting failed: {reason}" for reason in reasons]
+    return [*lines, f"Pool: {out}"]

@@ -2,7 +2,6 @@
 
 from mergestream.training.expert_training import train_base, train_expert, write_start
 from mergestream.training.recipe import Recipe
-from mergestream.training.training_loop import Fit, fit
-from mergestream.training.validation import split
+from mergestream.training.training_loop import Fit, fit, split
 
 __all__ = ["Fit", "Recipe", "fit", "split", "train_base", "train_expert", "write_start"]

@@ -23,8 +23,7 @@ from mergestream.runtime.seeding import cpu_threads, seeded
 from mergestream.training.heads import HEAD_INITS, average_heads, fit_probe, head_state, redraw_head, zero_head
 from mergestream.training.recipe import Recipe
 from mergestream.training.stepper import choose_device
-from mergestream.training.training_loop import FitCheckpoint, OnStep, OnValidation, fit, ignore
-from mergestream.training.validation import split
+from mergestream.training.training_loop import FitCheckpoint, OnStep, OnValidation, fit, ignore, split
 
 # Raise this whenever the same recipe gives other weights: cached experts are then trained again.
 REVISION = 3

@@ -2,11 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +21,6 @@ from mergestream.runtime.state_file import read_state, write_state
 from mergestream.training.gpu_execution import shared_network
 from mergestream.training.recipe import Recipe
 from mergestream.training.stepper import COMPILED, Stepper, autocast, choose_device, choose_execution
-from mergestream.training.validation import balanced_loss, fit_temperature, split
 
 OnStep = Callable[[], None]
 OnValidation = Callable[[dict[str, float]], None]
@@ -224,3 +224,41 @@ def class_weights(data: DomainData, training: Tensor) -> Tensor:
     counts = torch.bincount(data.labels[training], minlength=len(data.classes)).float()
     present = counts > 0
     return torch.where(present, counts.sum() / (present.sum() * counts.clamp_min(1)), 0)
+
+
+def split(count: int, share: float, seed: int, groups: Sequence[str] | None = None) -> tuple[Tensor, Tensor]:
+    """Shuffle with a seed and return training and validation indices; a group (slide, patient, lesion) stays whole."""
+    generator = torch.Generator().manual_seed(seed)
+    held_out = max(1, int(share * count))
+    if groups is None:
+        order = torch.randperm(count, generator=generator)
+        return order[held_out:], order[:held_out]
+    names, group = np.unique(np.asarray(groups), return_inverse=True)
+    if len(names) < 2:
+        raise TrainingError(f"All {count} images are of one group ('{names[0]}'): there is nothing to validate on.")
+    rank = torch.randperm(len(names), generator=generator)[torch.from_numpy(group)]  # per image
+    order = torch.argsort(rank, stable=True)
+    # Whole groups until the share is reached; at least one group remains for training.
+    boundary = min(int(rank[order[held_out - 1]]), len(names) - 2)
+    return order[rank[order] > boundary], order[rank[order] <= boundary]
+
+
+def balanced_loss(losses: Tensor, labels: Tensor) -> float:
+    """Mean over the classes of each class's mean loss [N]; classes without images are left out."""
+    return float(torch.stack([losses[labels == label].mean() for label in labels.unique()]).mean())
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """Return the temperature tau that minimises the cross-entropy of z / tau on logits [N,C] (Guo et al. 2017)."""
+    log_tau = torch.zeros((), requires_grad=True)
+    optimiser = torch.optim.LBFGS([log_tau], max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(logits / log_tau.exp(), labels)
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    # A split without a single error would push tau to 0; no expert is trusted that far.
+    return float(log_tau.detach().exp().clamp(0.05, 20))

@@ -28,8 +28,8 @@ from mergestream.training.training_candidates import (
     train_candidate,
     work_folder,
 )
+from mergestream.training.training_loop import split
 from mergestream.training.training_plan import TrainPlan
-from mergestream.training.validation import split
 
 SCHEMA_VERSION = 1
 STATISTICS = ("gram", "fisher_exact")
