@@ -701,7 +701,7 @@ def test_blocks_run_one_by_one_give_the_network(factory: Callable, blocks: list[
     handle = module.register_forward_hook(lambda _, __, output: answers.append(getattr(output, "logits", output)))
     with torch.no_grad():
         expected = logits(module, batch)
-        call = taken.first_call(batch)
+        call = taken.call_of(0, batch)
         for block in range(len(taken) - 1):
             call = taken.next_call(block, call, batch)
         answers.clear()

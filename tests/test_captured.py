@@ -18,14 +18,14 @@ from mergestream.methods.batch import Batch
 from mergestream.methods.capture import MOST_RECORDED, Recorder
 from mergestream.methods.prior_units import ClassPrior, ScaleMatch
 from mergestream.pool.execution import Execution, Recording, patches_as_products
-from mergestream.runtime import log_once
 from mergestream.runtime.errors import InputError
+from mergestream.runtime.log_once import log_once
 from test_training_graph import HostTraffic
 
 
 @pytest.fixture(autouse=True)
 def nothing_told(graphs_here: None) -> None:
-    log_once._logged.clear()
+    log_once.cache_clear()
 
 
 def eager(pool: ms.ExpertPool) -> ms.ExpertPool:

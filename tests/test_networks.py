@@ -13,8 +13,14 @@ from torch import nn
 
 import mergestream as ms
 from conftest import HandWritten, make_images
-from mergestream.networks.architecture import Architecture, create_network, from_architecture, from_module, logits_of
-from mergestream.networks.head import find_head
+from mergestream.networks.architecture import (
+    Architecture,
+    create_network,
+    find_head,
+    from_architecture,
+    from_module,
+    logits_of,
+)
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.checkpoint import write_expert
 from mergestream.pool.expert_card import ExpertCard

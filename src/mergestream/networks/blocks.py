@@ -55,10 +55,6 @@ class Blocks:
     def __len__(self) -> int:
         return len(self.names)
 
-    def first_call(self, batch: Tensor) -> Call:
-        """Arguments of block 0."""
-        return self._until(0, batch)
-
     def run(self, block: int, call: Call) -> Any:
         args, kwargs = call
         return self._modules[block](*args, **kwargs)
@@ -66,7 +62,7 @@ class Blocks:
     def next_call(self, block: int, call: Call, batch: Tensor) -> Call:
         """Arguments of block + 1, after this block got `call`; earlier blocks do not run again."""
         with self._answering(block, self.run(block, call)):
-            return self._until(block + 1, batch)
+            return self.call_of(block + 1, batch)
 
     def finish(self, call: Call, batch: Tensor) -> Any:
         """Run the part after the last block, which gets `call`."""
@@ -78,7 +74,7 @@ class Blocks:
         """Refuse a network whose blocks do not run one after the other: parallel, reversed or repeated."""
         expected = logits_of(self.module(batch))
         try:
-            call = self.first_call(batch)
+            call = self.call_of(0, batch)
             for block in range(len(self) - 1):
                 call = self.next_call(block, call, batch)
             logits = logits_of(self.finish(call, batch))
@@ -87,7 +83,8 @@ class Blocks:
         if logits.shape != expected.shape or not torch.allclose(logits, expected, rtol=1e-3, atol=1e-3):
             raise NetworkError(_UNKNOWN.format(type(self.module).__name__))
 
-    def _until(self, block: int, batch: Tensor) -> Call:
+    def call_of(self, block: int, batch: Tensor) -> Call:
+        """Arguments that a block gets; the forward pass stops there."""
         calls: list[Call] = []
 
         def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -16,13 +16,7 @@ from torch import Tensor
 
 from mergestream.pool.expert_card import CARD, ExpertCard, library_versions
 from mergestream.runtime.errors import CheckpointError
-from mergestream.runtime.files import (
-    atomic_folder,
-    contains_only,
-    sha256_of_file,
-    write_atomically,
-    write_json,
-)
+from mergestream.runtime.files import atomic_folder, contains_only, sha256_of_file, write_atomically, write_json
 
 WEIGHTS, STATISTICS = "weights.safetensors", "statistics.safetensors"
 STATISTICS_VERSION = 1

@@ -20,7 +20,6 @@ from mergestream.pool.execution import Execution
 from mergestream.pool.parts import (
     Device,
     Parts,
-    absent,
     candidates_folder,
     parts_of_modules,
     parts_of_states,
@@ -42,7 +41,6 @@ class ExpertPool(PoolRunner):
 
     def __init__(self, parts: Parts, execution: Execution | None = None) -> None:
         super().__init__(parts, execution)
-        self._parts = parts
         self._fingerprint: tuple[object, str] | None = None
         self.cards = parts.cards
 
@@ -123,11 +121,7 @@ class ExpertPool(PoolRunner):
         return tuple(self.statistics_of(k) for k in range(len(self)))
 
     def statistics_of(self, expert: int) -> Statistics | None:
-        return self._statistics_readers[expert]()
-
-    @property
-    def _statistics_readers(self) -> tuple[Callable[[], Statistics | None], ...]:
-        return self._parts.read_statistics or (absent,) * len(self)
+        return self._parts.read_statistics[expert]()
 
     @cached_property
     def candidates(self) -> ExpertPool | None:
@@ -180,7 +174,7 @@ class ExpertPool(PoolRunner):
 
     def with_statistics(self, statistics: Mapping[str, Statistics]) -> ExpertPool:
         """The pool with other statistics for some experts; weights are shared."""
-        readers = list(self._statistics_readers)
+        readers = list(self._parts.read_statistics)
         for name, own in statistics.items():
             if not isinstance(own, Statistics):
                 raise InputError(f"Statistics come from measure_statistics, got {type(own).__name__} for '{name}'.")
@@ -214,7 +208,7 @@ class ExpertPool(PoolRunner):
             bank=self.bank[rest[0] : rest[-1] + 1] if adjacent else self.bank[rest],
             cards=tuple(self.cards[k] for k in rest),
             integers=tuple(self.integers[k] for k in rest),
-            read_statistics=tuple(self._statistics_readers[k] for k in rest),
+            read_statistics=tuple(self._parts.read_statistics[k] for k in rest),
             read_candidates=partial(_runs_outside, self._parts.read_candidates, domains),
         )
 

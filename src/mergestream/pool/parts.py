@@ -14,13 +14,15 @@ from torch import Tensor, nn
 
 from mergestream.networks.architecture import (
     Network,
+    class_names,
+    count_classes,
     create_network,
+    find_head,
     first_difference,
     from_module,
     recover_architecture,
 )
 from mergestream.networks.flat_layout import Integers, Layout
-from mergestream.networks.head import class_names, count_classes, find_head
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.checkpoint import (
     PICKLES,
@@ -66,8 +68,8 @@ class Parts:
     integers: tuple[Integers, ...]
     network: Network
     layout: Layout
-    read_base: Callable[[], Tensor] | None = None
-    read_statistics: tuple[Callable[[], Statistics | None], ...] = ()
+    read_base: Callable[[], Tensor] | None
+    read_statistics: tuple[Callable[[], Statistics | None], ...]
     read_candidates: Callable[[], ExpertPool | None] = absent
 
 
@@ -141,7 +143,7 @@ def _parts_of_states(
     cards = [ExpertCard.for_network(name, network, labels) for name in states]
     base_row = None if base is None else read_row(layout, base, BASE, bank.dtype)
     read = None if base_row is None else lambda: base_row
-    return Parts(tuple(cards), bank, tuple(integers), network, layout, read)
+    return Parts(tuple(cards), bank, tuple(integers), network, layout, read, (absent,) * len(cards))
 
 
 def require_classes(classes: Sequence[str], network: Network) -> None:

@@ -24,10 +24,6 @@ class Rows:
     def __len__(self) -> int:
         return len(self.encoder)
 
-    @property
-    def device(self) -> torch.device:
-        return self.encoder.device
-
     def span(self, start: int, stop: int) -> Tensor:
         """All experts' weights [K,n] from start to stop, which lie both in the encoder or both in the head."""
         border = self.encoder.shape[1]

@@ -77,9 +77,7 @@ def _accept(pool: PoolFolder, source: Path, card: ExpertCard, allow_other_base: 
     if allow_other_base and base_problems(card, pool.base):
         # A pool refuses experts of another base when it is loaded; the true start stays on record.
         card = replace(card, base_sha256=None, recipe={**card.recipe, "other_base_sha256": card.base_sha256})
-    result = check_expert(pool, source, card)
-    if result.problems:
-        raise PoolError(f"'{card.name}' was not accepted. {' '.join(result.problems)}")
+    warnings = check_expert(pool, source, card)
     if card.name in pool.cards:
         save_version(pool.root, pool.cards[card.name])
     names = list(dict.fromkeys([*pool.cards, card.name]))
@@ -90,4 +88,4 @@ def _accept(pool: PoolFolder, source: Path, card: ExpertCard, allow_other_base: 
             shutil.rmtree(scratch / card.name)
         copy_expert(scratch / card.name, source, card)
         write_order(scratch, names)
-    return AcceptedExpert(card.name, current_version(pool.root, card.name), card.weights_sha256, result.warnings)
+    return AcceptedExpert(card.name, current_version(pool.root, card.name), card.weights_sha256, warnings)

@@ -17,7 +17,7 @@ from mergestream.pool.checkpoint import open_weights, read_statistics
 from mergestream.pool.exchange.pool_folder import PoolFolder
 from mergestream.pool.expert_card import ExpertCard, base_problems, base_warnings, differences
 from mergestream.pool.parts import require_classes, require_some
-from mergestream.runtime.errors import CheckpointError, MergestreamError
+from mergestream.runtime.errors import CheckpointError, MergestreamError, PoolError
 
 PROBES = 16
 
@@ -151,31 +151,28 @@ def _loss_doubts(card: ExpertCard, result: ProbeResult) -> list[str]:
 
 
 def _pool_doubts(result: ProbeResult, others: Sequence[ProbeResult]) -> list[str]:
-    sentences = []
     leads = [other.lead for other in others if other.lead is not None]
-    if result.lead is not None and leads:
-        sentences += _compare("answers noise", "lead of its first logit", result.lead, leads)
     norms = [other.head_norm for other in others]
-    return sentences + (_compare("has a head", "norm", result.head_norm, norms) if norms else [])
+    return [
+        *_compare("answers noise", "lead of its first logit", result.lead, leads),
+        *_compare("has a head", "norm", result.head_norm, norms),
+    ]
 
 
-def _compare(what: str, measure: str, mine: float, others: Sequence[float]) -> list[str]:
+def _compare(what: str, measure: str, mine: float | None, others: Sequence[float]) -> list[str]:
+    if mine is None or not others:
+        return []
     usual = statistics.median(others)
     if usual <= 0 or usual / FACTOR <= mine <= usual * FACTOR:
         return []
     return [f"{what} out of line with the pool: {measure} {mine:.3g}, the other experts' median is {usual:.3g}."]
 
 
-@dataclass(frozen=True)
-class CheckResult:
-    """Problems refuse an expert; warnings do not."""
+def check_expert(pool: PoolFolder, folder: Path, card: ExpertCard) -> tuple[str, ...]:
+    """Compare an expert in any folder with the pool's other experts and its base, and return warnings about it.
 
-    problems: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-
-def check_expert(pool: PoolFolder, folder: Path, card: ExpertCard) -> CheckResult:
-    """Compare an expert in any folder with the pool's other experts and its base; report all problems at once."""
+    An expert that does not fit is refused, with all its problems at once.
+    """
     others = pool.others(card.name)
     reference = others[0] if others else pool.base or card
     home = folder if reference is card else pool.folder(reference.name)
@@ -183,10 +180,9 @@ def check_expert(pool: PoolFolder, folder: Path, card: ExpertCard) -> CheckResul
     problems, result = inspect_expert(folder, card, reference, pool.base, probe)
     problems = [*error_messages(require_some, {card.name: card}), *problems]
     if problems or probe is None or result is None:
-        return CheckResult(tuple(problems), ())
+        raise PoolError(f"'{card.name}' was not accepted. {' '.join(problems)}")
     other_results = [probe.read(pool.folder(other.name), other) for other in others]
-    warnings = [*base_warnings(card, others, pool.base), *confidence_warnings(card, result, other_results)]
-    return CheckResult((), tuple(warnings))
+    return (*base_warnings(card, others, pool.base), *confidence_warnings(card, result, other_results))
 
 
 def inspect_expert(

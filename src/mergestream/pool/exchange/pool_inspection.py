@@ -1,7 +1,7 @@
 """Overview and verification of a pool on disk."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -125,8 +125,7 @@ class PoolVerification:
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        lists = {"experts": self.experts, "problems": self.problems, "warnings": self.warnings}
-        return {"sound": self.sound, **{key: list(values) for key, values in lists.items()}}
+        return {"sound": self.sound, **asdict(self)}
 
     def lines(self) -> list[str]:
         """The problems, the warnings, and the verdict last."""

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergestream.networks.architecture import Architecture, Network, create_network, from_module
+from mergestream.networks.architecture import Architecture, Network, create_network, find_head, from_module
 from mergestream.networks.flat_layout import Layout
-from mergestream.networks.head import find_head
 from mergestream.networks.libraries import PILLOW_FILTERS
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.checkpoint import write_expert

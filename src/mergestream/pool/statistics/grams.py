@@ -108,11 +108,6 @@ def _product_inputs(weight: Tensor, left: Tensor, right: Tensor, *_: Any) -> Ite
     return [left.reshape(1, -1, weight.shape[-1])] if transposed and shared else None
 
 
-def _sum_inputs(weight: Tensor, _: Tensor, left: Tensor, right: Tensor) -> Iterable[Tensor] | None:
-    """b + x W^T."""
-    return _product_inputs(weight, left, right)
-
-
 def _general_convolution_inputs(
     weight: Tensor,
     input: Tensor,
@@ -185,7 +180,7 @@ PRODUCTS: dict[Any, tuple[int, InputsOf]] = {
     aten.linear.default: (1, _linear_inputs),
     aten.mm.default: (1, _product_inputs),
     aten.bmm.default: (1, _product_inputs),
-    aten.addmm.default: (2, _sum_inputs),
+    aten.addmm.default: (2, lambda weight, _, left, right: _product_inputs(weight, left, right)),  # b + x W^T
 }
 CONVOLUTIONS: dict[Any, tuple[int, InputsOf]] = {
     aten.convolution.default: (1, _general_convolution_inputs),

@@ -76,7 +76,7 @@ class _Walk:
         self.grams = [dict(own) for own in earlier]
         if not any(earlier):
             self.merged.require_chain(batches[0][0][:1])
-        self.calls = [[self.merged.first_call(batch) for batch in own] for own in batches]
+        self.calls = [[self.merged.call_of(0, batch) for batch in own] for own in batches]
 
     def measure_block(self, block: int, expert: int, on_batch: OnBatch) -> Grams:
         weights = self.pool.matrices(self.pool.bank[expert], f"{self.merged.names[block]}.")
