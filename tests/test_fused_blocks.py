@@ -80,9 +80,9 @@ def test_a_fused_block_answers_as_the_block_does() -> None:
         parameter.add_(0.1 * torch.randn_like(parameter))  # biases are zero at first
     expected = module(images)
     with fused_blocks.fused_blocks([module]):
-        assert all(type(block) is fused_blocks.FusedBlock for block in module.blocks)
+        assert all(block.forward.__func__ is fused_blocks.fused_forward for block in module.blocks)
         found = module(images)
-    assert all(type(block) is Block for block in module.blocks)
+    assert all(block.forward.__func__ is Block.forward for block in module.blocks)
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=2e-3)  # GELU in its tanh form
     torch.testing.assert_close(module(images), expected, rtol=0, atol=0)
 
@@ -92,7 +92,7 @@ def test_an_error_inside_gives_the_blocks_back() -> None:
     module = network()
     with pytest.raises(RuntimeError, match="inside"), fused_blocks.fused_blocks([module]):
         raise RuntimeError("inside")
-    assert all(type(block) is Block for block in module.blocks)
+    assert all(block.forward.__func__ is Block.forward for block in module.blocks)
 
 
 @pytest.mark.parametrize(

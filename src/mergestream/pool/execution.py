@@ -1,11 +1,12 @@
-"""How a pool's networks are run on a CUDA device, where there is a choice."""
+"""How a pool's networks run on a CUDA device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MethodType
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,10 @@ WARM_UPS = 3
 
 @dataclass(frozen=True)
 class Execution:
-    """What may be done for speed; none of it is asked of a CPU.
+    """Ways to run faster on a CUDA device; a CPU ignores them.
 
     capture   record a step as one CUDA graph per shape of batch, where the method allows it; else every step is eager
-    overlap   how many experts may run beside each other on the device
+    overlap   how many experts may run at the same time on the device
     """
 
     capture: bool = True
@@ -33,18 +34,18 @@ class Execution:
 
 @dataclass
 class Recording:
-    """A step being recorded: what would be refused is noted, by whose answer it was, and looked at later."""
+    """A step being recorded: answers that are not finite are noted here and refused later."""
 
     execution: Execution
     owners: list[str] = field(default_factory=list)
-    finite: list[Tensor] = field(default_factory=list)  # one [B] for each of them, on the device
+    finite: list[Tensor] = field(default_factory=list)  # one [B] per owner, on the device
 
     def note(self, owner: str, finite: Tensor) -> None:
         self.owners.append(owner)
         self.finite.append(finite)
 
     def side_by_side(self, tasks: Sequence[Callable[[], Tensor]], device: torch.device) -> list[Tensor]:
-        """The tasks' results; on a CUDA device `overlap` of them at a time, each on a stream of its own."""
+        """Run the tasks; on a CUDA device `overlap` of them at a time, each on its own stream."""
         streams = min(self.execution.overlap, len(tasks))
         if device.type != "cuda" or streams == 1:
             return [task() for task in tasks]
@@ -61,7 +62,7 @@ class Recording:
 
 
 def warm_up(function: Callable[[], object]) -> None:
-    """Before a graph is recorded: everything that is made or chosen on a first call is made outside the graph."""
+    """Call a function before it is recorded, so that what a first call creates lies outside the graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -72,21 +73,26 @@ def warm_up(function: Callable[[], object]) -> None:
 
 @lru_cache(maxsize=8)
 def _side_streams(device: torch.device, count: int) -> tuple[torch.cuda.Stream, ...]:
-    """Always the same ones: libraries keep a workspace for every stream they have seen."""
+    """Always the same streams: libraries keep a workspace for each stream they have seen."""
     return tuple(torch.cuda.Stream(device) for _ in range(count))
 
 
 @contextmanager
-def patches_as_products(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Inside the block convolutions that cut an image into patches are matrix products."""
-    convolutions = [each for module in modules for each in module.modules() if _cuts_patches(each)]
+def replaced_forward(modules: Sequence[nn.Module], forward: Callable[..., Tensor]) -> Iterator[None]:
+    """Let `forward(module, ...)` answer for each module inside the block."""
     try:
-        for convolution in convolutions:
-            convolution.__class__ = _PatchProduct  # a type, not a closure: compiled code is shared by all of them
+        for module in modules:
+            module.forward = MethodType(forward, module)
         yield
     finally:
-        for convolution in convolutions:
-            convolution.__class__ = nn.Conv2d
+        for module in modules:
+            vars(module).pop("forward", None)  # the class's own again
+
+
+def patches_as_products(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
+    """Compute convolutions that cut an image into patches as matrix products, inside the block."""
+    convolutions = [each for module in modules for each in module.modules() if _cuts_patches(each)]
+    return replaced_forward(convolutions, patch_product)
 
 
 def _cuts_patches(module: nn.Module) -> bool:
@@ -100,14 +106,12 @@ def _cuts_patches(module: nn.Module) -> bool:
     )
 
 
-class _PatchProduct(nn.Conv2d):
-    """A convolution whose stride is its kernel: every patch [c·h·w] times one matrix."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        high, wide = self.kernel_size
-        count, channels, height, width = input.shape
-        rows, columns = height // high, width // wide
-        patches = input[:, :, : rows * high, : columns * wide].reshape(count, channels, rows, high, columns, wide)
-        flat = patches.permute(0, 2, 4, 1, 3, 5).reshape(count * rows * columns, channels * high * wide)
-        answer = nn.functional.linear(flat, self.weight.flatten(1), self.bias)
-        return answer.reshape(count, rows, columns, -1).permute(0, 3, 1, 2)
+def patch_product(convolution: nn.Conv2d, images: Tensor) -> Tensor:
+    """Convolve where the stride is the kernel: every patch [c·h·w] times one matrix."""
+    high, wide = convolution.kernel_size
+    count, channels, height, width = images.shape
+    rows, columns = height // high, width // wide
+    patches = images[:, :, : rows * high, : columns * wide].reshape(count, channels, rows, high, columns, wide)
+    flat = patches.permute(0, 2, 4, 1, 3, 5).reshape(count * rows * columns, channels * high * wide)
+    product = nn.functional.linear(flat, convolution.weight.flatten(1), convolution.bias)
+    return product.reshape(count, rows, columns, -1).permute(0, 3, 1, 2)
