@@ -223,8 +223,11 @@ def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[T
         with track("reading images" if number == 0 else "reading images at another size", images) as ticker.advance:
             for domain in domains:
                 dataset[domain]
-    _require_distinct(pools)
+    folder_of: dict[str, str] = {}
     for folder, pool in pools.items():
+        other = folder_of.setdefault(pool.fingerprint(), folder)
+        if other != folder:
+            raise PoolError(f"The pools {other} and {folder} hold the same experts, which would count twice.")
         unknown = strangers(pool, dataset.domains) if dataset.domains else []
         if unknown:
             warnings.append(
@@ -276,16 +279,5 @@ def _replaced(out: Path, findings: BenchFindings) -> list[str]:
         other = before["plan"] != json.loads(json.dumps(findings.plan)) and before["command"]
     except (OSError, ValueError, KeyError):
         return []
-    return (
-        [f"The tables of an earlier benchmark in this folder were replaced (its runs are kept): {other}"]
-        if other
-        else []
-    )
-
-
-def _require_distinct(pools: Mapping[str, ExpertPool]) -> None:
-    seen: dict[str, str] = {}
-    for folder, pool in pools.items():
-        other = seen.setdefault(pool.fingerprint(), folder)
-        if other != folder:
-            raise PoolError(f"The pools {other} and {folder} hold the same experts, which would count twice.")
+    sentence = f"The tables of an earlier benchmark in this folder were replaced (its runs are kept): {other}"
+    return [sentence] if other else []

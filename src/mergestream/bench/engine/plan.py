@@ -54,13 +54,14 @@ class BenchPlan:
             parse_stream(spec)
         for size in self.batch_sizes:
             whole_number("batch_size", size, low=1)
-        _require_distinct("pool", self.pools)
-        _require_distinct("stream", self.streams)
-        _require_distinct("batch size", self.batch_sizes)
-        _require_distinct("factor of a head", self.loud_heads)
-        if not self.paired_seeds:
-            _require_distinct("seed", self.seeds)
-        elif len(self.seeds) != len(self.pools):
+        lists: dict[str, Sequence[Any]] = {"pool": self.pools, "stream": self.streams, "batch size": self.batch_sizes}
+        lists |= {"factor of a head": self.loud_heads} | ({} if self.paired_seeds else {"seed": self.seeds})
+        for what, values in lists.items():
+            if not values:
+                raise InputError(f"A benchmark needs at least one {what}.")
+            if len(set(values)) != len(values):
+                raise InputError(f"A {what} is named twice: {list(values)}.")
+        if self.paired_seeds and len(self.seeds) != len(self.pools):
             raise InputError(f"Paired seeds need one seed per pool: {len(self.pools)} pools, {len(self.seeds)} seeds.")
         methods = {name for variant in self.variants for name in (variant.method, str(variant))}
         if self.reference is not None and self.reference not in methods:
@@ -134,13 +135,6 @@ def _expand(spec: str, domains: Sequence[str]) -> list[tuple[str, ...]]:
     if spec == "pairs":
         return list(combinations(domains, 2))
     return [tuple(spec.split("+"))]
-
-
-def _require_distinct(what: str, values: Sequence[Any]) -> None:
-    if not values:
-        raise InputError(f"A benchmark needs at least one {what}.")
-    if len(set(values)) != len(values):
-        raise InputError(f"A {what} is named twice: {list(values)}.")
 
 
 # In the paper's order; its DiWA is the mean of the experts, its RegMean is RegMean++.

@@ -56,14 +56,10 @@ def difference(groups: Sequence[Group], ours: str, theirs: str, at: Setting, met
     """Ours less theirs, pool by pool on the same draws."""
     gaps: list[tuple[float | None, np.ndarray | None]] = []
     for group in groups:
-        means = [_mean(group, method, at, metric) for method in (ours, theirs)]
-        draws = [_draws(group, method, at, metric) for method in (ours, theirs)]
-        gaps.append(
-            (
-                None if means[0] is None or means[1] is None else means[0] - means[1],
-                None if draws[0] is None or draws[1] is None else draws[0] - draws[1],
-            )
-        )
+        mean, other_mean = (_mean(group, method, at, metric) for method in (ours, theirs))
+        draws, other_draws = (_draws(group, method, at, metric) for method in (ours, theirs))
+        mean_gap = None if mean is None or other_mean is None else mean - other_mean
+        gaps.append((mean_gap, None if draws is None or other_draws is None else draws - other_draws))
     return _combined(gaps)
 
 

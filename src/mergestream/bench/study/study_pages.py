@@ -208,10 +208,9 @@ def write_pages(records: Sequence[Path], page: Path, *, allow_tries: bool = Fals
 
 def all_blocks(groups: Sequence[Group]) -> dict[str, str]:
     """Every block by name, of first runs; those of later ones as later-NAME."""
-    runs = runs_of(groups)
     return {
         name if run == "first" else f"{run}-{name}": text
-        for run, own in runs.items()
+        for run, own in runs_of(groups).items()
         for name, text in _blocks(own).items()
     }
 

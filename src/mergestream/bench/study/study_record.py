@@ -47,17 +47,14 @@ def group_of(
     """
     shown = [run for run in runs if stage.kind in ("main", "costs") or run.arguments["method"] != SINGLE]
     rows = [_row(run, names) for run in shown]
-    first = next(iter(runs[0].arguments["pool"]["experts"]))
     more: dict[str, Any] = {"specs": ABLATION} if stage.kind == "ablation" else {}
     if stage.kind == "hostile":
         for row, run in zip(rows, shown, strict=True):
-            row["agrees_with_loud"] = round(_agreement(run, _alone(runs, run, _first_expert(run))), 6)
-        more = {"loud": first}
+            row["agrees_with_loud"] = _agreement_with_first_expert(run, runs)
+        more = {"loud": runs[0].arguments["pool"]["experts"][0]}
     if stage.kind == "costs":
-        rows, more = (
-            [],
-            {"costs": list({run.arguments["method"]: _cost(run) for run in reversed(shown)}.values())[::-1]},
-        )
+        rows = []
+        more = {"costs": list({run.arguments["method"]: _cost(run) for run in reversed(shown)}.values())[::-1]}
     return {
         "stage": stage.name,
         "kind": stage.kind,
@@ -109,23 +106,19 @@ def _expert_answers(runs: Sequence[Run]) -> dict[str, dict[str, list[int]]]:
     return answers
 
 
-def _first_expert(run: Run) -> str:
-    return str(run.arguments["pool"]["experts"][0])
-
-
-def _alone(runs: Sequence[Run], run: Run, expert: str) -> Run:
-    """The run of one expert alone on the stream of another run."""
-    key = [run.arguments["data"]["domain"], run.arguments["stream"]["hash"]]
-    return next(
+def _agreement_with_first_expert(run: Run, runs: Sequence[Run]) -> float:
+    """The share of a run's answers that the first expert alone gives too, on the same stream."""
+    first, place = (
+        run.arguments["pool"]["experts"][0],
+        (run.arguments["data"]["domain"], run.arguments["stream"]["hash"]),
+    )
+    alone = next(
         each
         for each in runs
-        if each.arguments["options"].get("expert") == expert
-        and [each.arguments["data"]["domain"], each.arguments["stream"]["hash"]] == key
+        if each.arguments["options"].get("expert") == first
+        and (each.arguments["data"]["domain"], each.arguments["stream"]["hash"]) == place
     )
-
-
-def _agreement(run: Run, other: Run) -> float:
-    return float((run.predictions == other.predictions).double().mean())
+    return round(float((run.predictions == alone.predictions).double().mean()), 6)
 
 
 def _cost(run: Run) -> dict[str, Any]:

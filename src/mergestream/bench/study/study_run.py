@@ -145,8 +145,12 @@ def _run_stage(
     """Run a stage's plans over all its pools together; one group per pool."""
     runs: dict[str, list[Run]] = {str(request.pool_folder(pool).resolve()): [] for pool in stage.pools}
     names, left_out = dict[str, str](), dict[str, str]()
-    for options in stage.plans:
-        plan = _bench_plan(request, stage, tuple(runs), dict(options))
+    dataset, seeds = stage.pools[0].dataset, tuple(pool.seed for pool in stage.pools)
+    shared: dict[str, Any] = {"paired_seeds": True, "device": request.device, "preset": request.plan}
+    for stage_plan in stage.plans:
+        options = dict(stage_plan)
+        data = DataRequest(dataset, str(request.roots[dataset].resolve()), images=options.pop("images", None))
+        plan = BenchPlan(data, tuple(runs), seeds=seeds, **shared, **options)
         done = run_plan(plan, request.out, track, jobs=request.jobs)
         left_out |= dict(done.left_out)
         if stage.kind == "ablation":
@@ -158,10 +162,3 @@ def _run_stage(
         group_of(stage, pool, fingerprints[pool], own, **rest)
         for pool, own in zip(stage.pools, runs.values(), strict=True)
     ]
-
-
-def _bench_plan(request: StudyRequest, stage: Stage, pools: tuple[str, ...], options: dict[str, Any]) -> BenchPlan:
-    dataset = stage.pools[0].dataset
-    data = DataRequest(dataset, str(request.roots[dataset].resolve()), images=options.pop("images", None))
-    seeds = tuple(pool.seed for pool in stage.pools)
-    return BenchPlan(data, pools, seeds=seeds, paired_seeds=True, device=request.device, preset=request.plan, **options)
