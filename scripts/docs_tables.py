@@ -1,18 +1,33 @@
 """Rewrite the marked blocks and the figures of the result pages from the committed records: scripts/docs_tables.py."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from mergestream.bench.report.figures import colours_of, new_figure
 from mergestream.bench.study.results_plan import HEAD_INITS, METRICS, OURS, PAPER
 from mergestream.bench.study.study_bars import TITLES, Setting, differences, estimate, methods_of, select
-from mergestream.bench.study.study_pages import runs_of, write_pages
+from mergestream.bench.study.study_pages import all_blocks, runs_of
 from mergestream.bench.study.study_record import Group, read_records
+from mergestream.runtime.errors import InputError, unknown_name
 
 ROOT = Path(__file__).parents[1]
 RECORDS = sorted((ROOT / "benchmarks" / "results" / "real").glob("*.json"))
 PAGES = ("docs/results.md", "docs/results-first-run.md", "README.md")
 BETTER, WORSE, UNCLEAR = "#009E73", "#D55E00", "#888888"
+
+
+def with_blocks(text: str, blocks: dict[str, str], page: Path) -> str:
+    """The text with every marked block replaced."""
+    for name in re.findall(r"<!-- real:begin (\S+) -->", text):
+        if name not in blocks:
+            raise unknown_name(f"block in {page.name}", name, blocks)
+        begin, end = f"<!-- real:begin {name} -->", f"<!-- real:end {name} -->"
+        if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
+            raise InputError(f"{page}: the block '{name}' must begin and end once.")
+        head, rest = text.split(begin)
+        text = f"{head}{begin}\n{blocks[name].rstrip()}\n{end}{rest.split(end)[1]}"
+    return text
 
 
 def draw_batch_sizes(groups: Sequence[Group], path: Path) -> None:
@@ -64,8 +79,10 @@ def draw_differences(groups: Sequence[Group], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    for page in PAGES:
-        write_pages(RECORDS, ROOT / page)
-    for run, groups in runs_of(read_records(RECORDS)).items():
-        draw_differences(groups, ROOT / "docs" / "figures" / f"{run}-differences.png")
-        draw_batch_sizes(groups, ROOT / "docs" / "figures" / f"{run}-batch-sizes.png")
+    every_group = read_records(RECORDS)
+    blocks = all_blocks(every_group)
+    for page in (ROOT / name for name in PAGES):
+        page.write_text(with_blocks(page.read_text(encoding="utf-8"), blocks, page), encoding="utf-8")
+    for run, own in runs_of(every_group).items():
+        draw_differences(own, ROOT / "docs" / "figures" / f"{run}-differences.png")
+        draw_batch_sizes(own, ROOT / "docs" / "figures" / f"{run}-batch-sizes.png")

@@ -1,6 +1,7 @@
 """The plan 'results': a tiny study on stand-ins, draws of whole units, the record, its verdicts and pages."""
 
 import json
+import runpy
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,7 @@ from benching import command
 from mergestream.bench.analysis.comparison import Estimate
 from mergestream.bench.study.results_plan import ABLATION, LOSS, RESULTS, STUDIES, PoolRecipe, Study, ring_of
 from mergestream.bench.study.study_bars import Setting, all_bars, collapses_of, difference, estimate, points
-from mergestream.bench.study.study_pages import all_blocks, with_blocks
+from mergestream.bench.study.study_pages import all_blocks
 from mergestream.bench.study.study_record import decoded, encoded, read_records, write_record
 from mergestream.bench.study.study_run import chosen_stages
 from mergestream.data.datasets import file_source_of
@@ -300,6 +301,7 @@ def test_later_runs_are_marked(labels: dict[str, np.ndarray]) -> None:
 
 def test_the_published_pages_are_those_of_their_records() -> None:
     """What scripts/docs_tables.py writes; it also shows that old records are still read."""
+    with_blocks = runpy.run_path(str(ROOT / "scripts" / "docs_tables.py"))["with_blocks"]
     blocks = all_blocks(read_records(sorted((ROOT / "benchmarks" / "results" / "real").glob("*.json"))))
     for page in ("docs/results.md", "docs/results-first-run.md", "README.md"):
         text = (ROOT / page).read_text(encoding="utf-8")

@@ -1,15 +1,15 @@
-"""The tables of docs/results.md from a record's groups, put between the markers of a page or written as one."""
+"""The tables of docs/results.md from a record's groups, each by its name."""
 
 import math
-import re
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
 from mergestream.bench.analysis.comparison import Estimate
 from mergestream.bench.report.bench_tables import percent
-from mergestream.bench.report.result_table import ResultTable, to_markdown
+from mergestream.bench.report.result_table import ResultTable, grid_table, to_markdown
 from mergestream.bench.study.results_plan import COMPARED, HEAD_INITS, LOSS, MAIN_STREAMS, METRICS, OURS, PAPER
 from mergestream.bench.study.study_bars import (
     TITLES,
@@ -24,9 +24,7 @@ from mergestream.bench.study.study_bars import (
     select,
     settings_of,
 )
-from mergestream.bench.study.study_record import SINGLE, Group, read_records
-from mergestream.runtime.errors import InputError, unknown_name
-from mergestream.runtime.files import write_text
+from mergestream.bench.study.study_record import SINGLE, Group
 
 LATER = " (later run)"
 ALONE, BEST = "an expert alone: mean", "an expert alone: best, by labels"
@@ -38,20 +36,18 @@ def main_table(groups: Sequence[Group], dataset: str) -> str:
     mine = [group for group in groups if group["kind"] == "main" and group["dataset"] == dataset]
     methods = [name for name in methods_of(mine) if not name.startswith(SINGLE)]
     later = {group["ours"]: f"{group['ours']}{LATER}" for group in mine if group["later"]}
-    columns, cells = ["method"], {name: [name] for name in (*methods, ALONE, BEST, *later.values())}
-    for loss in dict.fromkeys((LOSS[dataset], "plain")):
-        for start in HEAD_INITS:
-            own, late = (select(groups, "main", dataset, start, loss, later=which) for which in (False, True))
-            for stream in MAIN_STREAMS if own else ():
-                columns.append(f"{start}{'' if loss == LOSS[dataset] else f', {loss} loss'}: {stream}")
-                for name in (*methods, ALONE, BEST):
-                    cells[name].append(_scores(own, name, Setting(stream), dataset))
-                for name, row in later.items():
-                    cells[row].append(_scores(late, name, Setting(stream), dataset) if late else "–")
-    rows = [tuple(row) for row in cells.values()]
+    cells: dict[tuple[str, str], str] = {}
+    for loss, start in product(dict.fromkeys((LOSS[dataset], "plain")), HEAD_INITS):
+        own, late = (select(groups, "main", dataset, start, loss, later=which) for which in (False, True))
+        for stream in MAIN_STREAMS if own else ():
+            column = f"{start}{'' if loss == LOSS[dataset] else f', {loss} loss'}: {stream}"
+            for name in (*methods, ALONE, BEST):
+                cells[name, column] = _scores(own, name, Setting(stream), dataset)
+            for name, row in later.items():
+                cells[row, column] = _scores(late, name, Setting(stream), dataset) if late else "–"
     reasons = {name: why for group in mine for name, why in group["left_out"].items()}
     notes = "".join(f"\nNot run: `{name}`: {reason}\n" for name, reason in reasons.items())
-    return _markdown(columns, rows, _best(rows[: len(methods)])) + notes
+    return _grid("method", cells, methods) + notes
 
 
 def _scores(own: Sequence[Group], method: str, at: Setting, dataset: str) -> str:
@@ -75,13 +71,15 @@ def _alone(own: Sequence[Group], which: str, at: Setting, metric: str) -> str:
     return f"{100 * np.mean(values):.1f}" if values else "–"
 
 
-def _best(rows: Sequence[tuple[str, ...]]) -> frozenset[tuple[int, int]]:
-    """The highest first number of every column."""
-    marked = set()
-    for column in range(1, len(rows[0]) if rows else 0):
-        values = {r: float(row[column].split(" ")[0]) for r, row in enumerate(rows) if row[column][0].isdigit()}
-        marked |= {(r, column) for r, value in values.items() if value == max(values.values())}
-    return frozenset(marked)
+def _grid(corner: str, cells: Mapping[tuple[str, str], str], competing: Collection[str]) -> str:
+    """Cells by row and column; bold: the highest first number of every column among the competing rows."""
+    table = grid_table("", corner, cells, str)
+    best = set()
+    for column in range(1, len(table.columns)):
+        texts = {r: row[column] for r, row in enumerate(table.rows) if row[0] in competing and row[column][0].isdigit()}
+        values = {r: float(text.split(" ")[0]) for r, text in texts.items()}
+        best |= {(r, column) for r, value in values.items() if value == max(values.values())}
+    return to_markdown(replace(table, best=frozenset(best)))
 
 
 def _markdown(
@@ -108,9 +106,9 @@ def streams_table(groups: Sequence[Group], kind: str, dataset: str) -> str:
     parts = []
     for start in HEAD_INITS:
         own = select(groups, kind, dataset, start)
-        places = settings_of(own)
-        rows = [(name, *(_scores(own, name, at, dataset) for at in places)) for name in methods_of(own)]
-        parts.append(_markdown((f"{start} heads", *(at.condition or at.stream for at in places)), rows, _best(rows)))
+        places = product(methods_of(own), settings_of(own))
+        cells = {(name, at.condition or at.stream): _scores(own, name, at, dataset) for name, at in places}
+        parts.append(_grid(f"{start} heads", cells, methods_of(own)))
     return "\n".join(parts)
 
 
@@ -185,25 +183,13 @@ def times_table(groups: Sequence[Group]) -> str:
 
 def summary_table(groups: Sequence[Group]) -> str:
     """The README's: four methods, shared heads, both main streams."""
-    columns, cells = ["method"], {name: [name] for name in COMPARED}
-    for dataset, metrics in METRICS.items():
+    cells = {}
+    for (dataset, metrics), stream, name in product(METRICS.items(), MAIN_STREAMS, COMPARED):
         own = select(groups, "main", dataset, HEAD_INITS[0])
-        for stream in MAIN_STREAMS:
-            columns.append(f"{TITLES[dataset]} {' / '.join(metrics).replace('_', ' ')}: {stream}")
-            for name, row in cells.items():
-                values = [estimate(own, name, Setting(stream), metric) for metric in metrics]
-                row.append(" / ".join("–" if value is None else f"{100 * value.mean:.1f}" for value in values))
-    rows = [tuple(row) for row in cells.values()]
-    return _markdown(columns, rows, _best(rows))
-
-
-def write_pages(records: Sequence[Path], page: Path, *, allow_tries: bool = False) -> None:
-    """Replace the marked blocks of a page; a page that does not exist is written with all of them."""
-    blocks = all_blocks(read_records(records, allow_tries=allow_tries))
-    if page.exists() and "<!-- real:begin " in (text := page.read_text(encoding="utf-8")):
-        write_text(page, with_blocks(text, blocks, page))
-    else:
-        write_text(page, "\n".join(f"## {name}\n\n{text}" for name, text in blocks.items()))
+        values = [estimate(own, name, Setting(stream), metric) for metric in metrics]
+        text = " / ".join("–" if value is None else f"{100 * value.mean:.1f}" for value in values)
+        cells[name, f"{TITLES[dataset]} {' / '.join(metrics).replace('_', ' ')}: {stream}"] = text
+    return _grid("method", cells, COMPARED)
 
 
 def all_blocks(groups: Sequence[Group]) -> dict[str, str]:
@@ -252,16 +238,3 @@ def _bars(groups: Sequence[Group]) -> str:
     if any(group.get("only_later") for group in groups):
         head += " All rows are of a **later run**: the rule had been run on these data before."
     return head + "\n\n" + "\n".join(f"- {bar.sentence}" for bar in bars) + "\n"
-
-
-def with_blocks(text: str, blocks: dict[str, str], page: Path) -> str:
-    """The text with every marked block replaced."""
-    for name in re.findall(r"<!-- real:begin (\S+) -->", text):
-        if name not in blocks:
-            raise unknown_name(f"block in {page.name}", name, blocks)
-        begin, end = f"<!-- real:begin {name} -->", f"<!-- real:end {name} -->"
-        if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
-            raise InputError(f"{page}: the block '{name}' must begin and end once.")
-        head, rest = text.split(begin)
-        text = f"{head}{begin}\n{blocks[name].rstrip()}\n{end}{rest.split(end)[1]}"
-    return text

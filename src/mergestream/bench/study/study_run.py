@@ -13,13 +13,13 @@ from mergestream.bench.engine.site_statistics import measure_pool
 from mergestream.bench.engine.variants import parse_variants
 from mergestream.bench.records import Run
 from mergestream.bench.study.results_plan import ABLATION, LOSS, RESULTS, STUDIES, PoolRecipe, Stage, Study
-from mergestream.bench.study.study_pages import write_pages
-from mergestream.bench.study.study_record import Group, group_of, write_record
+from mergestream.bench.study.study_pages import all_blocks
+from mergestream.bench.study.study_record import Group, group_of, read_records, write_record
 from mergestream.data.datasets.data_request import DataRequest
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, unknown_name
-from mergestream.runtime.files import make_folder
+from mergestream.runtime.files import make_folder, write_text
 from mergestream.runtime.parallel import Track, quiet, run_jobs
 from mergestream.training.recipe import Recipe
 from mergestream.training.training_candidates import work_folder
@@ -88,7 +88,8 @@ def run_study(request: StudyRequest, track: Track, command: str = "") -> Path:
         "about": {"command": command, **library_versions()},
     }
     write_record(request.out / RECORD, groups, head)
-    write_pages([request.out / RECORD], request.out / "results.md", allow_tries=True)
+    blocks = all_blocks(read_records([request.out / RECORD], allow_tries=True))
+    write_text(request.out / "results.md", "\n".join(f"## {name}\n\n{text}" for name, text in blocks.items()))
     return request.out / RECORD
 
 
