@@ -1,6 +1,5 @@
 """The whole journey on the phantom hospitals: train experts, benchmark every method, write the report."""
 
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from mergestream.pool.checkpoint import holds_only_an_expert
 from mergestream.pool.expert_card import BASE, ExpertCard, library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import MergestreamError
-from mergestream.runtime.files import atomic_folder, make_folder, read_json, write_json
+from mergestream.runtime.files import atomic_folder, make_folder, write_json
 from mergestream.runtime.parallel import Track, run_jobs
 from mergestream.runtime.seeding import cpu_threads
 from mergestream.training import Recipe, train_base, train_expert
@@ -119,8 +118,8 @@ QUICK = DemoSize(
 def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> tuple[list[ResultRow], list[Duel]]:
     """Do all that is not done yet, then write `results.json`, `report.html` and their records under `out`."""
     make_folder(out)
-    # Starting processes takes longer than a quick demo's work, or than reading what is there.
-    workers = 1 if len(size.seeds) == 1 or _is_done(out, size) else os.cpu_count() or 1
+    # Starting processes takes longer than a quick demo's work.
+    workers = 1 if len(size.seeds) == 1 else os.cpu_count() or 1
     dataset = load_dataset("phantom", images=size.images)
     pools = [out / ("pool" if seed == 0 else f"pool-seed{seed}") for seed in size.seeds]
     plan = BenchPlan(
@@ -175,13 +174,6 @@ def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> tuple[lis
     )
     write_report(report, out / REPORT)
     return rows, duels
-
-
-def _is_done(out: Path, size: DemoSize) -> bool:
-    try:
-        return read_json(out / "results.json", SCHEMA_VERSION).get("plan") == json.loads(json.dumps(size.to_json()))
-    except MergestreamError:
-        return False
 
 
 def _train(pools: list[Path], size: DemoSize, dataset: Dataset, track: Track, workers: int) -> list[ExpertCard]:

@@ -115,6 +115,8 @@ def evaluate(
             partial.keep(method, steps, answers)
         on_step()
     order = torch.as_tensor(np.concatenate(list(batches)))
+    # Of patients and slides a run says only their numbers, in the order of their names.
+    groups = None if data.groups is None else np.unique(np.asarray(data.groups, dtype=str), return_inverse=True)[1]
     return Run.finish(
         describe_run(method, data, batches) if arguments is None else arguments,
         data.classes,
@@ -124,13 +126,8 @@ def evaluate(
         torch.cat(answers),
         subgroups={kind: [values[int(i)] for i in order] for kind, values in data.subgroups.items()},
         experts=logits_of[ORIGINAL][:, order].argmax(dim=-1) if ORIGINAL in logits_of else None,
-        groups=None if data.groups is None else _numbered(data.groups)[order],
+        groups=None if groups is None else torch.from_numpy(groups)[order],
     )
-
-
-def _numbered(names: Sequence[str]) -> Tensor:
-    """The number of each name among the sorted names: what a run may say of patients and slides."""
-    return torch.from_numpy(np.unique(np.asarray(names, dtype=str), return_inverse=True)[1])
 
 
 def _as_stream(batches: Stream | Sequence[np.ndarray]) -> Stream:
@@ -162,17 +159,14 @@ def domain_logits(pool: ExpertPool, data: DomainData, view: str, *, batch_size: 
 def describe_run(method: Method, data: DomainData, batches: Stream | Sequence[np.ndarray]) -> dict[str, Any]:
     """Everything a run's numbers depend on; its hash is the run's name."""
     stream = _as_stream(batches)
+    described = {"dataset": data.dataset, "domain": data.name, "fingerprint": data.fingerprint()}
+    if data.subgroups:
+        # A run reports its subgroups' metrics, so another partition of the same images is another run.
+        described["subgroups"] = sha256_of_json({kind: list(values) for kind, values in data.subgroups.items()})
     return {
         **method.provenance,
         "label": method.label(),
         "pool": {"fingerprint": method.provenance["pool"], "experts": list(method.pool.names)},
-        "data": _describe_data(data),
+        "data": described,
         "stream": {"name": stream.name, "hash": stream.hash, "batches": len(stream)},
     }
-
-
-def _describe_data(data: DomainData) -> dict[str, Any]:
-    described = {"dataset": data.dataset, "domain": data.name, "fingerprint": data.fingerprint()}
-    # A run reports its subgroups' metrics, so another partition of the same images is another run.
-    subgroups = {kind: list(values) for kind, values in data.subgroups.items()}
-    return described | ({"subgroups": sha256_of_json(subgroups)} if subgroups else {})

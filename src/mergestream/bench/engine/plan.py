@@ -150,13 +150,12 @@ ABLATION = parse_variants(
 
 @dataclass(frozen=True)
 class NamedPlan:
-    """Methods and streams of one table; three seeds, batches of 32."""
+    """Methods and streams of one table; three seeds."""
 
     title: str
     variants: tuple[Variant, ...]
     streams: tuple[str, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
-    batch_sizes: tuple[int, ...] = (32,)
 
 
 PLANS: dict[str, NamedPlan] = {
@@ -199,7 +198,7 @@ def plan_from(
         targets=_items(targets),
         streams=_items(streams) if streams else named.streams,
         seeds=_numbers("Seeds", seeds, int) if seeds else named.seeds,
-        batch_sizes=_numbers("Batch sizes", batch_sizes, int) if batch_sizes else named.batch_sizes,
+        batch_sizes=_numbers("Batch sizes", batch_sizes, int) if batch_sizes else (32,),
         loud_heads=_numbers("Factors of a head", loud_heads, float),
         # 'all' and named plans mean all that this pool allows; a method that a person names must run.
         skip_impossible=methods is None or "all" in _items(methods),

@@ -53,28 +53,21 @@ def sources_for(
     rest = pool.without(*own) if own else pool
     runs = rest.candidates.cards if rest.candidates is not None else ()
     base = [read_card(folder / BASE)] if (folder / BASE / CARD).exists() else []
-    _require_unseen("expert", rest.cards, targets, data)
-    _require_unseen("candidate", runs, targets, data)
-    _require_unseen("base", base, targets, data)
+    fingerprints = {part.fingerprint() for part in data}
+    for kind, cards in {"expert": rest.cards, "candidate": runs, "base": base}.items():
+        for card in cards:
+            trained = _plain(_domain(card).split("+")) & _plain(targets)
+            if trained or card.recipe.get("data") in fingerprints:
+                raise PoolError(
+                    f"Leakage: the {kind} '{card.name}' was trained on the target {'+'.join(targets)}, so its answers "
+                    f"say nothing about an unseen site. Take it out of the pool, or allow it with --allow-seen."
+                )
     return rest
 
 
 def strangers(pool: ExpertPool, domains: Collection[str]) -> list[str]:
     """Experts whose domain is none of these: by name alone nobody can tell what they have seen."""
     return [card.name for card in pool.cards if not _plain(_domain(card).split("+")) & _plain(domains)]
-
-
-def _require_unseen(
-    kind: str, cards: Iterable[ExpertCard], targets: Collection[str], data: Collection[DomainData]
-) -> None:
-    fingerprints = {part.fingerprint() for part in data}
-    for card in cards:
-        trained = _plain(_domain(card).split("+")) & _plain(targets)
-        if trained or card.recipe.get("data") in fingerprints:
-            raise PoolError(
-                f"Leakage: the {kind} '{card.name}' was trained on the target {'+'.join(targets)}, so its answers say "
-                f"nothing about an unseen site. Take it out of the pool, or allow it with --allow-seen."
-            )
 
 
 def _domain(card: ExpertCard) -> str:
@@ -205,26 +198,19 @@ def with_loud_head(pool: ExpertPool, factor: float) -> ExpertPool:
 
 
 def method_of(variant: Variant, pool: ExpertPool, dataset: Dataset) -> Method:
-    """A variant on a pool, with views that keep the data set's labels true."""
+    """A variant on a pool. Views must keep the data set's labels true: by default hflip, or else its first one."""
     options = dict(variant.options)
-    if "views" in METHODS[variant.method].option_names():
-        options["views"] = views_for(variant, dataset)
-    return create_method(variant.method, pool, **options)
-
-
-def views_for(variant: Variant, dataset: Dataset) -> tuple[str, ...]:
-    """The views asked for, if they keep this data set's labels true; else its first one in place of the default."""
-    option = dict(variant.options).get("views")
-    if option is not None:
-        views = require_views(names("views", option))
-        wrong = [view for view in views if view not in dataset.views]
+    if options.get("views") is not None:
+        options["views"] = require_views(names("views", options["views"]))
+        wrong = [view for view in options["views"] if view not in dataset.views]
         if wrong:
             raise InputError(
                 f"The view '{wrong[0]}' does not keep the labels of '{dataset.name}' true; its views: "
                 f"{', '.join(dataset.views)}."
             )
-        return views
-    return ("hflip",) if "hflip" in dataset.views else dataset.views[:1]
+    elif "views" in METHODS[variant.method].option_names():
+        options["views"] = ("hflip",) if "hflip" in dataset.views else dataset.views[:1]
+    return create_method(variant.method, pool, **options)
 
 
 def _some(data: DomainData, count: int | None) -> DomainData:
