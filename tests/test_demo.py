@@ -123,6 +123,7 @@ def test_the_report_is_self_contained(out: tuple[Path, str]) -> None:
     assert list((out[0] / "report-tables").glob("*.tex"))
 
 
+@pytest.mark.slow
 def test_the_report_can_be_made_again_from_the_records(out: tuple[Path, str], tmp_path: Path) -> None:
     """What the demo ends with is what the command gives: the same tables, number for number."""
     drift = str(out[0] / "drift.json")
