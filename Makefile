@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-slow check audit format clean
+.PHONY: demo test test-slow check audit docs-tables format clean
 
 demo: $(READY)
 	$(BIN)/mergestream demo --out demo
@@ -12,6 +12,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n auto -m "not slow and not gpu"
 
 test-slow: $(READY)
+	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n auto -m "not gpu" tests/test_properties.py tests/test_merging.py
 	$(BIN)/python -m pytest -m "slow and not gpu"
 
 check: $(READY)
@@ -20,8 +21,12 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Known vulnerabilities of the versions in constraints.txt. Outside of CI: it asks the package index, what is found depends on the
-# day, and offline (or with an index that has no such data) --strict makes it fail rather than pass unasked.
+# Tables and figures of docs/results.md and the README, from the committed records.
+docs-tables: $(READY)
+	$(BIN)/python scripts/docs_tables.py
+
+# Known vulnerabilities of the versions in constraints.txt. Not part of CI: it asks the package index, so its result depends on the
+# day; without an index that has such data, --strict makes it fail.
 audit: $(READY)
 	$(BIN)/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement constraints.txt
 
