@@ -1,16 +1,16 @@
-"""How a stream's classes are mixed, from a model's own answers, and their scale. Pure functions of fp32 tensors.
+"""The class mix of a stream and the scale of logits, from a model's own answers. Pure functions of fp32 tensors.
 
-Shapes: B images, C classes. `shares` [B] say what each image counts in a mean, as in `scoring`; padding counts 0.
+Shapes: B images, C classes. `shares` [B] are the weights of images in a mean, as in `scores`; padding has 0.
 """
 
 import torch
 from torch import Tensor
 
 ROUNDS = 10
-LEAST = 1e-4  # no class is ever thought rarer
-# 1 / (1 + A) of a batch: 0 where classes are drawn anew for every image, 1 where a batch holds one class.
+LEAST = 1e-4  # the smallest share of a class
+# 1 / (1 + A) of a batch: 0 if the class of each image is drawn independently, 1 if a batch holds one class.
 LEAST_CLUMPED, MOST_CLUMPED = 1e-4, 2 / 3
-HALF_TRUSTED = 4.0  # images after which a ratio of spreads is believed half
+HALF_TRUSTED = 4.0  # after so many images a ratio of spreads has half its weight
 LARGEST_RATIO, LEAST_SPREAD = 3.5, 1e-12  # exp(3.5) = 33
 
 
@@ -21,7 +21,7 @@ def as_mix(values: Tensor) -> Tensor:
 
 
 def counted(shares: Tensor | None, images: Tensor) -> Tensor:
-    """What each of the images [B,...] counts in a mean [B]."""
+    """The weight [B] of each of the images [B,...] in a mean."""
     return torch.full((len(images),), 1 / len(images), device=images.device) if shares is None else shares
 
 
@@ -31,16 +31,16 @@ def between(seen: Tensor, home: Tensor, anchor: float) -> Tensor:
 
 
 def reweighted(probabilities: Tensor, mix: Tensor, assumed: Tensor) -> Tensor:
-    """Posteriors [B,C] of a classifier that answers for the mix `assumed`, where the mix is another (Bayes)."""
+    """Posteriors [B,C] under `mix`, of a classifier that answers for the mix `assumed` (Bayes)."""
     joint = probabilities * (mix / assumed)
     return joint / joint.sum(dim=-1, keepdim=True)
 
 
 def clumped(probabilities: Tensor, usual: Tensor, shares: Tensor) -> Tensor:
-    """How much more a batch's answers depart from the usual ones [C] than images drawn one by one would: [] up to 1.
+    """How much further a batch's answers are from the usual ones [C] than independent images would be: [] up to 1.
 
     If the batch's own mix is Dirichlet with concentration A around `usual`, the mean of this over batches is
-    1 / (1 + A), whatever B > 1 is. Of one image nothing can be told: 0. A bias is no clumping: it is in all batches.
+    1 / (1 + A) for every B > 1. One image gives 0. A bias is no clumping: it is in all batches.
     """
     mean = (probabilities * shares[:, None]).sum(dim=0)
     one = (shares**2).sum()  # 1/B
@@ -49,7 +49,7 @@ def clumped(probabilities: Tensor, usual: Tensor, shares: Tensor) -> Tensor:
 
 
 def concentration(clumping: Tensor) -> Tensor:
-    """A [] of the Dirichlet that batches' mixes come from."""
+    """The concentration A [] of the Dirichlet distribution of the batches' mixes."""
     return 1 / clumping.clamp(LEAST_CLUMPED, MOST_CLUMPED) - 1
 
 
@@ -66,17 +66,17 @@ def mix_of_batch(
 
 
 def moments(logits: Tensor, shares: Tensor) -> Tensor:
-    """What tells the spread over images of logits [n,B,C], as means over the batch [n,C+2]: 1, squares, every class."""
-    centred = logits.float() - logits.float().mean(dim=-1, keepdim=True)  # what all classes share says nothing
+    """Moments [n,C+2] of logits [n,B,C] over images, for their spread: 1, squares, every class."""
+    centred = logits.float() - logits.float().mean(dim=-1, keepdim=True)  # a shift of all classes has no meaning
     means = (centred * shares[:, None]).sum(dim=1)
     squares = ((centred**2).sum(dim=-1) * shares).sum(dim=1)
     return torch.cat([torch.ones_like(squares)[:, None], squares[:, None], means], dim=1)
 
 
 def scale_between(own: Tensor, others: Tensor) -> Tensor:
-    """What own logits are multiplied by to spread over images as the others do on (geometric) average: [].
+    """The factor [] that gives own logits the spread over images that the others have on (geometric) average.
 
-    From sums of moments [1,C+2] and [K,C+2]. It starts at 1, and is 1 where there is no spread to compare.
+    From sums of moments [1,C+2] and [K,C+2]. It starts at 1, and is 1 if there is no spread to compare.
     """
     images = own[0, 0]
     ratio = (_spread(others).log().mean() - _spread(own)[0].log()) / 2

@@ -1,6 +1,6 @@
-"""A last layer that answers as others do, fitted to sums over a stream: ridge regression. Pure functions, fp32.
+"""Fit a last layer to the answers of others by ridge regression, from sums over a stream. Pure functions, fp32.
 
-Shapes: B images, D inputs of the layer, C classes. Products alone, no factorisation: a CUDA graph holds them.
+Shapes: B images, D inputs of the layer, C classes. Products only, no factorisation, so that a CUDA graph can hold them.
 """
 
 import torch
@@ -12,19 +12,21 @@ LEAST_RIDGE = 1e-5  # of the largest variance: below it rounding decides
 
 
 def sums(inputs: Tensor, answers: Tensor, shares: Tensor) -> Tensor:
-    """What a fit needs of a batch, as means over it [1+D,1+D+C]: products of 1 and the inputs with each other and with
-    the answers. `shares` [B] say what each image counts."""
+    """Means over a batch [1+D,1+D+C] for the fit: products of 1 and the inputs with each other and with the answers.
+
+    `shares` [B] are the weights of images.
+    """
     ones = torch.ones_like(inputs[:, :1])
     left = torch.cat([ones, inputs], dim=1)
     return (left * shares[:, None]).T @ torch.cat([left, answers], dim=1)
 
 
 def fitted(sums: Tensor, start: Tensor, bias: Tensor, before: float, guess: Tensor) -> tuple[Tensor, Tensor]:
-    """The change of a weight `start` [C,D] that brings its answers nearest to the others', and the bias [C] with it.
+    """The change of a weight `start` [C,D] that brings its answers closest to the others', and the bias [C].
 
     From sums [1+D,1+D+C] over images; the start counts as much as `before` images whose inputs vary in all directions
-    alike. `guess` [C,D] is where the search begins: the change that was found last. The layer's own `bias` [C] is kept
-    where nothing was summed up yet.
+    alike. `guess` [C,D] is where the search begins: the change of the last fit. Before the first image the result is
+    no change and the layer's own `bias` [C].
     """
     inputs = start.shape[1]
     mean = sums / sums[:1, :1].clamp_min(TINY)
