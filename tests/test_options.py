@@ -176,16 +176,16 @@ def test_views_against_plain_indexing(view: str) -> None:
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_refresh_every_scores_only_every_nth_batch(pool: ms.ExpertPool, monkeypatch, every: int) -> None:
     calls = []
-    original = ms.ExpertPool.logits
+    original = ms.ExpertPool.logits_of_views
 
-    def counted(self, images, view=None):
-        calls.append(view)
-        return original(self, images, view)
+    def counted(self, images, views):
+        calls.append(views)
+        return original(self, images, views)
 
-    monkeypatch.setattr(ms.ExpertPool, "logits", counted)
+    monkeypatch.setattr(ms.ExpertPool, "logits_of_views", counted)
     method = ms.create_method("entropy_adaptive", pool, refresh_every=every)
     steps = [method.step(make_images(seed=seed)) for seed in range(6)]
-    assert len(calls) == 2 * len(range(0, 6, every))  # plain and flipped
+    assert calls == [["original", "hflip"]] * len(range(0, 6, every))
     for number, step in enumerate(steps):
         scored = number % every == 0
         assert (step.entropy is not None) == scored
