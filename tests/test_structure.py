@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parent.parent / "src" / "mergestream"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
@@ -30,9 +28,9 @@ def test_only_the_ten_rooms_are_at_the_top_of_the_package() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.xfail(reason="not reached yet", strict=False)
-def test_the_source_is_short() -> None:
-    assert sum(map(lines, SOURCES)) <= 29_000
+def test_the_source_grows_no_further() -> None:
+    """The aim is 29,000 lines: lower this number whenever the source gets shorter."""
+    assert sum(map(lines, SOURCES)) <= 31_150
 
 
 def test_files_are_short() -> None:
