@@ -71,7 +71,7 @@ def _last_layer(pool: ExpertPool, head: str) -> list[LayoutEntry]:
 
 
 def even_heads(pool: ExpertPool) -> tuple[Rows, Tensor]:
-    """The pool's rows with heads of odd norm brought to the median's, and the factor of each [K]."""
+    """Scale heads of odd norm to the median norm: the pool's rows, and the factor of each head [K]."""
     rows = pool.rows
     sizes = rows.head.float().norm(dim=1)
     median = sizes.median()

@@ -86,7 +86,7 @@ def _chosen(
                 f"Run its command again: {results.get('command') or 'see results.json'}"
             )
         return list(listed)
-    # A demo that was run again with other experts keeps its old runs; its pools are told apart by their seed.
+    # A demo that was run again with other experts keeps its old runs; its pools differ by their seed.
     pool_matters = "experts" not in results
     newest: dict[tuple[Any, ...], str] = {}
     for name in sorted(finished, key=lambda each: (finished[each] / HEADER).stat().st_mtime):

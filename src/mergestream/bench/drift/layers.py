@@ -91,7 +91,7 @@ def places_of(module: nn.Module, head: tuple[str, ...]) -> list[TensorPlace]:
 def places_by_name(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> list[TensorPlace]:
     """Order the parameters of a network that cannot be built by name: stem, numbered blocks, the rest.
 
-    Running statistics are left out; other buffers cannot be told from parameters.
+    Running statistics are left out; other buffers look like parameters.
     """
     parameters = {name: shape for name, shape in shapes if not name.endswith(_STATISTICS)}
     # Neighbours of the blocks, such as a stage's downsampling, share the prefix before the first number.

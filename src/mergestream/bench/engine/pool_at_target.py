@@ -66,7 +66,7 @@ def sources_for(
 
 
 def strangers(pool: ExpertPool, domains: Collection[str]) -> list[str]:
-    """Experts whose domain is none of these: by name alone nobody can tell what they have seen."""
+    """Experts whose domain is none of these: their names do not show what they have seen."""
     return [card.name for card in pool.cards if not _plain(_domain(card).split("+")) & _plain(domains)]
 
 

@@ -141,7 +141,7 @@ def abstained(logits: Tensor, settings: GuardSettings) -> list[int]:
 
 
 def abstention(logits: Tensor, settings: GuardSettings) -> list[Finding]:
-    """The finding about undecided images, whoever answered."""
+    """The finding about undecided images, for the method and for the fallback."""
     positions = abstained(logits, settings)
     if not positions:
         return []

@@ -98,7 +98,7 @@ def _require_decoder(transfer_syntax: str) -> tuple[str, str]:
 START_OF_FRAME = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
 START_OF_SCAN, END_OF_IMAGE, FILL = 0xDA, 0xD9, 0xFF
 WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD8)}
-# Hierarchical images, and sizes that come later: nobody sends them, and they would evade the check.
+# Hierarchical images, and sizes that come later: rare, and they would evade the check.
 EVASIVE = {0xDE, 0xDF, 0xDC}
 JPEG_2000_START, MOST_TILES = b"\xff\x4f\xff\x51", 65_535  # ISO/IEC 15444-1
 
