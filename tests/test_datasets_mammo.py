@@ -304,9 +304,9 @@ def test_series_folders_are_found_through_metadata(tcia: Path) -> None:
 
 def test_published_lesions_are_asked_for_where_they_are_known(roots: dict[str, Path]) -> None:
     for layout in ("tcia", "kaggle", "medimeta"):
-        assert index(roots[layout], domain="finding").expected == {"mass": 1696, "calc": 1872}
-        assert index(roots[layout]).expected == {}
-    assert index(roots["tcia"], domain="finding", image="full").expected == {}
+        assert index(roots[layout], domain="finding").card.counts == {"mass": 1696, "calc": 1872}
+        assert index(roots[layout]).card.counts == {}
+    assert index(roots["tcia"], domain="finding", image="full").card.counts == {}
 
 
 @pytest.mark.parametrize("layout", ["tcia", "kaggle"])

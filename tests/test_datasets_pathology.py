@@ -46,7 +46,7 @@ def row_of(root: Path, image: str) -> str:
 def test_midogs_labels_domains_and_slides_are_those_of_the_rows(cells: Path) -> None:
     index = index_of("midog", cells)
     assert index.classes == ("NMF", "AMF")
-    assert index.expected is None  # compare with the published counts
+    assert index.card.counts == midog.CARD.counts  # compare with the published counts
     for sample in index.samples:
         values = row_of(cells, sample.id).split(",")
         assert (sample.group, sample.domain, index.classes[sample.label]) == (values[1], values[4], values[11])
@@ -81,7 +81,7 @@ def test_midogs_published_flaws_are_told(cells: Path) -> None:
 def test_midogs_domain_may_be_something_else(cells: Path, kind: str, domains: tuple[str, ...]) -> None:
     index = index_of("midog", cells, domain=kind)
     assert index.domains == domains
-    assert index.expected == {}  # counts are published by tumour
+    assert index.card.counts == {}  # counts are published by tumour
     assert all(sample.domain == sample.subgroups[kind] for sample in index.samples)
     by_tumour = index_of("midog", cells)
     assert [(s.id, s.label, s.group) for s in index.samples] == [(s.id, s.label, s.group) for s in by_tumour.samples]

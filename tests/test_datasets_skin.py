@@ -21,6 +21,8 @@ from mergestream.data.datasets.table_files import read_csv
 
 COLUMNS = ["", "image", "dark_corner", "hair", "gel_border", "gel_bubble", "ruler", "ink", "patches", "vasc"]
 MELANOMAS = {"dark_corner": 604, "hair": 617, "gel_bubble": 429, "ruler": 163, "clean": 411}
+TRAIN, VAL = isic.CARD.part_counts["train"], isic.CARD.part_counts["val"]
+OUTSIDE = {"derm7pt_derm": 872, "derm7pt_clinic": 839, "ph2": 200, "pad_ufes": 531}
 FOUR = ("dark_corner", "hair", "gel_bubble", "ruler")
 
 
@@ -81,11 +83,11 @@ def write_table(path: Path, sizes: dict[str, int], melanomas: dict[str, int], se
 
 def test_the_rule_gives_back_the_published_groups(tmp_path: Path) -> None:
     """12,343 rows of train and 2,057 of val in the published form, each built for its group."""
-    assert sum(isic.TRAIN.values()) == 12_343
-    assert sum(isic.VAL.values()) == 2_057
+    assert sum(TRAIN.values()) == 12_343
+    assert sum(VAL.values()) == 2_057
     assert sum(MELANOMAS.values()) == 2_224
-    val_melanomas = dict(zip(isic.VAL, (90, 110, 80, 24, 90), strict=True))  # 394 in all; by group not published
-    for part, sizes, melanomas in (("train", isic.TRAIN, MELANOMAS), ("val", isic.VAL, val_melanomas)):
+    val_melanomas = dict(zip(VAL, (90, 110, 80, 24, 90), strict=True))  # 394 in all; by group not published
+    for part, sizes, melanomas in (("train", TRAIN, MELANOMAS), ("val", VAL, val_melanomas)):
         write_table(tmp_path / f"{part}_bias_0_1.csv", sizes, melanomas, seed=1 + (part == "val"))
         opened = Root(tmp_path)
         table = SkinTable("t.csv", read_csv(opened, f"{part}_bias_0_1.csv"))
@@ -96,7 +98,7 @@ def test_the_rule_gives_back_the_published_groups(tmp_path: Path) -> None:
         assert (four.max(axis=1) == 0.65).sum() > 100
         assert (np.sort(four)[:, -1] == np.sort(four)[:, -2]).sum() > 100
         assert [row.domain for row in rows] == numpy_rule(four).tolist()
-    assert sum(isic.CARD.counts[domain] for domain in isic.DOMAINS) == 14_400
+    assert sum(isic.CARD.counts[domain] for domain in isic.CARD.domains) == 14_400
 
 
 @pytest.mark.parametrize(
@@ -119,13 +121,13 @@ def test_train_and_val_are_the_default_and_outside_sets_belong_to_every_part(sta
     sizes = {}
     for part in (None, "train", "val", "test", "all"):
         found = index(standin, **({"part": part} if part else {}))
-        sizes[part] = sum(sample.domain in isic.DOMAINS for sample in found.samples)
+        sizes[part] = sum(sample.domain in isic.CARD.domains for sample in found.samples)
         assert found.outside == isic.CARD.outside
         assert len(found.of("ph2")) == 6
     assert sizes == {None: 60, "train": 40, "val": 20, "test": 20, "all": 80}
-    assert index(standin).expected == isic.CARD.counts
-    assert index(standin, part="train").expected == {**isic.TRAIN, **isic.OUTSIDE}
-    assert index(standin, part="all").expected == isic.OUTSIDE  # the test part's sizes by domain are not published
+    assert index(standin).card.counts == isic.CARD.counts
+    assert index(standin, part="train").card.counts == {**TRAIN, **OUTSIDE}
+    assert index(standin, part="all").card.counts == OUTSIDE  # the test part's sizes by domain are not published
     checked = verify(DATASETS["isic"], standin)
     assert checked.differing["hair"] == (12, 5745)
     assert checked.differing["ph2"] == (6, 200)
@@ -137,9 +139,9 @@ def test_one_table_without_splits_is_used_whole(root: Path) -> None:
     for part in ("train", "val", "test"):
         (root / "data_proc" / f"{part}_bias_0_1.csv").unlink()
     found = index(root)
-    assert sum(sample.domain in isic.DOMAINS for sample in found.samples) == 80
+    assert sum(sample.domain in isic.CARD.domains for sample in found.samples) == 80
     assert {sample.part for sample in found.samples} == {None}
-    assert found.expected == isic.OUTSIDE
+    assert found.card.counts == OUTSIDE
     with pytest.raises(
         ms.MergestreamError, match=r"no image of the part 'val'.*train_bias_0_1\.csv, val_bias_0_1\.csv"
     ):
@@ -152,7 +154,7 @@ def test_another_trap_set(root: Path) -> None:
         (root / "trap_sets" / f"{part}_bias_0_1.csv").rename(root / "trap_sets" / f"{other}_bias_0.5_3.csv")
     found = index(root, bias="0.5_3", part="train")
     assert {sample.id for sample in found.of("hair")} == {s.id for s in index(root, part="test").of("hair")}
-    assert found.expected == isic.OUTSIDE  # published sizes are those of bias 0_1
+    assert found.card.counts == OUTSIDE  # published sizes are those of bias 0_1
     with pytest.raises(ms.MergestreamError, match=r"no train_bias_0\.9_1\.csv"):
         index(root, bias="0.9_1")
     text = (root / "data_proc" / "train_bias_0_1.csv").read_text()
@@ -222,7 +224,7 @@ def test_a_table_with_nonsense_is_refused(root: Path) -> None:
 def epvt_folders(root: Path, standin: Path) -> None:
     for part in ("train", "val"):
         for sample in DATASETS["isic"].index(standin, part=part)[1].samples:
-            if sample.domain in isic.DOMAINS:
+            if sample.domain in isic.CARD.domains:
                 target = root / f"ISIC2019_{part}" / sample.domain / ("ben", "mel")[sample.label] / f"{sample.id}.jpg"
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(standin / sample.file, target)
@@ -232,9 +234,11 @@ def test_epvt_s_folders_hold_the_same_samples_as_the_tables(standin: Path, tmp_p
     epvt_folders(tmp_path, standin)
     found, wanted = index(tmp_path), index(standin)
     assert found.outside == ()
-    for domain in isic.DOMAINS:
+    for domain in isic.CARD.domains:
         assert labels(found, domain) == labels(wanted, domain)
-    assert {s.id: s.part for s in found.samples} == {s.id: s.part for s in wanted.samples if s.domain in isic.DOMAINS}
+    assert {s.id: s.part for s in found.samples} == {
+        s.id: s.part for s in wanted.samples if s.domain in isic.CARD.domains
+    }
     alone = index(tmp_path / "ISIC2019_train")
     assert len(alone.samples) == 40
     assert {sample.part for sample in alone.samples} == {None}
@@ -268,7 +272,7 @@ def test_derm7pt_without_the_lists(root: Path) -> None:
     assert any(each.why == "basal cell carcinoma" and "Nel026" in each.what for each in found.left_out)
     assert any(each.what.startswith("case 10") for each in found.left_out)  # an image that two cases show
     assert found.missing == ("release_v0/images/NEL/NEL099.JPG",)
-    assert "derm7pt_derm" not in found.expected
+    assert "derm7pt_derm" not in found.card.counts
     assert [label_of(name) for name in ("melanosis", "Melanoma metastasis", "Basal cell carcinoma")] == [0, 1, None]
 
 
@@ -353,7 +357,7 @@ def test_a_root_of_outside_sets_alone_loads(root: Path) -> None:
     assert dataset["ph2"].class_counts() == {"benign": 4, "melanoma": 2}
     # The tables are there, as in a clone of the artefact repository, but not their images: said, not passed over.
     assert {each.what for each in dataset.left_out} >= {f"data_proc/{part}_bias_0_1.csv" for part in ("train", "val")}
-    assert index(root).expected == {"ph2": 200, "pad_ufes": 531}
+    assert index(root).card.counts == {"ph2": 200, "pad_ufes": 531}
     with pytest.raises(ms.MergestreamError, match="no image of the part 'train'"):
         index(root, part="train")
 

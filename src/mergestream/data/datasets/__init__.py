@@ -2,19 +2,10 @@
 
 from typing import Any
 
-from mergestream.data.datasets import (
-    image_trees,
-    isic,
-    mammo,
-    messidor,
-    midog,
-    organs,
-    own_data,
-    phantom,
-    terra,
-)
+from mergestream.data.datasets import isic, mammo, messidor, midog, organs, own_data, phantom, terra
 from mergestream.data.datasets.dataset_sources import DatasetSource, FileSource, GeneratedSource
 from mergestream.data.datasets.domain_data import Dataset, DomainData, concatenate
+from mergestream.data.datasets.image_trees import HISTOPANTUM, OFFICE_HOME, PACS, VLCS, case_of, read_tree
 from mergestream.data.datasets.index import DatasetCard
 from mergestream.data.datasets.standins import fake_trees
 from mergestream.data.datasets.standins.fake_isic import write_isic
@@ -38,14 +29,16 @@ __all__ = [
 ]
 
 DATASETS: dict[str, DatasetSource] = {
-    "pacs": FileSource(image_trees.PACS, image_trees.read_pacs, fake_trees.write_pacs),
-    "vlcs": FileSource(image_trees.VLCS, image_trees.read_vlcs, fake_trees.write_vlcs),
-    "office_home": FileSource(image_trees.OFFICE_HOME, image_trees.read_office_home, fake_trees.write_office_home),
+    "pacs": FileSource(PACS, lambda root: read_tree(root, PACS), fake_trees.write_pacs),
+    "vlcs": FileSource(VLCS, lambda root: read_tree(root, VLCS), fake_trees.write_vlcs),
+    "office_home": FileSource(OFFICE_HOME, lambda root: read_tree(root, OFFICE_HOME), fake_trees.write_office_home),
     "terra": FileSource(terra.CARD, terra.read, write_terra),
     "midog": FileSource(midog.CARD, midog.read, write_midog),
     "organs": FileSource(organs.ORGANS, organs.read_organs, write_organs),
     "organ_mnist": FileSource(organs.ORGAN_MNIST, organs.read_organ_mnist, write_organ_mnist),
-    "histopantum": FileSource(image_trees.HISTOPANTUM, image_trees.read_histopantum, fake_trees.write_histopantum),
+    "histopantum": FileSource(
+        HISTOPANTUM, lambda root: read_tree(root, HISTOPANTUM, case_of), fake_trees.write_histopantum
+    ),
     "isic": FileSource(isic.CARD, isic.read, write_isic, default_part="train+val"),
     "messidor": FileSource(messidor.CARD, messidor.read, write_messidor),
     "mammo": FileSource(mammo.CARD, mammo.read, write_mammo),

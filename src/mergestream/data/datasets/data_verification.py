@@ -28,9 +28,8 @@ class DataVerification:
     def published(self) -> dict[str, int]:
         """Images by domain, if published. A domain for testing only may be absent altogether."""
         index = self.index
-        expected = index.card.counts if index.expected is None else index.expected
-        shown = (*index.domains, *index.outside)
-        return {d: n for d, n in expected.items() if d in shown or d not in index.card.outside}
+        absent = set(index.card.outside) - set(index.outside)
+        return {domain: count for domain, count in index.card.counts.items() if domain not in absent}
 
     @property
     def usable(self) -> int:

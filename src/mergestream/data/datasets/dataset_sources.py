@@ -92,7 +92,7 @@ class FileSource:
             read_domain,
             index.outside,
             self.card.overlap,
-            index.left_out,
+            tuple(index.left_out),
             dict(Counter(sample.domain for sample in index.samples)),
         )
 

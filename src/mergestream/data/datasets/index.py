@@ -1,9 +1,10 @@
 """The card of a data set, and its samples: where their pixels are and what is known about them. No pixel is read."""
 
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mergestream.data.datasets.roots import IMAGES
@@ -12,7 +13,7 @@ from mergestream.runtime.errors import DataError, unknown_name
 
 @dataclass(frozen=True)
 class DatasetCard:
-    """Description of a data set. A user's own data have no fixed domains, classes or counts."""
+    """Description of a data set, from cards.toml. A user's own data have no fixed domains, classes or counts."""
 
     name: str
     title: str
@@ -31,6 +32,7 @@ class DatasetCard:
     part_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # published images per part and domain
     overlap: str = ""  # what two domains share that they should not
     may_lack_classes: bool = False  # published with classes that are absent from some domain
+    spellings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of domains and classes in some copies
     notes: str = ""
 
     @property
@@ -38,9 +40,17 @@ class DatasetCard:
         return sum(self.counts.values()) or self.total or 0
 
     def to_json(self) -> dict[str, Any]:
-        listed = ("domains", "classes", "views", "subgroups", "outside", "parts")
-        plain = {key: value for key, value in vars(self).items() if key not in (*listed, "counts", "part_counts")}
-        return {**plain, **{key: list(getattr(self, key)) for key in listed}, "counts": dict(self.counts)}
+        fields = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        return {key: value for key, value in fields.items() if key not in ("part_counts", "spellings")}
+
+
+def _card(name: str, fields: dict[str, Any]) -> DatasetCard:
+    tuples: dict[str, Any] = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
+    return DatasetCard(name, **fields | tuples)
+
+
+_TABLES = tomllib.loads(Path(__file__).with_name("cards.toml").read_text(encoding="utf-8"))
+CARDS = {name: _card(name, fields) for name, fields in _TABLES.items()}
 
 
 NO_SUBGROUPS: Mapping[str, str] = {}
@@ -75,19 +85,27 @@ class Index:
     """All samples of a data set, in one fixed order."""
 
     card: DatasetCard
-    classes: tuple[str, ...]
-    domains: tuple[str, ...]
-    samples: tuple[Sample, ...]
-    left_out: tuple[LeftOut, ...] = ()
-    missing: tuple[str, ...] = ()  # named by a table, but not on disk
+    samples: Sequence[Sample]
+    left_out: Sequence[LeftOut] = ()
+    missing: Sequence[str] = ()  # named by a table, but not on disk
     outside: tuple[str, ...] = ()
-    expected: Mapping[str, int] | None = None  # published images per domain, where this is not the whole set
     whole: bool = True  # every part of it
     crop_border: bool = False  # cut the black frame of a fundus photograph before resizing
     missing_parts: Mapping[str, str] = field(default_factory=dict)  # the split of a missing file, where known
     parts_from: str = ""  # a sentence: which files define the publisher's splits
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.card.classes
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """Those that experts are trained on."""
+        return self.card.domains
+
     def __post_init__(self) -> None:
+        for name in ("samples", "left_out", "missing"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if not self.classes or len(set(self.classes)) != len(self.classes):
             raise DataError(f"'{self.card.name}' needs distinct classes, got {list(self.classes)}.")
         twice = [id_ for id_, count in Counter(sample.id for sample in self.samples).items() if count > 1]
@@ -102,7 +120,7 @@ class Index:
     @property
     def total(self) -> int | None:
         """Published images in all, where only that is known and this is the whole set."""
-        return self.card.total if self.whole and not self.expected and not self.card.counts else None
+        return self.card.total if self.whole and not self.card.counts else None
 
     def of(self, domain: str) -> list[Sample]:
         return [sample for sample in self.samples if sample.domain == domain]
@@ -120,7 +138,7 @@ class Index:
         Outside domains belong to no split and stay. A default part (not `explicit`) also keeps samples without a part.
         """
         if part == "all":
-            return replace(self, expected=self._published(self.card.parts)) if self.card.part_counts else self
+            return replace(self, card=self._card(self.card.parts)) if self.card.part_counts else self
         names, present = part.split("+"), {sample.part for sample in self.samples}
         for name in names:
             if name not in self.card.parts:
@@ -134,17 +152,16 @@ class Index:
             self,
             samples=tuple(s for s in self.samples if s.part in keep or s.domain in self.outside),
             missing=tuple(m for m in self.missing if self.missing_parts.get(m) in (None, *names)),
-            expected=self._published(names),
+            card=self._card(names),
             whole=False,
         )
 
-    def _published(self, parts: Sequence[str]) -> Mapping[str, int]:
-        """Published images per domain of these parts together, unless the reader set `expected`."""
-        if self.expected is not None:
-            return self.expected
+    def _card(self, parts: Sequence[str]) -> DatasetCard:
+        """The card with the published counts of these parts together."""
         each = [self.card.part_counts.get(part, {}) for part in parts]
-        inside = {d: sum(counts[d] for counts in each) for d in self.card.domains if d in self.domains and all(each)}
-        return {**inside, **{d: self.card.counts[d] for d in self.outside if d in self.card.counts}}
+        inside = {d: sum(counts[d] for counts in each) for d in self.domains if all(each)}
+        outside = {d: self.card.counts[d] for d in self.outside if d in self.card.counts}
+        return replace(self.card, counts=inside | outside)
 
     def require_usable(self, *, allow_missing_classes: bool) -> None:
         """Refuse an index with a domain without images, or without images of some class."""

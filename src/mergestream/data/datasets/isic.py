@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.index import DatasetCard, Index, LeftOut, Sample
+from mergestream.data.datasets.index import CARDS, Index, LeftOut, Sample
 from mergestream.data.datasets.outside_skin import (
     CLASSES,
     MELANOMA,
@@ -21,36 +21,8 @@ from mergestream.data.datasets.outside_skin import (
 from mergestream.data.datasets.roots import Root, by_stem
 from mergestream.runtime.errors import DataError
 
+CARD = CARDS["isic"]
 ARTEFACTS = ("dark_corner", "hair", "gel_bubble", "ruler")
-DOMAINS = (*ARTEFACTS, "clean")
-OUTSIDE = {"derm7pt_derm": 872, "derm7pt_clinic": 839, "ph2": 200, "pad_ufes": 531}
-TRAIN = {"dark_corner": 2351, "hair": 4884, "gel_bubble": 1640, "ruler": 672, "clean": 2796}
-VAL = {"dark_corner": 368, "hair": 861, "gel_bubble": 267, "ruler": 113, "clean": 448}
-
-CARD = DatasetCard(
-    name="isic",
-    title="ISIC 2019: melanoma or benign, five domains by artefact, four sets outside",
-    layout="ISIC_0000000.jpg and so on in any folder with train_bias_0_1.csv, val_bias_0_1.csv, test_bias_0_1.csv or "
-    "isic_inferred_wocarcinoma.csv; or EPVT's folders ISIC2019_train/<artefact>/{ben,mel}; ISIC_2019_Training_Metadata"
-    ".csv names the lesions. Optionally next to them: release_v0 (Derm7pt) with edraAtlas's lists, "
-    "PH2Dataset, and PAD-UFES-20's metadata.csv with its images",
-    licence="ISIC 2019 CC BY-NC 4.0; PAD-UFES-20 CC BY 4.0; Derm7pt and PH2 research only (none checked at the source)",
-    source="challenge.isic-archive.com/data (2019, training); tables: github.com/SiyuanYan1/EPVT and "
-    "github.com/alceubissoto/artifact-generalization-skin; derm.cs.sfu.ca; fc.up.pt/addi; Mendeley Data zr7vgbcyr2",
-    domains=DOMAINS,
-    classes=CLASSES,
-    counts={**{domain: TRAIN[domain] + VAL[domain] for domain in DOMAINS}, **OUTSIDE},
-    views=("hflip", "vflip", "rot180", "transpose"),
-    group="lesion",
-    outside=tuple(OUTSIDE),
-    parts=("train", "val", "test"),
-    part_counts={"train": TRAIN, "val": VAL},
-    overlap="Several images of one lesion may be in different artefact domains; derm7pt_derm and derm7pt_clinic show "
-    "the same lesions.",
-    notes="Without part= the publisher's train and val together (12,343 + 2,057; the paper writes 12,360 + 2,060). "
-    "bias='0.5_3' reads another trap set. Without edraAtlas's two lists Derm7pt is all but its basal cell carcinomas, "
-    "which is more than the published 872 and 839. MedIMeta's copies of Derm7pt are padded to squares with black.",
-)
 
 INFERRED = "isic_inferred_wocarcinoma.csv"
 THRESHOLD = 0.65
@@ -79,9 +51,9 @@ def artefact_domain(scores: Mapping[str, float]) -> str:
 
 
 def read(root: Root, *, bias: str = "0_1") -> Index:
-    skin_set, parts, published = _inside(root, bias)
+    skin_set, parts, as_published = _inside(root, bias)
     outside: dict[str, SkinSet] = {}
-    for domain in OUTSIDE:
+    for domain in CARD.outside:
         each = _outside(root, domain)
         if each and each.samples:
             outside[domain] = each
@@ -91,25 +63,23 @@ def read(root: Root, *, bias: str = "0_1") -> Index:
         raise DataError(_nothing(root, skin_set))
     every = [skin_set, *outside.values()] if skin_set.samples else list(outside.values())
     left_out = dict.fromkeys(each for one in (skin_set, *outside.values()) for each in one.left_out)
+    published = {domain for domain in CARD.domains if as_published}
+    published |= {domain for domain, each in outside.items() if each.as_published}
+    card = replace(
+        CARD,
+        domains=CARD.domains if skin_set.samples else (),
+        counts={domain: count for domain, count in CARD.counts.items() if domain in published},
+        part_counts=CARD.part_counts if published >= {*CARD.domains} else {},
+    )
     return Index(
-        _card(published, {domain for domain, each in outside.items() if each.as_published}),
-        CLASSES,
-        DOMAINS if skin_set.samples else (),
-        tuple(sample for one in every for sample in one.samples),
+        card,
+        [sample for one in every for sample in one.samples],
         tuple(left_out),
-        tuple(file for one in every for file in one.missing),
+        [file for one in every for file in one.missing],
         outside=tuple(outside),
         parts_from=PARTS_FROM,
         missing_parts=parts,
     )
-
-
-def _card(inside: bool, outside: set[str]) -> DatasetCard:
-    """The card with the published counts of the lists that were read."""
-    counts = {domain: count for domain, count in CARD.counts.items() if domain in outside or domain in DOMAINS}
-    if inside:
-        return replace(CARD, counts=counts)
-    return replace(CARD, counts={domain: counts[domain] for domain in outside}, part_counts={})
 
 
 def _outside(root: Root, domain: str) -> SkinSet | None:
@@ -169,7 +139,7 @@ def _folder_rows(root: Root) -> dict[str, Scored]:
     rows: dict[str, Scored] = {}
     for path in root.images:
         above, domain, name = ("", "", "", *(part.lower() for part in PurePosixPath(path).parent.parts))[-3:]
-        if domain in DOMAINS and name in ("ben", "mel"):
+        if domain in CARD.domains and name in ("ben", "mel"):
             part = PART_FOLDER.fullmatch(above)
             rows[path] = Scored(PurePosixPath(path).stem, domain, int(name == "mel"), part[1] if part else None)
     return rows
@@ -203,6 +173,6 @@ def _nothing(root: Root, skin_set: SkinSet) -> str:
     named = f"its tables name {len(skin_set.missing)} images, none of which is there; " if skin_set.missing else ""
     return (
         f"{root.location} is not a root of 'isic': it should hold the artefact tables (train_bias_0_1.csv or "
-        f"{INFERRED}) with the images, EPVT's folders ISIC2019_train/<artefact>/ben, or one of {', '.join(OUTSIDE)}; "
-        f"{named}it holds {root.glance()}."
+        f"{INFERRED}) with the images, EPVT's folders ISIC2019_train/<artefact>/ben, or one of "
+        f"{', '.join(CARD.outside)}; {named}it holds {root.glance()}."
     )

@@ -12,7 +12,7 @@ from mergestream.data.datasets.cbis_ddsm import (
     read_cases,
     table_name,
 )
-from mergestream.data.datasets.index import DatasetCard, Index, LeftOut, Sample
+from mergestream.data.datasets.index import CARDS, DatasetCard, Index, LeftOut, Sample
 from mergestream.data.datasets.medimeta import MedimetaImage, find_medimeta, read_medimeta
 from mergestream.data.datasets.roots import Root
 from mergestream.runtime.errors import DataError, unknown_name
@@ -30,28 +30,7 @@ NAME: dict[str, Callable[[dict[str, str]], str]] = {
 }
 PUBLISHED = {"mass": 1696, "calc": 1872}  # lesions
 
-CARD = DatasetCard(
-    name="mammo",
-    title="CBIS-DDSM mammography: benign and malignant lesions",
-    layout="one of: the four *_case_description_*_set.csv with manifest-*/CBIS-DDSM/<Subject ID>/…/*.dcm (TCIA); "
-    "csv/ (with dicom_info.csv) and jpeg/ (Kaggle); mammo_mass and mammo_calc (MedIMeta)",
-    licence="CC BY 3.0 (CBIS-DDSM); CC BY-SA 4.0 (MedIMeta's crops of it)",
-    source="doi 10.7937/K9/TCIA.2016.7O02S9CY; kaggle.com awsaf49/cbis-ddsm-breast-cancer-image-dataset; "
-    "doi 10.5281/zenodo.7884735 (MedIMeta: small, crops of 224 pixels)",
-    classes=CLASSES,
-    total=sum(PUBLISHED.values()),
-    views=("hflip", "vflip"),
-    group="patient",
-    subgroups=("density", "finding", "view"),
-    parts=("train", "val", "test"),
-    overlap="A patient may be in several domains: two views show one breast, and some patients have both masses and "
-    "calcifications, even in the training set of one and the test set of the other.",
-    notes="Options: domain='finding_view' (mass_cc, mass_mlo, calc_cc, calc_mlo; the default), 'finding' (mass, calc; "
-    "the default where MedIMeta's annotations.csv names no view) or 'density' (density_1 to density_4); image='crop' "
-    "(the lesion, the default) or 'full' (the mammogram, malignant if any of its lesions is; not in MedIMeta). Only "
-    "MedIMeta has the part 'val', taken from the training set. Published lesions, train and test: mass 1318 and 378, "
-    "calc 1546 and 326; how many of each view or density was not verified.",
-)
+CARD = CARDS["mammo"]
 
 
 def read(root: Root, *, domain: str | None = None, image: str = "crop") -> Index:
@@ -150,13 +129,8 @@ def _index(
     used = tuple(sample for sample in placed if sample.domain in DOMAINS[domain])
     strangers = [LeftOut(s.file, f"its {domain} is {s.domain}") for s in placed if s.domain not in DOMAINS[domain]]
     domains = tuple(name for name in DOMAINS[domain] if any(sample.domain == name for sample in used))
-    expected = PUBLISHED if domain == "finding" and whole else {}
+    total = card.total if whole else None
+    counts = {name: PUBLISHED[name] for name in domains} if whole and domain == "finding" else {}
     return Index(
-        card,
-        CLASSES,
-        domains,
-        used,
-        (*left_out, *strangers),
-        tuple(missing),
-        expected={name: expected[name] for name in domains if name in expected},
+        replace(card, domains=domains, counts=counts, total=total), used, (*left_out, *strangers), list(missing)
     )

@@ -17,8 +17,6 @@ from mergestream.runtime.errors import DataError, unknown_name
 
 PARTS = ("train", "val", "test")
 SUBJECT = re.compile(r"(patient|subject|case|scan|volume)([ _-]?(id|number|name))?", re.IGNORECASE)
-LICENCE = "CC BY-NC-SA 4.0 (as the record says; each folder's LICENSE and info.yaml name the source's own)"
-SOURCE = "zenodo.org/records/7884735 (doi 10.5281/zenodo.7884735), one zip per folder"
 
 
 @dataclass(frozen=True)

@@ -6,26 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.index import DatasetCard, Index, LeftOut, Sample
+from mergestream.data.datasets.index import CARDS, Index, LeftOut, Sample
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.table_files import read_sheet
 from mergestream.runtime.errors import DataError
 
-CARD = DatasetCard(
-    name="messidor",
-    title="Messidor: grade of diabetic retinopathy, three hospitals",
-    layout="Base11 to Base14, Base21 to Base24 and Base31 to Base34, as zips, folders or one flat folder of .tif, "
-    "each with its Annotation_BaseXX.xls (or .xlsx, or .csv)",
-    licence="research and education only; no redistribution",
-    source="adcis.net/en/third-party/messidor (registration)",
-    domains=("Lariboisière", "St Etienne", "Brest"),
-    classes=("grade 0", "grade 1", "grade 2", "grade 3"),
-    total=1187,
-    views=("hflip", "vflip"),
-    notes="1,200 images; 1,187 with the publisher's errata, which are applied unless errata=False: four grades are "
-    "corrected and 13 copies in Base33 left out. Images per hospital are not published here: 400 each before the "
-    "errata is quoted, not verified. Patients are not named. The black border is cropped.",
-)
+CARD = CARDS["messidor"]
 
 # Parts of the departments' names in the tables that survive a wrong encoding.
 DEPARTMENTS = {"lariboisi": "Lariboisière", "tienne": "St Etienne", "brest": "Brest"}
@@ -81,7 +67,7 @@ def read(root: Root, *, errata: bool = True) -> Index:
             samples.append(Sample(f"{base}/{stem}", file, domain, correct, acquired=acquired(stem)))
     left_out += [LeftOut(path, "no annotation names it") for path in images.all if path not in named]
     samples.sort(key=lambda sample: sample.id)
-    return Index(CARD, CARD.classes, CARD.domains, tuple(samples), tuple(left_out), tuple(missing), crop_border=True)
+    return Index(CARD, samples, left_out, missing, crop_border=True)
 
 
 def department(text: str, table: str = "the table") -> str:

@@ -1,21 +1,15 @@
 """Your own images: in folders domain/class/image, or with a CSV file."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.index import DatasetCard, Index, LeftOut, Sample, some
+from mergestream.data.datasets.index import CARDS, Index, LeftOut, Sample, some
 from mergestream.data.datasets.roots import IMAGES, Root
 from mergestream.data.datasets.table_files import Rows, read_csv
 from mergestream.runtime.errors import DataError
 
-FOLDER = DatasetCard(
-    name="folder",
-    title="Your own images in folders",
-    layout="one folder per domain (site, scanner), in it one folder per class, in it images",
-    licence="yours",
-    source="your own disk",
-    notes="Classes are all class folders of all domains, sorted. No groups: for patients or slides use 'table'.",
-)
+FOLDER, TABLE = CARDS["folder"], CARDS["table"]
 
 
 def read_folder(root: Root) -> Index:
@@ -30,7 +24,7 @@ def read_folder(root: Root) -> Index:
     _require_no_empty_domain(root, inside, domains)
     samples = [Sample("/".join(p), path, p[0], classes.index(p[1])) for path, p in split.items()]
     left_out = [LeftOut(path, "not a supported image file") for path in root.files if path not in split]
-    return Index(FOLDER, classes, domains, tuple(samples), tuple(left_out))
+    return Index(replace(FOLDER, classes=classes, domains=domains), samples, left_out)
 
 
 def _image_files(root: Root) -> list[str]:
@@ -57,18 +51,6 @@ def _only_folder(root: Root) -> str:
 MOST_SUBGROUPS = 30
 REQUIRED, OPTIONAL = ("image", "label", "domain"), ("group", "acquired")
 
-TABLE = DatasetCard(
-    name="table",
-    title="Your own images and a table",
-    layout="images, and one CSV with the columns image (its path relative to the CSV), label, domain, and optionally "
-    "group (patient, slide), acquired (a time that sorts); every other column with few values is a subgroup, reported "
-    "separately",
-    licence="yours",
-    source="your own disk",
-    group="the column 'group'",
-    notes="Options: csv='samples.csv' if there are several, classes=('normal', 'tumour') for another order.",
-)
-
 
 def read_table(root: Root, *, csv: str | None = None, classes: Sequence[str] | None = None) -> Index:
     path = root.one(str(csv)) if csv else _only_csv(root)
@@ -93,7 +75,7 @@ def read_table(root: Root, *, csv: str | None = None, classes: Sequence[str] | N
     used = {sample.file for sample in samples}
     left_out += [LeftOut(image, "no row in the table") for image in root.images if image not in used]
     domains = tuple(sorted({row["domain"] for row in rows}))
-    return Index(TABLE, named, domains, tuple(samples), tuple(left_out), tuple(missing))
+    return Index(replace(TABLE, classes=named, domains=domains), samples, left_out, missing)
 
 
 def _names(classes: Sequence[str]) -> tuple[str, ...]:

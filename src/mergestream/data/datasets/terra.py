@@ -8,27 +8,13 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from mergestream.data.datasets.image_trees import has_tree, read_tree
-from mergestream.data.datasets.index import DatasetCard, Index, LeftOut, Sample
+from mergestream.data.datasets.index import CARDS, Index, LeftOut, Sample
 from mergestream.data.datasets.roots import Root, by_stem
 from mergestream.runtime.errors import DataError
 
 ANNOTATIONS = "_annotations.json"
 
-CARD = DatasetCard(
-    name="terra",
-    title="Terra Incognita: camera traps at four places, nine animals and empty",
-    layout="terra_incognita/ with location_100, location_38, location_43 and location_46, each a folder per class; or "
-    "LILA's archives unpacked: eccv_18_annotation_files/*_annotations.json and, in any folder, the images they name",
-    licence="Community Data License Agreement, permissive variant",
-    source="lila.science/datasets/caltech-camera-traps, or DomainBed's scripts/download.py",
-    domains=("location_100", "location_38", "location_43", "location_46"),
-    classes=("bird", "bobcat", "cat", "coyote", "dog", "empty", "opossum", "rabbit", "raccoon", "squirrel"),
-    group="a burst of frames (seq_id); DomainBed's folders do not keep it",
-    may_lack_classes=True,
-    notes="No counts are compared: 24.3 to 24.8 thousand images by release, not checked. DomainBed copies an image "
-    "with two of the ten classes into both folders; here it is left out. Where DomainBed's folders and the annotation "
-    "files are in one root, the folders are read.",
-)
+CARD = CARDS["terra"]
 
 
 @dataclass
@@ -91,7 +77,7 @@ def _read_annotated(root: Root, files: list[str]) -> Index:
     left_out += [LeftOut(f"{count} images", why) for why, count in sorted(unused.items()) if count]
     if strays:
         left_out.append(LeftOut(f"{strays} annotations", "of images that no annotation file lists"))
-    return Index(CARD, CARD.classes, CARD.domains, tuple(samples), tuple(left_out), tuple(missing))
+    return Index(CARD, samples, left_out, missing)
 
 
 def _outside_protocol(image: _Image) -> str | None:

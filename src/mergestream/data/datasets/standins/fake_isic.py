@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mergestream.data.datasets.isic import ARTEFACTS, DOMAINS
+from mergestream.data.datasets.isic import ARTEFACTS, CARD
 from mergestream.data.datasets.standins.drawing import encoded, picture, write_picture, xlsx
 
 SCORES = ",image,dark_corner,hair,gel_border,gel_bubble,ruler,ink,patches,vasc,label,label_string"
@@ -42,7 +42,7 @@ def _write_isic_2019(folder: Path) -> None:
     tables: dict[str, list[str]] = {part: [SCORES] for part in SIZES}
     number = 0
     for part, each in SIZES.items():
-        for domain in DOMAINS:
+        for domain in CARD.domains:
             for label in (0, 1):
                 for n in range(each):
                     image = f"ISIC_{number:07d}"
