@@ -22,7 +22,7 @@ from dicoms import dicom
 from mergestream.serving import startup
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http import server
-from mergestream.serving.startup import JsonFormatter
+from mergestream.serving.startup import JsonFormatter, ServeOptions
 
 STREAMS = "/v1/streams"
 ANSWER = Answer(
@@ -112,7 +112,7 @@ class LocalService:
         self._handler = _Lines(self.said, as_json=options.get("json_log", False))
         logging.getLogger("mergestream.serving").addHandler(self._handler)
         logging.getLogger("mergestream.serving").setLevel(logging.INFO)
-        chosen = startup.ServeOptions(pool, port=0, state=state, **{"guards": ("fallback=none",), **options})
+        chosen = ServeOptions(pool, port=0, state=state, **{"guards": ("fallback=none",), **options})
         self._thread = threading.Thread(target=self._serve, args=(chosen,), daemon=True)
         servers = self._servers
 
@@ -126,7 +126,7 @@ class LocalService:
             assert self._ready.wait(60), self.words()
         assert self.url, self._failures
 
-    def _serve(self, options: startup.ServeOptions) -> None:
+    def _serve(self, options: ServeOptions) -> None:
         try:
             startup.serve(options, self._say)
         except BaseException as error:

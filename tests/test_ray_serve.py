@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 import mergestream as ms
 from benching import write_pool
-from engines import PLAIN, batch
 from engines import Service as PlainService
+from engines import batch
 from mergestream.runtime.errors import InputError, UnknownNameError
 from mergestream.serving.audit.log_verification import verify
-from mergestream.serving.engine_options import EngineOptions
 from mergestream.serving.micro_batching import OverloadedError
+from mergestream.serving.options import ServeOptions
 from mergestream.serving.replicas.ray_cluster import start_replicas
 from mergestream.serving.replicas.replicated_engine import ReplicatedEngine, place_of
 from test_intake import drawn, saved
@@ -56,10 +56,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engines(folder: Path) -> Iterator[ReplicatedEngine]:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mergestream[ray]'")
     pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'mergestream[scale-out]'")
-    ray.init(address="local", num_cpus=3, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-    request = EngineOptions(folder / "pool", folder / "state", options=MOVING, settings=PLAIN)
+    ray.init(address="local", num_cpus=64, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    options, guards = ("momentum=0.7",), ("fallback=none",)
+    request = ServeOptions(folder / "pool", state=folder / "state", options=options, guards=guards, replicas=2)
     try:
-        yield start_replicas(request, 2)
+        yield start_replicas(request)
     finally:
         from ray import serve
 
@@ -113,9 +114,9 @@ def test_what_changes_the_service_reaches_every_engine(engines: ReplicatedEngine
 
 @pytest.mark.slow
 def test_the_http_service_in_front_is_the_same(engines: ReplicatedEngine) -> None:
-    from mergestream.serving.engine_options import OpenEngine
     from mergestream.serving.http.application import create_app
     from mergestream.serving.monitoring import Metrics
+    from mergestream.serving.open_engine import OpenEngine
     from mergestream.serving.service import Service
 
     def in_front(_: Metrics) -> OpenEngine:

@@ -19,9 +19,10 @@ import torch
 
 from benching import command, process, write_pool
 from mergestream.runtime.errors import InputError, UnknownNameError
-from mergestream.serving.engine_options import EngineOptions
+from mergestream.serving.open_engine import load_pool
+from mergestream.serving.options import ServeOptions
 from mergestream.serving.replicas.replicated_engine import place_of
-from mergestream.serving.startup import ServeOptions, serve
+from mergestream.serving.startup import serve
 from services import STREAMS, RunningService, direct, form, pixels, png, probabilities, tensor
 
 SITES = ("lyon", "brest", "turin", "aachen")
@@ -57,11 +58,11 @@ def test_without_ray_it_says_what_to_install(pool: Path, tmp_path: Path, monkeyp
 
 
 def test_an_engine_computes_in_the_numbers_it_is_asked_for(pool: Path, tmp_path: Path) -> None:
-    wanted = EngineOptions(pool, tmp_path / "state")
-    assert wanted.load_pool().bank.dtype == torch.float32
-    assert replace(wanted, dtype="bfloat16").load_pool().bank.dtype == torch.bfloat16
+    options = ServeOptions(pool, state=tmp_path / "state", device="cpu")
+    assert load_pool(options).bank.dtype == torch.float32
+    assert load_pool(replace(options, dtype="bfloat16")).bank.dtype == torch.bfloat16
     with pytest.raises(UnknownNameError, match="dtype"):
-        replace(wanted, dtype="int8")
+        replace(options, dtype="int8")
 
 
 @pytest.mark.slow

@@ -33,7 +33,6 @@ from mergestream.cli import app as cli
 from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
 from mergestream.serving.engine.engine import Engine
-from mergestream.serving.engine_options import OpenEngine
 from mergestream.serving.http import server
 from mergestream.serving.http.application import create_app
 from mergestream.serving.http.problems import OWN, PROBLEMS, ClientGone, Problem, problem_of
@@ -42,7 +41,7 @@ from mergestream.serving.http.tokens import ADMINISTRATOR, CLIENT, Tokens, creat
 from mergestream.serving.http.uploads import files_of
 from mergestream.serving.micro_batching import OverloadedError
 from mergestream.serving.monitoring import Metrics
-from mergestream.serving.service import Service
+from mergestream.serving.service import OpenEngine, Service
 from mergestream.serving.startup import JsonFormatter, ServeOptions, serve
 from services import STREAMS, LocalService, encoded, form, npy, png
 
@@ -198,9 +197,9 @@ def test_a_service_that_others_could_reach_needs_tokens(folder: Path, tokens: di
     for wrong, said in (
         ({"tls_cert": folder / "cert.pem"}, "both --tls-cert"), ({"device": "abacus"}, "device"),
         ({"no_audit": True, "audit": tmp_path / "a"}, "--no-audit"), ({"guards": ["fallback=none", "x=1"]}, "x"),
-        ({"guards": ["fallback=3"]}, "fallback"), ({"rate": -1.0}, "rate"), ({"max_batch": 0}, "count"),
+        ({"guards": ["fallback=3"]}, "fallback"), ({"rate": -1.0}, "rate"), ({"max_batch": 0}, "max_batch"),
         ({"tokens": tmp_path / "none"}, "cannot be read"), ({"audit_key": tmp_path / "none"}, "cannot be read"),
-        ({"max_body_mib": 0}, "body_bytes"), ({"options": ["momentum"]}, "name=value"), ({"dtype": "int3"}, "dtype"),
+        ({"max_body_mib": 0}, "max_body_mib"), ({"options": ["momentum"]}, "name=value"), ({"dtype": "int3"}, "dtype"),
         ({"watch": Path(__file__)}, "Cannot write"),
     ):  # fmt: skip
         with pytest.raises(MergestreamError, match=said):
@@ -394,7 +393,7 @@ def test_a_signal_while_it_loads_ends_it_in_order_and_it_was_never_ready(engine:
 
     service = Service(slowly)
     try:
-        server.run(service, server.Address(port=0), ready.append)
+        server.run(service, ServeOptions(Path("pool"), port=0), ready.append)
     finally:
         signal.signal(signal.SIGTERM, kept)
     assert ready == []

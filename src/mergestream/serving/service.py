@@ -12,12 +12,12 @@ from weakref import WeakValueDictionary
 from mergestream.data.intake import Picture, read_uploads
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer
-from mergestream.serving.engine_options import OpenEngine
 from mergestream.serving.http.problems import Problem
 from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, ServiceLimits
 from mergestream.serving.http.tokens import Tokens
 from mergestream.serving.micro_batching import MicroBatcher
 from mergestream.serving.monitoring import Metrics, RecentSteps
+from mergestream.serving.open_engine import OpenEngine
 
 if TYPE_CHECKING:
     from mergestream.serving.watched_folder import FolderThread

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from starlette.types import Receive
 
 from mergestream.data.intake.limits import MEBIBYTE, Limits
-from mergestream.runtime.option_checks import number, whole_number
 from mergestream.serving.http.problems import ClientGone, Problem
 from mergestream.serving.micro_batching import BatchingSettings, OverloadedError
 
@@ -36,13 +35,6 @@ class ServiceLimits:
     burst: int = 200
     intake: Limits = field(default_factory=Limits)
     batching: BatchingSettings = field(default_factory=BatchingSettings)
-
-    def __post_init__(self) -> None:
-        for limit in ("body_bytes", "held_bytes", "requests", "burst"):
-            whole_number(limit, getattr(self, limit), low=1)
-        for limit in ("body_seconds", "answer_seconds"):
-            number(limit, getattr(self, limit), above=0)
-        number("rate", self.rate, low=0)
 
 
 class RateLimiter:

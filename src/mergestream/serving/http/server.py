@@ -8,8 +8,6 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import h11
@@ -20,6 +18,7 @@ from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import error_text
 from mergestream.serving.http.application import create_app
 from mergestream.serving.http.problems import MEDIA_TYPE, Problem, document
+from mergestream.serving.options import ServeOptions
 from mergestream.serving.service import Service
 
 HEADER_SECONDS = 15.0
@@ -27,16 +26,6 @@ KEEP_ALIVE_SECONDS = 15
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE_SECONDS = 30.0  # beyond the time limits of a body and an answer
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where the service listens. With certificate and key it uses TLS."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    certificate: Path | None = None
-    key: Path | None = None
 
 
 class Connection(H11Protocol):
@@ -103,14 +92,14 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def run(service: Service, address: Address, on_ready: Callable[[str], None] = lambda _: None) -> None:
+def run(service: Service, options: ServeOptions, on_ready: Callable[[str], None] = lambda _: None) -> None:
     """Serve until a signal comes; then finish accepted work and release everything."""
-    with _listening(address) as sock:
-        asyncio.run(_serve(service, address, sock, on_ready))
+    with _listening(options) as sock:
+        asyncio.run(_serve(service, options, sock, on_ready))
 
 
-async def _serve(service: Service, address: Address, sock: socket.socket, on_ready: Callable[[str], None]) -> None:
-    server, url = Server(_config(service, address)), url_of(address, sock)
+async def _serve(service: Service, options: ServeOptions, sock: socket.socket, on_ready: Callable[[str], None]) -> None:
+    server, url = Server(_config(service, options)), url_of(options, sock)
     failure: list[BaseException] = []
 
     async def load() -> None:
@@ -142,7 +131,7 @@ async def _serve(service: Service, address: Address, sock: socket.socket, on_rea
         raise failure[0]
 
 
-def _config(service: Service, address: Address) -> uvicorn.Config:
+def _config(service: Service, options: ServeOptions) -> uvicorn.Config:
     limits = service.limits
     try:
         config = uvicorn.Config(
@@ -157,8 +146,8 @@ def _config(service: Service, address: Address) -> uvicorn.Config:
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=int(limits.body_seconds + limits.answer_seconds + GRACE_SECONDS),
             limit_concurrency=4 * limits.requests,
-            ssl_certfile=address.certificate,
-            ssl_keyfile=address.key,
+            ssl_certfile=options.tls_cert,
+            ssl_keyfile=options.tls_key,
         )
         config.load()
     except OSError as error:  # ssl.SSLError too
@@ -167,10 +156,10 @@ def _config(service: Service, address: Address) -> uvicorn.Config:
 
 
 @contextmanager
-def _listening(address: Address) -> Iterator[socket.socket]:
+def _listening(options: ServeOptions) -> Iterator[socket.socket]:
     """Open the listening socket, so that an address in use is an error before anything is loaded."""
     try:
-        addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+        addresses = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
         family, kind, protocol, _, place = addresses[0]
         # asyncio sets TCP_NODELAY only if the protocol is given; without it every answer takes 40 ms more.
         sock = socket.socket(family, kind, protocol)
@@ -178,12 +167,12 @@ def _listening(address: Address) -> Iterator[socket.socket]:
         sock.bind(place)
         sock.listen(1024)
     except (OSError, OverflowError) as error:
-        message = f"Cannot listen at {address.host}, port {address.port}: {error}. Choose another --host or --port."
+        message = f"Cannot listen at {options.host}, port {options.port}: {error}. Choose another --host or --port."
         raise InputError(message) from error
     with sock:
         yield sock
 
 
-def url_of(address: Address, sock: socket.socket) -> str:
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    return f"{'https' if address.certificate else 'http'}://{host}:{sock.getsockname()[1]}"
+def url_of(options: ServeOptions, sock: socket.socket) -> str:
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return f"{'https' if options.tls_cert else 'http'}://{host}:{sock.getsockname()[1]}"

@@ -14,7 +14,8 @@ import torch
 
 from mergestream.runtime.errors import InputError, WorkerError
 from mergestream.runtime.parallel import require_reachable
-from mergestream.serving.engine_options import EngineOptions
+from mergestream.serving.open_engine import with_device
+from mergestream.serving.options import ServeOptions
 from mergestream.serving.replicas.replicated_engine import Replica, ReplicatedEngine
 
 APPLICATION = "mergestream-{number}"
@@ -29,22 +30,21 @@ def require_ray_serve() -> None:
 
 
 def start_replicas(
-    options: EngineOptions, replicas: int, seconds: float = 600.0, *, on_append: Callable[[bool], None] = lambda _: None
+    options: ServeOptions, seconds: float = 600.0, *, on_append: Callable[[bool], None] = lambda _: None
 ) -> ReplicatedEngine:
     """Start replicas on the cluster of RAY_ADDRESS, or on this machine, and wait until they are ready."""
-    if replicas < 1:
-        raise InputError(f"There must be at least one replica, got {replicas}.")
     require_ray_serve()
-    disconnect = _connect(options, replicas)
+    options = with_device(options)
+    disconnect = _connect(options)
     try:
-        handles = _deploy(options.absolute(), replicas)
+        handles = _deploy(options.absolute())
         return ReplicatedEngine(handles, seconds, on_append=on_append, on_close=disconnect)
     except BaseException:
         disconnect()
         raise
 
 
-def _deploy(options: EngineOptions, replicas: int) -> list[Any]:
+def _deploy(options: ServeOptions) -> list[Any]:
     from ray import serve
 
     # Serve's own HTTP proxy would not ask for tokens.
@@ -55,11 +55,11 @@ def _deploy(options: EngineOptions, replicas: int) -> list[Any]:
         max_ongoing_requests=MOST_CALLS,
         max_constructor_retry_count=3,
         logging_config={"log_level": "WARNING", "enable_access_log": False},
-        ray_actor_options={"num_cpus": options.threads, "num_gpus": 0 if options.device == "cpu" else 1},
+        ray_actor_options={"num_cpus": _cores(options), "num_gpus": 0 if options.device == "cpu" else 1},
     )
     targets = [
         serve.RunTarget(deployment.bind(options, number), APPLICATION.format(number=number), route_prefix=None)
-        for number in range(replicas)
+        for number in range(options.replicas)
     ]
     try:
         handles: list[Any] = serve.run_many(targets)
@@ -69,7 +69,7 @@ def _deploy(options: EngineOptions, replicas: int) -> list[Any]:
     return handles
 
 
-def _connect(options: EngineOptions, replicas: int) -> Callable[[], None]:
+def _connect(options: ServeOptions) -> Callable[[], None]:
     """Connect to the cluster or start one. Return the function that disconnects, or ends the started one."""
     import ray
 
@@ -80,7 +80,7 @@ def _connect(options: EngineOptions, replicas: int) -> Callable[[], None]:
     if address:
         _join(address)
     else:
-        _start_cluster(options, replicas)
+        _start_cluster(options)
     return ray.shutdown
 
 
@@ -97,10 +97,11 @@ def _join(address: str) -> None:
         ) from error
 
 
-def _start_cluster(options: EngineOptions, replicas: int) -> None:
+def _start_cluster(options: ServeOptions) -> None:
     """Start a cluster for these replicas only. It needs a token and stores no image on disk."""
     import ray
 
+    replicas = options.replicas
     if options.device != "cpu" and torch.cuda.device_count() < replicas:
         raise InputError(
             f"Each of {replicas} replicas needs a GPU, and this machine has {torch.cuda.device_count()}. Start "
@@ -110,10 +111,15 @@ def _start_cluster(options: EngineOptions, replicas: int) -> None:
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     ray.init(
         address="local",
-        num_cpus=replicas * options.threads,
+        num_cpus=replicas * _cores(options),
         num_gpus=0 if options.device == "cpu" else replicas,
         include_dashboard=False,
         logging_level="ERROR",
         log_to_driver=False,
         _system_config={"automatic_object_spilling_enabled": False},
     )
+
+
+def _cores(options: ServeOptions) -> int:
+    """CPU cores per replica."""
+    return max(1, torch.get_num_threads() // options.replicas)

@@ -21,8 +21,9 @@ from mergestream.runtime.errors import MergestreamError
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.engine.registry import require_name
-from mergestream.serving.engine_options import EngineOptions, OpenEngine, open_engine
 from mergestream.serving.micro_batching import OverloadedError
+from mergestream.serving.open_engine import OpenEngine, open_engine
+from mergestream.serving.options import ServeOptions
 from mergestream.serving.service import STOPPED
 
 POLL_SECONDS, GONE_SECONDS = 2.0, 10.0
@@ -74,7 +75,7 @@ class Reply:
 class Replica:
     """One engine with its log, in a process of Ray Serve."""
 
-    def __init__(self, options: EngineOptions, number: int) -> None:
+    def __init__(self, options: ServeOptions, number: int) -> None:
         # All work on a GPU is done by one thread, as in the service.
         self._thread = None if options.device == "cpu" else ThreadPoolExecutor(1, "device")
         self._open: OpenEngine | None = None

@@ -1,0 +1,83 @@
+"""The engine with its audit log, opened in this process or in that of a replica."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
+
+import torch
+
+from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.errors import InputError
+from mergestream.runtime.option_checks import one_of
+from mergestream.runtime.option_text import parse_options
+from mergestream.serving.audit.keys import read_private_key
+from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
+from mergestream.serving.engine.engine import Engine
+from mergestream.serving.engine.persistence import recent_lines
+from mergestream.serving.engine.settings import EngineSettings
+from mergestream.serving.guards.findings import GuardSettings
+from mergestream.serving.options import ServeOptions
+
+if TYPE_CHECKING:
+    from mergestream.serving.replicas.replicated_engine import ReplicatedEngine
+
+
+class OpenEngine(NamedTuple):
+    """An engine and its audit log. A `ReplicatedEngine` is both: it stands for several engines and their logs."""
+
+    engine: Union[Engine, "ReplicatedEngine"]
+    log: Union[AuditLog, NoAuditLog, "ReplicatedEngine"]
+
+
+def open_engine(options: ServeOptions, on_append: Callable[[bool], None] = lambda _: None) -> OpenEngine:
+    """Load the pool, open the log and start the engine. `on_append` hears of each line: written or not."""
+    pool, path = load_pool(options), options.log_file
+    key = None if options.audit_key is None else read_private_key(options.audit_key)
+    log = NoAuditLog() if path is None else AuditLog.open(path, key, on_append=on_append)
+    try:
+        engine = Engine(
+            pool,
+            options.method,
+            dict(parse_options(options.options or ())),
+            audit=log,
+            state_folder=options.state / "streams",
+            settings=engine_settings(options),
+            recent=() if path is None else recent_lines(path),
+            load_pool=lambda: load_pool(options),
+        )
+    except BaseException:
+        log.close()
+        raise
+    return OpenEngine(engine, log)
+
+
+def load_pool(options: ServeOptions) -> ExpertPool:
+    """Load the experts on their device. The pool must say how pixels are prepared."""
+    dtype = None if options.dtype is None else getattr(torch, options.dtype)
+    pool = ExpertPool.load(options.pool, device=options.device, dtype=dtype)
+    if pool.preprocessing is None:
+        raise InputError(
+            f"{options.pool} does not say how pixels are prepared for its network, so images cannot be served. "
+            "Save it with preprocessing=mergestream.Preprocessing(size=…)."
+        )
+    return pool
+
+
+def with_device(options: ServeOptions) -> ServeOptions:
+    """The same options with 'auto' decided on this machine."""
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("This machine has no CUDA device that PyTorch can use. Give --device cpu or auto.")
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    return replace(options, device=automatic if options.device == "auto" else options.device)
+
+
+def engine_settings(options: ServeOptions) -> EngineSettings:
+    settings: dict[str, Any] = dict(parse_options(options.guards or ()))
+    for name in settings:
+        one_of("guard", name, tuple(GuardSettings.__dataclass_fields__))
+    if "fallback" in settings:  # here 'none' is a name
+        settings["fallback"] = "none" if settings["fallback"] is None else str(settings["fallback"])
+    if isinstance(settings.get("fallback_on"), str):
+        settings["fallback_on"] = (settings["fallback_on"],)
+    guards = GuardSettings(**settings)
+    return EngineSettings(guards=guards, most_streams=options.max_streams, weights_hash=options.weights_hash)
