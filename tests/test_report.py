@@ -25,7 +25,7 @@ from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.records import Run
 from mergestream.bench.report.figures import panel
 from mergestream.bench.report.method_figures import draw_reliability
-from mergestream.bench.report.page import PageFold, PageSection, Paragraph, render
+from mergestream.bench.report.page import environment, render
 from mergestream.bench.report.report_page import make_report
 from mergestream.bench.report.result_sections import describe_across_streams, describe_options
 from mergestream.bench.report.result_table import ResultTable, to_latex, to_markdown
@@ -262,6 +262,15 @@ def test_a_figure_takes_the_pages_colours_and_names_its_methods(bench: Path) -> 
         assert set(re.findall(r'(?:url\(|href=")#([^)"]+)', text)) <= own
 
 
+def page_of(table: ResultTable, methods: list[str]) -> tuple[str, list[ResultTable]]:
+    """A page with one section and the table in a fold."""
+    template = environment().from_string(
+        '{% from "parts.html.j2" import section, fold, table with context %}'
+        '{% call section("S") %}{% call fold("more") %}{{ table(shown) }}{% endcall %}{% endcall %}'
+    )
+    return render(template, "t", "n", methods, shown=table)
+
+
 def test_a_table_is_escaped_sortable_and_copied() -> None:
     table = ResultTable(
         "A <title>",
@@ -269,7 +278,7 @@ def test_a_table_is_escaped_sortable_and_copied() -> None:
         (("m(x=1)", "1.0", "so it <is>"), ("other", "–", "so")),
         frozenset({(0, 1)}),
     )
-    text = render("t", "n", [PageSection("s", [table])], ["m(x=1)"])
+    text, _ = page_of(table, ["m(x=1)"])
     assert "A &lt;title&gt;" in text
     assert text.count('aria-sort="none"') == 3
     assert '<tr data-method="m(x=1)">' in text
@@ -279,14 +288,15 @@ def test_a_table_is_escaped_sortable_and_copied() -> None:
         assert written.splitlines()[-1] in unescape(text)
 
 
-def test_tables_in_folds_are_exported_too() -> None:
+def test_the_page_lists_its_sections_and_its_tables_in_folds_too() -> None:
     table = ResultTable("inner", ("method",), (("m",),))
-    section = PageSection("title", [Paragraph("text"), PageFold("more", [PageFold("deeper", [table])])])
-    assert list(section.tables()) == [table]
-    assert "<caption>inner</caption>" in render("t", "n", [section])
+    text, tables = page_of(table, [])
+    assert tables == [table]
+    assert "<caption>inner</caption>" in text
+    assert '<a href="#s">S</a>' in text
 
 
-def test_options_are_told_in_words() -> None:
+def test_options_are_described_in_words() -> None:
     assert describe_options("entropy_adaptive(views=())") == "without consistency"
     assert describe_options("entropy_adaptive(views=(vflip))") == "consistency under other views"
     assert describe_options("entropy_adaptive(head=shared, momentum=0.9)").count(";") == 1

@@ -21,7 +21,7 @@ from mergestream.bench.landscape.landscape_record import Landscape
 from mergestream.bench.records import Run
 from mergestream.bench.report.bench_tables import results_table
 from mergestream.bench.report.figures import draw_samples, new_figure, to_data_uri
-from mergestream.bench.report.page import PageImage, PageSection
+from mergestream.bench.report.page import PageSection
 from mergestream.bench.report.report_findings import analyse_runs
 from mergestream.bench.report.report_page import write_report
 from mergestream.bench.report.result_table import ResultTable
@@ -236,11 +236,6 @@ def _hospitals(cards: Sequence[ExpertCard], dataset: Dataset) -> PageSection:
         picked = [int(i) for c in range(len(data.classes)) for i in (data.labels == c).nonzero()[:2, 0]]
         draw_samples(ax, data.images[picked].permute(0, 2, 3, 1).numpy(), domain)
     classes = ", ".join(dataset.classes)
-    drawn = PageImage(
-        to_data_uri(figure),
-        f"Sample images of each phantom hospital ({', '.join(dataset.domains)}), two of each class: {classes}.",
-        f"Two generated images of each class ({classes}) per hospital: same cells, other stain, optics and artefacts.",
-    )
     rows = tuple(
         (
             card.name,
@@ -253,4 +248,10 @@ def _hospitals(cards: Sequence[ExpertCard], dataset: Dataset) -> PageSection:
     )
     columns = ("expert", "seed", "accuracy %", "cross-entropy", "temperature")
     at_home = ResultTable("Experts at home, on their own validation split", columns, rows)
-    return PageSection("The hospitals", [drawn, at_home])
+    return PageSection(
+        "The hospitals",
+        to_data_uri(figure),
+        f"Sample images of each phantom hospital ({', '.join(dataset.domains)}), two of each class: {classes}.",
+        f"Two generated images of each class ({classes}) per hospital: same cells, other stain, optics and artefacts.",
+        at_home,
+    )

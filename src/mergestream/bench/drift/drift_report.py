@@ -11,16 +11,7 @@ import numpy as np
 from mergestream.bench.drift.drift_figures import GREY, GUIDES, HALF, VERMILION, DriftFigure, figures_of, static_figure
 from mergestream.bench.drift.pool_drift import Drift, LayerDrift, analyse_drift
 from mergestream.bench.report.figures import write_figure
-from mergestream.bench.report.page import (
-    NOTICE,
-    Bullets,
-    InteractiveFigure,
-    PageSection,
-    Paragraph,
-    Part,
-    Preformatted,
-    render,
-)
+from mergestream.bench.report.page import NOTICE, render
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import make_folder, write_text
 from mergestream.runtime.parallel import Track
@@ -29,7 +20,6 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 RECORD, PAGE, FIGURES = "drift.json", "drift.html", "figures"
-HELP = "Point at a value to read it; click a name in the legend to hide it, twice to see it alone; drag to zoom."
 # No button leads out of the page.
 CONFIG = {
     "displaylogo": False,
@@ -57,14 +47,10 @@ def run_drift(pool: Path, out: Path, track: Track, command: str) -> Drift:
 
 def render_drift(drift: Drift, command: str) -> str:
     """The page as text: summary, interactive figures, provenance."""
-    figures: list[Part] = [*interactive_figures(figures_of(drift))]
-    hashes = "\n".join(f"{name}: sha-256 {digest}" for name, digest in drift.weights_sha256.items())
-    sections = [
-        PageSection("Summary", [Bullets(describe_drift(drift))]),
-        PageSection("Figures", [Paragraph(HELP), *figures] if figures else [Paragraph("There is nothing to draw.")]),
-        PageSection("Provenance", [Preformatted(command), Preformatted(hashes)]),
-    ]
-    return render(f"Drift of {len(drift.experts)} experts: {drift.network}", NOTICE, sections)
+    title = f"Drift of {len(drift.experts)} experts: {drift.network}"
+    figures, sentences = interactive_figures(figures_of(drift)), describe_drift(drift)
+    page, _ = render("drift.html.j2", title, NOTICE, drift=drift, figures=figures, sentences=sentences, command=command)
+    return page
 
 
 def describe_drift(drift: Drift) -> list[str]:
@@ -131,19 +117,19 @@ def _names(layers: Sequence[LayerDrift], shown: int = 6) -> str:
     return (", ".join(names[:shown]) + more) or "none"
 
 
-def interactive_figures(figures: Sequence[DriftFigure]) -> list[InteractiveFigure]:
-    """The figures as HTML; the first one carries the library, which is nearly five megabytes."""
+def interactive_figures(figures: Sequence[DriftFigure]) -> dict[str, str]:
+    """The figures as HTML by title; the first one carries the library, which is nearly five megabytes."""
     try:
         from plotly import graph_objects
     except ImportError as error:
         raise InputError(
             "The interactive page needs plotly: pip install 'mergestream[report]'. Static figures and numbers do not."
         ) from error
-    drawings = [(_interactive(graph_objects, figure), figure.title) for figure in figures]
-    return [
-        InteractiveFigure(drawing.to_html(full_html=False, include_plotlyjs=number == 0, config=CONFIG), title)
-        for number, (drawing, title) in enumerate(drawings)
-    ]
+    drawings = {figure.title: _interactive(graph_objects, figure) for figure in figures}
+    return {
+        title: drawing.to_html(full_html=False, include_plotlyjs=number == 0, config=CONFIG)
+        for number, (title, drawing) in enumerate(drawings.items())
+    }
 
 
 def _interactive(graphs: Any, figure: DriftFigure) -> Figure:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mergestream.bench.landscape.landscape_record import (
-    CROSS_ENTROPY,
     EXPERT,
     MEAN,
     POOL_MEAN,
@@ -48,7 +47,7 @@ def draw_plane(ax: Axes, landscape: Landscape) -> None:
     filled = ax.contourf(landscape.x, landscape.y, values, levels, cmap=COLOURS, norm=colours, extend="both")
     ax.contour(filled, colors=EDGE, linewidths=0.4, alpha=0.3)
     bar = ax.figure.colorbar(filled, ax=ax, format="%.2f", ticks=levels[::3])
-    bar.set_label(loss_label(landscape))
+    bar.set_label(landscape.loss_label)
     corners = landscape.of_kind(EXPERT)
     ax.fill([mark.x for mark in corners], [mark.y for mark in corners], fill=False, edgecolor=EDGE, linestyle=":")
     _draw_path(ax, landscape)
@@ -70,13 +69,9 @@ def draw_segments(ax: Axes, landscape: Landscape) -> None:
     if highest.barrier_height > 0:
         _draw_barrier(ax, highest)
     ax.set_xlabel("position between two experts, 0 to 1")
-    ax.set_ylabel(loss_label(landscape))
+    ax.set_ylabel(landscape.loss_label)
     ax.legend(fontsize=8, frameon=False)
     ax.spines[["top", "right"]].set_visible(False)
-
-
-def loss_label(landscape: Landscape) -> str:
-    return f"{'cross-entropy' if landscape.measure == CROSS_ENTROPY else 'entropy of the answers'}, nats"
 
 
 def _levels(values: np.ma.MaskedArray) -> np.ndarray:

@@ -113,6 +113,10 @@ class Landscape:
     def path_name(self) -> str | None:
         return f"{self.path_method} on {self.path_stream}" if self.path else None
 
+    @property
+    def loss_label(self) -> str:
+        return f"{'cross-entropy' if self.measure == CROSS_ENTROPY else 'entropy of the answers'}, nats"
+
     def of_kind(self, kind: str) -> list[Mark]:
         return [mark for mark in self.marks if mark.kind == kind]
 

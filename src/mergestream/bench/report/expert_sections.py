@@ -1,8 +1,9 @@
-"""The report's sections on the paper's claims and on the experts: drift and loss landscape."""
+"""Parts of the report's sections on the paper's claims and on the experts: drift and loss landscape."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mergestream.bench.claims.claim_finding import (
@@ -13,17 +14,14 @@ from mergestream.bench.claims.claim_finding import (
     UNKNOWN,
     ClaimFinding,
     Verdict,
-    claims_by_stream,
 )
-from mergestream.bench.drift.drift_figures import HEAT_MAP, DriftFigure, draw, figures_of
-from mergestream.bench.drift.drift_report import describe_drift
-from mergestream.bench.drift.pool_drift import Drift, LayerDrift
-from mergestream.bench.landscape.landscape_figures import draw_plane, draw_segments, loss_label
-from mergestream.bench.landscape.landscape_record import Landscape, Mark, describe_landscape
+from mergestream.bench.drift.drift_figures import draw, figures_of
+from mergestream.bench.drift.pool_drift import Drift
+from mergestream.bench.landscape.landscape_figures import draw_plane, draw_segments
+from mergestream.bench.landscape.landscape_record import Landscape, describe_landscape
 from mergestream.bench.report.figures import PALETTE, Panel, css_colour, panel
-from mergestream.bench.report.page import Bullets, LegendKey, PageFigure, PageFold, PageSection, Part
-from mergestream.bench.report.report_findings import ReportFindings
-from mergestream.bench.report.result_table import ResultTable
+from mergestream.bench.report.page import LegendKey
+from mergestream.bench.report.result_table import ResultTable, format_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,64 +55,42 @@ def draw_findings(ax: Axes, findings: Sequence[ClaimFinding]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def claims_section(report: ReportFindings) -> PageSection | None:
-    measured = [each for each in report.claims if each.estimate is not None]
-    missing = [f"{each.claim} {each.reason}" for each in report.claims if each.estimate is None]
-    if not measured:
-        return None
-    parts: list[Part] = [claims_by_stream(measured), _claims_figure(measured)]
-    parts += [Bullets(list(dict.fromkeys(missing)))] if missing else []
-    return PageSection("The paper's claims", parts)
+def missing_claims(claims: Sequence[ClaimFinding]) -> list[str]:
+    return list(dict.fromkeys(f"{each.claim} {each.reason}" for each in claims if each.estimate is None))
 
 
-def _claims_figure(findings: Sequence[ClaimFinding]) -> PageFigure:
+def claim_keys() -> list[LegendKey]:
+    return [LegendKey(verdict, css_colour(colour)) for verdict, (colour, _) in STYLES.items()]
+
+
+def claims_panels(findings: Sequence[ClaimFinding]) -> list[Panel]:
+    """One panel per unit."""
     panels: list[Panel] = []
     for unit in (CORRELATION, POINTS):
         here = [each for each in findings if each.unit == unit]
-        panels += [_claims_panel(f"claims-{len(panels)}", unit, here)] if here else []
-    keys = [LegendKey(verdict, css_colour(colour)) for verdict, (colour, _) in STYLES.items()]
-    caption = "Each claim's number on each stream with its 95 % interval; right of 0 supports the claim."
-    return PageFigure(panels, caption, keys)
+        counts = {verdict: sum(each.verdict == verdict for each in here) for verdict in STYLES}
+        verdicts = ", ".join(f"{verdict} {count} times" for verdict, count in counts.items())
+        alternative = f"{len(here)} findings in {unit}, each a mark with its interval: the claim {verdicts}."
+        height = 0.2 * (len(here) + len({each.measure for each in here})) + 0.9
+        name, draw = f"claims-{len(panels)}", partial(draw_findings, findings=here)
+        panels += [panel(name, alternative, draw, width=8.4, height=height, title=f"Claims, in {unit}")] if here else []
+    return panels
 
 
-def _claims_panel(name: str, unit: str, findings: Sequence[ClaimFinding]) -> Panel:
-    counts = {verdict: sum(each.verdict == verdict for each in findings) for verdict in STYLES}
-    verdicts = ", ".join(f"{verdict} {count} times" for verdict, count in counts.items())
-    rows = len(findings) + len({each.measure for each in findings})
-    return panel(
-        name,
-        f"{len(findings)} findings in {unit}, each a mark with its interval: the claim {verdicts}.",
-        lambda ax: draw_findings(ax, findings),
-        width=8.4,
-        height=0.2 * rows + 0.9,
-        title=f"Claims, in {unit}",
-    )
-
-
-def drift_section(report: ReportFindings) -> PageSection | None:
-    if report.drift is None:
-        return None
-    drift = report.drift
-    figure = PageFigure(
-        [_drift_panel(each, drift) for each in figures_of(drift)],
-        f"Weights of {', '.join(drift.experts)}, compared pair by pair, layer by layer. The numbers are in the table.",
-    )
-    return PageSection(
-        "Drift", [Bullets(describe_drift(drift)), figure, PageFold("Layer by layer", [_drift_table(drift)])]
-    )
-
-
-def _drift_panel(figure: DriftFigure, drift: Drift) -> Panel:
-    heat_map = figure.name == HEAT_MAP
-    return panel(
-        f"drift-{figure.name}",
-        f"{figure.title}. {_extremes(drift)}",
-        lambda ax: draw(ax, figure),
-        width=min(6.6, max(5.4, 0.34 * len(drift.layers) + 1.6)),
-        height=0.36 * len(drift.components) + 1.6 if heat_map else 3.6,
-        title=figure.title,
-        is_card=heat_map,
-    )
+def drift_panels(drift: Drift) -> list[Panel]:
+    width = min(6.6, max(5.4, 0.34 * len(drift.layers) + 1.6))
+    return [
+        panel(
+            f"drift-{figure.name}",
+            f"{figure.title}. {_extremes(drift)}",
+            partial(draw, figure=figure),
+            width=width,
+            height=3.6 if figure.heat is None else 0.36 * len(drift.components) + 1.6,
+            title=figure.title,
+            is_card=figure.heat is not None,
+        )
+        for figure in figures_of(drift)
+    ]
 
 
 def _extremes(drift: Drift) -> str:
@@ -126,51 +102,38 @@ def _extremes(drift: Drift) -> str:
     return f"Layers are from {low:.1f} degrees ({nearest}) to {high:.1f} degrees ({farthest}) apart."
 
 
-def _drift_table(drift: Drift) -> ResultTable:
-    rows = tuple(_drift_row(layer) for layer in drift.layers)
+def drift_table(drift: Drift) -> ResultTable:
+    quantities = {"mean_angle": 1, "mean_norm_ratio": 3, "measured_loss": 2, "implied_loss": 2}
+    rows = tuple(
+        (layer.label, *(format_number(getattr(layer.whole, name), digits) for name, digits in quantities.items()))
+        for layer in drift.layers
+    )
     columns = ("layer", "mean angle °", "norm ratio", "signal lost %, measured", "signal lost %, implied")
     note = "Means over all pairs of experts; measured: 1 − |mean p| / mean |p|; implied by the angle: 1 − cos(angle/2)."
     return ResultTable("Drift by layer", columns, rows, note=note)
 
 
-def _drift_row(layer: LayerDrift) -> tuple[str, ...]:
-    whole = layer.whole
-    values = (whole.mean_angle, 1), (whole.mean_norm_ratio, 3), (whole.measured_loss, 2), (whole.implied_loss, 2)
-    return layer.label, *("–" if value is None else f"{value:.{digits}f}" for value, digits in values)
-
-
-def landscape_section(report: ReportFindings) -> PageSection | None:
-    if report.landscape is None:
-        return None
-    landscape = report.landscape
+def landscape_panels(landscape: Landscape) -> list[Panel]:
     sentences = describe_landscape(landscape)
-    plane = panel(
-        "landscape-plane",
-        f"Contours of the loss over the plane through {', '.join(landscape.experts)}. {sentences[0]}",
-        lambda ax: draw_plane(ax, landscape),
-        width=6.4,
-        height=4.8,
-        is_card=True,
-    )
-    segments = panel(
-        "landscape-segments",
-        f"The loss on the straight lines between the experts. {sentences[1]}",
-        lambda ax: draw_segments(ax, landscape),
-        width=6.4,
-        height=4.8,
-        title="segments between experts",
-    )
-    figure = PageFigure([plane, segments], f"Loss: {loss_label(landscape)}.")
-    return PageSection("Loss landscape", [Bullets(sentences), figure, _landscape_table(landscape)])
+    plane = f"Contours of the loss over the plane through {', '.join(landscape.experts)}. {sentences[0]}"
+    lines = f"The loss on the straight lines between the experts. {sentences[1]}"
+    return [
+        panel("landscape-plane", plane, partial(draw_plane, landscape=landscape), width=6.4, height=4.8, is_card=True),
+        panel(
+            "landscape-segments",
+            lines,
+            partial(draw_segments, landscape=landscape),
+            width=6.4,
+            height=4.8,
+            title="segments between experts",
+        ),
+    ]
 
 
-def _landscape_table(landscape: Landscape) -> ResultTable:
-    rows = tuple(_landscape_row(mark) for mark in landscape.marks)
+def landscape_table(landscape: Landscape) -> ResultTable:
+    rows = tuple(
+        (m.name, m.kind, format_number(m.loss, 3), format_number(m.accuracy, 1, 100), f"{m.distance:.2g}")
+        for m in landscape.marks
+    )
     columns = ("network", "kind", "loss, nats", "accuracy %", "distance from the plane")
-    return ResultTable("Networks in the landscape", columns, rows, note=f"Loss: {loss_label(landscape)}.")
-
-
-def _landscape_row(mark: Mark) -> tuple[str, ...]:
-    loss = "–" if mark.loss is None else f"{mark.loss:.3f}"
-    accuracy = "–" if mark.accuracy is None else f"{100 * mark.accuracy:.1f}"
-    return mark.name, mark.kind, loss, accuracy, f"{mark.distance:.2g}"
+    return ResultTable("Networks in the landscape", columns, rows, note=f"Loss: {landscape.loss_label}.")

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 GUIDE = "#888888"
-GUIDE = "#888888"
 PARTS = {"encoder": "encoder_coefficients", "head": "head_coefficients"}
 
 
@@ -83,9 +82,9 @@ def draw_risk_coverage(ax: Axes, curves: Sequence[RiskCoverage]) -> None:
     _without_frame(ax)
 
 
-def draw_cost(ax: Axes, labels: Sequence[str], forwards: Sequence[float], accuracies: Sequence[float]) -> None:
-    """Accuracy in percent against forward passes per batch."""
-    for label, passes, accuracy in zip(labels, forwards, accuracies, strict=True):
+def draw_cost(ax: Axes, points: Mapping[str, tuple[float, float]]) -> None:
+    """Accuracy in percent against forward passes per batch; points: method -> (passes, accuracy)."""
+    for label, (passes, accuracy) in points.items():
         marker = "D" if is_dashed(label) else "o"
         ax.plot([passes], [100 * accuracy], linestyle="none", marker=marker, color=colour_of(label), gid=gid_of(label))
     ax.set(xlabel="forward passes per batch", ylabel="accuracy, %")

@@ -1,13 +1,13 @@
-"""The report's sections on methods: coefficients over each stream, cost, confidence."""
+"""Parts of the report's sections on methods: coefficients over each stream, cost, confidence."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage
-from mergestream.bench.analysis.cost import Cost
 from mergestream.bench.analysis.traces import Trace
 from mergestream.bench.report.figures import Panel, colours_of, css_colour, panel
 from mergestream.bench.report.method_figures import (
@@ -19,18 +19,11 @@ from mergestream.bench.report.method_figures import (
     draw_risk_coverage,
     keys_of,
 )
-from mergestream.bench.report.page import LegendKey, PageFigure, PageFold, PageSection, Paragraph, Part, slug
+from mergestream.bench.report.page import LegendKey, slug
 from mergestream.bench.report.report_findings import ReportFindings
-from mergestream.bench.report.result_table import ResultTable
+from mergestream.bench.report.result_table import ResultTable, format_number
 
 Draw = Callable[[Any], object]  # on a matplotlib axis
-STREAMS_INTRO = (
-    "Effective number of experts: exp of the coefficients' entropy; K if all count equally, 1 if one counts alone."
-)
-TRACE_CAPTION = (
-    "Each target: encoder and head coefficients, the experts' entropy, accuracy (dots: batches; line: all so far). "
-    "Dotted: 1/K. Dashed: a change of level."
-)
 TRACE_COLUMNS = (
     "target", "stream", "batches", "encoder, mean", "head, mean", "effective experts, encoder",
     "effective experts, head", "change points", "accuracy %",
@@ -38,65 +31,44 @@ TRACE_COLUMNS = (
 COST_COLUMNS = (
     "method", "forwards per batch", "backwards per batch", "ms per step", "models held", "MB held", "at the start",
 )  # fmt: skip
-CONFIDENCE_INTRO = (
-    "Reliability: below the diagonal a model is more confident than it is accurate. Risk and coverage: the errors that "
-    "remain when only the most confident share is answered and the rest goes to a human; lower is better."
-)
-CONFIDENCE_CAPTION = (
-    "Reliability diagrams (ten bins, all targets together; a bin with less than 0.5 % of the images is left out) "
-    "and risk-coverage curves (mean over targets). Variants are in the tables."
-)
 SMALLEST_BIN = 0.005  # share of the images; with fewer the accuracy is noise
 COVERAGES = (0.5, 0.8, 0.9, 1.0)
 
 
-def streams_section(report: ReportFindings) -> PageSection | None:
-    traces = [each for each in report.traces if each.encoder_coefficients is not None]
-    if not traces:
-        return None
-    folds: list[Part] = []
-    for number, stream in enumerate(report.streams):
-        here = [each for each in traces if each.stream == stream]
-        # A figure for every stream would make the page heavy; the table has them all.
-        if here and stream in report.figure_streams:
-            folds.append(PageFold(f"Coefficients on {stream}", [_trace_figure(f"stream{number}", here)], is_open=True))
-    return PageSection(
-        "Streams", [Paragraph(f"{traces[0].label}, first seed. {STREAMS_INTRO}"), *folds, _trace_table(traces)]
-    )
-
-
-def _trace_figure(name: str, traces: Sequence[Trace]) -> PageFigure:
-    experts = sorted({expert for each in traces for expert in each.experts})
-    colours = colours_of(experts)
-    panels = [
-        each for n, trace in enumerate(traces) for each in _trace_panels(f"{name}-{trace.target}-{n}", trace, colours)
-    ]
-    return PageFigure(panels, TRACE_CAPTION, [LegendKey(expert, css_colour(colours[expert])) for expert in experts])
+def trace_figures(report: ReportFindings) -> list[tuple[str, list[Panel], list[LegendKey]]]:
+    """Per stream with figures: its name, four panels per target, and the experts' colours."""
+    figures = []
+    for number, stream in enumerate(report.figure_streams):
+        traces = [each for each in report.traces if each.stream == stream]
+        colours = colours_of(sorted({expert for each in traces for expert in each.experts}))
+        panels = [
+            drawing
+            for n, trace in enumerate(traces)
+            for drawing in _trace_panels(f"stream{number}-{trace.target}-{n}", trace, colours)
+        ]
+        keys = [LegendKey(expert, css_colour(colour)) for expert, colour in colours.items()]
+        figures += [(stream, panels, keys)] if panels else []
+    return figures
 
 
 def _trace_panels(name: str, trace: Trace, colours: Mapping[str, str]) -> list[Panel]:
     where = f"{trace.target}, {trace.stream}"
-    drawings: list[tuple[str, str, Draw]] = [
-        (
-            part,
+    drawings: dict[str, tuple[str, Draw]] = {}
+    for part, values in (("encoder", trace.encoder_coefficients), ("head", trace.head_coefficients)):
+        drawings[part] = (
             f"{part.capitalize()} coefficients at {where}, over {len(trace.images)} batches; means: "
-            f"{_expert_means(trace, coefficients)}.",
-            lambda ax, part=part: draw_coefficients_over_time(ax, trace, part, colours),  # type: ignore[misc]
+            f"{_expert_means(trace, values)}.",
+            partial(draw_coefficients_over_time, trace=trace, part=part, colours=colours),
         )
-        for part, coefficients in (("encoder", trace.encoder_coefficients), ("head", trace.head_coefficients))
-    ]
-    drawings.append(("entropy", _describe_entropy(trace, where), lambda ax: draw_entropies(ax, trace, colours)))
-    drawings.append(("accuracy", _describe_accuracy(trace, where), lambda ax: draw_accuracy_over_time(ax, trace)))
+    entropy = f"Entropy of each expert's answers at {where}, in nats; means: {_expert_means(trace, trace.entropy)}."
+    if trace.entropy is None:
+        entropy = f"No entropies were recorded at {where}."
+    drawings["entropy"] = entropy, partial(draw_entropies, trace=trace, colours=colours)
+    drawings["accuracy"] = _describe_accuracy(trace, where), partial(draw_accuracy_over_time, trace=trace)
     return [
         panel(f"{slug(name)}-{what}", alternative, draw, width=3.3, height=2.2, title=f"{trace.target}: {what}")
-        for what, alternative, draw in drawings
+        for what, (alternative, draw) in drawings.items()
     ]
-
-
-def _describe_entropy(trace: Trace, where: str) -> str:
-    if trace.entropy is None:
-        return f"No entropies were recorded at {where}."
-    return f"Entropy of each expert's answers at {where}, in nats; means: {_expert_means(trace, trace.entropy)}."
 
 
 def _describe_accuracy(trace: Trace, where: str) -> str:
@@ -106,14 +78,17 @@ def _describe_accuracy(trace: Trace, where: str) -> str:
     return f"Accuracy at {where}, batch by batch: from {low:.0f} to {high:.0f} %, {_accuracy(trace)} % overall."
 
 
-def _trace_table(traces: Sequence[Trace]) -> ResultTable:
+def trace_table(traces: Sequence[Trace]) -> ResultTable:
     rows = tuple(
         (
             each.target,
             each.stream,
             str(len(each.images)),
             *(_expert_means(each, values) for values in (each.encoder_coefficients, each.head_coefficients)),
-            *("–" if v is None else f"{np.nanmean(v):.2f}" for v in (each.effective_encoder, each.effective_head)),
+            *(
+                format_number(v if v is None else np.nanmean(v), 2)
+                for v in (each.effective_encoder, each.effective_head)
+            ),
             ", ".join(str(place + 1) for place in each.coefficient_changes) or "none",
             _accuracy(each),
         )
@@ -132,20 +107,26 @@ def _expert_means(trace: Trace, values: np.ndarray | None) -> str:
 
 
 def _accuracy(trace: Trace) -> str:
-    return "–" if trace.running_accuracy is None else f"{100 * float(trace.running_accuracy[-1]):.1f}"
+    return format_number(None if trace.running_accuracy is None else trace.running_accuracy[-1], 1, 100)
 
 
-def cost_section(report: ReportFindings) -> PageSection:
-    return PageSection("Cost", [_cost_table(report), _cost_figure(report)])
-
-
-def _cost_table(report: ReportFindings) -> ResultTable:
-    times = {
-        label: [row.milliseconds for row in report.bench.rows if row.label == label and row.milliseconds is not None]
-        for label in report.labels
-    }
-    rows = tuple(_cost_row(each, times.get(each.label, []), report.model_bytes) for each in report.costs)
+def cost_table(report: ReportFindings) -> ResultTable:
     size = report.model_bytes
+    times: dict[str, list[float]] = {}
+    for row in report.bench.rows:
+        times.setdefault(row.label, []).extend([] if row.milliseconds is None else [row.milliseconds])
+    rows = tuple(
+        (
+            each.label,
+            f"{each.forwards:g}",
+            f"{each.backwards:g}",
+            format_number(np.median(times[each.label]) if times.get(each.label) else None, 1),
+            f"{each.models:g}",
+            "–" if size is None else f"{each.models * size / 1e6:,.1f}",
+            each.at_start or "–",
+        )
+        for each in report.costs
+    )
     one_model = "size unknown, since the pool was moved" if size is None else f"{size / 1e6:,.1f} MB of weights"
     note = (
         f"Forwards and backwards follow from the options, expert logits not given. ms: median over runs of a step with "
@@ -156,37 +137,18 @@ def _cost_table(report: ReportFindings) -> ResultTable:
     return ResultTable("Cost of a batch", COST_COLUMNS, rows, note=note)
 
 
-def _cost_row(cost: Cost, times: list[float], model_bytes: int | None) -> tuple[str, ...]:
-    return (
-        cost.label,
-        f"{cost.forwards:g}",
-        f"{cost.backwards:g}",
-        f"{float(np.median(times)):.1f}" if times else "–",
-        f"{cost.models:g}",
-        "–" if model_bytes is None else f"{cost.models * model_bytes / 1e6:,.1f}",
-        cost.at_start or "–",
-    )
-
-
-def _cost_figure(report: ReportFindings) -> PageFigure:
-    stream, costs = report.streams[0], {each.label: each for each in report.costs}
+def cost_figure(report: ReportFindings) -> tuple[Panel, list[LegendKey]]:
+    """Accuracy on the first stream against forward passes."""
+    stream, forwards = report.streams[0], {each.label: each.forwards for each in report.costs}
     rows = [row for row in report.bench.rows if row.stream == stream and row.label in report.plain_methods]
-    labels, accuracies = [row.label for row in rows], [row.accuracy.mean for row in rows]
-    forwards = [costs[label].forwards for label in labels]
-    listed = "; ".join(
-        f"{label} {passes:g} forwards, {100 * accuracy:.1f} %"
-        for label, passes, accuracy in zip(labels, forwards, accuracies, strict=True)
-    )
-    drawing = panel(
-        "cost",
-        f"Accuracy on {stream} against forward passes per batch: {listed}.",
-        lambda ax: draw_cost(ax, labels, forwards, accuracies),
-        title=stream,
-    )
-    return PageFigure([drawing], "Up and to the left is better.", keys_of(labels))
+    points = {row.label: (forwards[row.label], row.accuracy.mean) for row in rows}
+    listed = "; ".join(f"{label} {x:g} forwards, {100 * y:.1f} %" for label, (x, y) in points.items())
+    alternative = f"Accuracy on {stream} against forward passes per batch: {listed}."
+    return panel("cost", alternative, partial(draw_cost, points=points), title=stream), keys_of(points)
 
 
-def confidence_section(report: ReportFindings) -> PageSection:
+def confidence_panels(report: ReportFindings) -> list[Panel]:
+    """Per stream with figures a reliability diagram and risk-coverage curves, of methods without variants."""
     panels = []
     for number, stream in enumerate(report.figure_streams):
         diagrams = [
@@ -195,13 +157,26 @@ def confidence_section(report: ReportFindings) -> PageSection:
             if each.stream == stream and each.label in report.plain_methods
         ]
         curves = [c for c in report.risk_coverages if c.stream == stream and c.label in report.plain_methods]
+        gaps = {each.label: np.sum(each.share * (each.confidence - each.accuracy)) for each in diagrams}
+        confident = "; ".join(f"{label} {100 * gap:+.1f}" for label, gap in gaps.items())
+        halves = "; ".join(f"{each.label} {100 * _risk_at(each, 0.5):.1f}" for each in curves)
         panels += [
-            _reliability_panel(f"reliability{number}", stream, diagrams),
-            _risk_panel(f"risk{number}", stream, curves),
+            panel(
+                f"reliability{number}",
+                f"Accuracy by confidence on {stream}. Mean confidence minus accuracy, in points: {confident}.",
+                partial(draw_reliability, curves=diagrams),
+                title=f"Reliability, {stream}",
+                height=3.7,
+            ),
+            panel(
+                f"risk{number}",
+                f"Errors by share of images answered on {stream}. At half of the images, in %: {halves}.",
+                partial(draw_risk_coverage, curves=curves),
+                title=f"Risk and coverage, {stream}",
+                height=3.7,
+            ),
         ]
-    figure = PageFigure(panels, CONFIDENCE_CAPTION, keys_of(report.plain_methods))
-    tables = [_coverage_table(report, stream) for stream in report.figure_streams]
-    return PageSection("Confidence", [Paragraph(CONFIDENCE_INTRO), figure, *tables])
+    return panels
 
 
 def _without_small_bins(curve: Reliability) -> Reliability:
@@ -209,34 +184,11 @@ def _without_small_bins(curve: Reliability) -> Reliability:
     return replace(curve, confidence=curve.confidence[large], accuracy=curve.accuracy[large], share=curve.share[large])
 
 
-def _reliability_panel(name: str, stream: str, curves: Sequence[Reliability]) -> Panel:
-    gaps = {each.label: float(np.sum(each.share * (each.confidence - each.accuracy))) for each in curves}
-    listed = "; ".join(f"{label} {100 * gap:+.1f}" for label, gap in gaps.items())
-    return panel(
-        name,
-        f"Accuracy by confidence on {stream}. Mean confidence minus accuracy, in points: {listed}.",
-        lambda ax: draw_reliability(ax, curves),
-        title=f"Reliability, {stream}",
-        height=3.7,
-    )
-
-
-def _risk_panel(name: str, stream: str, curves: Sequence[RiskCoverage]) -> Panel:
-    listed = "; ".join(f"{each.label} {100 * _risk_at(each, 0.5):.1f}" for each in curves)
-    return panel(
-        name,
-        f"Errors by share of images answered on {stream}. At half of the images, in %: {listed}.",
-        lambda ax: draw_risk_coverage(ax, curves),
-        title=f"Risk and coverage, {stream}",
-        height=3.7,
-    )
-
-
 def _risk_at(curve: RiskCoverage, coverage: float) -> float:
     return float(np.interp(coverage, curve.coverage, curve.risk))
 
 
-def _coverage_table(report: ReportFindings, stream: str) -> ResultTable:
+def coverage_table(report: ReportFindings, stream: str) -> ResultTable:
     curves = [each for each in report.risk_coverages if each.stream == stream]
     rows = tuple((each.label, *(f"{100 * _risk_at(each, share):.1f}" for share in COVERAGES)) for each in curves)
     columns = ("method", *(f"{100 * share:.0f} % answered" for share in COVERAGES))

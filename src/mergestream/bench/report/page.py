@@ -1,39 +1,20 @@
-"""One self-contained HTML page: sections of text, tables and figures, rendered by the templates beside this file."""
+"""One self-contained HTML page, rendered by the templates beside this file."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import ClassVar
+from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 from markupsafe import Markup, escape
 
-from mergestream.bench.report.figures import Panel
 from mergestream.bench.report.result_table import ResultTable, to_latex, to_markdown
 
 NOTICE = "For research. Not a medical device."
 # The browser itself refuses everything from outside the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    kind: ClassVar[str] = "paragraph"
-    text: str
-
-
-@dataclass(frozen=True)
-class Bullets:
-    kind: ClassVar[str] = "bullets"
-    sentences: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Preformatted:
-    kind: ClassVar[str] = "preformatted"
-    text: str
 
 
 @dataclass(frozen=True)
@@ -47,69 +28,28 @@ class LegendKey:
 
 
 @dataclass(frozen=True)
-class PageFigure:
-    """Panels side by side where there is room, with one caption and one legend."""
+class PageSection:
+    """A command's own section: a photograph as a data URI, and a table."""
 
-    kind: ClassVar[str] = "figure"
-    panels: Sequence[Panel]
-    caption: str
-    keys: Sequence[LegendKey] = ()
-
-
-@dataclass(frozen=True)
-class PageImage:
-    """A photograph as a data URI; line drawings are panels of a PageFigure."""
-
-    kind: ClassVar[str] = "image"
-    source: str
+    title: str
+    image: str
     alternative: str
     caption: str
+    table: ResultTable
 
 
-@dataclass(frozen=True)
-class InteractiveFigure:
-    """HTML and script of a plotting library."""
+def render(
+    template: str | Template, title: str, notice: str, methods: Sequence[str] = (), **values: Any
+) -> tuple[str, list[ResultTable]]:
+    """Render a page around the template's sections, and list all tables that it shows.
 
-    kind: ClassVar[str] = "interactive"
-    html: str
-    caption: str
-
-
-@dataclass(frozen=True)
-class PageFold:
-    """Parts that a reader opens; they are open in print."""
-
-    kind: ClassVar[str] = "fold"
-    title: str
-    parts: Sequence["Part"]
-    is_open: bool = False
-
-
-Part = Paragraph | Bullets | Preformatted | ResultTable | PageFigure | PageImage | InteractiveFigure | PageFold
-
-
-@dataclass(frozen=True)
-class PageSection:
-    title: str
-    parts: Sequence[Part]
-
-    def tables(self) -> Iterator[ResultTable]:
-        """All tables of the section, those in folds included."""
-        return _tables(self.parts)
-
-
-def _tables(parts: Sequence[Part]) -> Iterator[ResultTable]:
-    for part in parts:
-        if isinstance(part, ResultTable):
-            yield part
-        elif isinstance(part, PageFold):
-            yield from _tables(part.parts)
-
-
-def render(title: str, notice: str, sections: Sequence[PageSection], methods: Sequence[str] = ()) -> str:
-    """Render the page. `methods` are the labels that readers may hide, everywhere at once."""
-    template = _environment().get_template("page.html.j2")
-    return template.render(title=title, notice=notice, sections=sections, methods=methods)
+    `methods` are the labels that readers may hide, everywhere at once.
+    """
+    contents: list[str] = []  # the sections' macro adds its title, the tables' macro its table
+    tables: list[ResultTable] = []
+    sections = environment().get_template(template).render(values, contents=contents, tables=tables, methods=methods)
+    page = environment().get_template("page.html.j2")
+    return page.render(title=title, notice=notice, methods=methods, contents=contents, sections=sections), tables
 
 
 def slug(text: str) -> str:
@@ -118,23 +58,24 @@ def slug(text: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """The templates with their filters and constants; HTML is escaped."""
+    result = Environment(
         loader=PackageLoader("mergestream.bench.report"),
-        autoescape=True,
+        autoescape=select_autoescape(["html.j2"]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"slug": slug, "breakable": _breakable, "text_columns": _text_columns}
-    environment.globals |= {
+    result.filters |= {"slug": slug, "breakable": _breakable, "text_columns": _text_columns}
+    result.globals |= {
         "policy": POLICY,
         "medical_notice": NOTICE,
         "style": _asset("report.css"),
         "script": _asset("report.js"),
         "exports": {"Markdown": to_markdown, "LaTeX": to_latex},
     }
-    return environment
+    return result
 
 
 def _asset(name: str) -> Markup:

@@ -181,14 +181,14 @@ def _passed_checks(runs: Sequence[Run]) -> list[str]:
 
 
 def _traces(runs: Sequence[Run], ours: str) -> list[Trace]:
-    """The reference's runs of the first seed and of each target's first pool."""
+    """The reference's runs of the first seed and of each target's first pool, if it has coefficients."""
     candidates = [run for run in runs if run.arguments["label"] == ours]
     seed = min((run.arguments["seed"] for run in candidates), default=0)
     first: dict[tuple[str, str], Run] = {}
     for run in candidates:
         if run.arguments["seed"] == seed:
             first.setdefault((run.arguments["stream"]["name"], run.arguments["data"]["domain"]), run)
-    return [trace_of(run) for run in first.values()]
+    return [trace for trace in map(trace_of, first.values()) if trace.encoder_coefficients is not None]
 
 
 def _model(collection: RunCollection) -> tuple[str, int | None]:

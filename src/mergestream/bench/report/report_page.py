@@ -1,37 +1,39 @@
 """The report of a folder of runs: one page, and its tables as files."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from mergestream.bench.analysis.collection import collect, count_runs
+from mergestream.bench.analysis.comparison import describe_duels
+from mergestream.bench.claims.claim_finding import claims_by_stream
+from mergestream.bench.drift.drift_report import describe_drift
 from mergestream.bench.drift.pool_drift import Drift
-from mergestream.bench.landscape.landscape_record import Landscape
-from mergestream.bench.report.closing_sections import data_section, provenance_section, warnings_section
-from mergestream.bench.report.expert_sections import claims_section, drift_section, landscape_section
-from mergestream.bench.report.method_sections import confidence_section, cost_section, streams_section
-from mergestream.bench.report.page import NOTICE, PageSection, render, slug
+from mergestream.bench.landscape.landscape_record import Landscape, describe_landscape
+from mergestream.bench.report import expert_sections, method_sections, provenance_sections, result_sections
+from mergestream.bench.report.bench_files import describe_majority_shares, describe_setup
+from mergestream.bench.report.method_figures import keys_of
+from mergestream.bench.report.page import NOTICE, render, slug
 from mergestream.bench.report.report_findings import ReportFindings, analyse_runs
-from mergestream.bench.report.result_sections import ablation_section, results_section, summary_section
 from mergestream.bench.report.result_table import to_latex, to_markdown
 from mergestream.runtime.files import make_folder, write_text
 from mergestream.runtime.parallel import Track
 
 SYNTHETIC = "The data are synthetic: generated images, no patients."
-MakeSection = Callable[[ReportFindings], PageSection | None]
-# In the order of the page; a command's own sections come before the closing ones.
-SECTIONS: tuple[MakeSection, ...] = (
-    summary_section,
-    results_section,
-    ablation_section,
-    streams_section,
-    claims_section,
-    drift_section,
-    landscape_section,
-    cost_section,
-    confidence_section,
-    warnings_section,
+# What the template calls.
+PARTS = {
+    "result": result_sections,
+    "method": method_sections,
+    "expert": expert_sections,
+    "provenance": provenance_sections,
+}
+FUNCTIONS = (
+    claims_by_stream,
+    describe_drift,
+    describe_duels,
+    describe_landscape,
+    describe_majority_shares,
+    describe_setup,
+    keys_of,
 )
-CLOSING_SECTIONS: tuple[MakeSection, ...] = (data_section, provenance_section)
 
 
 def make_report(
@@ -59,14 +61,13 @@ def make_report(
 
 def write_report(report: ReportFindings, out: Path, tables: Path | None = None) -> None:
     """Write the page to `out`, and every table as Markdown and LaTeX to `tables` (default: beside the page)."""
-    written = [make(report) for make in SECTIONS]
-    closing = [make(report) for make in CLOSING_SECTIONS]
-    sections = [section for section in (*written, *report.more, *closing) if section is not None]
     notice = f"{SYNTHETIC} {NOTICE}" if report.bench.synthetic else NOTICE
-    write_text(out, render(report.title, notice, sections, report.labels))
+    values = PARTS | {each.__name__: each for each in FUNCTIONS}
+    page, shown = render("report.html.j2", report.title, notice, report.labels, report=report, **values)
+    write_text(out, page)
     folder = tables or tables_beside(out)
     make_folder(folder)
-    for table in (table for section in sections for table in section.tables()):
+    for table in shown:
         name = slug(table.title)
         write_text(folder / f"{name}.md", f"{to_markdown(table)}\n{table.note}\n".rstrip("\n") + "\n")
         write_text(folder / f"{name}.tex", to_latex(table))

@@ -1,13 +1,12 @@
-"""The report's sections on results: summary, tables and figures, ablation."""
+"""Parts of the report's sections on results: summary, tables, accuracy, ablation."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from mergestream.bench.analysis.comparison import OUTCOMES, Duel, ResultRow, describe_duels
-from mergestream.bench.report.bench_files import describe_setup
+from mergestream.bench.analysis.comparison import OUTCOMES, Duel, ResultRow
 from mergestream.bench.report.bench_tables import all_tables
 from mergestream.bench.report.figures import Panel, panel
 from mergestream.bench.report.method_figures import draw_differences, draw_intervals
-from mergestream.bench.report.page import Bullets, PageFigure, PageFold, PageSection, Paragraph, Part
 from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.bench.report.result_table import ResultTable
 
@@ -30,13 +29,14 @@ MEANINGS = {
 }
 
 
-def summary_section(report: ReportFindings) -> PageSection:
-    sentences = [*describe_across_streams(report.bench.duels), *_winners(report), *_cost_and_warnings(report)]
-    parts: list[Part] = [Paragraph(describe_setup(report.bench)), Bullets(sentences)]
-    if report.bench.duels:
-        by_stream: list[Part] = [Bullets(describe_duels(report.bench.duels)), Paragraph(DIFFERENCES)]
-        parts.append(PageFold("Stream by stream", by_stream))
-    return PageSection("Summary", parts)
+def summary_sentences(report: ReportFindings) -> list[str]:
+    """Rivals beaten and not, the best methods, the cost, the number of warnings."""
+    return [
+        *describe_across_streams(report.bench.duels),
+        _winner(report, "Highest accuracy", lambda row: row.accuracy.mean, max),
+        _winner(report, "Lowest calibration error (ECE)", lambda row: row.ece, min),
+        *_cost_and_warnings(report),
+    ]
 
 
 def describe_across_streams(duels: Sequence[Duel]) -> list[str]:
@@ -57,13 +57,6 @@ def describe_across_streams(duels: Sequence[Duel]) -> list[str]:
 def _outcome_counts(outcomes: Sequence[str]) -> str:
     order = ("beats", "loses to", "does not differ clearly from")
     return ", ".join(f"{SHORT_OUTCOMES[each]} {outcomes.count(each)}" for each in order if each in outcomes)
-
-
-def _winners(report: ReportFindings) -> list[str]:
-    return [
-        _winner(report, "Highest accuracy", lambda row: row.accuracy.mean, max),
-        _winner(report, "Lowest calibration error (ECE)", lambda row: row.ece, min),
-    ]
 
 
 def _winner(
@@ -96,47 +89,40 @@ def _cost_and_warnings(report: ReportFindings) -> list[str]:
     return [*sentences, f"{count} warning{'s' * (count != 1)}: see Warnings." if count else "No warnings."]
 
 
-def results_section(report: ReportFindings) -> PageSection:
+def result_tables(report: ReportFindings) -> tuple[list[ResultTable], dict[str, list[ResultTable]]]:
+    """Tables over all streams, and those of each stream."""
     tables = all_tables(report.bench)
     by_stream = {stream: [t for t in tables if t.title.endswith(f", {stream}")] for stream in report.streams}
-    accuracy, *others = [table for table in tables if not any(table in group for group in by_stream.values())]
-    folds = [PageFold(f"By target, class and metric: {stream}", group) for stream, group in by_stream.items()]
-    return PageSection("Results", [accuracy, _accuracy_figure(report), *others, *folds])
+    return [table for table in tables if not any(table in group for group in by_stream.values())], by_stream
 
 
-def _accuracy_figure(report: ReportFindings) -> PageFigure:
+def accuracy_panels(report: ReportFindings) -> list[Panel]:
     panels = []
     for number, stream in enumerate(report.figure_streams):
         rows = sorted((r for r in report.bench.rows if r.stream == stream), key=lambda row: -row.accuracy.mean)
-        panels.append(_accuracy_panel(f"accuracy{number}", stream, rows))
-    caption = (
-        f"Accuracy, mean over targets, with 95 % intervals, on {' and '.join(report.figure_streams)}; a method and its "
-        f"variants share one colour."
-    )
-    return PageFigure(panels, caption)
+        first, last = rows[0], rows[-1]
+        alternative = (
+            f"Accuracy of {len(rows)} methods on {stream}, each a dot with its interval, from {first.label} "
+            f"({100 * first.accuracy.mean:.1f} %) at the top to {last.label} ({100 * last.accuracy.mean:.1f} %) below."
+        )
+        draw = partial(draw_intervals, rows=rows, metric="accuracy")
+        panels.append(panel(f"accuracy{number}", alternative, draw, height=0.22 * len(rows) + 0.9, title=stream))
+    return panels
 
 
-def _accuracy_panel(name: str, stream: str, rows: Sequence[ResultRow]) -> Panel:
-    first, last = rows[0], rows[-1]
-    alternative = (
-        f"Accuracy of {len(rows)} methods on {stream}, each a dot with its interval, from {first.label} "
-        f"({100 * first.accuracy.mean:.1f} %) at the top to {last.label} ({100 * last.accuracy.mean:.1f} %) below."
-    )
-    height = 0.22 * len(rows) + 0.9
-    return panel(name, alternative, lambda ax: draw_intervals(ax, rows, "accuracy"), height=height, title=stream)
+def ablation_panels(report: ReportFindings) -> list[Panel]:
+    panels = []
+    for number, stream in enumerate(report.figure_streams):
+        here = [each for each in report.ablation if each.stream == stream]
+        differences = "; ".join(f"{each.theirs} {-100 * each.difference.mean:+.1f}" for each in here)
+        alternative = f"Differences to the full method on {stream}, in points: {differences}."
+        draw = partial(draw_differences, duels=here)
+        panels.append(panel(f"ablation{number}", alternative, draw, height=0.28 * len(here) + 1.0, title=stream))
+    return panels
 
 
-def ablation_section(report: ReportFindings) -> PageSection | None:
-    if not report.ablation:
-        return None
+def ablation_table(report: ReportFindings) -> ResultTable:
     full = report.ablation[0].ours
-    intro = Paragraph(f"Variants of {full} that differ only in options; the full method is the first row.")
-    panels = [_ablation_panel(f"ablation{n}", report, stream) for n, stream in enumerate(report.figure_streams)]
-    caption = "Accuracy of each variant minus that of the full method, in points, with 95 % intervals."
-    return PageSection("Ablation", [intro, _ablation_table(report, full), PageFigure(panels, caption)])
-
-
-def _ablation_table(report: ReportFindings, full: str) -> ResultTable:
     means = {row.stream: row.accuracy.mean for row in report.bench.rows if row.label == full}
     duels = {(each.theirs, each.stream): each for each in report.ablation}
     streams = [stream for stream in report.streams if stream in means]
@@ -173,15 +159,3 @@ def _ablation_cell(each: Duel | None) -> str:
         return "–"
     mean, high, low = (round(-100 * x, 1) + 0.0 for x in vars(each.difference).values())  # + 0.0: no minus before 0
     return f"{100 * each.their_mean:.1f} ({mean:+.1f} [{low:.1f}, {high:.1f}])"
-
-
-def _ablation_panel(name: str, report: ReportFindings, stream: str) -> Panel:
-    here = [each for each in report.ablation if each.stream == stream]
-    differences = "; ".join(f"{each.theirs} {-100 * each.difference.mean:+.1f}" for each in here)
-    return panel(
-        name,
-        f"Differences to the full method on {stream}, in points: {differences}.",
-        lambda ax: draw_differences(ax, here),
-        height=0.28 * len(here) + 1.0,
-        title=stream,
-    )

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 from rich import box
 from rich.markup import escape
@@ -16,7 +16,6 @@ T = TypeVar("T")
 class ResultTable:
     """Cells as text; the first column names the row. `best` lists the cells (row, column) shown in bold."""
 
-    kind: ClassVar[str] = "table"
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -40,6 +39,10 @@ def grid_table(
     rows = tuple((row, *(cells[r, c] for c in range(1, len(columns) + 1))) for r, row in enumerate(names))
     best = frozenset(place for place, key in places.items() if key in entries and bold(entries[key]))
     return ResultTable(title, (corner, *columns), rows, best, note)
+
+
+def format_number(value: float | None, digits: int, factor: float = 1) -> str:
+    return "–" if value is None else f"{factor * value:.{digits}f}"
 
 
 def best_cells(
