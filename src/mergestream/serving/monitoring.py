@@ -13,15 +13,15 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from mergestream.serving.engine.answers import Answer, PerExpert
+from mergestream.serving.engine.persistence import HISTORY
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 LATENCIES = 4096  # the last ones, for percentiles
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-STEPS_PER_STREAM = 200
 
 
 class Metrics:
-    """Thread-safe. Labels are routes and codes of our own, never text from a client."""
+    """Thread-safe. Labels are routes and codes of our own and names of streams, never other text from a client."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -38,7 +38,7 @@ class Metrics:
             "mergestream_step_seconds", "A step including its audit line.", buckets=BUCKETS, registry=self.registry
         )
         self._findings = self._counter(
-            "findings", "Findings of the guards, by code and severity.", ("code", "severity")
+            "findings", "Findings of the guards, by stream, code and severity.", ("stream", "code", "severity")
         )
         self._audit_lines = self._counter("audit_lines", "Lines appended to the audit log.")
         self._audit_failures = self._counter("audit_failures", "Lines that could not be appended.")
@@ -69,7 +69,11 @@ class Metrics:
         self._images.inc(answer.batch_size)
         self._step_seconds.observe(answer.seconds)
         for finding in answer.findings:
-            self._findings.labels(finding.code, finding.severity).inc()
+            self._findings.labels(answer.stream, finding.code, finding.severity).inc()
+
+    def forget(self, stream: str) -> None:
+        """Drop the numbers of a deleted stream, so that they cannot grow without end."""
+        self._findings.remove_by_labels({"stream": stream})
 
     def audit_line(self, written: bool) -> None:
         (self._audit_lines if written else self._audit_failures).inc()
@@ -100,9 +104,11 @@ class RecentSteps:
         self._lock = threading.Lock()
         self._steps: dict[str, deque[dict[str, Any]]] = {}
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: Answer, time: str | None = None) -> None:
+        """`time`: of a step of an earlier process; by default now."""
         with self._lock:
-            self._steps.setdefault(answer.stream, deque(maxlen=STEPS_PER_STREAM)).append(_step_document(answer))
+            steps = self._steps.setdefault(answer.stream, deque(maxlen=HISTORY))
+            steps.append(_step_document(answer, time or timestamp()))
 
     def after(self, stream: str, step: int) -> list[dict[str, Any]]:
         with self._lock:
@@ -118,11 +124,11 @@ class RecentSteps:
             self._steps.pop(stream, None)
 
 
-def _step_document(answer: Answer) -> dict[str, Any]:
+def _step_document(answer: Answer, time: str) -> dict[str, Any]:
     counts = Tally("undecided" if each is None else each for each in answer.predictions)
     return {
         "step": answer.step,
-        "time": timestamp(),
+        "time": time,
         "images": answer.batch_size,
         "encoder_coefficients": by_expert(answer, answer.encoder_coefficients) or {},
         "head_coefficients": by_expert(answer, answer.head_coefficients) or {},

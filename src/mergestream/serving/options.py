@@ -56,6 +56,9 @@ class ServeOptions:
     watch_reports: Annotated[
         bool, typer.Option("--watch-reports", help="Write a DICOM structured report beside each answer there.")
     ] = False
+    webhook: Annotated[
+        str | None, typer.Option(help="URL that gets a POST with a small JSON document when an alarm begins.")
+    ] = None
     max_batch: Annotated[int, typer.Option(help="Largest batch of single images.", min=1)] = 32
     max_wait_ms: Annotated[float, typer.Option(help="How long a single image waits for others.", min=0)] = 50.0
     max_streams: Annotated[int, typer.Option(help="Most streams per engine.", min=1)] = 64

@@ -21,6 +21,7 @@ from mergestream.serving.open_engine import OpenEngine
 
 if TYPE_CHECKING:
     from mergestream.serving.watched_folder import FolderThread
+    from mergestream.serving.webhook import Webhook
 
 STOPPED, CHECKED, CHANGE = "service_stopped", "log_checked", "change_asked"  # kinds of audit lines
 # The engine computes one batch at a time; meanwhile the other threads write the audit log.
@@ -55,6 +56,7 @@ class Service:
         self.closing = False
         self.folder: FolderThread | None = None  # started when the service is ready
         self.folder_failed = False
+        self.webhook: Webhook | None = None
         self._open_engine = open_engine
         self._open: OpenEngine | None = None
         self._batcher: MicroBatcher | None = None
@@ -73,6 +75,8 @@ class Service:
 
     async def start(self) -> None:
         opened = await self._run(self._administration, self._open_engine, self.metrics)
+        for time_of_line, answer in await self._run(self._administration, opened.engine.history):
+            self.recent.add(answer, time_of_line)
         self._batcher = MicroBatcher(self.answer, self.limits.batching, self._engine_threads)
         self._open = opened
         if self.folder is not None:
@@ -93,12 +97,16 @@ class Service:
                 await self._run(self._administration, self._close, self._open)
         finally:
             await asyncio.to_thread(self._administration.shutdown)
+            if self.webhook is not None:
+                await asyncio.to_thread(self.webhook.close)
 
     def answer(self, stream: str, pictures: Sequence[Picture]) -> Answer:
         """Answer a batch in the calling thread, which must be one of the engine's."""
         answer = self.open.engine.answer(stream, pictures)
         self.metrics.step(answer)
         self.recent.add(answer)
+        if self.webhook is not None:
+            self.webhook.send(stream, answer.begun)
         return answer
 
     def answer_from_thread(self, stream: str, pictures: Sequence[Picture]) -> Answer:

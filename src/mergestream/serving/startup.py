@@ -21,6 +21,7 @@ from mergestream.serving.options import ServeOptions
 from mergestream.serving.replicas.ray_cluster import require_ray_serve, start_replicas
 from mergestream.serving.service import ENGINE_THREADS, Service
 from mergestream.serving.watched_folder import FolderThread
+from mergestream.serving.webhook import Webhook
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
@@ -42,6 +43,8 @@ def serve(options: ServeOptions, print_line: Callable[[str], None] = lambda _: N
     if options.watch is not None:
         make_folder(options.watch)
         service.folder = FolderThread(service, options.watch, reports=options.watch_reports)
+    if options.webhook is not None:
+        service.webhook = Webhook(options.webhook)
     log_to_stderr(as_json=options.json_log)
     for line in _notices(options):
         print_line(line)

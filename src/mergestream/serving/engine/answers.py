@@ -1,6 +1,5 @@
 """The answer to a caller, and the numbers of the same step for its audit line."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +10,7 @@ from mergestream.data.intake.pictures import Picture
 from mergestream.pool.expert_pool import ExpertPool, sha256_of_tensor
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.service_step import Outcome
+from mergestream.serving.guards.alarms import Alarm
 from mergestream.serving.guards.batch_guards import abstained
 from mergestream.serving.guards.findings import RESTARTED, WARNING, Finding, GuardSettings
 
@@ -41,6 +41,7 @@ class Answer:
     seconds: float
     batch_size: int
     position: int | None = None  # of one picture in the batch it was answered with
+    begun: tuple[Alarm, ...] = ()  # alarms of the stream that began with this step
 
     def of(self, position: int) -> "Answer":
         """The answer to one picture: its own row, and what all pictures of its batch share."""
@@ -48,18 +49,6 @@ class Answer:
         return replace(
             self, predictions=self.predictions[own], probabilities=self.probabilities[own], position=position
         )
-
-    def to_json(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        plain["findings"] = [finding.to_json() for finding in self.findings]
-        plain["probabilities"] = [list(row) for row in self.probabilities]
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
-
-    def summary(self) -> dict[str, Any]:
-        """What a list of streams and the dashboard show; no single picture's result."""
-        shown = ("encoder_coefficients", "head_coefficients", "entropy", "head_expert", "findings", "seconds")
-        plain = self.to_json()
-        return {"time": time.time(), **{name: plain[name] for name in shown}}
 
 
 def answer_of(

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,23 +19,26 @@ from mergestream.methods import create_method
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, OutputError, PoolError
+from mergestream.serving.audit.lines import now
 from mergestream.serving.engine.answers import Answer, answer_of, input_of, measured
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.persistence import (
+    ACKNOWLEDGED,
     DELETED,
     RELOADED,
     RESET,
     STARTED,
     STEP,
     SWITCHED,
-    Saved,
+    LoggedAnswer,
+    Recovery,
     StateFolder,
-    recovered,
 )
 from mergestream.serving.engine.registry import Registry, ServedStream
 from mergestream.serving.engine.service_step import Outcome, environment, take_step
 from mergestream.serving.engine.settings import EngineSettings
 from mergestream.serving.engine.stream_state import StreamState, restored
+from mergestream.serving.guards.alarms import acknowledge, alarms_after
 
 log = logging.getLogger(__name__)
 
@@ -71,10 +74,16 @@ class Engine:
         whole = create_method(method, pool, **options).options()
         self._folder = StateFolder(state_folder)
         try:
-            saved, off = recovered(self._folder.streams(), recent)
-            off = self._folder.switched_off() if off is None else off
+            earlier = Recovery(self._folder.streams(), recent, pool.classes)
+            self._history = earlier.history
+            off = self._folder.switched_off() if earlier.off is None else earlier.off
             self._lineup = Lineup(pool, method, whole, [name for name in off if name in pool.names])
-            about = {**self._circumstances(self._lineup), **self._limits(), "streams": self._restore(saved)}
+            about = {
+                **self._circumstances(self._lineup),
+                **self._limits(),
+                "classes": list(pool.classes),
+                "streams": self._restore(earlier),
+            }
             self._audit.append(STARTED, about)
         except BaseException:
             self._folder.close()
@@ -98,8 +107,12 @@ class Engine:
             self._save(held)
             guards, seconds = self.settings.guards, time.perf_counter() - started
             answer = answer_of(stream, held.steps - 1, done.lineup, done.outcome, guards, line, seconds, done.restarted)
-            held.last = answer.summary()
-            return answer
+            held.alarms = alarms_after(held.alarms, answer.findings, answer.step, line.get("time") or now())
+            return replace(answer, begun=tuple(alarm for alarm in held.alarms if alarm.step == answer.step))
+
+    def history(self) -> list[LoggedAnswer]:
+        """The last answers of an earlier process, as far as the log holds them."""
+        return self._history
 
     def streams(self) -> list[dict[str, Any]]:
         return [stream.describe() for stream in self._registry.all()]
@@ -110,6 +123,18 @@ class Engine:
             self._audit.append(RESET, {"stream": stream, "steps": held.steps, "images": held.images})
             held.state, held.restarted = None, None
             self._save(held)
+
+    def acknowledge(self, stream: str, *, name: str, note: str, by: str) -> None:
+        """Log that a person, under the token of `by`, knows of the stream's alarms. They stay until they end."""
+        with self._registry.held(stream) as held:
+            if held.alarms is None:
+                raise InputError("Its alarms are unknown since the restart: they are known after its next batch.")
+            codes = [alarm.code for alarm in held.alarms if alarm.acknowledged_by is None]
+            if not codes:
+                raise InputError("The stream has no alarm that is not acknowledged.")
+            body = {"stream": stream, "codes": codes, "name": name, "note": note, "by": by}
+            line = self._audit.append(ACKNOWLEDGED, body)
+            held.alarms = acknowledge(held.alarms, name, line.get("time") or now())
 
     def delete(self, stream: str) -> None:
         with self._registry.held(stream) as held:
@@ -205,14 +230,16 @@ class Engine:
         with _tolerate_unwritten_state():
             self._folder.save_switches(self._lineup.off)
 
-    def _restore(self, saved: Mapping[str, Saved]) -> list[dict[str, Any]]:
+    def _restore(self, earlier: Recovery) -> list[dict[str, Any]]:
         """Restore the streams of an earlier process; return what the log says about them."""
+        saved = earlier.streams
         for name in self._folder.streams().keys() - saved.keys():
             self._folder.delete(name)  # deleted according to the log
         self._save_switches()
         streams = [ServedStream(each["stream"], steps=each["steps"], images=each["images"]) for each in saved.values()]
         for stream, each in zip(streams, saved.values(), strict=True):
             stream.state, stream.restarted = restored(each, self._lineup)
+            stream.alarms = earlier.alarms.get(stream.name)
             self._registry.add(stream)
             self._save(stream)
         return [{"stream": each.name, "steps": each.steps, "restarted": each.restarted} for each in streams]

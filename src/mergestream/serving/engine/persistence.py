@@ -21,43 +21,72 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mergestream.runtime.errors import CheckpointError, OutputError
 from mergestream.runtime.files import error_text, make_folder, read_json, sha256_of_json, write_json
 from mergestream.serving.audit.lines import rotated_file, rotated_numbers
+from mergestream.serving.engine.answers import Answer, restarted
 from mergestream.serving.engine.registry import NAME
 from mergestream.serving.engine.state_encoding import is_whole
+from mergestream.serving.guards.alarms import Alarm, acknowledge, alarms_after
+from mergestream.serving.guards.findings import Finding
 
 SCHEMA_VERSION = 1
 STEP, RESET, DELETED, SWITCHED = "step", "stream_reset", "stream_deleted", "expert_switched"
-STARTED, RELOADED = "service_started", "pool_reloaded"
+STARTED, RELOADED, ACKNOWLEDGED = "service_started", "pool_reloaded", "alarms_acknowledged"
+HISTORY = 200  # steps per stream
 Saved = dict[str, Any]
+LoggedAnswer = tuple[str, Answer]  # with the time of its line
 log = logging.getLogger(__name__)
 
 
-def recovered(saved: Mapping[str, Saved], lines: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Saved], Any]:
-    """The streams by name, from the log or else from their files; and the switched-off experts, or None."""
-    streams, off = dict(saved), None
-    for line in lines:
-        kind, body = line["kind"], line["body"]
-        try:
-            if kind == STEP:
-                streams[body["stream"]] = _after_step(body, saved.get(body["stream"]))
-            elif kind == RESET:
-                streams[body["stream"]] = {name: body[name] for name in ("stream", "steps", "images")}
-            elif kind == DELETED:
-                streams.pop(body["stream"], None)
-            elif kind in (SWITCHED, RELOADED):
-                off = body["switched_off"]
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"Line {line.get('sequence')} of the audit log is not a '{kind}' of this version: {error!r}. "
-                "Begin a new log beside it and keep both."
-            ) from error
-    return streams, off
+class Recovery:
+    """What an earlier process left: its streams by name, from the log or else from their files, and the rest of it."""
+
+    def __init__(self, saved: Mapping[str, Saved], lines: Iterable[Mapping[str, Any]], classes: Sequence[str]) -> None:
+        """`classes`: those of the pool, for predictions in a log that does not name them."""
+        self.streams, self._saved, self._classes = dict(saved), saved, classes
+        self.off: list[str] | None = None  # switched-off experts; None where the log does not say
+        self.alarms: dict[str, tuple[Alarm, ...]] = {}
+        self._answers: dict[str, deque[LoggedAnswer]] = {}
+        for line in lines:
+            try:
+                self._take(line["kind"], line["body"], line)
+            except (KeyError, TypeError, IndexError) as error:
+                raise CheckpointError(
+                    f"Line {line.get('sequence')} of the audit log is not a '{line['kind']}' of this version: "
+                    f"{error!r}. Begin a new log beside it and keep both."
+                ) from error
+
+    @property
+    def history(self) -> list[LoggedAnswer]:
+        """The last answers of every stream, in order."""
+        return [each for answers in self._answers.values() for each in answers]
+
+    def _take(self, kind: str, body: Mapping[str, Any], line: Mapping[str, Any]) -> None:
+        if kind in (SWITCHED, RELOADED):
+            self.off = body["switched_off"]
+        elif kind == STARTED:
+            self._classes = body.get("classes", self._classes)  # earlier versions did not log them
+        if kind not in (STEP, RESET, DELETED, ACKNOWLEDGED):
+            return
+        name = body["stream"]
+        if kind == STEP:
+            self.streams[name] = _after_step(body, self._saved.get(name))
+            answer = _logged_answer(body, self._classes)
+            self._answers.setdefault(name, deque(maxlen=HISTORY)).append((line["time"], answer))
+            self.alarms[name] = alarms_after(self.alarms.get(name), answer.findings, answer.step, line["time"])
+        elif kind == RESET:
+            self.streams[name] = {field: body[field] for field in ("stream", "steps", "images")}
+        elif kind == ACKNOWLEDGED:
+            self.alarms[name] = acknowledge(self.alarms.get(name, ()), body["name"], line["time"])
+        else:
+            for part in (self.streams, self._answers, self.alarms):
+                part.pop(name, None)
 
 
 def _after_step(body: Mapping[str, Any], on_disk: Saved | None) -> Saved:
@@ -70,6 +99,33 @@ def _after_step(body: Mapping[str, Any], on_disk: Saved | None) -> Saved:
     if saved is not None and sha256_of_json(saved) == state["sha256"]:
         return {**stream, "state": saved}
     return {**stream, "lost": "the service ended before its last state was on disk."}
+
+
+def _logged_answer(body: Mapping[str, Any], classes: Sequence[str]) -> Answer:
+    """The answer of a step as far as its line holds it: without probabilities."""
+    names = [None if number >= len(classes) else classes[number] for number in body["predictions"]]
+    findings = [Finding(**each) for each in body["findings"]]
+    return Answer(
+        stream=body["stream"],
+        step=body["step"],
+        classes=tuple(classes),
+        predictions=tuple(None if place in body["abstained"] else name for place, name in enumerate(names)),
+        probabilities=(),
+        experts=tuple(body["experts"]),
+        switched_off=tuple(body["switched_off"]),
+        encoder_coefficients=body["encoder_coefficients"],
+        head_coefficients=body["head_coefficients"],
+        entropy=body["entropy"],
+        consistency=body["consistency"],
+        head_expert=body["head_expert"],
+        pool_sha256=body["pool_sha256"],
+        weights_sha256=body["weights_sha256"],
+        findings=(*([restarted(body["restarted"])] if body.get("restarted") else []), *findings),
+        abstention=None,
+        audit={},
+        seconds=body["seconds"],
+        batch_size=len(names),
+    )
 
 
 def recent_lines(path: Path) -> Iterator[dict[str, Any]]:

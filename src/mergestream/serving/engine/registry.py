@@ -9,6 +9,7 @@ from typing import Any
 
 from mergestream.runtime.errors import InputError, MergestreamError, UnknownNameError
 from mergestream.serving.engine.stream_state import StreamState
+from mergestream.serving.guards.alarms import Alarm
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
@@ -28,10 +29,10 @@ class ServedStream:
     state: StreamState | None = None
     deleted: bool = False
     restarted: str | None = None  # why its averages started anew, until an answer has reported it
-    last: dict[str, Any] | None = None  # the last answer, in short
+    alarms: tuple[Alarm, ...] | None = None  # None: unknown, before the first step of this process
 
     def describe(self) -> dict[str, Any]:
-        return {"stream": self.name, "steps": self.steps, "images": self.images, "last": self.last}
+        return {"stream": self.name, "steps": self.steps, "images": self.images, "alarms": self.alarms}
 
     def answered(self, state: StreamState, images: int) -> None:
         self.state, self.steps, self.images = state, self.steps + 1, self.images + images

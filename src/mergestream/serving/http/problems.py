@@ -44,6 +44,7 @@ OWN = {
     "method_not_allowed": ProblemType(405, "Method not allowed for this URL."),
     "body_too_slow": ProblemType(408, "The body did not arrive within the time limit."),
     "change_refused": ProblemType(409, "The pool or the method does not allow this change."),
+    "nothing_to_acknowledge": ProblemType(409, "The stream has no alarm that is not acknowledged."),
     "pool_unusable": ProblemType(409, "The pool on disk cannot be used; the old one stays in use."),
     "too_many_streams": ProblemType(409, "The limit of streams is reached."),
     "body_too_large": ProblemType(413, "The body has too many bytes or parts."),

@@ -4,9 +4,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mergestream.serving.guards.alarms import Alarm
 from mergestream.serving.guards.findings import Finding
 
 ByExpert = dict[str, float | None]
+# Neither control characters nor marks that change the direction of text.
+VISIBLE = r"^[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]*$"
 
 
 class Document(BaseModel):
@@ -42,14 +45,8 @@ class BatchAnswer(Document):
     )
 
 
-class Alarm(Document):
-    code: str
-    severity: str
-    sentence: str
-
-
 class StreamStatus(Document):
-    """Status of a stream. The fields of its last step are empty after a restart."""
+    """Status of a stream. The fields of its last step are empty if that is not in the audit log's last files."""
 
     name: str
     steps: int
@@ -59,7 +56,9 @@ class StreamStatus(Document):
     head_coefficients: ByExpert
     entropies: ByExpert
     head_expert: str | None
-    alarms: list[Alarm]
+    alarms: list[Alarm] | None = Field(
+        description="Warnings and alarms of its last step; null if they are unknown since a restart."
+    )
 
 
 class Streams(Document):
@@ -144,6 +143,11 @@ class Recent(Document):
 
 class Switch(Document):
     on: bool = Field(strict=True)
+
+
+class Acknowledgement(Document):
+    name: str = Field(description="The person who knows of the alarms.", min_length=1, max_length=100, pattern=VISIBLE)
+    note: str = Field("", description="What was done; nothing about a patient.", max_length=500, pattern=VISIBLE)
 
 
 class Switched(Document):

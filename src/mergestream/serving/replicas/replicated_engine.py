@@ -20,6 +20,7 @@ from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import MergestreamError
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer
+from mergestream.serving.engine.persistence import LoggedAnswer
 from mergestream.serving.engine.registry import require_name
 from mergestream.serving.micro_batching import OverloadedError
 from mergestream.serving.open_engine import OpenEngine, open_engine
@@ -162,6 +163,10 @@ class ReplicatedEngine:
     def lineup(self) -> LineupSummary:
         return self._statuses[0].lineup
 
+    def history(self) -> list[LoggedAnswer]:
+        calls = [(number, handle.call.remote("history")) for number, handle in enumerate(self._handles)]
+        return [each for number, call in calls for each in self._result(number, call)]
+
     def streams(self) -> list[dict[str, Any]]:
         streams = [stream for status in self._statuses.values() for stream in status.streams]
         return sorted(streams, key=lambda stream: str(stream["stream"]))
@@ -180,6 +185,9 @@ class ReplicatedEngine:
 
     def reset(self, stream: str) -> None:
         self._call(self.place(stream), "reset", stream)
+
+    def acknowledge(self, stream: str, *, name: str, note: str, by: str) -> None:
+        self._call(self.place(stream), "acknowledge", stream, name=name, note=note, by=by)
 
     def delete(self, stream: str) -> None:
         self._call(self.place(stream), "delete", stream)

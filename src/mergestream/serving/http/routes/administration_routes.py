@@ -2,7 +2,7 @@
 
 import logging
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import ValidationError
@@ -19,8 +19,14 @@ router = APIRouter(tags=["streams and pool"])
 After = Annotated[int | None, Query(description="Only steps after this number.", ge=-1, le=2**53)]
 ExpertName = Annotated[str, Path(max_length=200, description="A name in the pool.")]
 LARGEST_BODY = 4096
-SWITCH_BODY = {"required": True, "content": {"application/json": {"schema": schemas.Switch.model_json_schema()}}}
+BODY_CODES = ("audit_unavailable", "body_too_large", "body_too_slow", "unsupported_media_type")
+Body = TypeVar("Body", bound=schemas.Document)
 log = logging.getLogger(__name__)
+
+
+def _json_body(kind: type[schemas.Document]) -> dict[str, Any]:
+    content = {"application/json": {"schema": kind.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 @router.get("/v1/streams", summary="List streams", responses=problems())
@@ -39,7 +45,7 @@ async def show_stream(request: Request, stream: StreamName) -> schemas.StreamSta
     "/v1/streams/{stream}/recent", summary="Show the last steps of a stream", responses=problems("unknown_stream")
 )
 async def recent_steps(request: Request, stream: StreamName, after: After = None) -> schemas.Recent:
-    """The last 200 steps since the service started: coefficients, entropies, predictions per class, findings."""
+    """Coefficients, entropies, predictions per class and findings of the last 200 steps; restored from the log."""
     service: Service = request.app.state.service
     _status_of(service, stream)
     steps = service.recent.after(stream, -1 if after is None else after)
@@ -56,6 +62,24 @@ async def reset_stream(request: Request, stream: StreamName) -> schemas.StreamSt
     return _status_of(service, stream)
 
 
+@router.post(
+    "/v1/streams/{stream}/acknowledge",
+    summary="Acknowledge the alarms of a stream",
+    responses=problems("unknown_stream", "nothing_to_acknowledge", *BODY_CODES),
+    openapi_extra=_json_body(schemas.Acknowledgement),
+)
+async def acknowledge_alarms(request: Request, stream: StreamName) -> schemas.StreamStatus:
+    """Log who knows of its current alarms. They stay until their findings end. Administrators only."""
+    service: Service = request.app.state.service
+    person = await _read(request, schemas.Acknowledgement, '{"name": "…", "note": "…"}, each of one line')
+    record = partial(service.open.engine.acknowledge, stream, **person.model_dump(), by=request.state.holder.name)
+    try:
+        await service.change("acknowledge", request.state, record)
+    except InputError as error:
+        raise Problem("nothing_to_acknowledge", str(error)) from error
+    return _status_of(service, stream)
+
+
 @router.delete(
     "/v1/streams/{stream}",
     summary="Delete a stream",
@@ -68,6 +92,7 @@ async def delete_stream(request: Request, stream: StreamName) -> Response:
     service: Service = request.app.state.service
     await service.change("delete", request.state, partial(service.open.engine.delete, stream))
     service.recent.forget(stream)
+    service.metrics.forget(stream)
     return Response(status_code=204)
 
 
@@ -93,11 +118,7 @@ def _status(stream: dict[str, Any], last: dict[str, Any]) -> schemas.StreamStatu
         head_coefficients=last.get("head_coefficients", {}),
         entropies=last.get("entropies", {}),
         head_expert=last.get("head_expert"),
-        alarms=[
-            schemas.Alarm(code=each["code"], severity=each["severity"], sentence=each["sentence"])
-            for each in last.get("findings", [])
-            if each["severity"] != "info"
-        ],
+        alarms=stream["alarms"],
     )
 
 
@@ -168,16 +189,13 @@ async def reload_pool(request: Request) -> schemas.Reloaded:
 @router.put(
     "/v1/pool/experts/{expert}",
     summary="Switch an expert on or off",
-    responses=problems(
-        "unknown_expert", "change_refused", "audit_unavailable", "body_too_large", "body_too_slow",
-        "unsupported_media_type",
-    ),
-    openapi_extra={"requestBody": SWITCH_BODY},
-)  # fmt: skip
+    responses=problems("unknown_expert", "change_refused", *BODY_CODES),
+    openapi_extra=_json_body(schemas.Switch),
+)
 async def switch_expert(request: Request, expert: ExpertName) -> schemas.Switched:
     """From the next batch of each stream on. The other coefficients are renormalised. Administrators only."""
     service: Service = request.app.state.service
-    switch = await _read_switch(request, service)
+    switch = await _read(request, schemas.Switch, '{"on": true} or {"on": false}')
     names = service.open.engine.lineup.pool.names
     if expert not in names:
         raise Problem("unknown_expert", f"The experts of the pool are {', '.join(names)}.")
@@ -188,16 +206,16 @@ async def switch_expert(request: Request, expert: ExpertName) -> schemas.Switche
     return schemas.Switched(expert=expert, on=switch.on, switched_off=list(off))
 
 
-async def _read_switch(request: Request, service: Service) -> schemas.Switch:
+async def _read(request: Request, kind: type[Body], example: str) -> Body:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Problem("unsupported_media_type", 'Send application/json, as in {"on": false}.')
+        raise Problem("unsupported_media_type", f"Send application/json: {example}.")
     body = b""
-    async for chunk in body_of(request.receive, LARGEST_BODY, service.limits.body_seconds):
+    async for chunk in body_of(request.receive, LARGEST_BODY, request.app.state.service.limits.body_seconds):
         body += chunk
     try:
-        return schemas.Switch.model_validate_json(body)
+        return kind.model_validate_json(body)
     except ValidationError:
-        raise Problem("invalid_request", 'Send {"on": true} or {"on": false}, and nothing else.') from None
+        raise Problem("invalid_request", f"Send {example}, and nothing else.") from None
 
 
 def _unusable(error: MergestreamError, request_id: str) -> Problem:
