@@ -68,7 +68,7 @@ def test_the_command_line_is_frozen() -> None:
         "audit key": {"file"},
         "serve": {
             "pool", "--host", "--port", "--method", "--option", "--guard", "--device", "--dtype", "--state", "--audit",
-            "--audit-key", "--no-audit", "--weights-hash", "--tokens", "--watch", "--watch-reports", "--max-batch",
+            "--audit-key", "--no-audit", "--weights-hash", "--tokens", "--watch", "--watch-reports", "--webhook", "--max-batch",
             "--max-wait-ms", "--max-streams", "--max-body-mib", "--rate", "--tls-cert", "--tls-key", "--json-log",
             "--replicas",
         },

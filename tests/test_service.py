@@ -286,7 +286,8 @@ def test_health_readiness_and_metrics(client: httpx.Client) -> None:
     assert grown("mergestream_images_total") == 2
     assert grown("mergestream_steps_total") == 1
     assert grown("mergestream_audit_lines_total") == 1
-    assert grown('mergestream_findings_total{code="structureless_pictures",severity="warning"}') == 1
+    labels = 'code="structureless_pictures",severity="warning",stream="counted"'
+    assert grown(f"mergestream_findings_total{{{labels}}}") == 1
     assert later["mergestream_streams"] == len(client.get(STREAMS).json()["streams"])
     assert later["mergestream_queue_length"] == 0
 
