@@ -69,8 +69,8 @@ def test_the_command_line_is_frozen() -> None:
         "serve": {
             "pool", "--host", "--port", "--method", "--option", "--guard", "--device", "--dtype", "--state", "--audit",
             "--audit-key", "--no-audit", "--weights-hash", "--tokens", "--watch", "--watch-reports", "--webhook",
-            "--max-batch", "--max-wait-ms", "--max-streams", "--max-body-mib", "--rate", "--tls-cert", "--tls-key", "--json-log",
-            "--replicas",
+            "--max-batch", "--max-wait-ms", "--max-streams", "--max-body-mib", "--rate", "--tls-cert", "--tls-key",
+            "--json-log", "--replicas",
         },
         "serve-token": {"--name", "--tokens", "--role"},
         "pool list": {"folder", "--json"},
