@@ -140,7 +140,7 @@ def test_compare_duel_and_oracle(vit_pool: ms.ExpertPool, data: ms.DomainData, s
     assert fight.difference.low <= fight.difference.mean <= fight.difference.high
     (even,) = duel(runs, "mean", "mean")
     assert even.outcome == "does not differ clearly from"
-    assert even.difference.points() == "+0.0 [0.0, 0.0]"
+    assert even.difference.points() == "+0.0 [+0.0, +0.0]"
     (sentence,) = describe_duels([fight, even])
     assert sentence.startswith(f"On {fight.stream}, mean (")
     assert f"{fight.outcome} ensemble ({100 * fight.difference.mean:+.1f})" in sentence

@@ -26,7 +26,7 @@ def mean_with_interval(
     """
     scores = np.array([score_of(matrices.sum(axis=0), metric) for matrices in runs])
     return target_mean(scores, targets), *percentiles(
-        by_target(_resampled(runs, metric, resamples), targets).mean(axis=0)
+        by_target(resampled(runs, metric, resamples), targets).mean(axis=0)
     )
 
 
@@ -81,9 +81,9 @@ def difference_with_interval(
     `across` resamples targets as well, as if other sites had been drawn.
     """
     scores = [np.array([score_of(m.sum(axis=0), metric) for m in runs]) for runs in (ours, theirs)]
-    gaps = _resampled(ours, metric, resamples) - _resampled(theirs, metric, resamples)
-    resampled = by_target(gaps, targets)
-    drawn = _across_targets(resampled) if across else resampled.mean(axis=0)
+    gaps = resampled(ours, metric, resamples) - resampled(theirs, metric, resamples)
+    by_targets = by_target(gaps, targets)
+    drawn = _across_targets(by_targets) if across else by_targets.mean(axis=0)
     return target_mean(scores[0] - scores[1], targets), *percentiles(drawn)
 
 
@@ -112,7 +112,7 @@ def _across_targets(resampled: np.ndarray) -> np.ndarray:
     return resampled[picked, places].mean(axis=0)
 
 
-def _resampled(runs: Sequence[np.ndarray], metric: str, resamples: int) -> np.ndarray:
+def resampled(runs: Sequence[np.ndarray], metric: str, resamples: int) -> np.ndarray:
     """Scores [R,resamples] under bootstrap resamples of batches; equal numbers of batches give equal resamples."""
     random = np.random.RandomState(0)
     scores = []

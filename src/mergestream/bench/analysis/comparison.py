@@ -29,8 +29,9 @@ class Estimate:
         return Estimate(factor * self.mean, factor * self.low, factor * self.high)
 
     def points(self) -> str:
-        """A difference of shares with its interval, in percentage points."""
-        return f"{100 * self.mean:+.1f} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+        """A difference of shares in percentage points, with its interval where there is one."""
+        interval = "" if np.isnan(self.low) else f" [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
+        return f"{100 * self.mean:+.1f}{interval}"
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def duel(runs: Sequence[Run], ours: str, theirs: str, metric: str = "accuracy") 
     """One duel per stream, over the (target, seed, pool) that both methods have."""
     duels = []
     for stream in streams_of(runs):
-        mine, other = (_by_pairing(runs, label, stream) for label in (ours, theirs))
+        mine, other = (by_pairing(runs, label, stream) for label in (ours, theirs))
         pairs = [pair for pair in mine if pair in other]
         if pairs:
             a, b = ([group[pair].confusions() for pair in pairs] for group in (mine, other))
@@ -216,7 +217,8 @@ def duel(runs: Sequence[Run], ours: str, theirs: str, metric: str = "accuracy") 
     return duels
 
 
-def _by_pairing(runs: Sequence[Run], label: str, stream: str) -> dict[Pairing, Run]:
+def by_pairing(runs: Sequence[Run], label: str, stream: str) -> dict[Pairing, Run]:
+    """A method's runs on one stream, by target, seed and pool."""
     return {
         pairing_of(run): run
         for run in runs

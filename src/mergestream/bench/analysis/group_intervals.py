@@ -1,6 +1,6 @@
 """Intervals that resample whole slides or patients, for data sets that name them: accuracies and AUROC."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from mergestream.bench.records import Run
 from mergestream.functional.intervals import RESAMPLES, drawn_scores, percentiles, unit_draws
 
 METRICS = ("accuracy", "balanced_accuracy", "auroc")
-Draws = dict[str, np.ndarray]  # of every target, shared by all runs there
+Draws = dict[str, np.ndarray]  # by metric; or how often each image of a target is drawn, for all runs there
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,16 @@ def grouped_rows(runs: Sequence[Run]) -> list[GroupedRow]:
     """One row per (label, stream), the mean over its runs; none where a target names no groups or too few."""
     if not runs or any(run.groups is None for run in runs):
         return []
-    draws: Draws = {}
+    cells = by_label_and_stream(runs)
     try:
-        scores = {run.hash: scores_under_draws(run, METRICS, draws) for run in runs}
+        draws = mean_draws(cells, METRICS)
     except ValueError:
         return []
     rows = []
-    for (label, stream), own in by_label_and_stream(runs).items():
+    for (label, stream), own in cells.items():
         estimates: list[Estimate | None] = []
-        for metric in METRICS:
+        for metric, drawn in draws[label, stream].items():
             values = [run.metrics[metric] for run in own]
-            drawn = np.mean([scores[run.hash][metric] for run in own], axis=0)
             complete = None not in values and not np.isnan(drawn).any()
             estimates.append(Estimate(float(np.mean(values)), *percentiles(drawn)) if complete else None)
         accuracy, balanced, auroc = estimates
@@ -48,7 +47,19 @@ def grouped_rows(runs: Sequence[Run]) -> list[GroupedRow]:
     return rows
 
 
-def scores_under_draws(run: Run, metrics: Sequence[str], draws: Draws, count: int = RESAMPLES) -> Draws:
+def mean_draws(
+    cells: Mapping[tuple[str, str], Sequence[Run]], metrics: Sequence[str], count: int = RESAMPLES
+) -> dict[tuple[str, str], Draws]:
+    """Draws of every metric [count], as the mean over each cell's runs."""
+    draws: Draws = {}
+    means = {}
+    for cell, runs in cells.items():
+        scores = [_scores_under_draws(run, metrics, draws, count) for run in runs]
+        means[cell] = {metric: np.mean([each[metric] for each in scores], axis=0) for metric in metrics}
+    return means
+
+
+def _scores_under_draws(run: Run, metrics: Sequence[str], draws: Draws, count: int) -> Draws:
     """Every metric of a run under draws of whole groups [count]; of single images where its data name no groups."""
     dataset, target = run.arguments["data"]["dataset"], run.arguments["data"]["domain"]
     place = torch.from_numpy(np.argsort(np.concatenate(run.batches)))  # from order of arrival to that of the data

@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from mergestream.bench.analysis.comparison import Estimate
 from mergestream.bench.report.result_table import ResultTable
+from mergestream.functional.intervals import by_target, percentiles, target_mean
 
+RESAMPLES = 1000
 Verdict = Literal["holds", "does not hold", "cannot be told here"]
 HOLDS: Verdict = "holds"
 FAILS: Verdict = "does not hold"
@@ -39,6 +43,11 @@ def verdict_of(estimate: Estimate, at_least: float = 0.0) -> Verdict:
     if estimate.low > at_least:
         return HOLDS
     return FAILS if estimate.high < at_least else UNKNOWN
+
+
+def estimate_over_targets(points: np.ndarray, draws: np.ndarray, targets: Sequence[str]) -> Estimate:
+    """Mean over targets of values [R], with the interval of their resamples [R,RESAMPLES], runs of a target tied."""
+    return Estimate(target_mean(points, targets), *percentiles(by_target(draws, targets).mean(axis=0)))
 
 
 def missing(claim: str, needed: str) -> ClaimFinding:

@@ -3,19 +3,28 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from mergestream.bench.analysis.comparison import pairing_of
-from mergestream.bench.analysis.resampling import batch_counts, estimate_over_targets
-from mergestream.bench.claims.claim_finding import CORRELATION, UNKNOWN, ClaimFinding, missing, verdict_of
+from mergestream.bench.claims.claim_finding import (
+    CORRELATION,
+    RESAMPLES,
+    UNKNOWN,
+    ClaimFinding,
+    estimate_over_targets,
+    missing,
+    verdict_of,
+)
 from mergestream.bench.records import Run
 from mergestream.functional import scores as scoring
 from mergestream.functional.intervals import FEW_BATCHES
 
 Coefficient = Callable[..., np.ndarray]
+Drawn = tuple[float, np.ndarray]  # a statistic, and its resamples [R]
 TRACKS = "Low entropy goes with low error."
 RANKS_BETTER = "Entropy tells the better expert more reliably than the maximum softmax does."
 NEEDED = "the experts' own answers with labels: runs of single_expert for every expert (each benchmark makes them)."
@@ -104,78 +113,72 @@ def _of_group(group: dict[str, Run]) -> Evidence:
     )
 
 
-# A point and its resamples [R] for one stream of one target.
-Statistic = Callable[[Evidence, np.ndarray], tuple[float, np.ndarray]]
-COEFFICIENTS: dict[str, Coefficient] = {"Spearman": spearman, "Kendall": kendall}
+def _mean(values: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
+    """Mean over the first axis of the defined values [N,...], each counted [N,...] times; NaN if there is none."""
+    return np.ma.filled(np.ma.average(np.ma.masked_invalid(values), axis=0, weights=counts), np.nan)
+
+
+def _over_resamples(values: np.ndarray, counts: np.ndarray) -> Drawn:
+    """The mean of values [T] over the batches where they are defined, and under resamples with counts [R,T]."""
+    return float(_mean(values)), _mean(np.broadcast_to(values[:, None], counts.T.shape), counts.T)
+
+
+def _among_experts(coefficient: Coefficient, each: Evidence, counts: np.ndarray) -> Drawn:
+    return _over_resamples(coefficient(each.entropy, each.error), counts)
+
+
+def _over_batches(coefficient: Coefficient, each: Evidence, counts: np.ndarray) -> Drawn:
+    columns = list(zip(each.entropy.T, each.error.T, strict=True))
+    point = _mean(np.array([coefficient(x, y) for x, y in columns]))
+    return float(point), _mean(np.stack([coefficient(x, y, counts) for x, y in columns]))
+
+
+def _entropy_less_max_softmax(each: Evidence, counts: np.ndarray) -> Drawn:
+    return _over_resamples(spearman(each.entropy, each.error) - spearman(each.max_softmax, each.error), counts)
+
+
+# A claim, what is measured for it, and the function that measures it on one stream of one target.
+STATISTICS: tuple[tuple[str, str, Callable[[Evidence, np.ndarray], Drawn]], ...] = (
+    *(
+        (TRACKS, f"{kind} correlation of entropy and error {where}", partial(function, coefficient))
+        for kind, coefficient in {"Spearman": spearman, "Kendall": kendall}.items()
+        for where, function in {
+            "among the experts, mean over batches": _among_experts,
+            "over batches, mean over experts": _over_batches,
+        }.items()
+    ),
+    (
+        RANKS_BETTER,
+        "Spearman correlation with the error among the experts: entropy's less the maximum softmax's",
+        _entropy_less_max_softmax,
+    ),
+)
 
 
 def check_scores(evidence: Sequence[Evidence]) -> list[ClaimFinding]:
     """Per stream: entropy against error among experts and over batches, and against the maximum softmax."""
     if not evidence:
         return [missing(TRACKS, NEEDED), missing(RANKS_BETTER, NEEDED)]
-    findings = []
-    for stream in dict.fromkeys(each.stream for each in evidence):
-        here = [each for each in evidence if each.stream == stream]
-        for kind, coefficient in COEFFICIENTS.items():
-            findings += [_among_experts(here, kind, coefficient), _over_batches(here, kind, coefficient)]
-        findings.append(_against_max_softmax(here))
-    return findings
+    streams = {each.stream: [other for other in evidence if other.stream == each.stream] for each in evidence}
+    return [_finding(here, *statistic) for here in streams.values() for statistic in STATISTICS]
 
 
-def _among_experts(here: Sequence[Evidence], kind: str, coefficient: Coefficient) -> ClaimFinding:
-    def statistic(each: Evidence, counts: np.ndarray) -> tuple[float, np.ndarray]:
-        return _mean_over_batches(coefficient(each.entropy, each.error), counts)
-
-    measure = f"{kind} correlation of entropy and error among the experts, mean over batches"
-    return _judge(here, TRACKS, measure, statistic)
-
-
-def _over_batches(here: Sequence[Evidence], kind: str, coefficient: Coefficient) -> ClaimFinding:
-    def statistic(each: Evidence, counts: np.ndarray) -> tuple[float, np.ndarray]:
-        columns = list(zip(each.entropy.T, each.error.T, strict=True))
-        point = _mean_of_defined(np.array([coefficient(x, y) for x, y in columns]))
-        return float(point), _mean_of_defined(np.stack([coefficient(x, y, counts) for x, y in columns]))
-
-    measure = f"{kind} correlation of entropy and error over batches, mean over experts"
-    return _judge(here, TRACKS, measure, statistic)
-
-
-def _against_max_softmax(here: Sequence[Evidence]) -> ClaimFinding:
-    def statistic(each: Evidence, counts: np.ndarray) -> tuple[float, np.ndarray]:
-        gap = spearman(each.entropy, each.error) - spearman(each.max_softmax, each.error)
-        return _mean_over_batches(gap, counts)
-
-    measure = "Spearman correlation with the error among the experts: entropy's less the maximum softmax's"
-    return _judge(here, RANKS_BETTER, measure, statistic)
-
-
-def _judge(here: Sequence[Evidence], claim: str, measure: str, statistic: Statistic) -> ClaimFinding:
+def _finding(
+    here: Sequence[Evidence], claim: str, measure: str, statistic: Callable[[Evidence, np.ndarray], Drawn]
+) -> ClaimFinding:
     """Average over targets; streams on which the statistic is undefined (all experts equal) are left out."""
     stream, random = here[0].stream, np.random.RandomState(0)
-    results = [(each.target, *statistic(each, batch_counts(random, len(each.error)))) for each in here]
-    defined = [(target, point, drawn) for target, point, drawn in results if np.isfinite(point)]
+    results = []
+    for each in here:
+        batches = len(each.error)
+        counts = random.multinomial(batches, np.full(batches, 1 / batches), size=RESAMPLES)
+        results.append((each.target, *statistic(each, counts)))
+    defined = [result for result in results if np.isfinite(result[1])]
     if not defined:
         reason = f"On {stream} no batch decides: all experts have the same error, or the same score."
         return ClaimFinding(claim, stream, reason=reason)
     targets, points, draws = zip(*defined, strict=True)
     filled = [np.where(np.isfinite(drawn), drawn, point) for point, drawn in zip(points, draws, strict=True)]
-    estimate = estimate_over_targets(points, np.stack(filled), targets)
+    estimate = estimate_over_targets(np.array(points), np.stack(filled), targets)
     few = min(len(each.error) for each in here) < FEW_BATCHES
     return ClaimFinding(claim, stream, measure, CORRELATION, estimate, UNKNOWN if few else verdict_of(estimate))
-
-
-def _mean_over_batches(values: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray]:
-    """The mean of values [T] over the batches where they are defined, and under resamples with counts [R,T]."""
-    defined = np.isfinite(values)
-    if not defined.any():
-        return float("nan"), np.full(len(counts), np.nan)
-    numbers, times = values[defined], counts[:, defined]
-    total = times.sum(axis=1)
-    return float(numbers.mean()), np.where(total > 0, times @ numbers / np.maximum(total, 1), np.nan)
-
-
-def _mean_of_defined(values: np.ndarray) -> np.ndarray:
-    """Mean over the first axis of the defined values; NaN if there is none."""
-    defined = np.isfinite(values)
-    total = np.where(defined, values, 0).sum(axis=0)
-    return np.where(defined.any(axis=0), total / np.maximum(defined.sum(axis=0), 1), np.nan)

@@ -18,28 +18,14 @@ LOUD = 100.0  # factor of the hostile expert's head
 # What the bars of a data set are about, and the loss that its pools are trained with.
 METRICS = {"pacs": ("accuracy",), "midog": ("balanced_accuracy", "auroc")}
 LOSS = {"pacs": "plain", "midog": "weighted"}
-# Names of rows, and the options that make them.
-ABLATION = {
-    "full": "entropy_adaptive",
-    "encoder only": "entropy_adaptive(head_sharpness=0)",
-    "head only": "entropy_adaptive(encoder=uniform)",
-    "shared head": "entropy_adaptive(head=shared)",
-    "select": "entropy_adaptive(head=select)",
-    "momentum 0.9": "entropy_adaptive(momentum=0.9)",
-    "temperature card": "entropy_adaptive(temperature=card)",
-    "no views": "entropy_adaptive(views=())",
-    "softmax weighting": "entropy_adaptive(weighting=softmax)",
-    "ours": "prior_adaptive",
-    "ours, scored by entropy alone": "prior_adaptive(score=entropy)",
-    "ours, uniform coefficients": "prior_adaptive(encoder=uniform, head=shared)",
-    "ours, head not fitted": "prior_adaptive(refit=False)",
-    "ours, not scaled": "prior_adaptive(match_scale=False)",
-    "ours, neither": "prior_adaptive(refit=False, match_scale=False)",
-    "ours, weights left on": "prior_adaptive(untilt=False)",
-    "ours, one view": "prior_adaptive(views=())",
-    "ours, anchor 0": "prior_adaptive(anchor=0)",
-    "ours, anchor 0.5": "prior_adaptive(anchor=0.5)",
-}
+ABLATION = parse_variants(
+    "entropy_adaptive, entropy_adaptive(head_sharpness=0), entropy_adaptive(encoder=uniform), "
+    "entropy_adaptive(head=shared|select), entropy_adaptive(momentum=0.9), entropy_adaptive(temperature=card), "
+    "entropy_adaptive(views=()), entropy_adaptive(weighting=softmax), prior_adaptive, prior_adaptive(score=entropy), "
+    "prior_adaptive(encoder=uniform, head=shared), prior_adaptive(refit=False), prior_adaptive(match_scale=False), "
+    "prior_adaptive(refit=False, match_scale=False), prior_adaptive(untilt=False), prior_adaptive(views=()), "
+    "prior_adaptive(anchor=0|0.5)"
+)
 
 
 @dataclass(frozen=True)
@@ -93,13 +79,13 @@ class Study:
         for dataset, loss in LOSS.items():
             every = self.pools(dataset)
             for start in HEAD_INITS:
-                mine = tuple(pool for pool in every if pool.head_init == start)
-                stages.append(Stage(f"main-{dataset}-{start}", "main", mine, self._main(MAIN_STREAMS, half=half)))
+                own = tuple(pool for pool in every if pool.head_init == start)
+                stages.append(Stage(f"main-{dataset}-{start}", "main", own, self._main(MAIN_STREAMS, half=half)))
             first, usual = every[:1], tuple(pool for pool in every if pool.loss == loss)
             common = {"variants": parse_variants(", ".join(COMPARED)), **self._common(half=half)}
             mixed = {"streams": MIXTURES, "targets": ring_of(dataset)}
             sizes = {"batch_sizes": self.batch_sizes, "images": self.fixed_images}
-            ablation = {"variants": parse_variants(", ".join(ABLATION.values())), "streams": MAIN_STREAMS}
+            ablation = {"variants": ABLATION, "streams": MAIN_STREAMS}
             timed = {"timed": True, "targets": source_of(dataset).card.domains[:1], "every_expert": False}
             stages += [
                 Stage(f"streams-{dataset}", "streams", usual, ({**common, "streams": OTHER_STREAMS}, common | mixed)),

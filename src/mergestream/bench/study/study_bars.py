@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -49,45 +50,29 @@ def methods_of(groups: Sequence[Group]) -> list[str]:
 
 def estimate(groups: Sequence[Group], method: str, at: Setting, metric: str) -> Estimate | None:
     """The mean over targets and seeds; None where the method is missing at a target. Without draws no interval."""
-    return _combined([(_mean(g, method, at, metric), _draws(g, method, at, metric)) for g in groups])
+    return _mean([_scores(group, method, at, metric) for group in groups])
 
 
 def difference(groups: Sequence[Group], ours: str, theirs: str, at: Setting, metric: str) -> Estimate | None:
     """Ours less theirs, pool by pool on the same draws."""
-    gaps: list[tuple[float | None, np.ndarray | None]] = []
-    for group in groups:
-        mean, other_mean = (_mean(group, method, at, metric) for method in (ours, theirs))
-        draws, other_draws = (_draws(group, method, at, metric) for method in (ours, theirs))
-        mean_gap = None if mean is None or other_mean is None else mean - other_mean
-        gaps.append((mean_gap, None if draws is None or other_draws is None else draws - other_draws))
-    return _combined(gaps)
+    pairs = [[_scores(group, method, at, metric) for method in (ours, theirs)] for group in groups]
+    return _mean([(mine[0] - other[0], mine[1] - other[1]) for mine, other in pairs])
 
 
-def points(value: Estimate) -> str:
-    """A difference in points of a per cent, with its interval where there is one."""
-    mean, low, high = (100 * each for each in (value.mean, value.low, value.high))
-    return f"{mean:+.1f}" if np.isnan(low) else f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
-
-
-def _combined(pools: Sequence[tuple[float | None, np.ndarray | None]]) -> Estimate | None:
-    means = [mean for mean, _ in pools if mean is not None]
-    draws = [each for _, each in pools if each is not None]
-    if not pools or len(means) < len(pools):
-        return None
-    low, high = percentiles(np.mean(draws, axis=0)) if len(draws) == len(pools) else (float("nan"),) * 2
-    return Estimate(float(np.mean(means)), low, high)
-
-
-def _mean(group: Group, method: str, at: Setting, metric: str) -> float | None:
+def _scores(group: Group, method: str, at: Setting, metric: str) -> tuple[float, np.ndarray]:
+    """A method's mean over one pool's targets, and its draws; NaN where they were not measured."""
     here = [row for row in group["rows"] if (row["stream"], row["condition"]) == (at.stream, at.condition)]
     values = [row[metric] for row in here if row["method"] == method]
-    complete = len(values) == len({row["target"] for row in here}) > 0
-    return float(np.mean(values)) if complete and None not in values else None
-
-
-def _draws(group: Group, method: str, at: Setting, metric: str) -> np.ndarray | None:
+    complete = None not in values and len(values) == len({row["target"] for row in here}) > 0
     stored = group["resamples"].get(f"{method}|{at.stream}|{at.condition}", {}).get(metric)
-    return None if stored is None else decoded(stored)
+    return float(np.mean(values)) if complete else np.nan, np.array([np.nan]) if stored is None else decoded(stored)
+
+
+def _mean(pools: Sequence[tuple[float, np.ndarray]]) -> Estimate | None:
+    if not pools or np.isnan([mean for mean, _ in pools]).any():
+        return None
+    draws = sum(draws for _, draws in pools) / len(pools)
+    return Estimate(float(np.mean([mean for mean, _ in pools])), *percentiles(draws))
 
 
 @dataclass(frozen=True)
@@ -106,63 +91,66 @@ def all_bars(groups: Sequence[Group]) -> list[Bar]:
     return [*bars, _nowhere_worse(groups), _no_collapse(groups), *_not_captured(groups)]
 
 
+def _bar(place: str, holds: bool) -> Bar:
+    return Bar(holds, f"{place}. **{'holds' if holds else 'does not hold'}**")
+
+
 def _above(groups: Sequence[Group], ours: str, theirs: str, least: tuple[float, float]) -> Iterator[Bar]:
     """PACS: the mean difference reaches the bar, and its interval lies above zero."""
     for start in HEAD_INITS:
         for stream, needed in zip(("iid", "dirichlet:0.05"), least, strict=True):
             gap = difference(select(groups, "main", "pacs", start), ours, theirs, Setting(stream), "accuracy")
-            holds = gap is not None and gap.low > 0 and 100 * gap.mean >= needed
+            claim = f"PACS, {start} heads, {stream}, accuracy: {ours} - {theirs}"
+            if gap is None:
+                yield Bar(None, f"{claim} was not measured.")
+                continue
             bar = f"at least {needed:+.1f} and the interval above 0" if needed else "the interval above 0"
-            yield _bar(f"{ours} - {theirs}", f"PACS, {start} heads, {stream}, accuracy", gap, holds, bar)
+            yield _bar(f"{claim} = {gap.points()} points; bar: {bar}", gap.low > 0 and 100 * gap.mean >= needed)
 
 
 def _not_below_ensemble(groups: Sequence[Group]) -> Iterator[Bar]:
     """MIDOG: no interval of ours less the ensemble lies wholly below zero, on any stream."""
     for place, gap in differences(groups, "midog", OURS, "ensemble", ("main", "streams")):
-        holds = gap is not None and gap.high >= 0
-        yield _bar(f"{OURS} - ensemble", place, gap, holds, "the interval not below 0")
-
-
-def _bar(claim: str, place: str, gap: Estimate | None, holds: bool, bar: str) -> Bar:
-    if gap is None:
-        return Bar(None, f"{place}: {claim} was not measured.")
-    return Bar(holds, f"{place}: {claim} = {points(gap)} points; bar: {bar}. **{_verdict(holds)}**")
-
-
-def _verdict(holds: bool) -> str:
-    return "holds" if holds else "does not hold"
+        yield _bar(f"{place}: {OURS} - ensemble = {gap.points()} points; bar: the interval not below 0", gap.high >= 0)
 
 
 def differences(
     groups: Sequence[Group], dataset: str, ours: str, theirs: str, kinds: Sequence[str] = ("main", "streams", "batches")
-) -> Iterator[tuple[str, Estimate | None]]:
+) -> Iterator[tuple[str, Estimate]]:
     """At every head start, stream and batch size of a data set, for each of its metrics."""
-    for start in HEAD_INITS:
-        for kind in kinds:
-            own = select(groups, kind, dataset, start)
-            for at in settings_of(own):
-                for metric in METRICS[dataset]:
-                    place = f"{TITLES[dataset]}, {start} heads, {at}, {metric.replace('_', ' ')}"
-                    yield place, difference(own, ours, theirs, at, metric)
+    for place, own, at, metric in places(groups, dataset, kinds):
+        gap = difference(own, ours, theirs, at, metric)
+        if gap is not None:
+            yield place, gap
+
+
+def places(
+    groups: Sequence[Group], dataset: str, kinds: Sequence[str]
+) -> Iterator[tuple[str, list[Group], Setting, str]]:
+    """Every head start, stream, batch size and metric of a data set: in words, its groups, setting and metric."""
+    for start, kind in product(HEAD_INITS, kinds):
+        own = select(groups, kind, dataset, start)
+        for at, metric in product(settings_of(own), METRICS[dataset]):
+            yield f"{TITLES[dataset]}, {start} heads, {at}, {metric.replace('_', ' ')}", own, at, metric
 
 
 def _nowhere_worse(groups: Sequence[Group]) -> Bar:
     claim = f"{OURS} nowhere worse than {PAPER} by more than {TOLERANCE}"
-    every = [(p, gap) for name in METRICS for p, gap in differences(groups, name, OURS, PAPER) if gap is not None]
+    every = [each for dataset in METRICS for each in differences(groups, dataset, OURS, PAPER)]
     if not every:
         return Bar(None, f"{claim}: not measured.")
     every.sort(key=lambda each: each[1].mean)
     place, worst = every[0]
     lost = [each for each in every if 100 * each[1].mean < -TOLERANCE]
-    text = f"lowest of {len(every)} differences: {points(worst)} ({place})"
+    text = f"lowest of {len(every)} differences: {worst.points()} ({place})"
     text += f"; it loses at {len(lost)}" if lost else ""
-    text += "".join(f"; {place}: {points(gap)}" for place, gap in lost[1:SHOWN])
+    text += "".join(f"; {place}: {gap.points()}" for place, gap in lost[1:SHOWN])
     text += f"; and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
-    return Bar(not lost, f"{claim}: {text}. **{_verdict(not lost)}**")
+    return _bar(f"{claim}: {text}", not lost)
 
 
 def collapses_of(groups: Sequence[Group], method: str) -> tuple[int, list[str]]:
-    """How many rows a method has in main, streams and batches, and every class that one of them has given up."""
+    """How many rows a method has in main, streams and batches, and every class that vanished in one of them."""
     rows, collapsed = 0, []
     for group in (g for g in groups if g["kind"] in ("main", "streams", "batches")):
         for row in (row for row in group["rows"] if row["method"] == method):
@@ -187,7 +175,7 @@ def _no_collapse(groups: Sequence[Group]) -> Bar:
     if not rows:
         return Bar(None, f"{claim}: not measured.")
     text = f"{len(collapsed)} in {rows} runs" + (f", such as {collapsed[0]}" if collapsed else "")
-    return Bar(not collapsed, f"{claim}: {text}. **{_verdict(not collapsed)}**")
+    return _bar(f"{claim}: {text}", not collapsed)
 
 
 def loud_rows(groups: Sequence[Group], dataset: str, method: str) -> dict[str, dict[str, float]]:
@@ -216,4 +204,4 @@ def _not_captured(groups: Sequence[Group]) -> Iterator[Bar]:
                 f"{name.replace('_', ' ')} {100 * before[name]:.1f} -> {100 * after[name]:.1f}" for name in metrics
             )
             text = f"answers that are that expert's own {100 * agreed[0]:.1f} -> {100 * agreed[1]:.1f} %, {scores}"
-            yield Bar(holds, f"{TITLES[dataset]}, shared heads, iid: {claim}: {text}. **{_verdict(holds)}**")
+            yield _bar(f"{TITLES[dataset]}, shared heads, iid: {claim}: {text}", holds)

@@ -20,7 +20,7 @@ from mergestream.bench.study.study_bars import (
     estimate,
     loud_rows,
     methods_of,
-    points,
+    places,
     select,
     settings_of,
 )
@@ -91,13 +91,10 @@ def _markdown(
 def differences_table(groups: Sequence[Group]) -> str:
     """The paired differences on every stream; bold where the interval excludes 0."""
     rows, clear = list[tuple[str, ...]](), set[tuple[int, int]]()
-    for dataset, start, kind in ((d, s, k) for d in METRICS for s in HEAD_INITS for k in ("main", "streams")):
-        own = select(groups, kind, dataset, start)
-        for at, metric in ((at, metric) for at in settings_of(own) for metric in METRICS[dataset]):
-            gaps = [difference(own, a, b, at, metric) for a, b in PAIRS]
-            clear |= {(len(rows), c) for c, gap in enumerate(gaps, 1) if gap and (gap.low > 0 or gap.high < 0)}
-            place = f"{TITLES[dataset]}, {start}, {at}, {metric.replace('_', ' ')}"
-            rows.append((place, *("–" if gap is None else points(gap) for gap in gaps)))
+    for place, own, at, metric in (each for d in METRICS for each in places(groups, d, ("main", "streams"))):
+        gaps = [difference(own, a, b, at, metric) for a, b in PAIRS]
+        clear |= {(len(rows), c) for c, gap in enumerate(gaps, 1) if gap and (gap.low > 0 or gap.high < 0)}
+        rows.append((place.replace(" heads", ""), *("–" if gap is None else gap.points() for gap in gaps)))
     return _markdown(("points", *(f"{a} - {b}" for a, b in PAIRS)), rows, frozenset(clear))
 
 
@@ -113,20 +110,22 @@ def streams_table(groups: Sequence[Group], kind: str, dataset: str) -> str:
 
 
 def ablation_table(groups: Sequence[Group], dataset: str) -> str:
-    """Every variant, and its paired difference to the full method."""
+    """Every variant, and its paired difference to the paper's rule."""
     rows = []
+    columns = list(product(MAIN_STREAMS, METRICS[dataset]))
     for start in HEAD_INITS:
         own = select(groups, "ablation", dataset, start)
         for name in methods_of(own):
             cells = []
-            for stream, metric in ((s, m) for s in MAIN_STREAMS for m in METRICS[dataset]):
-                gap = difference(own, name, "full", Setting(stream), metric)
-                shown = "" if name == "full" or gap is None else f" ({points(gap)})"
-                value = estimate(own, name, Setting(stream), metric)
+            for stream, metric in columns:
+                value, gap = (
+                    estimate(own, name, Setting(stream), metric),
+                    difference(own, name, PAPER, Setting(stream), metric),
+                )
+                shown = "" if name == PAPER or gap is None else f" ({gap.points()})"
                 cells.append("–" if value is None else f"{100 * value.mean:.1f}{shown}")
             rows.append((f"{start}: {name}", *cells))
-    names = [f"{s}, {m.replace('_', ' ')}" for s in MAIN_STREAMS for m in METRICS[dataset]]
-    return _markdown(("heads: variant", *names), rows)
+    return _markdown(("heads: variant", *(f"{s}, {m.replace('_', ' ')}" for s, m in columns)), rows)
 
 
 def costs_table(groups: Sequence[Group]) -> str:
@@ -156,7 +155,7 @@ def hostile_table(groups: Sequence[Group]) -> str:
 
 
 def collapses_table(groups: Sequence[Group]) -> str:
-    """In how many runs a method gave up a class that every expert predicts, by data set, loss and head start."""
+    """In how many runs a class vanished that every expert predicts, by data set, loss and head start."""
     main = [group for group in groups if group["kind"] == "main"]
     kinds = dict.fromkeys((g["dataset"], g["loss"], g["head_init"]) for g in main)
     rows = []
@@ -168,7 +167,7 @@ def collapses_table(groups: Sequence[Group]) -> str:
             cells.append(f"{len({text.split(': ')[0] for text in collapsed})} of {count}")
         rows.append((name, *cells))
     columns = [f"{TITLES[dataset]}, {loss} loss, {start} heads" for dataset, loss, start in kinds]
-    return _markdown(("classes given up, of runs", *columns), rows)
+    return _markdown(("runs in which a class vanished", *columns), rows)
 
 
 def times_table(groups: Sequence[Group]) -> str:

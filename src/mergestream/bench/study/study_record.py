@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from mergestream.bench.analysis.comparison import by_label_and_stream
 from mergestream.bench.analysis.cost import cost_of
-from mergestream.bench.analysis.group_intervals import Draws, scores_under_draws
+from mergestream.bench.analysis.group_intervals import mean_draws
 from mergestream.bench.records import Run
-from mergestream.bench.study.results_plan import ABLATION, METRICS, OURS, PoolRecipe, Stage
+from mergestream.bench.study.results_plan import METRICS, OURS, PoolRecipe, Stage
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.files import read_json, write_text
 
@@ -37,24 +39,26 @@ def group_of(
     fingerprint: str,
     runs: Sequence[Run],
     *,
-    names: Mapping[str, str],
     left_out: Mapping[str, str],
     resamples: int,
 ) -> Group:
-    """All runs of one pool at one stage: rows, and every method's draws as the mean over its targets.
-
-    `names`: what rows call a label, where that is not the label itself.
-    """
-    shown = [run for run in runs if stage.kind in ("main", "costs") or run.arguments["method"] != SINGLE]
-    rows = [_row(run, names) for run in shown]
-    more: dict[str, Any] = {"specs": ABLATION} if stage.kind == "ablation" else {}
+    """All runs of one pool at one stage: rows, and every method's draws as the mean over its targets."""
+    alone = {(run.arguments["options"]["expert"], *_place(run)): run for run in runs if _is_single(run)}
+    shown = [run for run in runs if stage.kind in ("main", "costs") or not _is_single(run)]
+    rows, more = [_row(run) for run in shown], dict[str, Any]()
     if stage.kind == "hostile":
         for row, run in zip(rows, shown, strict=True):
-            row["agrees_with_loud"] = _agreement_with_first_expert(run, runs)
+            loud = alone[run.arguments["pool"]["experts"][0], *_place(run)]
+            row["agrees_with_loud"] = round(float((run.predictions == loud.predictions).double().mean()), 6)
         more = {"loud": runs[0].arguments["pool"]["experts"][0]}
     if stage.kind == "costs":
-        rows = []
-        more = {"costs": list({run.arguments["method"]: _cost(run) for run in reversed(shown)}.values())[::-1]}
+        costs: dict[str, Any] = {}
+        for run in shown:
+            costs.setdefault(run.arguments["method"], _cost(run))
+        rows, more = [], {"costs": list(costs.values())}
+    answers: dict[str, dict[str, list[int]]] = {}  # how often each expert alone predicts each class, by target
+    for (expert, target, _), run in alone.items():
+        answers.setdefault(target, {})[expert] = _counts(run)
     return {
         "stage": stage.name,
         "kind": stage.kind,
@@ -64,19 +68,28 @@ def group_of(
         "ours": OURS,
         "seconds": round(sum(row["seconds"] for row in rows), 2),
         "classes": list(runs[0].classes),
-        "experts": _expert_answers(runs),
+        "experts": answers,
         "left_out": dict(left_out),
         "rows": rows,
-        "resamples": _draws(shown, names, resamples) if stage.kind in ("main", "streams", "ablation") else {},
+        "resamples": _draws(shown, resamples) if stage.kind in ("main", "streams", "ablation") else {},
         **more,
     }
 
 
-def _row(run: Run, names: Mapping[str, str]) -> dict[str, Any]:
+def _is_single(run: Run) -> bool:
+    return bool(run.arguments["method"] == SINGLE)
+
+
+def _place(run: Run) -> tuple[str, str]:
+    """The target and the stream there."""
+    return run.arguments["data"]["domain"], run.arguments["stream"]["hash"]
+
+
+def _row(run: Run) -> dict[str, Any]:
     stream, _, condition = run.arguments["stream"]["name"].partition(", ")
     scores = {metric: run.metrics[metric] for metric in ("accuracy", "balanced_accuracy", "auroc")}
     return {
-        "method": _method(run, names),
+        "method": run.arguments["label"],
         "stream": stream,
         "condition": condition,
         "target": run.arguments["data"]["domain"],
@@ -87,38 +100,8 @@ def _row(run: Run, names: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _method(run: Run, names: Mapping[str, str]) -> str:
-    label = str(run.arguments["label"])
-    return names.get(label, label)
-
-
 def _counts(run: Run) -> list[int]:
     return torch.bincount(run.predictions, minlength=len(run.classes)).tolist()
-
-
-def _expert_answers(runs: Sequence[Run]) -> dict[str, dict[str, list[int]]]:
-    """How often each expert alone predicts each class, by target."""
-    answers: dict[str, dict[str, list[int]]] = {}
-    for run in runs:
-        if run.arguments["method"] == SINGLE:
-            own = answers.setdefault(run.arguments["data"]["domain"], {})
-            own[run.arguments["options"]["expert"]] = _counts(run)
-    return answers
-
-
-def _agreement_with_first_expert(run: Run, runs: Sequence[Run]) -> float:
-    """The share of a run's answers that the first expert alone gives too, on the same stream."""
-    first, place = (
-        run.arguments["pool"]["experts"][0],
-        (run.arguments["data"]["domain"], run.arguments["stream"]["hash"]),
-    )
-    alone = next(
-        each
-        for each in runs
-        if each.arguments["options"].get("expert") == first
-        and (each.arguments["data"]["domain"], each.arguments["stream"]["hash"]) == place
-    )
-    return round(float((run.predictions == alone.predictions).double().mean()), 6)
 
 
 def _cost(run: Run) -> dict[str, Any]:
@@ -135,23 +118,21 @@ def _cost(run: Run) -> dict[str, Any]:
     }
 
 
-def _draws(runs: Sequence[Run], names: Mapping[str, str], count: int) -> dict[str, dict[str, str]]:
+def _draws(runs: Sequence[Run], count: int) -> dict[str, dict[str, str]]:
     """Encoded draws by 'method|stream|condition': of methods that answered at every target of their stream."""
-    by_key: dict[tuple[str, str], list[Run]] = {}
-    targets: dict[str, set[str]] = {}
+    targets: dict[str, set[str]] = defaultdict(set)
     for run in runs:
-        stream, target = run.arguments["stream"]["name"], run.arguments["data"]["domain"]
-        by_key.setdefault((_method(run, names), stream), []).append(run)
-        targets.setdefault(stream, set()).add(target)
-    draws: Draws = {}
-    encoded_draws = {}
-    for (method, stream), own in by_key.items():
-        if len(own) == len(targets[stream]):
-            metrics = METRICS[own[0].arguments["data"]["dataset"]]
-            scores = [scores_under_draws(run, metrics, draws, count) for run in own]
-            means = {metric: np.mean([each[metric] for each in scores], axis=0) for metric in scores[0]}
-            encoded_draws[f"{method}|{stream}|"] = {metric: encoded(mean) for metric, mean in means.items()}
-    return encoded_draws
+        targets[run.arguments["stream"]["name"]].add(run.arguments["data"]["domain"])
+    complete = {
+        (method, stream): own
+        for (method, stream), own in by_label_and_stream(runs).items()
+        if len(own) == len(targets[stream])
+    }
+    drawn = mean_draws(complete, METRICS[runs[0].arguments["data"]["dataset"]], count)
+    return {
+        f"{method}|{stream}|": {metric: encoded(values) for metric, values in scores.items()}
+        for (method, stream), scores in drawn.items()
+    }
 
 
 def write_record(path: Path, groups: Iterable[Group], head: Mapping[str, Any]) -> None:
@@ -166,7 +147,7 @@ def read_records(paths: Sequence[Path], *, allow_tries: bool = False) -> list[Gr
         record = read_json(path, SCHEMA_VERSION)
         if record["is_try"] and not allow_tries:
             raise InputError(f"{path} is the record of a try (few images, steps or a tiny network): it shows nothing.")
-        for group in record["groups"]:
+        for group in map(_named_by_options, record["groups"]):
             # A pool may be trained again in another session: both trainings are listed.
             own = group["fingerprint"] if group["kind"] == "train" else group["ours"]
             key = group["stage"], group["pool"], own, record["later"]
@@ -177,3 +158,13 @@ def read_records(paths: Sequence[Path], *, allow_tries: bool = False) -> list[Gr
                     f"pools of that name. Delete one of the records, or mark the newer one with --later."
                 )
     return list(groups.values())
+
+
+def _named_by_options(group: Group) -> Group:
+    """Older records have names for the rows of the ablation, and their methods and options in `specs`."""
+    if "specs" not in group:
+        return group
+    rows = [{**row, "method": group["specs"][row["method"]]} for row in group["rows"]]
+    draws = {tuple(key.split("|", 1)): scores for key, scores in group["resamples"].items()}
+    resamples = {f"{group['specs'][name]}|{at}": scores for (name, at), scores in draws.items()}
+    return {**group, "rows": rows, "resamples": resamples}

@@ -10,9 +10,8 @@ import torch
 from mergestream.bench.engine.benchmark import run_plan
 from mergestream.bench.engine.plan import BenchPlan
 from mergestream.bench.engine.site_statistics import measure_pool
-from mergestream.bench.engine.variants import parse_variants
 from mergestream.bench.records import Run
-from mergestream.bench.study.results_plan import ABLATION, LOSS, RESULTS, STUDIES, PoolRecipe, Stage, Study
+from mergestream.bench.study.results_plan import LOSS, RESULTS, STUDIES, PoolRecipe, Stage, Study
 from mergestream.bench.study.study_pages import all_blocks
 from mergestream.bench.study.study_record import Group, group_of, read_records, write_record
 from mergestream.data.datasets.data_request import DataRequest
@@ -145,7 +144,7 @@ def _run_stage(
 ) -> list[Group]:
     """Run a stage's plans over all its pools together; one group per pool."""
     runs: dict[str, list[Run]] = {str(request.pool_folder(pool).resolve()): [] for pool in stage.pools}
-    names, left_out = dict[str, str](), dict[str, str]()
+    left_out: dict[str, str] = {}
     dataset, seeds = stage.pools[0].dataset, tuple(pool.seed for pool in stage.pools)
     shared: dict[str, Any] = {"paired_seeds": True, "device": request.device, "preset": request.plan}
     for stage_plan in stage.plans:
@@ -154,12 +153,10 @@ def _run_stage(
         plan = BenchPlan(data, tuple(runs), seeds=seeds, **shared, **options)
         done = run_plan(plan, request.out, track, jobs=request.jobs)
         left_out |= dict(done.left_out)
-        if stage.kind == "ablation":
-            names = {done.labels[parse_variants(spec)[0]]: name for name, spec in ABLATION.items()}
         for pool, folders in done.by_pool.items():
             runs[pool] += [Run.load(folder) for folder in folders]
-    rest: dict[str, Any] = {"names": names, "left_out": left_out, "resamples": request.study.resamples}
+    resamples = request.study.resamples
     return [
-        group_of(stage, pool, fingerprints[pool], own, **rest)
+        group_of(stage, pool, fingerprints[pool], own, left_out=left_out, resamples=resamples)
         for pool, own in zip(stage.pools, runs.values(), strict=True)
     ]
