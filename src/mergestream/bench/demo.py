@@ -7,19 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from mergestream.bench.analysis.collection import collection_of
-from mergestream.bench.analysis.comparison import ORACLE, Duel, ResultRow, rows_of
+from mergestream.bench.analysis.bench_findings import BenchFindings
+from mergestream.bench.analysis.collection import collect
+from mergestream.bench.analysis.comparison import rows_of
 from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.engine.benchmark import duels_with, run_plan
 from mergestream.bench.engine.plan import BenchPlan
 from mergestream.bench.engine.site_statistics import measure_pool
 from mergestream.bench.engine.variants import Variant, parse_variants
-from mergestream.bench.landscape.landscape_measurement import StreamedMethod, measure_landscape
-from mergestream.bench.landscape.landscape_record import Landscape
-from mergestream.bench.records import Run
-from mergestream.bench.report.bench_tables import results_table
+from mergestream.bench.landscape.landscape_run import LandscapeRequest, run_landscape
 from mergestream.bench.report.figures import draw_samples, new_figure, to_data_uri
 from mergestream.bench.report.page import PageSection
 from mergestream.bench.report.report_findings import analyse_runs
@@ -27,12 +23,8 @@ from mergestream.bench.report.report_page import write_report
 from mergestream.bench.report.result_table import ResultTable
 from mergestream.data.datasets import Dataset, load_dataset, phantom
 from mergestream.data.datasets.data_request import DataRequest
-from mergestream.data.streams import create_stream
-from mergestream.methods import create_method
 from mergestream.pool.checkpoint import holds_only_an_expert
 from mergestream.pool.expert_card import BASE, ExpertCard, library_versions
-from mergestream.pool.expert_pool import ExpertPool
-from mergestream.runtime.errors import MergestreamError
 from mergestream.runtime.files import atomic_folder, make_folder, write_json
 from mergestream.runtime.parallel import Track, run_jobs
 from mergestream.runtime.seeding import cpu_threads
@@ -105,17 +97,17 @@ FULL = DemoSize(
 QUICK = DemoSize(
     images=400,
     archive_images=2000,
-    base=replace(MICRO_RECIPE, steps=700, validate_every=100),
-    expert=replace(MICRO_RECIPE, steps=250),
+    base=replace(FULL.base, steps=700),
+    expert=replace(FULL.expert, steps=250),
     seeds=(0,),
-    streams=("iid", "dirichlet:0.05"),
+    streams=FULL.streams[:2],
     variants=QUICK_VARIANTS,
     statistics_images=64,
     landscape=0,
 )
 
 
-def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> tuple[list[ResultRow], list[Duel]]:
+def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> BenchFindings:
     """Do all that is not done yet, then write `results.json`, `report.html` and their records under `out`."""
     make_folder(out)
     # Starting processes takes longer than a quick demo's work.
@@ -139,31 +131,33 @@ def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> tuple[lis
             jobs = [(pool, plan.data, out, counts) for pool in pools]
             run_jobs(measure_pool, jobs, workers=workers, on_done=advance)
         done = run_plan(plan, out, track, jobs=workers)
-    runs = [Run.load(folder) for folder in done.folders]
-    rivals = [run for run in runs if run.arguments["method"] not in (OURS, "single_expert")]
-    ours = [run for run in runs if run.arguments["label"] == OURS]
-    rows, duels = rows_of(runs), duels_with(OURS, [*ours, *rivals])
+    collection = collect(out, names=[folder.name for folder in done.folders])
+    others = [run for run in collection.runs if run.arguments["method"] not in (OURS, "single_expert")]
+    ours = [run for run in collection.runs if run.arguments["label"] == OURS]
+    rows, duels = rows_of(collection.runs), duels_with(OURS, [*ours, *others])
     results = {
         "schema_version": SCHEMA_VERSION,
         "data": "phantom hospitals: synthetic images, no patients",
         "command": command,
         "plan": size.to_json(),
         "duels": [asdict(duel) for duel in duels],
-        "results": [row.to_json() for row in rows],
+        "results": [asdict(row) for row in rows],
         "experts": [
             {"name": card.name, "seed": card.recipe["seed"], "temperature": card.temperature, **card.metrics}
             for card in cards
         ],
-        "runs": [run.hash for run in runs],
+        "runs": [run.hash for run in collection.runs],
         "environment": library_versions(),
     }
     write_json(out / "results.json", results)
-    surface = _landscape(out, dataset, size.landscape, track) if size.landscape else None
     drift = analyse_drift(out / "pool")
     drift.save(out / DRIFT)
-    more = f" --landscape {out / LANDSCAPE}" if surface else ""
+    surface, more = None, ""
+    if size.landscape:
+        surface = run_landscape(_landscape_request(plan, size.landscape), out, track, command=command)
+        more = f" --landscape {out / LANDSCAPE}"
     report = analyse_runs(
-        collection_of(out, runs, results),
+        replace(collection, results=results),
         track,
         command=f"mergestream report {out} --out {out / REPORT} --drift {out / DRIFT}{more}",
         rows=rows,
@@ -173,7 +167,19 @@ def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> tuple[lis
         more=[_hospitals(cards, dataset)],
     )
     write_report(report, out / REPORT)
-    return rows, duels
+    return report.bench
+
+
+def _landscape_request(plan: BenchPlan, resolution: int) -> LandscapeRequest:
+    """The plane through the other hospitals' experts, on images of the first one."""
+    return LandscapeRequest(
+        plan.pools[0],
+        replace(plan.data, images=IMAGES),
+        next(iter(phantom.HOSPITALS)),
+        resolution=resolution,
+        path=f"{OURS}/sorted",
+        device="cpu",
+    )
 
 
 def _train(pools: list[Path], size: DemoSize, dataset: Dataset, track: Track, workers: int) -> list[ExpertCard]:
@@ -193,41 +199,6 @@ def _train(pools: list[Path], size: DemoSize, dataset: Dataset, track: Track, wo
         return run_jobs(train_expert, jobs, workers=workers, on_done=advance)
 
 
-def main_tables(rows: Sequence[ResultRow], compact: bool = False) -> list[ResultTable]:
-    """Accuracy and balanced accuracy, methods by streams."""
-    return [
-        results_table(rows, metric, f"{title} on the hospital left out", (ORACLE,), compact)
-        for metric, title in (("accuracy", "Accuracy"), ("balanced_accuracy", "Balanced accuracy"))
-    ]
-
-
-def _landscape(out: Path, dataset: Dataset, resolution: int, track: Track) -> Landscape:
-    """The plane through the other hospitals' experts, on images of the first one; measured once."""
-    target = dataset[dataset.domains[0]]
-    sources = ExpertPool.load(out / "pool").without(target.name)
-    stream = create_stream("sorted", target.labels, seed=0, acquired=target.acquired)
-    provenance: dict[str, Any] = {"pool": sources.fingerprint(), "data": target.fingerprint(), "stream": stream.hash}
-    provenance |= {"images": IMAGES, "resolution": resolution}
-    try:
-        measured = Landscape.load(out / LANDSCAPE)
-        if measured.provenance == provenance:
-            return measured
-    except MergestreamError:
-        pass  # there is none, or one of another version
-    shown = np.linspace(0, len(target) - 1, IMAGES).astype(int)
-    measured = measure_landscape(
-        sources,
-        target.images[shown],
-        target.labels[shown],
-        resolution=resolution,
-        path=StreamedMethod(create_method("entropy_adaptive", sources), target, stream),
-        track=track,
-        provenance=provenance,
-    )
-    measured.save(out / LANDSCAPE)
-    return measured
-
-
 def _hospitals(cards: Sequence[ExpertCard], dataset: Dataset) -> PageSection:
     """Two images of every class from every hospital, and how its expert does at home."""
     figure, axes = new_figure(7, 1.1 * len(dataset.domains), rows=len(dataset.domains))
@@ -236,22 +207,16 @@ def _hospitals(cards: Sequence[ExpertCard], dataset: Dataset) -> PageSection:
         picked = [int(i) for c in range(len(data.classes)) for i in (data.labels == c).nonzero()[:2, 0]]
         draw_samples(ax, data.images[picked].permute(0, 2, 3, 1).numpy(), domain)
     classes = ", ".join(dataset.classes)
-    rows = tuple(
-        (
-            card.name,
-            str(card.recipe["seed"]),
-            f"{100 * card.metrics['validation']['accuracy']:.1f}",
-            f"{card.metrics['validation']['nll']:.3f}",
-            f"{card.temperature:.2f}",
-        )
-        for card in cards
-    )
+    rows = []
+    for card in cards:
+        accuracy, nll = (card.metrics["validation"][key] for key in ("accuracy", "nll"))
+        seed = str(card.recipe["seed"])
+        rows.append((card.name, seed, f"{100 * accuracy:.1f}", f"{nll:.3f}", f"{card.temperature:.2f}"))
     columns = ("expert", "seed", "accuracy %", "cross-entropy", "temperature")
-    at_home = ResultTable("Experts at home, on their own validation split", columns, rows)
     return PageSection(
         "The hospitals",
         to_data_uri(figure),
         f"Sample images of each phantom hospital ({', '.join(dataset.domains)}), two of each class: {classes}.",
         f"Two generated images of each class ({classes}) per hospital: same cells, other stain, optics and artefacts.",
-        at_home,
+        ResultTable("Experts at home, on their own validation split", columns, tuple(rows)),
     )

@@ -22,7 +22,8 @@ def demo(
     The data are synthetic. What is done already under --out is not done again.
     """
     from mergestream.bench.analysis.comparison import describe_duels
-    from mergestream.bench.demo import FULL, QUICK, SYNTHETIC, main_tables, run_demo
+    from mergestream.bench.demo import FULL, QUICK, SYNTHETIC, run_demo
+    from mergestream.bench.report.bench_tables import main_tables
     from mergestream.bench.report.page import NOTICE
     from mergestream.bench.report.result_sections import DIFFERENCES
 
@@ -30,9 +31,9 @@ def demo(
     console = Console(stderr=as_json)
     console.print(f"{SYNTHETIC} {NOTICE}", soft_wrap=True)
     command = f"mergestream demo --out {out}" + (" --quick" if quick else "")
-    rows, duels = run_demo(out, QUICK if quick else FULL, progress(console), command)
+    findings = run_demo(out, QUICK if quick else FULL, progress(console), command)
     if as_json:
         typer.echo((out / "results.json").read_text(encoding="utf-8"))
         return
     files = {"Report": out / "report.html", "Numbers": out / "results.json", "Records": out / "runs"}
-    show(console, main_tables(rows, compact=True), [*describe_duels(duels), DIFFERENCES], files)
+    show(console, main_tables(findings, compact=True), [*describe_duels(findings.duels), DIFFERENCES], files)

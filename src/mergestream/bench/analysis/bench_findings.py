@@ -9,7 +9,7 @@ import numpy as np
 
 from mergestream.bench.analysis.comparison import Duel, Pairing, ResultRow, pairing_of, streams_of
 from mergestream.bench.analysis.group_intervals import GroupedRow
-from mergestream.bench.analysis.run_checks import Collapse, describe_collapses
+from mergestream.bench.analysis.run_checks import Collapse, collapses, describe_collapses, line_of, majority_shares
 from mergestream.bench.records import Run
 from mergestream.pool.expert_card import library_versions
 
@@ -108,6 +108,21 @@ class BenchFindings:
     synthetic: bool
     network: str
     grouped: list[GroupedRow] = field(default_factory=list)  # where the data name slides or patients
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], rows: list[ResultRow], duels: list[Duel], **about: Any) -> "BenchFindings":
+        """Findings of a benchmark's runs; `about` are the fields that the runs do not tell."""
+        merged = [run for run in runs if run.arguments["method"] != "single_expert"]
+        return cls(
+            rows=rows,
+            duels=duels,
+            standings=rank_methods(merged),
+            majority_shares=majority_shares(runs),
+            subgroups=subgroup_rows(merged),
+            collapses=collapses(runs),
+            runs=[line_of(run) for run in runs],
+            **about,
+        )
 
     @property
     def sentences(self) -> list[str]:

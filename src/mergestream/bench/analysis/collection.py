@@ -1,12 +1,12 @@
 """Reads a folder of runs: which of them belong together, the results beside them, and their provenance."""
 
 import csv
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mergestream.bench.records import HEADER, SCHEMA_VERSION, Run, is_finished
+from mergestream.bench.records import HEADER, SCHEMA_VERSION, Run
 from mergestream.methods import list_methods
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import read_json
@@ -37,61 +37,45 @@ class RunCollection:
         return [each for each in [*named, *beside] if each.is_dir() and "." not in each.name]
 
 
-def collect(folder: Path, on_run: Callable[[], None] = lambda: None) -> RunCollection:
-    """Read what `mergestream bench`, `mergestream demo` or `Run.save` wrote under `folder`."""
-    root = folder / RUNS if (folder / RUNS).is_dir() else folder
-    finished = {path.name: path for path in sorted(root.glob("[!.]*")) if is_finished(path)} if root.is_dir() else {}
+def collect(
+    folder: Path, on_run: Callable[[], None] = lambda: None, names: Sequence[str] | None = None
+) -> RunCollection:
+    """Read what `mergestream bench`, `mergestream demo` or `Run.save` wrote under `folder`, or the runs in `names`."""
+    finished = {path.parent.name: path.parent for path in _headers(folder)}
     if not finished:
         raise InputError(
-            f"There is no finished run in {root}. Give the folder that 'mergestream bench --out' or 'mergestream demo "
-            f"--out' wrote."
+            f"There is no finished run in {_root(folder)}. Give the folder that 'mergestream bench --out' or "
+            f"'mergestream demo --out' wrote."
         )
     results = read_json(folder / RESULTS, SCHEMA_VERSION) if (folder / RESULTS).is_file() else {}
-    headers = {name: read_json(path / HEADER, SCHEMA_VERSION) for name, path in finished.items()}
-    chosen = _chosen(folder, finished, headers, results)
-    runs = []
+    listed = names or results.get("runs") or _listed(folder / LINES)
+    absent = [name for name in listed if name not in finished]
+    if absent:
+        raise InputError(
+            f"{len(absent)} of the {len(listed)} runs that {folder} lists are missing, such as {absent[0]}. "
+            f"Run its command again: {results.get('command') or 'see results.json'}"
+        )
+    chosen = list(listed) or _newest(finished)
+    runs, environments = [], {}
     for name in chosen:
         runs.append(Run.load(finished[name]))
+        environment = read_json(finished[name] / HEADER, SCHEMA_VERSION)["environment"]
+        environments[str(environment)] = environment
         on_run()
-    environments = _distinct([headers[name]["environment"] for name in chosen])
-    return RunCollection(folder, runs, results, environments, len(finished) - len(chosen))
+    return RunCollection(folder, runs, results, list(environments.values()), len(finished) - len(chosen))
 
 
-def collection_of(folder: Path, runs: list[Run], results: dict[str, Any]) -> RunCollection:
-    """What `collect` would read, for a caller that has the runs already."""
-    headers = [read_json(folder / RUNS / run.hash / HEADER, SCHEMA_VERSION) for run in runs]
-    return RunCollection(folder, runs, results, _distinct([each["environment"] for each in headers]), 0)
+def _root(folder: Path) -> Path:
+    return folder / RUNS if (folder / RUNS).is_dir() else folder
 
 
-def _distinct(environments: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return list({str(each): each for each in environments}.values())
+def _headers(folder: Path) -> list[Path]:
+    return sorted(_root(folder).glob(f"[!.]*/{HEADER}"))
 
 
 def count_runs(folder: Path) -> int:
     """Estimate how many runs will be read, for a progress bar."""
-    root = folder / RUNS if (folder / RUNS).is_dir() else folder
-    return sum(1 for _ in root.glob(f"[!.]*/{HEADER}"))
-
-
-def _chosen(
-    folder: Path, finished: dict[str, Path], headers: dict[str, dict[str, Any]], results: dict[str, Any]
-) -> list[str]:
-    """The runs listed in the results, in that order; without a list, the newest of each kind."""
-    listed = results.get("runs") or _listed(folder / LINES)
-    if listed:
-        absent = [name for name in listed if name not in finished]
-        if absent:
-            raise InputError(
-                f"{len(absent)} of the {len(listed)} runs that {folder} lists are missing, such as {absent[0]}. "
-                f"Run its command again: {results.get('command') or 'see results.json'}"
-            )
-        return list(listed)
-    # A demo that was run again with other experts keeps its old runs; its pools differ by their seed.
-    pool_matters = "experts" not in results
-    newest: dict[tuple[Any, ...], str] = {}
-    for name in sorted(finished, key=lambda each: (finished[each] / HEADER).stat().st_mtime):
-        newest[_kind(headers[name]["arguments"], pool_matters)] = name
-    return _in_order(newest.values(), headers, results.get("plan", {}).get("streams", ()))
+    return len(_headers(folder))
 
 
 def _listed(path: Path) -> list[str]:
@@ -101,24 +85,18 @@ def _listed(path: Path) -> list[str]:
         return [line["run"] for line in csv.DictReader(file)]
 
 
-def _kind(arguments: dict[str, Any], pool_matters: bool) -> tuple[Any, ...]:
-    pool = arguments["pool"]["fingerprint"] if pool_matters else ""
-    places = arguments["label"], arguments["stream"]["name"], arguments["data"]["dataset"], arguments["data"]["domain"]
-    return *places, arguments["seed"], pool
-
-
-def _in_order(names: Iterable[str], headers: dict[str, dict[str, Any]], streams: Sequence[str]) -> list[str]:
-    """Sort methods and streams in their usual order; the folders, named by hashes, have none."""
+def _newest(finished: Mapping[str, Path]) -> list[str]:
+    """The newest run of each kind, methods in their usual order; the folders, named by hashes, have none."""
+    newest: dict[tuple[Any, ...], str] = {}
     methods = list_methods()
-
-    def key(name: str) -> tuple[Any, ...]:
-        arguments = headers[name]["arguments"]
-        method, stream = arguments["method"], arguments["stream"]["name"]
+    for name in sorted(finished, key=lambda each: (finished[each] / HEADER).stat().st_mtime):
+        arguments = read_json(finished[name] / HEADER, SCHEMA_VERSION)["arguments"]
+        method, data = arguments["method"], arguments["data"]
         place = methods.index(method) if method in methods else len(methods)
-        order = list(streams).index(stream) if stream in streams else len(streams)
-        return place, arguments["label"] != method, arguments["label"], order, stream, arguments["seed"], name
-
-    return sorted(names, key=key)
+        where = arguments["stream"]["name"], data["dataset"], data["domain"], arguments["seed"]
+        key = place, arguments["label"] != method, arguments["label"], *where, arguments["pool"]["fingerprint"]
+        newest[key] = name
+    return [newest[key] for key in sorted(newest)]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,9 +53,6 @@ class ResultRow:
     lowest_recall: float
     milliseconds: float | None
     runs: int
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def rows_of(runs: Sequence[Run]) -> list[ResultRow]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mergestream.bench.analysis.bench_findings import BenchFindings, rank_methods, subgroup_rows
+from mergestream.bench.analysis.bench_findings import BenchFindings
 from mergestream.bench.analysis.comparison import Duel, duel, rows_of
 from mergestream.bench.analysis.group_intervals import grouped_rows
-from mergestream.bench.analysis.run_checks import collapses, few_batches, line_of, majority_shares, unpredicted_classes
+from mergestream.bench.analysis.run_checks import few_batches, unpredicted_classes
 from mergestream.bench.engine.plan import BenchPlan, Target, targets_of
 from mergestream.bench.engine.pool_at_target import (
     close_all,
@@ -174,18 +174,14 @@ def _findings(done: FinishedPlan, command: str) -> BenchFindings:
     ours, warnings = _reference(done)
     dataset = done.dataset
     overlap = [f"'{dataset.name}': {dataset.overlap}"] if dataset.overlap else []
-    return BenchFindings(
+    return BenchFindings.of(
+        runs,
+        rows_of(runs),
+        duels_with(ours, merged),
         plan=done.plan.to_json(),
         command=command,
-        rows=rows_of(runs),
-        duels=duels_with(ours, merged),
-        standings=rank_methods(merged),
-        majority_shares=majority_shares(runs),
-        subgroups=subgroup_rows(merged),
-        collapses=collapses(runs),
         left_out=done.left_out,
         warnings=[*done.warnings, *warnings, *overlap, *few_batches(runs), *unpredicted_classes(runs)],
-        runs=[line_of(run) for run in runs],
         dataset=dataset.name,
         synthetic=dataset.synthetic,
         network=done.network,

@@ -4,19 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mergestream.bench.analysis.bench_findings import BenchFindings, rank_methods, subgroup_rows
+from mergestream.bench.analysis.bench_findings import BenchFindings
 from mergestream.bench.analysis.collection import RunCollection, RunProvenance, provenance_of
 from mergestream.bench.analysis.comparison import ORACLE, SINGLES, Duel, ResultRow, duel, rows_of
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage, reliabilities, risk_coverages
 from mergestream.bench.analysis.cost import Cost, costs
-from mergestream.bench.analysis.run_checks import (
-    collapses,
-    few_batches,
-    line_of,
-    majority_shares,
-    seen_targets,
-    unpredicted_classes,
-)
+from mergestream.bench.analysis.run_checks import collapses, few_batches, seen_targets, unpredicted_classes
 from mergestream.bench.analysis.traces import Trace, trace_of
 from mergestream.bench.claims.claim_checks import check_claims
 from mergestream.bench.claims.claim_finding import ClaimFinding
@@ -105,7 +98,7 @@ def analyse_runs(
     network, model_bytes = _model(collection)
     return ReportFindings(
         title=_title(collection),
-        bench=_bench_findings(collection, merged, rows, duels, network),
+        bench=_bench_findings(collection, rows, duels, network),
         traces=_traces(runs, ours),
         ablation=ablation,
         costs=costs(runs),
@@ -136,24 +129,17 @@ def _duels(runs: Sequence[Run], ours: str, others: Sequence[str], advance: Calla
     return duels
 
 
-def _bench_findings(
-    collection: RunCollection, merged: Sequence[Run], rows: list[ResultRow], duels: list[Duel], network: str
-) -> BenchFindings:
-    results, runs = collection.results, collection.runs
-    name = runs[0].arguments["data"]["dataset"]
+def _bench_findings(collection: RunCollection, rows: list[ResultRow], duels: list[Duel], network: str) -> BenchFindings:
+    results, name = collection.results, collection.runs[0].arguments["data"]["dataset"]
     source = DATASETS.get(name)
-    return BenchFindings(
+    return BenchFindings.of(
+        collection.runs,
+        rows,
+        duels,
         plan=results.get("plan", {}),
         command=results.get("command", ""),
-        rows=rows,
-        duels=duels,
-        standings=rank_methods(merged),
-        majority_shares=majority_shares(runs),
-        subgroups=subgroup_rows(merged),
-        collapses=collapses(runs),
         left_out=[(each["method"], each["why"]) for each in results.get("left_out", [])],
         warnings=_warnings(collection, "" if source is None else source.card.overlap),
-        runs=[line_of(run) for run in runs],
         dataset=name,
         synthetic=bool(results.get("synthetic", isinstance(source, GeneratedSource))),
         network=results.get("network", network),
