@@ -71,8 +71,8 @@ def _scores(group: Group, method: str, at: Setting, metric: str) -> tuple[float,
 def _mean(pools: Sequence[tuple[float, np.ndarray]]) -> Estimate | None:
     if not pools or np.isnan([mean for mean, _ in pools]).any():
         return None
-    draws = np.add.reduce([draws for _, draws in pools]) / len(pools)
-    return Estimate(float(np.mean([mean for mean, _ in pools])), *percentiles(draws))
+    draws = np.broadcast_arrays(*(draws for _, draws in pools))
+    return Estimate(float(np.mean([mean for mean, _ in pools])), *percentiles(np.mean(draws, axis=0)))
 
 
 @dataclass(frozen=True)
