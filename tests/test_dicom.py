@@ -31,8 +31,18 @@ from pydicom.uid import (
 import mergestream as ms
 from dicoms import SECRET, UIDS, compressed, dataset, dicom, item, written
 from mergestream.data.datasets.decoding import read_pixels
-from mergestream.data.intake import Allowance, DicomSource, IntakeError, Limits, Picture, read_upload, stack
-from mergestream.data.intake.dicom import decoder_pool, frames
+from mergestream.data.intake import (
+    Allowance,
+    DicomSource,
+    IntakeError,
+    Limits,
+    Picture,
+    decoder_pool,
+    input_files,
+    read_upload,
+    stack,
+)
+from mergestream.data.intake.dicom import frames
 from mergestream.data.intake.dicom.rendering import decode_file
 from mergestream.runtime.errors import DataError
 
@@ -457,7 +467,7 @@ def decoded_here(data: bytes) -> list[np.ndarray]:
 
 
 def test_without_pydicom_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder_pool, "find_spec", lambda name: None)
+    monkeypatch.setattr(input_files, "find_spec", lambda name: None)
     error = refusal(SHOWN["windowed"])
     assert error.code == "decoder_missing"
     assert "pip install 'mergestream[serve]'" in error.sentence

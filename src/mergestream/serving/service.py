@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 from mergestream.data.intake import Picture, read_uploads
+from mergestream.data.intake.decoder_pool import PLACES
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http.problems import Problem
@@ -61,7 +61,7 @@ class Service:
         self._open: OpenEngine | None = None
         self._batcher: MicroBatcher | None = None
         self._engine_threads = ThreadPoolExecutor(1 if one_thread else threads, "engine")
-        self._decoders = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "decoder")
+        self._decoders = ThreadPoolExecutor(2 * PLACES, "decoder")  # each waits for a decoding process
         self._administration = self._engine_threads if one_thread else ThreadPoolExecutor(1, "administration")
         self._stream_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._images_waiting, self._log_checked_at = 0, 0.0

@@ -18,9 +18,9 @@ from torch import Tensor
 from mergestream.data.datasets.arrays import read_array
 from mergestream.data.datasets.index import Sample
 from mergestream.data.datasets.roots import Root
-from mergestream.data.intake.dicom.decoder_pool import read_dicom
-from mergestream.data.intake.limits import Allowance, IntakeError, Limits
-from mergestream.data.intake.shades import image_pixels, three_channels
+from mergestream.data.intake.input_files import read_upload
+from mergestream.data.intake.limits import IntakeError, Limits
+from mergestream.data.intake.shades import image_shades, three_channels
 from mergestream.networks.preprocessing import resize
 from mergestream.runtime.errors import DataError
 from mergestream.runtime.files import atomic_array, mapped_array, process_lock, sha256_of_json, write_json
@@ -196,7 +196,7 @@ def read_pixels(content: bytes, name: str) -> Tensor:
     except UnidentifiedImageError:
         raise DataError("not an image in a supported format") from None
     with opened as image:
-        return torch.from_numpy(image_pixels(image))
+        return torch.from_numpy(three_channels(image_shades(image)))
 
 
 def array_pixels(image: np.ndarray) -> Tensor:
@@ -219,7 +219,7 @@ def _dicom(content: bytes, name: str) -> Tensor:
     if find_spec("pydicom") is None:
         raise DataError(f"{name} is DICOM: install pydicom (pip install 'mergestream[data]').")
     try:
-        pictures = read_dicom(content, Allowance(OWN))
+        pictures = read_upload(content, OWN)
     except IntakeError as error:
         raise DataError(error.sentence) from error
     if len(pictures) > 1:

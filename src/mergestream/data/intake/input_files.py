@@ -3,19 +3,15 @@
 import hashlib
 import io
 import math
-import warnings
-from collections.abc import Iterable
-from functools import cache
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 
 import numpy as np
-from PIL import Image
 
-from mergestream.data.intake.dicom.decoder_pool import read_dicom
+from mergestream.data.intake.decoder_pool import EncodedFile, pool_for
 from mergestream.data.intake.limits import MEBIBYTE, Allowance, IntakeError, Limits
-from mergestream.data.intake.pictures import Picture, picture_of
-from mergestream.data.intake.shades import image_pixels, three_channels
-from mergestream.runtime.errors import DataError
+from mergestream.data.intake.pictures import DicomSource, Picture, picture_of
+from mergestream.data.intake.shades import three_channels
 
 PHOTOGRAPHS = {
     b"\x89PNG\r\n\x1a\n": "PNG",
@@ -29,11 +25,8 @@ SUPPORTED = "PNG, JPEG, TIFF, BMP, WebP, DICOM or NumPy (.npy)"
 BARE_DICOM = tuple(
     group + element for group in (b"\x02\0", b"\x08\0") for element in (b"\0\0", b"\1\0", b"\5\0", b"\x08\0")
 )
-# Deflate's highest ratio: a PNG that claims more pixels than this allows does not contain them.
-MOST_DEFLATED = 1032
-# A camera writes about ten. libjpeg passes over the whole image for each, however short it is.
-MOST_SCANS = 32
-TILE_WIDTH, TILE_HEIGHT = 322, 323
+# One message to the child process holds at most this much, unless it is one larger file.
+BATCH_FILES, BATCH_BYTES = 32, 8 * MEBIBYTE
 NUMPY_MAGIC = b"\x93NUMPY"
 # NumPy itself writes 118 bytes, or a few more for a long shape.
 MOST_HEADER_BYTES = 1024
@@ -50,117 +43,82 @@ HINTS = {
 }
 
 
-def read_upload(data: bytes, limits: Limits, allowance: Allowance | None = None) -> list[Picture]:
-    """Read the pictures of one file. `allowance` is what is left of its request's limits."""
-    allowance = allowance or Allowance(limits)
-    allowance.next_file()
-    if not data:
-        raise IntakeError("empty", "The file is empty.")
-    if len(data) > limits.file_bytes:
-        mebibytes = limits.file_bytes / MEBIBYTE
-        raise IntakeError("too_large", f"A file may have {mebibytes:,.1f} MiB; this one has more.")
-    if data[128:132] == b"DICM":  # first: a preamble may look like the start of a TIFF file
-        return read_dicom(data, allowance)
-    sha256 = hashlib.sha256(data).hexdigest()
-    if data.startswith(NUMPY_MAGIC):
-        arrays = read_array(data, allowance)
-        return [picture_of(pixels, sha256, n if len(arrays) > 1 else None) for n, pixels in enumerate(arrays, start=1)]
-    return [picture_of(read_photograph(data, _photograph_format(data), allowance), sha256)]
+def read_upload(data: bytes, limits: Limits) -> list[Picture]:
+    """Read the pictures of one file."""
+    return _read([data], Allowance(limits))
 
 
 def read_uploads(files: Iterable[bytes], limits: Limits) -> list[Picture]:
     """Read all files of a request, in order, within one set of limits. An error carries the file's position."""
-    allowance, pictures = Allowance(limits), list[Picture]()
-    for position, data in enumerate(files):
+    allowance, pictures, first = Allowance(limits), list[Picture](), 0
+    for batch in _batches(files, limits):
         try:
-            pictures += read_upload(data, limits, allowance)
+            pictures += _read(batch, allowance)
         except IntakeError as error:
-            error.position = position
+            error.position = first + (error.position or 0)
             raise
+        first += len(batch)
     if not pictures:
         raise IntakeError("empty", "The request holds no file.")
     return pictures
 
 
-def _photograph_format(data: bytes) -> str:
+def _batches(files: Iterable[bytes], limits: Limits) -> Iterator[list[bytes]]:
+    """Group small files for the child process, which decodes several per message; any other file stands alone."""
+    batch, size = list[bytes](), 0
+    for data in files:
+        alone = not _encoded_kind(data) or len(data) > min(BATCH_BYTES, limits.file_bytes)
+        if batch and (alone or len(batch) == BATCH_FILES or size + len(data) > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        if alone:
+            yield [data]
+        else:
+            batch, size = [*batch, data], size + len(data)
+    if batch:
+        yield batch
+
+
+def _read(batch: Sequence[bytes], allowance: Allowance) -> list[Picture]:
+    """Read the pictures of files that the child process decodes, or of one other file."""
+    data, limits = batch[0], allowance.limits
+    if not data:
+        raise IntakeError("empty", "The file is empty.")
+    if len(data) > limits.file_bytes:
+        mebibytes = limits.file_bytes / MEBIBYTE
+        raise IntakeError("too_large", f"A file may have {mebibytes:,.1f} MiB; this one has more.")
+    if data.startswith(NUMPY_MAGIC):
+        return _pictures(data, read_array(data, allowance))
+    files = [EncodedFile(_encoded_kind(each), each) for each in batch]
+    if not files[0].kind:
+        hint = next((hint for magic, hint in HINTS.items() if data.startswith(magic)), f"Send {SUPPORTED}.")
+        raise IntakeError("unsupported_format", f"The format of the bytes is not supported. {hint}")
+    if any(file.kind == "DICOM" for file in files) and find_spec("pydicom") is None:
+        raise IntakeError("decoder_missing", "The service cannot read DICOM: pip install 'mergestream[serve]'.")
+    decoded = pool_for(limits).decode(files, allowance)
+    return [
+        picture
+        for file, (identifiers, frames) in zip(files, decoded, strict=True)
+        for picture in _pictures(
+            file.data, map(three_channels, frames), DicomSource(*identifiers) if identifiers else None
+        )
+    ]
+
+
+def _pictures(data: bytes, images: Iterable[np.ndarray], source: DicomSource | None = None) -> list[Picture]:
+    """The images [3,H,W] of one file; they are numbered if there are several."""
+    sha256, pixels = hashlib.sha256(data).hexdigest(), list(images)
+    numbers = range(1, len(pixels) + 1) if len(pixels) > 1 else (None,)
+    return [picture_of(each, sha256, number, source) for each, number in zip(pixels, numbers, strict=True)]
+
+
+def _encoded_kind(data: bytes) -> str:
+    """'DICOM', Pillow's name of the format, or '' for a file that needs no decoder or is not supported."""
+    if data[128:132] == b"DICM":  # first: a preamble may look like the start of a TIFF file
+        return "DICOM"
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
-    for magic, name in PHOTOGRAPHS.items():
-        if data.startswith(magic):
-            return name
-    hint = next((hint for magic, hint in HINTS.items() if data.startswith(magic)), f"Send {SUPPORTED}.")
-    raise IntakeError("unsupported_format", f"The format of the bytes is not supported. {hint}")
-
-
-def read_photograph(data: bytes, format_name: str, allowance: Allowance) -> np.ndarray:
-    """Decode one image; `format_name` is Pillow's name of the format."""
-    try:
-        return _decode_photograph(data, format_name, allowance)
-    except Image.DecompressionBombError:
-        raise IntakeError("too_large", "The image has more pixels than the service decodes.") from None
-    except IntakeError:
-        raise
-    except MemoryError:
-        raise IntakeError("too_large", "The image needs more memory than the service has.") from None
-    except DataError:
-        raise IntakeError("damaged", "The image holds numbers that are not finite.") from None
-    except Exception:  # a decoder may raise anything on a damaged file, and quote it
-        raise IntakeError("damaged", f"The {format_name} image is damaged or cut off.") from None
-
-
-@cache
-def _keep_pillow_silent() -> None:
-    """Pillow warns of each strange number in a file; a client could fill the service's log."""
-    warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
-
-
-def _decode_photograph(data: bytes, format_name: str, allowance: Allowance) -> np.ndarray:
-    _keep_pillow_silent()
-    if format_name == "WEBP":  # Pillow takes memory for it on opening
-        allowance.require_pixels(*_webp_size(data))
-    if format_name == "JPEG" and data.count(b"\xff\xda") > MOST_SCANS:
-        raise IntakeError("too_large", f"A JPEG image may have {MOST_SCANS} scans; this one has more.")
-    with Image.open(io.BytesIO(data), formats=[format_name]) as image:
-        _require_single(image, format_name)
-        allowance.require_pixels(image.height, image.width)
-        if format_name == "PNG" and image.width * image.height // 8 > MOST_DEFLATED * len(data):
-            raise ValueError
-        if format_name == "TIFF":
-            _require_small_tiles(image, allowance)
-        allowance.take(1, image.height, image.width)
-        return image_pixels(image)
-
-
-def _require_single(image: Image.Image, format_name: str) -> None:
-    """Refuse a file of several images. A camera's JPEG may carry a preview, which does not count."""
-    if format_name == "JPEG":
-        return
-    try:
-        image.seek(1)
-    except EOFError:
-        return
-    raise IntakeError("unsupported_format", "The file holds several images. Send each as a file of its own.")
-
-
-def _require_small_tiles(image: Any, allowance: Allowance) -> None:
-    """Check the tile size: libtiff takes memory for a whole tile, which may be larger than the image."""
-    width, height = (image.tag_v2.get(tag, 1) for tag in (TILE_WIDTH, TILE_HEIGHT))
-    allowance.require_pixels(int(height), int(width))
-
-
-def _webp_size(data: bytes) -> tuple[int, int]:
-    """Width and height from the first chunk: VP8X, VP8L or VP8."""
-    kind, body = data[12:16], data[20:30]
-    if len(body) < 10:
-        raise ValueError
-    if kind == b"VP8X":
-        return 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
-    if kind == b"VP8L":
-        bits = int.from_bytes(body[1:5], "little")
-        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-    if kind == b"VP8 ":
-        return int.from_bytes(body[6:8], "little") & 0x3FFF, int.from_bytes(body[8:10], "little") & 0x3FFF
-    raise ValueError
+    return next((name for magic, name in PHOTOGRAPHS.items() if data.startswith(magic)), "")
 
 
 def read_array(data: bytes, allowance: Allowance) -> list[np.ndarray]:

@@ -1,6 +1,5 @@
 """Limits of one request, what is left of them while its files are read, and why input is refused."""
 
-import time
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
@@ -46,6 +45,11 @@ def damaged_dicom() -> IntakeError:
     return IntakeError("damaged", "The DICOM file is damaged or cut off: its elements do not fit together.")
 
 
+def damaged_file(kind: str) -> IntakeError:
+    """`kind`: 'DICOM', or Pillow's name of the format."""
+    return damaged_dicom() if kind == "DICOM" else IntakeError("damaged", f"The {kind} image is damaged or cut off.")
+
+
 MEBIBYTE = 1 << 20
 
 
@@ -74,7 +78,6 @@ class Allowance:
         self.limits = limits
         self._images = limits.images if images is None else images
         self._bytes = limits.decoded_bytes if decoded_bytes is None else decoded_bytes
-        self._deadline = time.monotonic() + limits.seconds
 
     def to_json(self) -> dict[str, Any]:
         """Limits and what is left of them, for the decoding process; it is killed at the deadline."""
@@ -83,9 +86,6 @@ class Allowance:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Allowance":
         return cls(Limits(**fields["limits"]), fields["images"], fields["decoded_bytes"])
-
-    def next_file(self) -> None:
-        self._deadline = time.monotonic() + self.limits.seconds
 
     def require_pixels(self, height: int, width: int) -> None:
         if height * width > self.limits.pixels:
@@ -101,14 +101,3 @@ class Allowance:
             raise IntakeError("too_large", f"All images of a request may take {mebibytes:,.0f} MiB; these take more.")
         self._images -= images
         self._bytes -= images * height * width * 3
-
-    def seconds_left(self) -> float:
-        """Time left to decode the file; raises if there is none."""
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise too_slow(self.limits)
-        return left
-
-
-def too_slow(limits: Limits) -> IntakeError:
-    return IntakeError("too_slow", f"Decoding the file took longer than the allowed {limits.seconds:g} s.")

@@ -8,10 +8,10 @@ import numpy as np
 from mergestream.runtime.errors import DataError
 
 
-def image_pixels(image: Any) -> np.ndarray:
-    """Convert an image opened by Pillow to uint8 [3,H,W]."""
+def image_shades(image: Any) -> np.ndarray:
+    """Convert an image opened by Pillow to uint8 [H,W] or [H,W,3]."""
     deep = image.mode in ("I", "F") or image.mode.startswith("I;")
-    return three_channels(stretched(np.asarray(image)) if deep else np.array(image.convert("RGB")))
+    return stretched(np.asarray(image)) if deep else np.array(image if image.mode == "L" else image.convert("RGB"))
 
 
 def three_channels(pixels: np.ndarray) -> np.ndarray:
