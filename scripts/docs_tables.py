@@ -46,7 +46,6 @@ def draw_batch_sizes(groups: Sequence[Group], path: Path) -> None:
             ax.set_xlabel("images per batch")
             ax.set_ylabel(f"{metric.replace('_', ' ')}, %")
             ax.set_title(f"{TITLES[dataset]}, {start} heads", loc="left", fontsize=10)
-            ax.spines[["top", "right"]].set_visible(False)
     axes[0][0].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=100)
 
@@ -74,7 +73,6 @@ def draw_differences(groups: Sequence[Group], path: Path) -> None:
         ax.set_yticks(range(len(own)), [place if ax is axes[0][0] else "" for place, _ in own], fontsize=7)
         ax.invert_yaxis()
         ax.set_title(f"{OURS} - {name}, points", fontsize=8)
-        ax.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=100)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from mergestream.bench.drift.pool_drift import Drift, LayerDrift
+from mergestream.bench.drift.spread import BaseSpread, Numbers, Spread
 from mergestream.bench.report.figures import PALETTE, colours_of, new_figure
 
 if TYPE_CHECKING:
@@ -18,17 +19,16 @@ if TYPE_CHECKING:
 GUIDES = (45, 80)  # degrees, after Model Stock
 HALF = 50  # percent of the signal
 BLUE, VERMILION, GREEN, GREY = PALETTE[0], PALETTE[1], PALETTE[2], "#888888"
-HEAT_MAP = "component_heat_map"
 MEAN = "mean of all pairs"
-Values = Sequence[float | None] | np.ndarray
 
 
-class DriftLine:
+class DriftLine(NamedTuple):
     """One value per layer [layers], NaN where it is not defined; `style` as in matplotlib."""
 
-    def __init__(self, name: str, values: Values, colour: str, style: str = "o-") -> None:
-        self.name, self.colour, self.style = name, colour, style
-        self.values = np.array(values, dtype=float)
+    name: str
+    values: np.ndarray
+    colour: str
+    style: str = "o-"
 
 
 @dataclass(frozen=True)
@@ -52,74 +52,70 @@ class DriftFigure:
 
 def figures_of(drift: Drift) -> list[DriftFigure]:
     """All figures for which the pool has numbers."""
+    whole = [layer.whole for layer in drift.layers]
+    bases = [each.from_base for each in whole if each.from_base]
     figures = []
     if drift.pairs:
-        figures += [_angles(drift), _weights_and_biases(drift), _norm_ratios(drift), _signal_loss(drift)]
-        figures.append(_heat_map(drift))
+        title, label = "Directional drift: angle between experts by layer", "angle between experts, degrees"
+        figures += [_angles(drift, "drift_by_depth", title, label, whole), _weights_and_biases(drift)]
+        figures += [_norm_ratios(drift, whole), _signal_loss(drift, whole), _heat_map(drift)]
     if drift.has_base:
-        figures.append(_distances_from_base(drift))
+        figures.append(_distances_from_base(drift, bases))
     if drift.has_base and drift.pairs:
-        figures.append(_angles_from_base(drift))
+        title, label = "Directions taken from the shared start", "angle between (expert − base), degrees"
+        figures.append(_angles(drift, "angles_from_base", title, label, bases))
     return figures
 
 
-def _angles(drift: Drift) -> DriftFigure:
-    mean = DriftLine(MEAN, [layer.whole.mean_angle for layer in drift.layers], BLUE)
-    title, label = "Directional drift: angle between experts by layer", "angle between experts, degrees"
-    pairs = _by_pair(drift, [layer.whole.angles for layer in drift.layers])
-    return _angle_figure(drift, "drift_by_depth", title, label, [mean], pairs)
+def _angles(
+    drift: Drift, name: str, title: str, label: str, spreads: Sequence[Spread] | Sequence[BaseSpread]
+) -> DriftFigure:
+    mean = DriftLine(MEAN, _column(spreads, "mean_angle"), BLUE)
+    return _angle_figure(drift, name, title, label, [mean], _by_pair(drift, [each.angles for each in spreads]))
 
 
 def _weights_and_biases(drift: Drift) -> DriftFigure:
-    weights = [layer.weights.mean_angle if layer.weights else None for layer in drift.layers]
-    biases = [layer.biases.mean_angle if layer.biases else None for layer in drift.layers]
+    weights, biases = (
+        _column([getattr(each, k) for each in drift.layers], "mean_angle") for k in ("weights", "biases")
+    )
     lines = [DriftLine("weights", weights, BLUE), DriftLine("biases", biases, VERMILION, "s--")]
     title = "Directional drift of weights and of biases"
     return _angle_figure(drift, "weights_and_biases", title, "mean angle of all pairs, degrees", lines, {})
 
 
-def _norm_ratios(drift: Drift) -> DriftFigure:
-    mean = DriftLine(MEAN, [layer.whole.mean_norm_ratio for layer in drift.layers], BLUE)
-    return DriftFigure(
-        "norm_ratios",
-        "Scale drift: norm ratio between experts by layer",
-        "norm ratio, larger / smaller (1 = equal)",
-        "",
-        drift.layers,
-        [mean],
-        _by_pair(drift, [layer.whole.norm_ratios for layer in drift.layers]),
-        guides=(1,),
-    )
+def _angle_figure(
+    drift: Drift, name: str, title: str, label: str, lines: list[DriftLine], pairs: Mapping[str, np.ndarray]
+) -> DriftFigure:
+    top = np.nanmax([95.0, *(1.05 * np.concatenate([*(line.values for line in lines), *pairs.values()]))])
+    return DriftFigure(name, title, label, "°", drift.layers, lines, pairs, GUIDES, y_range=(0, top))
 
 
-def _signal_loss(drift: Drift) -> DriftFigure:
-    implied = [layer.whole.implied_loss for layer in drift.layers]
-    measured = [layer.whole.measured_loss for layer in drift.layers]
-    return DriftFigure(
-        "signal_loss",
-        "Signal lost by averaging, by layer",
-        "signal lost by averaging, %",
-        " %",
-        drift.layers,
-        [
-            DriftLine("implied by the mean angle of two", implied, GREEN, "s--"),
-            DriftLine("measured on the mean of all", measured, BLUE),
-        ],
-        shaded_from=HALF,
-        y_range=(0, 100),
-    )
+def _norm_ratios(drift: Drift, spreads: Sequence[Spread]) -> DriftFigure:
+    title, label = "Scale drift: norm ratio between experts by layer", "norm ratio, larger / smaller (1 = equal)"
+    mean = DriftLine(MEAN, _column(spreads, "mean_norm_ratio"), BLUE)
+    pairs = _by_pair(drift, [each.norm_ratios for each in spreads])
+    return DriftFigure("norm_ratios", title, label, "", drift.layers, [mean], pairs, guides=(1,))
+
+
+def _signal_loss(drift: Drift, spreads: Sequence[Spread]) -> DriftFigure:
+    lines = [
+        DriftLine("implied by the mean angle of two", _column(spreads, "implied_loss"), GREEN, "s--"),
+        DriftLine("measured on the mean of all", _column(spreads, "measured_loss"), BLUE),
+    ]
+    title, label = "Signal lost by averaging, by layer", "signal lost by averaging, %"
+    return DriftFigure("signal_loss", title, label, " %", drift.layers, lines, shaded_from=HALF, y_range=(0, 100))
 
 
 def _heat_map(drift: Drift) -> DriftFigure:
-    cells = [[layer.components.get(name) for layer in drift.layers] for name in drift.components]
-    angles = np.array([[cell.mean_angle if cell else None for cell in row] for row in cells], dtype=float)
+    rows = [[layer.components.get(name) for layer in drift.layers] for name in drift.components]
     title = "Angle between experts by component and layer"
-    return DriftFigure(HEAT_MAP, title, "", "°", drift.layers, heat_rows=drift.components, heat=angles)
+    heat = np.stack([_column(row, "mean_angle") for row in rows])
+    return DriftFigure("component_heat_map", title, "", "°", drift.layers, heat_rows=drift.components, heat=heat)
 
 
-def _distances_from_base(drift: Drift) -> DriftFigure:
+def _distances_from_base(drift: Drift, bases: Sequence[BaseSpread]) -> DriftFigure:
     """The distance of each expert from the shared start, relative to the start's norm."""
-    shares = np.array([b.relative_norms for layer in drift.layers if (b := layer.whole.from_base)], dtype=float)
+    shares = np.array([base.relative_norms for base in bases], dtype=float)
     lines = []
     for k, (name, colour) in enumerate(colours_of(drift.experts).items()):
         style = ("o-", "s--", "^:")[k // len(PALETTE) % 3]  # colours repeat from here on
@@ -129,24 +125,12 @@ def _distances_from_base(drift: Drift) -> DriftFigure:
     return DriftFigure("drift_from_base", title, label, " %", drift.layers, lines, is_log=True)
 
 
-def _angles_from_base(drift: Drift) -> DriftFigure:
-    """Whether experts moved in the same direction: the angles between (expert - base)."""
-    bases = [base for layer in drift.layers if (base := layer.whole.from_base)]
-    mean = DriftLine(MEAN, [base.mean_angle for base in bases], BLUE)
-    pairs = _by_pair(drift, [base.angles for base in bases])
-    title, label = "Directions taken from the shared start", "angle between (expert − base), degrees"
-    return _angle_figure(drift, "angles_from_base", title, label, [mean], pairs)
+def _column(spreads: Sequence[Spread | BaseSpread | None], quantity: str) -> np.ndarray:
+    """A quantity by layer [layers], NaN where it is not defined."""
+    return np.array([getattr(each, quantity, None) for each in spreads], dtype=float)
 
 
-def _angle_figure(
-    drift: Drift, name: str, title: str, label: str, lines: list[DriftLine], pairs: Mapping[str, np.ndarray]
-) -> DriftFigure:
-    drawn = np.concatenate([*(line.values for line in lines), *pairs.values()])
-    top = max([95.0, *(1.05 * drawn[np.isfinite(drawn)])])
-    return DriftFigure(name, title, label, "°", drift.layers, lines, pairs, GUIDES, y_range=(0, top))
-
-
-def _by_pair(drift: Drift, values: Sequence[Values]) -> dict[str, np.ndarray]:
+def _by_pair(drift: Drift, values: Sequence[Numbers]) -> dict[str, np.ndarray]:
     """One array [layers] per pair of experts, from values [layers][pairs]."""
     columns = np.array(values, dtype=float).T
     return {f"{one} – {other}": column for (one, other), column in zip(drift.pairs, columns, strict=True)}
@@ -211,4 +195,3 @@ def _label_layers(ax: Axes, figure: DriftFigure) -> None:
     ax.set_xticks(range(len(labels)), labels, rotation=90 if crowded else 0, fontsize=8)
     ax.set_xlabel("layer, in order of depth")
     ax.set_xlim(-0.5, len(labels) - 0.5)
-    ax.spines[["top", "right"]].set_visible(False)

@@ -54,6 +54,7 @@ def draw_plane(ax: Axes, landscape: Landscape) -> None:
     for mark in landscape.marks:
         _draw_mark(ax, mark)
     ax.set_aspect("equal")
+    ax.spines[:].set_visible(True)
     ax.set_xlabel("distance in parameters along the first side")
     ax.set_ylabel("distance in parameters across it")
     ax.set_title(_title(landscape), fontsize=9, loc="left")
@@ -71,7 +72,6 @@ def draw_segments(ax: Axes, landscape: Landscape) -> None:
     ax.set_xlabel("position between two experts, 0 to 1")
     ax.set_ylabel(landscape.loss_label)
     ax.legend(fontsize=8, frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
 
 
 def _levels(values: np.ma.MaskedArray) -> np.ndarray:

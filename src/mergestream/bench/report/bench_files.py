@@ -9,8 +9,8 @@ from typing import Any
 from mergestream.bench.analysis.bench_findings import BenchFindings
 from mergestream.bench.analysis.comparison import describe_duels
 from mergestream.bench.report.bench_tables import EXPERT_ROWS, all_tables
-from mergestream.bench.report.page import NOTICE
-from mergestream.bench.report.result_table import to_latex, to_markdown
+from mergestream.bench.report.page import environment
+from mergestream.bench.report.result_table import to_latex
 from mergestream.pool.expert_card import library_versions
 from mergestream.runtime.files import write_json, write_text
 
@@ -19,28 +19,22 @@ def write_findings(findings: BenchFindings, out: Path) -> None:
     """Write results.json, results.csv (one line per run), results.md and results.tex under `out`."""
     write_json(out / "results.json", findings.to_json())
     write_text(out / "results.csv", _csv(findings.runs))
-    write_text(out / "results.md", _markdown(findings))
-    write_text(out / "results.tex", "\n".join(to_latex(table) for table in all_tables(findings)))
-
-
-def _markdown(findings: BenchFindings) -> str:
-    parts = [f"# {findings.dataset}", f"`{findings.command}`" if findings.command else "", NOTICE]
-    if findings.synthetic:
-        parts.append("The data are synthetic.")
-    parts.append(_bullets(describe_duels(findings.duels)))
-    parts.append(describe_setup(findings))
-    parts.append(_bullets(_worst_targets(findings)))
-    parts.append(f"mergestream {library_versions()['mergestream']}; all arguments: results.json, runs/*/run.json.")
-    parts.append(describe_majority_shares(findings.majority_shares))
-    if findings.sentences:
-        parts += ["## Warnings", _bullets(findings.sentences)]
-    for table in all_tables(findings):
-        parts += [f"## {table.title}", to_markdown(table).rstrip(), table.note]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _bullets(sentences: Sequence[str]) -> str:
-    return "\n".join(f"- {sentence}" for sentence in sentences)
+    tables = all_tables(findings)
+    write_text(out / "results.tex", "\n".join(to_latex(table) for table in tables))
+    text = (
+        environment()
+        .get_template("results.md.j2")
+        .render(
+            findings=findings,
+            tables=tables,
+            duels=describe_duels(findings.duels),
+            setup=describe_setup(findings),
+            worst_targets=_worst_targets(findings),
+            version=library_versions()["mergestream"],
+            majority_shares=describe_majority_shares(findings.majority_shares),
+        )
+    )
+    write_text(out / "results.md", text)
 
 
 def describe_majority_shares(shares: dict[str, float]) -> str:

@@ -52,7 +52,6 @@ def draw_findings(ax: Axes, findings: Sequence[ClaimFinding]) -> None:
     ax.set_yticks(list(streams), list(streams.values()), fontsize=8)
     ax.set_ylim(row - 0.5, -0.5)
     ax.set_xlabel(f"{findings[0].unit}; lines: intervals")
-    ax.spines[["top", "right"]].set_visible(False)
 
 
 def missing_claims(claims: Sequence[ClaimFinding]) -> list[str]:

@@ -36,11 +36,13 @@ STYLE: dict[Any, Any] = {
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, np.ndarray]:
-    """A figure outside pyplot: no global state, no display needed."""
+    """A figure outside pyplot: no global state, no display needed. Axes have no frame at the top and the right."""
+    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False)
+    with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False}):
+        return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def colours_of(names: Sequence[str]) -> dict[str, str]:

@@ -70,7 +70,7 @@ def draw_reliability(ax: Axes, curves: Sequence[Reliability]) -> None:
         style = _line_style(curve.label)
         ax.plot(curve.confidence, curve.accuracy, marker="o", markersize=3, **style)
     ax.set(xlim=(0, 1.02), ylim=(0, 1.02), xlabel="confidence (highest probability)", ylabel="accuracy")
-    _without_frame(ax)
+    ax.grid(alpha=0.2)
 
 
 def draw_risk_coverage(ax: Axes, curves: Sequence[RiskCoverage]) -> None:
@@ -79,7 +79,7 @@ def draw_risk_coverage(ax: Axes, curves: Sequence[RiskCoverage]) -> None:
         ax.plot(100 * curve.coverage, 100 * curve.risk, **_line_style(curve.label))
     ax.set(xlim=(0, 101), xlabel="answered, % of images", ylabel="errors among them, %")
     ax.set_ylim(bottom=0)
-    _without_frame(ax)
+    ax.grid(alpha=0.2)
 
 
 def draw_cost(ax: Axes, points: Mapping[str, tuple[float, float]]) -> None:
@@ -89,7 +89,7 @@ def draw_cost(ax: Axes, points: Mapping[str, tuple[float, float]]) -> None:
         ax.plot([passes], [100 * accuracy], linestyle="none", marker=marker, color=colour_of(label), gid=gid_of(label))
     ax.set(xlabel="forward passes per batch", ylabel="accuracy, %")
     ax.set_xlim(left=0)
-    _without_frame(ax)
+    ax.grid(alpha=0.2)
 
 
 def _draw_interval(ax: Axes, label: str, place: int, value: tuple[float, float, float]) -> None:
@@ -108,12 +108,7 @@ def _name_rows(ax: Axes, labels: Sequence[str], of: str = "") -> None:
     ax.set_ylim(len(labels) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x", alpha=0.3)
-    ax.spines[["top", "right", "left"]].set_visible(False)
-
-
-def _without_frame(ax: Axes) -> None:
-    ax.grid(alpha=0.2)
-    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines["left"].set_visible(False)
 
 
 def _line_style(label: str) -> dict[str, Any]:
@@ -149,7 +144,7 @@ def draw_accuracy_over_time(ax: Axes, trace: Trace) -> None:
     ax.plot(batches, 100 * trace.accuracy, "o", color=PALETTE[5], markersize=3.5, label="this batch")
     ax.plot(batches, 100 * trace.running_accuracy, color=PALETTE[0], linewidth=1.6, label="all so far")
     ax.set_ylim(-2, 102)
-    _label_axes(ax, "accuracy, %")
+    ax.set(xlabel="batch", ylabel="accuracy, %")
     return _mark_changes(ax, trace.entropy_changes)
 
 
@@ -158,7 +153,7 @@ def _draw_experts(ax: Axes, values: np.ndarray, trace: Trace, colours: Mapping[s
     marker = "." if np.isnan(values).any() else ""
     for name, line in zip(trace.experts, values.T, strict=True):
         ax.plot(np.arange(1, len(line) + 1), line, marker=marker, color=colours[name], linewidth=1.6, label=name)
-    _label_axes(ax, label)
+    ax.set(xlabel="batch", ylabel=label)
 
 
 def _mark_changes(ax: Axes, changes: tuple[int, ...]) -> None:
@@ -172,9 +167,3 @@ def _draw_reason(ax: Axes, reason: str) -> None:
     """An empty panel that says why it is empty."""
     ax.text(0.5, 0.5, reason, ha="center", va="center", transform=ax.transAxes, color=GUIDE, wrap=True)
     ax.set_axis_off()
-
-
-def _label_axes(ax: Axes, label: str) -> None:
-    ax.set_xlabel("batch")
-    ax.set_ylabel(label)
-    ax.spines[["top", "right"]].set_visible(False)

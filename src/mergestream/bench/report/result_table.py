@@ -1,8 +1,8 @@
 """A table of text cells, rendered for a terminal, for Markdown and for LaTeX."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rich import box
@@ -45,24 +45,25 @@ def format_number(value: float | None, digits: int, factor: float = 1) -> str:
     return "–" if value is None else f"{factor * value:.{digits}f}"
 
 
-def best_cells(
-    rows: Sequence[Sequence[str]],
-    values: Sequence[Sequence[float | None]],
-    lower_is_better: Sequence[bool | None],
-    competing: Sequence[int],
-) -> frozenset[tuple[int, int]]:
-    """Cells whose number prints like the best one of its column, among the competing rows.
+def mark_best(
+    table: ResultTable,
+    values: Mapping[tuple[str, str], float | None],
+    bounds: Sequence[str] = (),
+    lower_is_better: Sequence[str] = (),
+) -> ResultTable:
+    """Show in bold the cells that print like the best value of their column; rows in `bounds` do not compete.
 
-    `values` and `lower_is_better` leave out the first column; None there means that the column has no best value.
+    `values` are keyed by row and column; a column without values has no best cell.
     """
     best = set()
-    for column, lower in enumerate(lower_is_better):
-        numbers = {r: value for r in competing if (value := values[r][column]) is not None}
-        if numbers and lower is not None:
-            top = (min if lower else max)(numbers, key=numbers.__getitem__)
-            printed = {r: rows[r][column + 1].split()[0] for r in numbers}
-            best |= {(r, column + 1) for r in numbers if printed[r] == printed[top]}
-    return frozenset(best)
+    for c, column in enumerate(table.columns[1:], start=1):
+        keys = {r: (row[0], column) for r, row in enumerate(table.rows) if row[0] not in bounds}
+        numbers = {r: value for r, key in keys.items() if (value := values.get(key)) is not None}
+        if numbers:
+            top = (min if column in lower_is_better else max)(numbers, key=numbers.__getitem__)
+            printed = {r: table.rows[r][c].split()[0] for r in numbers}
+            best |= {(r, c) for r in numbers if printed[r] == printed[top]}
+    return replace(table, best=frozenset(best))
 
 
 def to_rich(table: ResultTable) -> RichTable:
@@ -81,18 +82,22 @@ def to_rich(table: ResultTable) -> RichTable:
             heading = column.replace(":", "\n:")
             width = max(map(len, [*heading.splitlines(), *(row[number] for row in table.rows)]))
             result.add_column(heading, justify="right", width=width)
-    for r, row in enumerate(table.rows):
-        cells = [escape(cell) for cell in row]
-        result.add_row(*(f"[bold]{cell}[/bold]" if (r, c) in table.best else cell for c, cell in enumerate(cells)))
+    for cells in _body(table, escape, "[bold]{}[/bold]"):
+        result.add_row(*cells)
     return result
+
+
+def _body(table: ResultTable, escape_text: Callable[[str], str], bold: str) -> Iterator[list[str]]:
+    """The rows with every cell escaped, the best ones in bold."""
+    for r, row in enumerate(table.rows):
+        cells = [escape_text(cell) for cell in row]
+        yield [bold.format(cell) if (r, c) in table.best else cell for c, cell in enumerate(cells)]
 
 
 def to_markdown(table: ResultTable) -> str:
     columns = [_markdown_cell(column) for column in table.columns]
     lines = [" | ".join(columns), "|".join(["---"] + ["---:"] * (len(columns) - 1))]
-    for r, row in enumerate(table.rows):
-        cells = [_markdown_cell(cell) for cell in row]
-        lines.append(" | ".join(f"**{cell}**" if (r, c) in table.best else cell for c, cell in enumerate(cells)))
+    lines += [" | ".join(cells) for cells in _body(table, _markdown_cell, "**{}**")]
     return "\n".join(f"| {line} |" for line in lines) + "\n"
 
 
@@ -103,12 +108,7 @@ def _markdown_cell(cell: str) -> str:
 def to_latex(table: ResultTable) -> str:
     """A booktabs table with the note as the caption's second sentence."""
     head = " & ".join(_latex_text(column) for column in table.columns)
-    lines = []
-    for r, row in enumerate(table.rows):
-        texts = [_latex_text(cell) for cell in row]
-        cells = (f"\\textbf{{{text}}}" if (r, c) in table.best else text for c, text in enumerate(texts))
-        lines.append(f"  {' & '.join(cells)} \\\\")
-    body = "\n".join(lines)
+    body = "\n".join(f"  {' & '.join(cells)} \\\\" for cells in _body(table, _latex_text, "\\textbf{{{}}}"))
     return (
         f"\\begin{{table}}[t]\n  \\centering\n  \\caption{{{_latex_text(table.title)}. {_latex_text(table.note)}}}\n"
         f"  \\label{{tab:{re.sub('[^a-z0-9]+', '-', table.title.lower())}}}\n"
