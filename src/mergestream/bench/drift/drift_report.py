@@ -133,56 +133,39 @@ def interactive_figures(figures: Sequence[DriftFigure]) -> dict[str, str]:
 
 
 def _interactive(graphs: Any, figure: DriftFigure) -> Figure:
-    drawing = graphs.Figure() if figure.heat is None else graphs.Figure(_plotly_heat_map(graphs, figure, figure.heat))
-    thin = {"line": {"width": 1}, "marker": {"size": 4}, "opacity": 0.6}
+    layers = [layer.name for layer in figure.layers]
+    drawing, style = graphs.Figure(), {"mode": "lines+markers", "hovertemplate": f"%{{x}}: %{{y:.2f}}{figure.unit}"}
+    thin = {"line": {"color": GREY, "width": 1}, "marker": {"size": 4}, "opacity": 0.6}
     for name, values in figure.pairs.items():
-        line = _plotly_line(graphs, figure, name, values, GREY)
-        drawing.add_trace(line.update(thin | {"showlegend": len(figure.pairs) <= LEGEND_PAIRS}))
+        in_legend = len(figure.pairs) <= LEGEND_PAIRS
+        drawing.add_scatter(x=layers, y=_without_nan(values), name=name, showlegend=in_legend, **style, **thin)
     for each in figure.lines:
-        drawing.add_trace(_plotly_line(graphs, figure, each.name, each.values, each.colour))
+        line = {"color": each.colour, "width": 2.5}
+        drawing.add_scatter(x=layers, y=_without_nan(each.values), name=each.name, line=line, **style)
     for guide in figure.guides:
-        drawing.add_hline(
-            y=guide, line={"color": GREY, "dash": "dot", "width": 1}, annotation_text=f"{guide:g}{figure.unit}"
-        )
+        line = {"color": GREY, "dash": "dot", "width": 1}
+        drawing.add_hline(y=guide, line=line, annotation_text=f"{guide:g}{figure.unit}")
     if figure.shaded_from is not None:
         note = {"annotation_text": f"≥ {figure.shaded_from:g} % lost", "annotation_position": "top left"}
         drawing.add_hrect(y0=figure.shaded_from, y1=100, fillcolor=VERMILION, opacity=0.12, line_width=0, **note)
-    if figure.heat is not None:
-        drawing.update_yaxes(autorange="reversed")
-    else:
+    if figure.heat is None:
         drawing.update_yaxes(title=figure.y_label, range=figure.y_range, rangemode="tozero" if figure.is_log else None)
+    else:
+        drawing.add_heatmap(
+            z=_without_nan(figure.heat),
+            x=layers,
+            y=figure.heat_rows,
+            zmin=0,
+            zmax=max(90, float(np.nanmax(figure.heat))),
+            colorscale="Cividis",
+            hoverongaps=False,
+            colorbar={"title": "degrees"},
+            hovertemplate="%{y}, %{x}: %{z:.2f}°<extra></extra>",
+        )
+        drawing.update_yaxes(autorange="reversed")
     drawing.update_xaxes(title="layer, in order of depth", type="category")
-    return drawing.update_layout(
-        template="plotly_white",
-        height=450,
-        margin={"l": 60, "r": 20, "t": 30, "b": 60},
-        legend={"orientation": "h", "y": -0.25},
-    )
-
-
-def _plotly_line(graphs: Any, figure: DriftFigure, name: str, values: np.ndarray, colour: str) -> Any:
-    return graphs.Scatter(
-        x=[layer.name for layer in figure.layers],
-        y=_without_nan(values),
-        name=name,
-        mode="lines+markers",
-        line={"color": colour, "width": 2.5},
-        hovertemplate=f"%{{x}}: %{{y:.2f}}{figure.unit}",
-    )
-
-
-def _plotly_heat_map(graphs: Any, figure: DriftFigure, angles: np.ndarray) -> Any:
-    return graphs.Heatmap(
-        z=_without_nan(angles),
-        x=[layer.name for layer in figure.layers],
-        y=figure.heat_rows,
-        zmin=0,
-        zmax=max(90, float(np.nanmax(angles))),
-        colorscale="Cividis",
-        hoverongaps=False,
-        colorbar={"title": "degrees"},
-        hovertemplate="%{y}, %{x}: %{z:.2f}°<extra></extra>",
-    )
+    margin, legend = {"l": 60, "r": 20, "t": 30, "b": 60}, {"orientation": "h", "y": -0.25}
+    return drawing.update_layout(template="plotly_white", height=450, margin=margin, legend=legend)
 
 
 def _without_nan(values: np.ndarray) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,16 @@ from torch import Tensor, nn
 
 from mergestream.bench.drift.layers import COMPONENTS, NetworkLayer, TensorPlace, layers_of, places_by_name, places_of
 from mergestream.bench.drift.spread import Moments, Spread, moments_of, pairs_of, spread_of, total
+from mergestream.bench.json_record import JsonRecord
 from mergestream.networks.architecture import from_architecture
 from mergestream.pool.checkpoint import DTYPES, open_weights
 from mergestream.pool.exchange.pool_folder import PoolFolder, read_pool
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, require_alike
 from mergestream.runtime.errors import CheckpointError, MergestreamError, PoolError
-from mergestream.runtime.files import read_json, write_json
 from mergestream.runtime.parallel import Advance, Track, quiet
 
 # Numbers in a slice: half a megabyte in float64, so that a pool of twenty experts still needs little memory.
 SLICE = 1 << 16
-SCHEMA_VERSION = 1
 BUFFERS = "Buffers, such as BatchNorm's running statistics, are not weights and are left out."
 BY_NAME = (
     "The network cannot be built from its card, so the order of its layers follows their names, and its own buffers "
@@ -85,18 +84,12 @@ class LayerDrift:
     biases: Spread | None
     components: dict[str, Spread]
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> LayerDrift:
-        weights, biases = (Spread.from_json(value[key]) if value[key] else None for key in ("weights", "biases"))
-        components = {name: Spread.from_json(each) for name, each in value["components"].items()}
-        whole = Spread.from_json(value["whole"])
-        return cls(value["name"], value["label"], value["kind"], whole, weights, biases, components)
-
 
 @dataclass(frozen=True)
-class Drift:
+class Drift(JsonRecord):
     """Layers in order of depth; arrays over pairs follow `pairs`, arrays over experts follow `experts`."""
 
+    kind = "drift"
     network: str
     experts: tuple[str, ...]
     has_base: bool
@@ -123,28 +116,7 @@ class Drift:
         return float(np.mean(defined)) if defined else None
 
     def to_json(self) -> dict[str, Any]:
-        return {"schema_version": SCHEMA_VERSION, **asdict(self), "pairs": [list(pair) for pair in self.pairs]}
-
-    def save(self, path: Path) -> None:
-        write_json(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: Path) -> Drift:
-        return cls.from_json(read_json(path, SCHEMA_VERSION))
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Drift:
-        try:
-            return cls(
-                value["network"],
-                tuple(value["experts"]),
-                value["has_base"],
-                tuple(LayerDrift.from_json(layer) for layer in value["layers"]),
-                dict(value["weights_sha256"]),
-                tuple(value["notes"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"This is not a drift record: {error!r}. Run 'mergestream drift' again.") from error
+        return {**super().to_json(), "pairs": [list(pair) for pair in self.pairs]}
 
 
 def analyse_drift(pool: str | Path, *, network: nn.Module | None = None, track: Track = quiet) -> Drift:
@@ -159,21 +131,17 @@ def analyse_drift(pool: str | Path, *, network: nn.Module | None = None, track: 
     require_alike(cards, folder.base)
     places, notes = _places(cards[0], folder, network)
     layers = layers_of(places, cards[0].head)
-    with track("Checking hashes", len(cards) + bool(folder.base)) as advance:
-        experts, base = _open(folder, advance)
+    on_disk = folder.cards | ({BASE: folder.base} if folder.base else {})
+    files = []
+    with track("Checking hashes", len(on_disk)) as advance:
+        for name, card in on_disk.items():
+            files.append(TensorFile(open_weights(folder.folder(name), card).path, name))
+            advance()
+    experts, base = files[: len(cards)], files[-1] if folder.base else None
     with track("Comparing experts", len(places)) as advance:
         measured = tuple(_measure(layer, experts, base, advance) for layer in layers)
-    hashes = {card.name: card.weights_sha256 for card in (*cards, *([folder.base] if folder.base else []))}
+    hashes = {card.name: card.weights_sha256 for card in on_disk.values()}
     return Drift(str(cards[0].architecture), tuple(folder.cards), base is not None, measured, hashes, notes)
-
-
-def _open(folder: PoolFolder, advance: Advance) -> tuple[list[TensorFile], TensorFile | None]:
-    files = []
-    for card in (*folder.cards.values(), *([folder.base] if folder.base else [])):
-        name = card.name if card is not folder.base else BASE
-        files.append(TensorFile(open_weights(folder.folder(name), card).path, name))
-        advance()
-    return (files[:-1], files[-1]) if folder.base else (files, None)
 
 
 def _places(

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import torch
@@ -53,13 +52,6 @@ class Spread:
     implied_loss: float | None  # %, from the mean angle
     measured_loss: float | None  # %
     from_base: BaseSpread | None = None
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Spread:
-        base = value["from_base"]
-        plain = {key: _frozen(each) for key, each in value.items() if key != "from_base"}
-        from_base = BaseSpread(**{key: _frozen(each) for key, each in base.items()}) if base else None
-        return cls(**plain, from_base=from_base)
 
 
 def pairs_of(count: int) -> list[tuple[int, int]]:
@@ -160,7 +152,3 @@ def _numbers(values: np.ndarray) -> Numbers:
 def _mean(values: np.ndarray) -> float | None:
     defined = values[np.isfinite(values)]
     return float(defined.mean()) if len(defined) else None
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-from mergestream.runtime.errors import CheckpointError
-from mergestream.runtime.files import read_json, write_json
+from mergestream.bench.json_record import JsonRecord
 
-SCHEMA_VERSION = 1
 CROSS_ENTROPY, ENTROPY = "cross-entropy", "entropy"
 EXPERT, MEAN, POOL_MEAN = "expert", "mean", "pool mean"
 Number = float | None  # None where the network's answers were not finite
@@ -86,13 +82,14 @@ class LossDifference:
 
 
 @dataclass(frozen=True)
-class Landscape:
+class Landscape(JsonRecord):
     """`loss[row][column]` belongs to the network at (x[column], y[row]); distances are those of the parameters.
 
     `measure` is 'cross-entropy' if labels were given, else 'entropy', in nats. `experts` are the three of the plane,
     `pool` all that the path's coefficients refer to.
     """
 
+    kind = "landscape"
     measure: str
     images: int
     experts: tuple[str, ...]
@@ -119,35 +116,6 @@ class Landscape:
 
     def of_kind(self, kind: str) -> list[Mark]:
         return [mark for mark in self.marks if mark.kind == kind]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Landscape:
-        """The inverse of `to_json`."""
-        try:
-            fields = {key: item for key, item in value.items() if key != "schema_version"}
-            fields |= {key: tuple(fields[key]) for key in ("experts", "pool")}
-            fields |= {"marks": [Mark(**mark) for mark in fields["marks"]]}
-            fields |= {"segments": [_segment(segment) for segment in fields["segments"]]}
-            fields |= {"differences": [LossDifference(**each) for each in fields["differences"]]}
-            fields |= {"path": [PathPoint(**point) for point in fields["path"]]}
-            return cls(**fields)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"This is not a landscape record ({error!r}). Measure it again.") from error
-
-    def save(self, path: Path) -> None:
-        write_json(path, self.to_json())
-
-    @classmethod
-    def load(cls, path: Path) -> Landscape:
-        return cls.from_json(read_json(path, SCHEMA_VERSION))
-
-
-def _segment(value: Mapping[str, Any]) -> Segment:
-    barrier = value["barrier"]
-    return Segment(**{**value, "barrier": None if barrier is None else Barrier(**barrier)})
 
 
 def describe_landscape(landscape: Landscape) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,12 @@ from mergestream.bench.claims.claim_finding import (
     Verdict,
 )
 from mergestream.bench.drift.drift_figures import draw, figures_of
-from mergestream.bench.drift.pool_drift import Drift
+from mergestream.bench.drift.pool_drift import Drift, LayerDrift
 from mergestream.bench.landscape.landscape_figures import draw_plane, draw_segments
-from mergestream.bench.landscape.landscape_record import Landscape, describe_landscape
+from mergestream.bench.landscape.landscape_record import Landscape, Mark, describe_landscape
 from mergestream.bench.report.figures import PALETTE, Panel, css_colour, panel
 from mergestream.bench.report.page import LegendKey
-from mergestream.bench.report.result_table import ResultTable, format_number
+from mergestream.bench.report.result_table import ResultTable, format_number, record_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,14 +102,15 @@ def _extremes(drift: Drift) -> str:
 
 
 def drift_table(drift: Drift) -> ResultTable:
-    quantities = {"mean_angle": 1, "mean_norm_ratio": 3, "measured_loss": 2, "implied_loss": 2}
-    rows = tuple(
-        (layer.label, *(format_number(getattr(layer.whole, name), digits) for name, digits in quantities.items()))
-        for layer in drift.layers
-    )
-    columns = ("layer", "mean angle °", "norm ratio", "signal lost %, measured", "signal lost %, implied")
+    columns: dict[str, Callable[[LayerDrift], str]] = {
+        "layer": lambda layer: layer.label,
+        "mean angle °": lambda layer: format_number(layer.whole.mean_angle, 1),
+        "norm ratio": lambda layer: format_number(layer.whole.mean_norm_ratio, 3),
+        "signal lost %, measured": lambda layer: format_number(layer.whole.measured_loss, 2),
+        "signal lost %, implied": lambda layer: format_number(layer.whole.implied_loss, 2),
+    }
     note = "Means over all pairs of experts; measured: 1 − |mean p| / mean |p|; implied by the angle: 1 − cos(angle/2)."
-    return ResultTable("Drift by layer", columns, rows, note=note)
+    return record_table("Drift by layer", drift.layers, columns, note)
 
 
 def landscape_panels(landscape: Landscape) -> list[Panel]:
@@ -130,9 +131,11 @@ def landscape_panels(landscape: Landscape) -> list[Panel]:
 
 
 def landscape_table(landscape: Landscape) -> ResultTable:
-    rows = tuple(
-        (m.name, m.kind, format_number(m.loss, 3), format_number(m.accuracy, 1, 100), f"{m.distance:.2g}")
-        for m in landscape.marks
-    )
-    columns = ("network", "kind", "loss, nats", "accuracy %", "distance from the plane")
-    return ResultTable("Networks in the landscape", columns, rows, note=f"Loss: {landscape.loss_label}.")
+    columns: dict[str, Callable[[Mark], str]] = {
+        "network": lambda mark: mark.name,
+        "kind": lambda mark: mark.kind,
+        "loss, nats": lambda mark: format_number(mark.loss, 3),
+        "accuracy %": lambda mark: format_number(mark.accuracy, 1, 100),
+        "distance from the plane": lambda mark: f"{mark.distance:.2g}",
+    }
+    return record_table("Networks in the landscape", landscape.marks, columns, f"Loss: {landscape.loss_label}.")

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage
+from mergestream.bench.analysis.cost import Cost
 from mergestream.bench.analysis.traces import Trace
 from mergestream.bench.report.figures import Panel, colours_of, css_colour, panel
 from mergestream.bench.report.method_figures import (
@@ -21,16 +23,9 @@ from mergestream.bench.report.method_figures import (
 )
 from mergestream.bench.report.page import LegendKey, slug
 from mergestream.bench.report.report_findings import ReportFindings
-from mergestream.bench.report.result_table import ResultTable, format_number
+from mergestream.bench.report.result_table import ResultTable, format_number, record_table
 
 Draw = Callable[[Any], object]  # on a matplotlib axis
-TRACE_COLUMNS = (
-    "target", "stream", "batches", "encoder, mean", "head, mean", "effective experts, encoder",
-    "effective experts, head", "change points", "accuracy %",
-)  # fmt: skip
-COST_COLUMNS = (
-    "method", "forwards per batch", "backwards per batch", "ms per step", "models held", "MB held", "at the start",
-)  # fmt: skip
 SMALLEST_BIN = 0.005  # share of the images; with fewer the accuracy is noise
 COVERAGES = (0.5, 0.8, 0.9, 1.0)
 
@@ -79,23 +74,23 @@ def _describe_accuracy(trace: Trace, where: str) -> str:
 
 
 def trace_table(traces: Sequence[Trace]) -> ResultTable:
-    rows = tuple(
-        (
-            each.target,
-            each.stream,
-            str(len(each.images)),
-            *(_expert_means(each, values) for values in (each.encoder_coefficients, each.head_coefficients)),
-            *(
-                format_number(v if v is None else np.nanmean(v), 2)
-                for v in (each.effective_encoder, each.effective_head)
-            ),
-            ", ".join(str(place + 1) for place in each.coefficient_changes) or "none",
-            _accuracy(each),
-        )
-        for each in traces
-    )
+    columns: dict[str, Callable[[Trace], str]] = {
+        "target": lambda trace: trace.target,
+        "stream": lambda trace: trace.stream,
+        "batches": lambda trace: str(len(trace.images)),
+        "encoder, mean": lambda trace: _expert_means(trace, trace.encoder_coefficients),
+        "head, mean": lambda trace: _expert_means(trace, trace.head_coefficients),
+        "effective experts, encoder": lambda trace: _mean(trace.effective_encoder),
+        "effective experts, head": lambda trace: _mean(trace.effective_head),
+        "change points": lambda trace: ", ".join(str(place + 1) for place in trace.coefficient_changes) or "none",
+        "accuracy %": _accuracy,
+    }
     note = "Change points: batches at which the encoder's coefficients take a new level, counted from 1."
-    return ResultTable("Coefficients over each stream", TRACE_COLUMNS, rows, note=note)
+    return record_table("Coefficients over each stream", traces, columns, note)
+
+
+def _mean(values: np.ndarray | None) -> str:
+    return format_number(None if values is None else np.nanmean(values), 2)
 
 
 def _expert_means(trace: Trace, values: np.ndarray | None) -> str:
@@ -115,18 +110,15 @@ def cost_table(report: ReportFindings) -> ResultTable:
     times: dict[str, list[float]] = {}
     for row in report.bench.rows:
         times.setdefault(row.label, []).extend([] if row.milliseconds is None else [row.milliseconds])
-    rows = tuple(
-        (
-            each.label,
-            f"{each.forwards:g}",
-            f"{each.backwards:g}",
-            format_number(np.median(times[each.label]) if times.get(each.label) else None, 1),
-            f"{each.models:g}",
-            "–" if size is None else f"{each.models * size / 1e6:,.1f}",
-            each.at_start or "–",
-        )
-        for each in report.costs
-    )
+    columns: dict[str, Callable[[Cost], str]] = {
+        "method": lambda cost: cost.label,
+        "forwards per batch": lambda cost: f"{cost.forwards:g}",
+        "backwards per batch": lambda cost: f"{cost.backwards:g}",
+        "ms per step": lambda cost: format_number(median(times[cost.label]) if times.get(cost.label) else None, 1),
+        "models held": lambda cost: f"{cost.models:g}",
+        "MB held": lambda cost: "–" if size is None else f"{cost.models * size / 1e6:,.1f}",
+        "at the start": lambda cost: cost.at_start or "–",
+    }
     one_model = "size unknown, since the pool was moved" if size is None else f"{size / 1e6:,.1f} MB of weights"
     note = (
         f"Forwards and backwards follow from the options, expert logits not given. ms: median over runs of a step with "
@@ -134,7 +126,7 @@ def cost_table(report: ReportFindings) -> ResultTable:
         f"held: while merging, the experts included; a method that merges once then answers with one model. One model: "
         f"{one_model}. Activations, gradients and statistics are not counted."
     )
-    return ResultTable("Cost of a batch", COST_COLUMNS, rows, note=note)
+    return record_table("Cost of a batch", report.costs, columns, note)
 
 
 def cost_figure(report: ReportFindings) -> tuple[Panel, list[LegendKey]]:

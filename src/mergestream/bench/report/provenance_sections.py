@@ -5,7 +5,7 @@ import json
 from mergestream.bench.analysis.collection import RunProvenance
 from mergestream.bench.report.dataset_card import describe_card
 from mergestream.bench.report.report_findings import ReportFindings
-from mergestream.bench.report.result_table import ResultTable
+from mergestream.bench.report.result_table import ResultTable, grid_table
 from mergestream.data.datasets import DATASETS
 
 
@@ -40,11 +40,9 @@ def run_hashes(provenance: RunProvenance) -> str:
 
 
 def version_table(provenance: RunProvenance) -> ResultTable:
-    environments = provenance.environments
-    names = list(dict.fromkeys(name for each in environments for name in each))
-    columns = ("library", *(f"machine {number}" for number in range(1, len(environments) + 1)))
-    rows = tuple((name, *(str(each.get(name, "–")) for each in environments)) for name in names)
-    return ResultTable("Versions and machines", columns, rows, note="As the runs recorded them.")
+    machines = {f"machine {number}": each for number, each in enumerate(provenance.environments, start=1)}
+    cells = {(name, machine): str(value) for machine, each in machines.items() for name, value in each.items()}
+    return grid_table("Versions and machines", "library", cells, str, note="As the runs recorded them.")
 
 
 def method_table(provenance: RunProvenance) -> ResultTable:

@@ -8,7 +8,7 @@ from mergestream.bench.report.bench_tables import all_tables
 from mergestream.bench.report.figures import Panel, panel
 from mergestream.bench.report.method_figures import draw_differences, draw_intervals
 from mergestream.bench.report.report_findings import ReportFindings
-from mergestream.bench.report.result_table import ResultTable
+from mergestream.bench.report.result_table import ResultTable, format_number, grid_table
 
 DIFFERENCES = "In brackets: the difference in points on the same batches; its interval decides which word is used."
 SHORT_OUTCOMES = dict(zip(OUTCOMES, ("beats", "unclear", "loses"), strict=True))
@@ -123,26 +123,23 @@ def ablation_panels(report: ReportFindings) -> list[Panel]:
 
 def ablation_table(report: ReportFindings) -> ResultTable:
     full = report.ablation[0].ours
-    means = {row.stream: row.accuracy.mean for row in report.bench.rows if row.label == full}
-    duels = {(each.theirs, each.stream): each for each in report.ablation}
-    streams = [stream for stream in report.streams if stream in means]
-    variants = list(dict.fromkeys(each.theirs for each in report.ablation))
-    rows = [(full, "the full method", *(f"{100 * means[stream]:.1f}" for stream in streams))]
-    rows += [
-        (name, describe_options(name), *(_ablation_cell(duels.get((name, s))) for s in streams)) for name in variants
-    ]
-    clear = {
-        (r, c)
-        for r, name in enumerate(variants, start=1)
-        for c, stream in enumerate(streams, start=2)
-        if (name, stream) in duels and duels[name, stream].is_clear
+    cells = {(full, "what changes"): ("the full method", False)}  # text and whether it is bold
+    cells |= {
+        (r.label, r.stream): (format_number(r.accuracy.mean, 1, 100), False)
+        for r in report.bench.rows
+        if r.label == full
     }
+    for each in report.ablation:
+        # + 0.0: no minus before 0
+        mean, high, low = (round(-100 * x, 1) + 0.0 for x in vars(each.difference).values())
+        text = f"{100 * each.their_mean:.1f} ({mean:+.1f} [{low:.1f}, {high:.1f}])"
+        cells[each.theirs, "what changes"] = describe_options(each.theirs), False
+        cells[each.theirs, each.stream] = text, each.is_clear
     note = (
         "Accuracy in %; in brackets the points above the full method on the same batches, with the 95 % interval of a "
         "paired bootstrap. Bold: it excludes 0."
     )
-    columns = ("method", "what changes", *streams)
-    return ResultTable(f"Ablation of {full}", columns, tuple(rows), frozenset(clear), note)
+    return grid_table(f"Ablation of {full}", "method", cells, lambda each: each[0], lambda each: each[1], note)
 
 
 def describe_options(label: str) -> str:
@@ -152,10 +149,3 @@ def describe_options(label: str) -> str:
     # 'views=' does not apply where the more specific 'views=()' does.
     exact = [o for o in present if not any(other != o and other.startswith(o) for other in present)]
     return "; ".join(MEANINGS[option] for option in exact)
-
-
-def _ablation_cell(each: Duel | None) -> str:
-    if each is None:
-        return "–"
-    mean, high, low = (round(-100 * x, 1) + 0.0 for x in vars(each.difference).values())  # + 0.0: no minus before 0
-    return f"{100 * each.their_mean:.1f} ({mean:+.1f} [{low:.1f}, {high:.1f}])"

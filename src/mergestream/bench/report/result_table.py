@@ -1,7 +1,7 @@
 """A table of text cells, rendered for a terminal, for Markdown and for LaTeX."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -39,6 +39,14 @@ def grid_table(
     rows = tuple((row, *(cells[r, c] for c in range(1, len(columns) + 1))) for r, row in enumerate(names))
     best = frozenset(place for place, key in places.items() if key in entries and bold(entries[key]))
     return ResultTable(title, (corner, *columns), rows, best, note)
+
+
+def record_table(
+    title: str, records: Iterable[T], columns: Mapping[str, Callable[[T], str]], note: str = ""
+) -> ResultTable:
+    """One row per record; `columns` are headings with what each cell shows."""
+    rows = tuple(tuple(cell(each) for cell in columns.values()) for each in records)
+    return ResultTable(title, tuple(columns), rows, note=note)
 
 
 def format_number(value: float | None, digits: int, factor: float = 1) -> str:
@@ -119,14 +127,11 @@ def to_latex(table: ResultTable) -> str:
 
 def _latex_text(text: str) -> str:
     """Escape everything that is a command in TeX."""
-    special = {
+    special: dict[str, str | int | None] = {
         "\\": "\\textbackslash{}",
         "~": "\\textasciitilde{}",
         "^": "\\textasciicircum{}",
-        "–": "--",
-        "±": "$\\pm$",
-        "−": "$-$",
     }
-    special |= {character: f"\\{character}" for character in "&%$#_{}"}
+    special |= {"–": "--", "±": "$\\pm$", "−": "$-$"} | {each: f"\\{each}" for each in "&%$#_{}"}
     signed = re.sub(r"(?<![\w–])-(?=\d)", "−", text)
-    return "".join(special.get(character, character) for character in signed)
+    return signed.translate(str.maketrans(special))
