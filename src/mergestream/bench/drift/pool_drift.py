@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -109,11 +108,14 @@ class Drift(JsonRecord):
     def of_kind(self, kind: str) -> list[LayerDrift]:
         return [layer for layer in self.layers if layer.kind == kind]
 
-    def mean(self, kind: str, quantity: str) -> float | None:
-        """A quantity of Spread, averaged over the layers of one kind where it is defined."""
+    def values(self, kind: str, quantity: str) -> list[float]:
+        """A quantity of Spread in the layers of one kind where it is defined."""
         values = [getattr(layer.whole, quantity) for layer in self.of_kind(kind)]
-        defined = [value for value in values if value is not None]
-        return float(np.mean(defined)) if defined else None
+        return [value for value in values if value is not None]
+
+    def above(self, part: str, quantity: str, limit: float) -> list[LayerDrift]:
+        """Layers where a quantity of `part` (whole, weights or biases) is at least `limit`."""
+        return [layer for layer in self.layers if (getattr(getattr(layer, part), quantity, None) or 0) >= limit]
 
     def to_json(self) -> dict[str, Any]:
         return {**super().to_json(), "pairs": [list(pair) for pair in self.pairs]}

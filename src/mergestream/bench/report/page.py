@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from statistics import mean
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
@@ -52,6 +53,11 @@ def render(
     return page.render(title=title, notice=notice, methods=methods, contents=contents, sections=sections), tables
 
 
+def render_sentences(template: str, **values: Any) -> list[str]:
+    """The lines of a text template, each a sentence."""
+    return environment().get_template(template).render(values).splitlines()
+
+
 def slug(text: str) -> str:
     """A title as part of a URL or a file name."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
@@ -74,6 +80,7 @@ def environment() -> Environment:
         "style": _asset("report.css"),
         "script": _asset("report.js"),
         "exports": {"Markdown": to_markdown, "LaTeX": to_latex},
+        **{function.__name__: function for function in (min, max, mean)},
     }
     return result
 
