@@ -97,7 +97,7 @@ class PoolAtTarget:
                 f"Without the experts of {target.name} only '{self.pool.names[0]}' is left: a mixture of targets needs "
                 f"two experts or more."
             )
-        parts = [_some(data, plan.data.images) for data in every]
+        parts = [some_images(data, plan.data.images) for data in every]
         self.data = parts[0]
         self._domains: list[str] | None = None
         if len(parts) > 1:
@@ -213,7 +213,7 @@ def method_of(variant: Variant, pool: ExpertPool, dataset: Dataset) -> Method:
     return create_method(variant.method, pool, **options)
 
 
-def _some(data: DomainData, count: int | None) -> DomainData:
+def some_images(data: DomainData, count: int | None) -> DomainData:
     """At most `count` images, always the same ones: a seeded choice that keeps their order."""
     if count is None or count >= len(data):
         return data

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mergestream.bench.landscape.landscape_record import (
-    EXPERT,
-    MEAN,
-    POOL_MEAN,
-    Landscape,
-    Mark,
-    Segment,
-)
+from mergestream.bench.landscape.landscape_record import EXPERT, MEAN, POOL_MEAN, Landscape, Mark
 from mergestream.bench.report.figures import PALETTE, new_figure
 from mergestream.bench.report.method_figures import colour_of
 
@@ -25,6 +18,7 @@ if TYPE_CHECKING:
 COLOURS = "YlOrBr"
 LEVELS = 16
 EDGE = "#222222"
+BESIDE: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9}
 MARKERS = {EXPERT: ("o", 70), MEAN: ("*", 190), POOL_MEAN: ("D", 55)}
 
 
@@ -57,7 +51,8 @@ def draw_plane(ax: Axes, landscape: Landscape) -> None:
     ax.spines[:].set_visible(True)
     ax.set_xlabel("distance in parameters along the first side")
     ax.set_ylabel("distance in parameters across it")
-    ax.set_title(_title(landscape), fontsize=9, loc="left")
+    title = f"the plane through {', '.join(landscape.experts)}; loss on {landscape.images} target images"
+    ax.set_title(title, fontsize=9, loc="left")
 
 
 def draw_segments(ax: Axes, landscape: Landscape) -> None:
@@ -67,8 +62,11 @@ def draw_segments(ax: Axes, landscape: Landscape) -> None:
         ax.plot(segment.positions, losses, style, color=colour, linewidth=1.8, label=f"{segment.start} → {segment.end}")
         ax.plot([0, 1], losses[[0, -1]], ":", color=colour, linewidth=1)
     highest = max(landscape.segments, key=lambda segment: segment.barrier_height)
-    if highest.barrier_height > 0:
-        _draw_barrier(ax, highest)
+    if highest.barrier and highest.barrier.height > 0:
+        at, height = highest.barrier.at, highest.barrier.height
+        top = float(np.interp(at, highest.positions, np.array(highest.loss, dtype=float)))
+        ax.annotate("", xy=(at, top), xytext=(at, top - height), arrowprops={"arrowstyle": "<->", "color": EDGE})
+        ax.annotate(f"barrier {height:.3f} nats", (at, top), xytext=(0, 6), ha="center", **BESIDE)
     ax.set_xlabel("position between two experts, 0 to 1")
     ax.set_ylabel(landscape.loss_label)
     ax.legend(fontsize=8, frameon=False)
@@ -103,33 +101,5 @@ def _draw_mark(ax: Axes, mark: Mark) -> None:
     # Hollow if off the plane: the colour around it is not its loss.
     face = "white" if mark.kind != POOL_MEAN else "none"
     ax.scatter([mark.x], [mark.y], s=size, marker=marker, color=face, edgecolors=EDGE, linewidths=1.3, zorder=5)
-    ax.annotate(
-        mark.name,
-        (mark.x, mark.y),
-        xytext=(7, 7),
-        textcoords="offset points",
-        fontsize=9,
-        zorder=6,
-        bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.75},
-    )
-
-
-def _draw_barrier(ax: Axes, segment: Segment) -> None:
-    barrier = segment.barrier
-    assert barrier is not None
-    top = segment.loss[segment.positions.index(barrier.at)]
-    assert top is not None
-    ends = (barrier.at, top - barrier.height), (barrier.at, top)
-    ax.annotate("", xy=ends[1], xytext=ends[0], arrowprops={"arrowstyle": "<->", "color": EDGE})
-    ax.annotate(
-        f"barrier {barrier.height:.3f} nats",
-        ends[1],
-        xytext=(0, 6),
-        textcoords="offset points",
-        fontsize=9,
-        ha="center",
-    )
-
-
-def _title(landscape: Landscape) -> str:
-    return f"the plane through {', '.join(landscape.experts)}; loss on {landscape.images} target images"
+    box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.75}
+    ax.annotate(mark.name, (mark.x, mark.y), xytext=(7, 7), zorder=6, bbox=box, **BESIDE)

@@ -6,11 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from mergestream.bench.engine.plan import DEVICES
-from mergestream.bench.engine.pool_at_target import load_pool, method_of, preprocessing_of, sources_for
+from mergestream.bench.engine.pool_at_target import load_pool, method_of, preprocessing_of, some_images, sources_for
 from mergestream.bench.engine.variants import Variant, parse_variants
 from mergestream.bench.landscape.landscape_figures import landscape_figure
 from mergestream.bench.landscape.landscape_measurement import StreamedMethod, measure_landscape
@@ -20,7 +17,7 @@ from mergestream.data.datasets import Dataset, DomainData
 from mergestream.data.datasets.data_request import DataRequest, open_data
 from mergestream.data.datasets.image_trees import plain_name
 from mergestream.data.stream import Stream
-from mergestream.data.streams import create_stream, iid, parse_stream
+from mergestream.data.streams import create_stream, parse_stream
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, unknown_name
@@ -83,7 +80,7 @@ def run_landscape(request: LandscapeRequest, out: Path, track: Track, *, command
     pool = _sources(whole, request, target)
     if target.classes != pool.classes:
         raise InputError(f"The data's classes {target.classes} are not the pool's {pool.classes}, in this order.")
-    shown = _subset(target, request.data.images)
+    shown = some_images(target, request.data.images)
     path = None if request.path is None else _streamed(request, request.path, pool, dataset, target)
     landscape = measure_landscape(
         pool,
@@ -113,13 +110,6 @@ def _sources(pool: ExpertPool, request: LandscapeRequest, target: DomainData) ->
 
 def _trained_at(pool: ExpertPool, target: DomainData) -> list[str]:
     return [card.name for card in pool.cards if plain_name(card.domain or card.name) == plain_name(target.name)]
-
-
-def _subset(data: DomainData, count: int | None) -> DomainData:
-    """At most `count` images: the same seeded choice as a benchmark's, in data order."""
-    if count is None or count >= len(data):
-        return data
-    return data.subset(torch.from_numpy(np.sort(iid(data.labels, batch_size=count)[0])))
 
 
 def _streamed(

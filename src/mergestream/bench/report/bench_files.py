@@ -9,7 +9,7 @@ from typing import Any
 from mergestream.bench.analysis.bench_findings import BenchFindings
 from mergestream.bench.analysis.comparison import describe_duels
 from mergestream.bench.report.bench_tables import EXPERT_ROWS, all_tables
-from mergestream.bench.report.page import environment
+from mergestream.bench.report.page import environment, render_sentences
 from mergestream.bench.report.result_table import to_latex
 from mergestream.pool.expert_card import library_versions
 from mergestream.runtime.files import write_json, write_text
@@ -44,20 +44,19 @@ def describe_majority_shares(shares: dict[str, float]) -> str:
 
 def describe_setup(findings: BenchFindings) -> str:
     """What was run, in a few sentences."""
-    lines, rows = findings.runs, findings.rows
-    targets = {line["target"]: line for line in lines}
-    sizes = ", ".join(f"{name} ({line['images']:,} images)" for name, line in targets.items())
-    methods = {row.label for row in rows if row.label not in EXPERT_ROWS}
-    streams = dict.fromkeys(row.stream for row in rows)
-    seeds = len({line["seed"] for line in lines})
-    pools = max(len({line["pool"] for line in lines if line["target"] == name}) for name in targets)
-    counts = sorted({line["experts"] for line in lines})
-    experts = f"{counts[0]} experts" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} experts"
-    return (
-        f"{len(methods)} methods, variants included, on {experts} ({findings.network or 'unknown'}). "
-        f"Targets: {sizes}. Streams: {', '.join(streams)}; batches of {lines[0]['batch_size']}; stream seeds: "
-        f"{seeds}; pools per target: {pools}; {len(lines):,} runs in total."
+    lines = findings.runs
+    targets = {line["target"]: line["images"] for line in lines}
+    (setup,) = render_sentences(
+        "setup.txt.j2",
+        findings=findings,
+        targets=targets,
+        methods={row.label for row in findings.rows if row.label not in EXPERT_ROWS},
+        streams=dict.fromkeys(row.stream for row in findings.rows),
+        seeds={line["seed"] for line in lines},
+        pools=max(len({line["pool"] for line in lines if line["target"] == name}) for name in targets),
+        experts=sorted({line["experts"] for line in lines}),
     )
+    return setup
 
 
 def _worst_targets(findings: BenchFindings) -> list[str]:

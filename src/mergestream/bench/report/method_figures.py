@@ -31,11 +31,6 @@ def is_dashed(label: str) -> bool:
     return _method_of(label) in list_methods()[len(PALETTE) :]
 
 
-def gid_of(label: str) -> str:
-    """The id by which a page finds what was drawn for a method."""
-    return METHOD + label
-
-
 def keys_of(labels: Iterable[str]) -> list[LegendKey]:
     return [LegendKey(label, css_colour(colour_of(label)), is_dashed(label), is_method=True) for label in labels]
 
@@ -86,7 +81,7 @@ def draw_cost(ax: Axes, points: Mapping[str, tuple[float, float]]) -> None:
     """Accuracy in percent against forward passes per batch; points: method -> (passes, accuracy)."""
     for label, (passes, accuracy) in points.items():
         marker = "D" if is_dashed(label) else "o"
-        ax.plot([passes], [100 * accuracy], linestyle="none", marker=marker, color=colour_of(label), gid=gid_of(label))
+        ax.plot([passes], [100 * accuracy], linestyle="none", marker=marker, color=colour_of(label), gid=METHOD + label)
     ax.set(xlabel="forward passes per batch", ylabel="accuracy, %")
     ax.set_xlim(left=0)
     ax.grid(alpha=0.2)
@@ -94,7 +89,7 @@ def draw_cost(ax: Axes, points: Mapping[str, tuple[float, float]]) -> None:
 
 def _draw_interval(ax: Axes, label: str, place: int, value: tuple[float, float, float]) -> None:
     mean, low, high = value
-    colour, gid = colour_of(label), gid_of(label)
+    colour, gid = colour_of(label), METHOD + label
     ax.plot([low, high], [place, place], color=colour, linewidth=1.6, gid=gid)
     ax.plot([mean], [place], marker="o", markersize=5, color=colour, gid=gid)
 
@@ -104,7 +99,7 @@ def _name_rows(ax: Axes, labels: Sequence[str], of: str = "") -> None:
     names = [label.removeprefix(f"{of}(").removesuffix(")") if of else label for label in labels]
     ax.set_yticks(range(len(labels)), names, fontsize=9)
     for text, label in zip(ax.get_yticklabels(), labels, strict=True):
-        text.set_gid(gid_of(label))
+        text.set_gid(METHOD + label)
     ax.set_ylim(len(labels) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x", alpha=0.3)
@@ -113,7 +108,7 @@ def _name_rows(ax: Axes, labels: Sequence[str], of: str = "") -> None:
 
 def _line_style(label: str) -> dict[str, Any]:
     line = "--" if is_dashed(label) else "-"
-    return {"color": colour_of(label), "linestyle": line, "linewidth": 1.6, "gid": gid_of(label)}
+    return {"color": colour_of(label), "linestyle": line, "linewidth": 1.6, "gid": METHOD + label}
 
 
 def draw_coefficients_over_time(ax: Axes, trace: Trace, part: str, colours: Mapping[str, str]) -> None:
