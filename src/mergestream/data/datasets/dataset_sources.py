@@ -91,7 +91,7 @@ class FileSource:
             False,
             read_domain,
             index.outside,
-            self.card.overlap,
+            index.card.overlap,
             tuple(index.left_out),
             dict(Counter(sample.domain for sample in index.samples)),
         )

@@ -1,18 +1,32 @@
 """Your own images: in folders domain/class/image, or with a CSV file."""
 
+import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.index import CARDS, Index, LeftOut, Sample, some
+from mergestream.data.datasets.index import CARDS, DatasetCard, Index, LeftOut, Sample, some
 from mergestream.data.datasets.roots import IMAGES, Root
 from mergestream.data.datasets.table_files import Rows, read_csv
-from mergestream.runtime.errors import DataError
+from mergestream.runtime.errors import DataError, unknown_name
 
 FOLDER, TABLE = CARDS["folder"], CARDS["table"]
 
 
-def read_folder(root: Root) -> Index:
+# Columns that seem to name what a split must keep together.
+SUBJECT = re.compile(
+    r"(patient|subject|person|participant|case|slide|lesion|study|exam|specimen|scan|volume|accession|mrn)s?"
+    r"([ _-]?(id|uid|number|no|nr|name|code|key))?",
+    re.IGNORECASE,
+)
+# P001_1 and P001-left: an identifier with a digit, and what tells its images apart.
+SEVERAL = re.compile(r"(.*\d.*)[ _.-][^ _.-]+")
+GROUPS_FILE = "groups.csv"
+LEAK = "must not be in training and validation at once"
+
+
+def read_folder(root: Root, *, group: str | None = "") -> Index:
     inside = _only_folder(root)
     split = {path: PurePosixPath(path).relative_to(inside).parts for path in _image_files(root)}
     odd = [path for path, parts in split.items() if len(parts) != 3]
@@ -22,9 +36,68 @@ def read_folder(root: Root) -> Index:
     classes = tuple(sorted({parts[1] for parts in split.values()}))
     domains = tuple(sorted({parts[0] for parts in split.values()}))
     _require_no_empty_domain(root, inside, domains)
-    samples = [Sample("/".join(p), path, p[0], classes.index(p[1])) for path, p in split.items()]
-    left_out = [LeftOut(path, "not a supported image file") for path in root.files if path not in split]
-    return Index(replace(FOLDER, classes=classes, domains=domains), samples, left_out)
+    listed = PurePosixPath(inside, GROUPS_FILE).as_posix()
+    groups = _folder_groups(root, listed, ["/".join(parts) for parts in split.values()], group)
+    samples = [
+        Sample("/".join(p), path, p[0], classes.index(p[1]), groups.get("/".join(p))) for path, p in split.items()
+    ]
+    left_out = [LeftOut(path, "not a supported image file") for path in root.files if path not in (*split, listed)]
+    return Index(_own_card(FOLDER, classes, domains, samples), samples, left_out)
+
+
+def _folder_groups(root: Root, listed: str, images: Sequence[str], group: str | None) -> dict[str, str]:
+    """The group of each image by groups.csv or by a pattern of file names; none if images are independent."""
+    if group in (None, "none"):
+        return {}
+    if group:
+        return {image: _matched(str(group), PurePosixPath(image).stem) for image in images}
+    if listed not in root.files:
+        _require_no_series(images)
+        return {}
+    groups = {row["image"]: row["group"] for row in read_csv(root, listed, ("image", "group"))}
+    lacking = [image for image in images if not groups.get(image)]
+    if lacking:
+        raise DataError(f"{listed} in {root.location} names no group of {some(lacking, 3)}. Add a row for each image.")
+    return groups
+
+
+def _matched(pattern: str, stem: str) -> str:
+    try:
+        match = re.search(pattern, stem)
+    except re.error as error:
+        raise DataError(f"group= is a regular expression, as in '(.+)_', or none: '{pattern}': {error}.") from error
+    if match is None:
+        raise DataError(f"group='{pattern}' does not match the file name '{stem}'.")
+    return match[match.re.groups and 1]
+
+
+def _require_no_series(images: Sequence[str]) -> None:
+    """Refuse file names that look like several images of a patient, unless a whole folder has the same beginning."""
+    subjects = {image: match[1] for image in images if (match := SEVERAL.fullmatch(PurePosixPath(image).stem))}
+    first, in_folder = dict[tuple[str, str], str](), defaultdict[str, set[str]](set)
+    for image, subject in subjects.items():
+        in_folder[str(PurePosixPath(image).parent)].add(subject)
+    for image, subject in subjects.items():
+        other = first.setdefault((image.split("/")[0], subject), image)
+        if other != image and len(in_folder[str(PurePosixPath(image).parent)]) > 1:
+            raise DataError(
+                f"'{other}' and '{image}' look like two images of one patient, who {LEAK}. Say how file names begin "
+                f"with the patient, as in group='(.+)_' (--data-option 'group=(.+)_'), list the columns image and "
+                f"group in {GROUPS_FILE} beside the domains, or say group=none if all images are independent."
+            )
+
+
+def _own_card(
+    card: DatasetCard, classes: tuple[str, ...], domains: tuple[str, ...], samples: list[Sample]
+) -> DatasetCard:
+    """The card of the user's data; it says if a group is in several domains."""
+    places = defaultdict[str, set[str]](set)
+    for sample in samples:
+        if sample.group:
+            places[sample.group].add(sample.domain)
+    several = [group for group, where in places.items() if len(where) > 1]
+    overlap = f"{len(several)} of {len(places)} groups have images in several domains." if several else ""
+    return replace(card, classes=classes, domains=domains, overlap=overlap)
 
 
 def _image_files(root: Root) -> list[str]:
@@ -52,14 +125,17 @@ MOST_SUBGROUPS = 30
 REQUIRED, OPTIONAL = ("image", "label", "domain"), ("group", "acquired")
 
 
-def read_table(root: Root, *, csv: str | None = None, classes: Sequence[str] | None = None) -> Index:
+def read_table(
+    root: Root, *, csv: str | None = None, classes: Sequence[str] | None = None, group: str | None = ""
+) -> Index:
     path = root.one(str(csv)) if csv else _only_csv(root)
     rows = read_csv(root, path, REQUIRED)
+    group = _group_column(rows, path, group)
     for number, row in enumerate(rows, start=2):
         if not all(row[name] for name in REQUIRED):
             raise DataError(f"Line {number} of {path} has an empty image, label or domain.")
     named = tuple(sorted({row["label"] for row in rows})) if classes is None else _names(classes)
-    subgroups, left_out = _subgroups(rows)
+    subgroups, left_out = _subgroups(rows, group)
     times = _times([row.get("acquired", "") for row in rows])
     folder, there = PurePosixPath(path).parent, set(root.files)
     samples, missing = [], []
@@ -71,11 +147,30 @@ def read_table(root: Root, *, csv: str | None = None, classes: Sequence[str] | N
             missing.append(file)
             continue
         place = (row["image"], file, row["domain"], named.index(row["label"]))
-        samples.append(Sample(*place, group=row.get("group") or None, acquired=acquired, subgroups=values))
+        samples.append(Sample(*place, group=row.get(group) or None, acquired=acquired, subgroups=values))
     used = {sample.file for sample in samples}
     left_out += [LeftOut(image, "no row in the table") for image in root.images if image not in used]
     domains = tuple(sorted({row["domain"] for row in rows}))
-    return Index(replace(TABLE, classes=named, domains=domains), samples, left_out, missing)
+    return Index(_own_card(TABLE, named, domains, samples), samples, left_out, missing)
+
+
+def _group_column(rows: Rows, path: str, group: str | None) -> str:
+    """The column of groups, or ''. A column that seems to name patients is neither ignored nor used unasked."""
+    columns = list(rows[0]) if rows else []
+    if group in (None, "none"):
+        return ""
+    if group and group not in columns:
+        raise unknown_name(f"column of {path}", group, columns)
+    if group or "group" in columns:
+        return group or "group"
+    for name in columns:
+        values = [row[name] for row in rows if row[name]]
+        if SUBJECT.fullmatch(name) and len(set(values)) < len(values):
+            raise DataError(
+                f"The column '{name}' of {path} seems to name what {LEAK}. If so, say group={name} (--data-option "
+                f"group={name}); if the rows are independent, say group=none."
+            )
+    return ""
 
 
 def _names(classes: Sequence[str]) -> tuple[str, ...]:
@@ -84,9 +179,9 @@ def _names(classes: Sequence[str]) -> tuple[str, ...]:
     return tuple(map(str, classes))
 
 
-def _subgroups(rows: Rows) -> tuple[list[str], list[LeftOut]]:
+def _subgroups(rows: Rows, group: str) -> tuple[list[str], list[LeftOut]]:
     """Columns with few values; a column with a different value for each image is not a subgroup."""
-    kinds = [name for name in (rows[0] if rows else ()) if name and name not in (*REQUIRED, *OPTIONAL)]
+    kinds = [name for name in (rows[0] if rows else ()) if name and name not in (*REQUIRED, *OPTIONAL, group)]
     values = {kind: len({row[kind] for row in rows}) for kind in kinds}
     many = [kind for kind in kinds if values[kind] > min(MOST_SUBGROUPS, max(len(rows) // 2, 1))]
     left_out = [LeftOut(f"the column '{kind}'", f"{values[kind]} values are too many for a subgroup") for kind in many]
