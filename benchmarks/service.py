@@ -115,7 +115,7 @@ def write_pool(folder: Path, classes: tuple[str, ...]) -> None:
 def served(folder: Path, more: list[str]) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """`mergestream serve` in a process of its own, ended as an operator would."""
     line = [sys.executable, "-m", "mergestream", "serve", str(folder / "pool"), "--port", "0", "--rate", "0"]
-    line += ["--state", str(folder / "state"), "--guard", "fallback=none", *more]
+    line += ["--state", str(folder / "state"), "--guard", "fallback=none", "--abstain-on", "none", *more]
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(line, stderr=log, text=True)
     try:

@@ -19,7 +19,7 @@ from mergestream.serving.engine.settings import EngineSettings
 from mergestream.serving.guards.findings import GuardSettings
 
 # Pictures here are noise and experts nobody's: the guard rails would be right to step in.
-PLAIN = EngineSettings(guards=GuardSettings(fallback="none"))
+PLAIN = EngineSettings(guards=GuardSettings(fallback="none", abstain_on=()))
 
 
 def small_pool() -> ms.ExpertPool:

@@ -54,7 +54,13 @@ class RunningService:
     def __init__(self, pool: Path, state: Path, *more: str, wait: bool = True, **variables: str) -> None:
         self.state, self.log = state, state / "audit.jsonl"
         line = [sys.executable, "-m", "mergestream", "serve", str(pool), "--state", str(state), "--port", "0"]
-        line += ["--guard", "fallback=none", *more]  # noise is answered by the method, as in the Python interface
+        line += [
+            "--guard",
+            "fallback=none",
+            "--abstain-on",
+            "none",
+            *more,
+        ]  # noise is answered by the method, as in the Python interface
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
         self.process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=environment)
         self.said: list[str] = []
@@ -112,7 +118,9 @@ class LocalService:
         self._handler = _Lines(self.said, as_json=options.get("json_log", False))
         logging.getLogger("mergestream.serving").addHandler(self._handler)
         logging.getLogger("mergestream.serving").setLevel(logging.INFO)
-        chosen = ServeOptions(pool, port=0, state=state, **{"guards": ("fallback=none",), **options})
+        chosen = ServeOptions(
+            pool, port=0, state=state, **{"guards": ("fallback=none",), "abstain_on": "none", **options}
+        )
         self._thread = threading.Thread(target=self._serve, args=(chosen,), daemon=True)
         servers = self._servers
 

@@ -301,7 +301,8 @@ def test_the_safe_choice_answers_and_says_so(choice: str, pool: ms.ExpertPool, t
         "uniform": ms.create_method("mean", pool),
         "expert:brest": ms.create_method("single_expert", pool, expert="brest"),
     }[choice]
-    settings = EngineSettings(guards=GuardSettings(fallback=choice, fallback_on=("blank_pictures",), structure=-1))
+    guards = GuardSettings(fallback=choice, fallback_on=("blank_pictures",), structure=-1, abstain_on=())
+    settings = EngineSettings(guards=guards)
     black = [replace_pixels(each, 0) for each in batch(1)]
     with Service(tmp_path, pool, options={"momentum": 0.7}, settings=settings) as service:
         plain.step(images)
@@ -329,14 +330,14 @@ def replace_pixels(picture: Any, value: int) -> Any:
 def test_equal_experts_fall_back_by_default(tmp_path: Path) -> None:
     expert = make_experts(HandWritten)["lyon"]
     twins = ms.ExpertPool.from_modules({"a": expert, "b": expert}, classes=CLASSES, preprocessing=PREPROCESSING)
-    with Service(tmp_path, twins, settings=EngineSettings()) as service:
+    with Service(tmp_path, twins, settings=EngineSettings(guards=GuardSettings(abstain_on=()))) as service:
         answer = service.engine.answer("lyon", batch(0))
     assert "equal_entropies" in codes(answer.findings)
     assert answer.findings[-1].numbers == {"choice": "ensemble", "because": ["equal_entropies"]}
 
 
 def test_a_safe_choice_that_is_off_is_replaced_by_the_ensemble(pool: ms.ExpertPool, tmp_path: Path) -> None:
-    guards = GuardSettings(fallback="expert:brest", fallback_on=("structureless_pictures",))
+    guards = GuardSettings(fallback="expert:brest", fallback_on=("structureless_pictures",), abstain_on=())
     with Service(tmp_path, pool, settings=EngineSettings(guards=guards)) as service:
         service.engine.switch("brest", on=False)
         answer = service.engine.answer("lyon", batch(0))
@@ -355,7 +356,7 @@ def test_abstention_has_the_source_risk_beside_it(pool: ms.ExpertPool, tmp_path:
     for unknown in ({}, {"validation": None}, {"validation": {"risk_by_confidence": [1, 2]}}):
         assert source_risk(unknown, 0.6) == {"error": None, "coverage": None, "risk": None}
     told = pool.annotate("lyon", metrics=known)
-    guards = GuardSettings(fallback="none", abstain_below=0.5)
+    guards = GuardSettings(fallback="none", abstain_on=(), abstain_below=0.5)
     with Service(tmp_path, told, settings=EngineSettings(guards=guards)) as service:
         answer = service.engine.answer("lyon", batch(0, 12))
         undecided = [i for i, row in enumerate(answer.probabilities) if max(row) < 0.5]

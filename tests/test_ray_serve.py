@@ -22,8 +22,8 @@ from benching import write_pool
 from engines import Service as PlainService
 from engines import batch
 from mergestream.runtime.errors import InputError, UnknownNameError
+from mergestream.serving.answer_queue import OverloadedError
 from mergestream.serving.audit.log_verification import verify
-from mergestream.serving.micro_batching import OverloadedError
 from mergestream.serving.options import ServeOptions
 from mergestream.serving.replicas.ray_cluster import start_replicas
 from mergestream.serving.replicas.replicated_engine import ReplicatedEngine, place_of
@@ -58,7 +58,9 @@ def engines(folder: Path) -> Iterator[ReplicatedEngine]:
     pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'mergestream[scale-out]'")
     ray.init(address="local", num_cpus=64, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     options, guards = ("momentum=0.7",), ("fallback=none",)
-    request = ServeOptions(folder / "pool", state=folder / "state", options=options, guards=guards, replicas=2)
+    request = ServeOptions(
+        folder / "pool", state=folder / "state", options=options, guards=guards, abstain_on="none", replicas=2
+    )
     try:
         yield start_replicas(request)
     finally:

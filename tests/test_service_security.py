@@ -31,6 +31,7 @@ from dicoms import SECRET
 from engines import PLAIN, batch, small_pool
 from mergestream.cli import app as cli
 from mergestream.runtime.errors import InputError, MergestreamError
+from mergestream.serving.answer_queue import OverloadedError
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
 from mergestream.serving.engine.engine import Engine
 from mergestream.serving.http import server
@@ -39,7 +40,6 @@ from mergestream.serving.http.problems import OWN, PROBLEMS, ClientGone, Problem
 from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, ServiceLimits, body_of
 from mergestream.serving.http.tokens import ADMINISTRATOR, CLIENT, Tokens, create_token
 from mergestream.serving.http.uploads import files_of
-from mergestream.serving.micro_batching import OverloadedError
 from mergestream.serving.monitoring import Metrics
 from mergestream.serving.service import OpenEngine, Service
 from mergestream.serving.startup import JsonFormatter, ServeOptions, serve
@@ -334,7 +334,7 @@ def inside(service: Service, talk: Callable[[httpx.AsyncClient], Any], *, start:
 def test_a_fault_of_ours_is_told_by_its_request_id_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **more: object) -> None:
         raise RuntimeError(SECRET)
 
     monkeypatch.setattr(engine, "answer", fail)
@@ -431,9 +431,9 @@ def _noting(threads: set[int], function: Callable[..., Any]) -> Callable[..., An
 def test_an_answer_that_takes_too_long_is_given_up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = engine.answer
 
-    def slowly(*given: Any) -> Any:
+    def slowly(*given: Any, **more: Any) -> Any:
         time.sleep(0.5)
-        return answer(*given)
+        return answer(*given, **more)
 
     monkeypatch.setattr(engine, "answer", slowly)
 

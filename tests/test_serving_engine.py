@@ -148,6 +148,9 @@ class Failing:
             raise AuditError("The disk is full.")
         return self.audit.append(kind, body)
 
+    def append_all(self, kind: str, bodies: Any) -> list[dict[str, Any]]:
+        return [self.append(kind, body) for body in bodies]
+
 
 def test_a_step_that_cannot_be_logged_did_not_happen(pool: ms.ExpertPool, tmp_path: Path) -> None:
     method = ms.create_method("entropy_adaptive", pool, **MOVING)

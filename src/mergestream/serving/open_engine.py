@@ -9,7 +9,7 @@ import torch
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import one_of
-from mergestream.runtime.option_text import parse_options
+from mergestream.runtime.option_text import parse_options, parse_value
 from mergestream.serving.audit.keys import read_private_key
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
 from mergestream.serving.engine.engine import Engine
@@ -77,7 +77,7 @@ def engine_settings(options: ServeOptions) -> EngineSettings:
         one_of("guard", name, tuple(GuardSettings.__dataclass_fields__))
     if "fallback" in settings:  # here 'none' is a name
         settings["fallback"] = "none" if settings["fallback"] is None else str(settings["fallback"])
-    if isinstance(settings.get("fallback_on"), str):
-        settings["fallback_on"] = (settings["fallback_on"],)
+    if options.abstain_on is not None:
+        settings["abstain_on"] = parse_value(f"[{options.abstain_on}]") if options.abstain_on != "none" else ()
     guards = GuardSettings(**settings)
     return EngineSettings(guards=guards, most_streams=options.max_streams, weights_hash=options.weights_hash)

@@ -31,6 +31,20 @@ class ServeOptions:
             help="A setting of the guards, such as 'fallback=uniform' or 'abstain_below=0.6'; repeat for more.",
         ),
     ] = None
+    abstain_on: Annotated[
+        str | None,
+        typer.Option(
+            help="Codes of findings that leave an image undecided, separated by commas; none: no finding does.",
+            show_default="blank_pictures,structureless_pictures,near_uniform_entropies",
+        ),
+    ] = None
+    single_image_answers: Annotated[
+        bool | None,
+        typer.Option(
+            help="Answer each image from the stream's past and itself alone, never together with others.",
+            show_default="for /images, not for /batches",
+        ),
+    ] = None
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="that of the pool")
@@ -60,7 +74,12 @@ class ServeOptions:
         str | None, typer.Option(help="URL that gets a POST with a small JSON document when an alarm begins.")
     ] = None
     max_batch: Annotated[int, typer.Option(help="Largest batch of single images.", min=1)] = 32
-    max_wait_ms: Annotated[float, typer.Option(help="How long a single image waits for others.", min=0)] = 50.0
+    max_wait_ms: Annotated[
+        float, typer.Option(help="How long a single image waits for others, if they are answered together.", min=0)
+    ] = 50.0
+    longest_wait: Annotated[
+        float, typer.Option(help="Seconds; an image that would wait longer for its turn is refused.", min=0.1)
+    ] = 5.0
     max_streams: Annotated[int, typer.Option(help="Most streams per engine.", min=1)] = 64
     max_body_mib: Annotated[int, typer.Option(help="Largest request.", min=1)] = 256
     rate: Annotated[

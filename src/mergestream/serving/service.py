@@ -10,12 +10,12 @@ from weakref import WeakValueDictionary
 
 from mergestream.data.intake import Picture, read_uploads
 from mergestream.data.intake.decoder_pool import PLACES
+from mergestream.serving.answer_queue import AnswerQueue
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http.problems import Problem
 from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, ServiceLimits
 from mergestream.serving.http.tokens import Tokens
-from mergestream.serving.micro_batching import MicroBatcher
 from mergestream.serving.monitoring import Metrics, RecentSteps
 from mergestream.serving.open_engine import OpenEngine
 
@@ -59,12 +59,14 @@ class Service:
         self.webhook: Webhook | None = None
         self._open_engine = open_engine
         self._open: OpenEngine | None = None
-        self._batcher: MicroBatcher | None = None
-        self._engine_threads = ThreadPoolExecutor(1 if one_thread else threads, "engine")
+        threads = 1 if one_thread else threads
+        self._engine_threads = ThreadPoolExecutor(threads, "engine")
+        self._queue = AnswerQueue(self.answer, self.limits.queue, self._engine_threads, threads)
         self._decoders = ThreadPoolExecutor(2 * PLACES, "decoder")  # each waits for a decoding process
         self._administration = self._engine_threads if one_thread else ThreadPoolExecutor(1, "administration")
-        self._stream_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._images_waiting, self._log_checked_at = 0, 0.0
+        # Of each stream few files at a time, so that others' are decoded in between.
+        self._decoding: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._log_checked_at = 0.0
         self._add_gauges()
 
     @property
@@ -77,8 +79,7 @@ class Service:
         opened = await self._run(self._administration, self._open_engine, self.metrics)
         for time_of_line, answer in await self._run(self._administration, opened.engine.history):
             self.recent.add(answer, time_of_line)
-        self._batcher = MicroBatcher(self.answer, self.limits.batching, self._engine_threads)
-        self._open = opened
+        self._open, self._loop = opened, asyncio.get_running_loop()
         if self.folder is not None:
             self.folder.start()
 
@@ -87,8 +88,7 @@ class Service:
         self.closing = True
         if self.folder is not None:
             await asyncio.to_thread(self.folder.stop)
-        if self._batcher is not None:
-            await self._batcher.close()
+        await self._queue.close()
         await asyncio.to_thread(self._decoders.shutdown)
         if self._engine_threads is not self._administration:
             await asyncio.to_thread(self._engine_threads.shutdown)
@@ -100,38 +100,36 @@ class Service:
             if self.webhook is not None:
                 await asyncio.to_thread(self.webhook.close)
 
-    def answer(self, stream: str, pictures: Sequence[Picture]) -> Answer:
-        """Answer a batch in the calling thread, which must be one of the engine's."""
-        answer = self.open.engine.answer(stream, pictures)
-        self.metrics.step(answer)
-        self.recent.add(answer)
-        if self.webhook is not None:
-            self.webhook.send(stream, answer.begun)
+    def answer(self, stream: str, pictures: Sequence[Picture], single: bool = False) -> Answer:
+        """Answer a batch in the calling thread, which must be one of the engine's. `single`: image by image."""
+        answer = self.open.engine.answer(stream, pictures, single=single)
+        for step in answer.steps:
+            self.metrics.step(step)
+            self.recent.add(step)
+            if self.webhook is not None:
+                self.webhook.send(stream, step.begun)
         return answer
 
     def answer_from_thread(self, stream: str, pictures: Sequence[Picture]) -> Answer:
         """Answer a batch for a thread outside the event loop, and wait for it."""
-        return self._engine_threads.submit(self.answer, stream, pictures).result()
+        return asyncio.run_coroutine_threadsafe(self.answer_batch(stream, pictures), self._loop).result()
 
-    async def answer_batch(self, stream: str, pictures: Sequence[Picture]) -> Answer:
-        """Answer a batch after the stream's earlier ones, so that one stream occupies at most one thread."""
-        stream_lock = self._stream_locks.setdefault(stream, asyncio.Lock())
-        self._images_waiting += len(pictures)
-        try:
-            async with asyncio.timeout(self.limits.answer_seconds), stream_lock:
-                return await self._run(self._engine_threads, self.answer, stream, pictures)
-        finally:
-            self._images_waiting -= len(pictures)
+    async def answer_batch(self, stream: str, pictures: Sequence[Picture], *, single: bool = False) -> Answer:
+        """Answer a batch after the stream's earlier ones. `single`: each of its images by itself."""
+        async with asyncio.timeout(self.limits.answer_seconds):
+            return await self._queue.answer_batch(stream, pictures, single=single)
 
     async def answer_one(self, stream: str, picture: Picture) -> Answer:
-        """Answer one image, in a batch with others of its stream that arrive at the same time."""
-        assert self._batcher is not None
+        """Answer one image, from the stream's past and itself alone unless the settings say otherwise."""
         async with asyncio.timeout(self.limits.answer_seconds):
-            return await self._batcher.submit(stream, picture)
+            return await self._queue.answer_one(stream, picture)
 
-    async def decode(self, files: Sequence[bytes]) -> list[Picture]:
-        async with asyncio.timeout(self.limits.answer_seconds):
-            return await self._run(self._decoders, read_uploads, files, self.limits.intake)
+    async def decode(self, stream: str, files: Sequence[bytes]) -> list[Picture]:
+        """Decode the files of a request. They count as waiting already."""
+        turn = self._decoding.setdefault(stream, asyncio.Semaphore(PLACES))
+        with self._queue.counted(stream, len(files)):
+            async with asyncio.timeout(self.limits.answer_seconds), turn:
+                return await self._run(self._decoders, read_uploads, files, self.limits.intake)
 
     async def change(self, what: str, caller: Any, function: Callable[[], T]) -> T:
         """Make an administrator's change after logging whose token asked for it. Changes run one at a time."""
@@ -177,10 +175,7 @@ class Service:
         def streams() -> int:
             return 0 if self._open is None else len(self._open.engine.streams())
 
-        def waiting() -> int:
-            return self._images_waiting + (0 if self._batcher is None else len(self._batcher))
-
-        self.metrics.add_gauge("queue_length", "Images waiting or in progress.", waiting)
+        self.metrics.add_gauge("queue_length", "Images waiting or in progress.", lambda: len(self._queue))
         self.metrics.add_gauge("streams", "Streams that the service keeps.", streams)
         self.metrics.add_gauge("held_bytes", "Bytes held by requests.", lambda: self.held.total)
         self.metrics.add_gauge("requests_under_way", "Requests in progress.", lambda: self.requests_in_progress)

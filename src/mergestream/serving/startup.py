@@ -9,12 +9,12 @@ from mergestream.data.intake.limits import MEBIBYTE
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import make_folder
 from mergestream.runtime.option_text import parse_options
+from mergestream.serving.answer_queue import QueueSettings
 from mergestream.serving.audit.keys import read_private_key
 from mergestream.serving.http.gate import is_loopback
 from mergestream.serving.http.request_limits import ServiceLimits
 from mergestream.serving.http.server import run
 from mergestream.serving.http.tokens import Tokens
-from mergestream.serving.micro_batching import BatchingSettings
 from mergestream.serving.monitoring import Metrics, timestamp
 from mergestream.serving.open_engine import OpenEngine, engine_settings, open_engine, with_device
 from mergestream.serving.options import ServeOptions
@@ -76,8 +76,25 @@ def _limits(options: ServeOptions) -> ServiceLimits:
         body_bytes=options.max_body_mib * MEBIBYTE,
         rate=options.rate,
         burst=max(1, round(2 * options.rate)),
-        batching=BatchingSettings(count=options.max_batch, seconds=options.max_wait_ms / 1000),
+        queue=QueueSettings(
+            single=_single(options),
+            count=options.max_batch,
+            seconds=options.max_wait_ms / 1000,
+            longest_wait=options.longest_wait,
+        ),
     )
+
+
+def _single(options: ServeOptions) -> bool | None:
+    """Whether each image is answered by itself; refused where a method has no answer to one image alone."""
+    if not dict(parse_options(options.options or ())).get("recalibrate_bn"):
+        return options.single_image_answers
+    if options.single_image_answers:
+        raise InputError(
+            "With recalibrate_bn=true the statistics of a batch are estimated from its images: one image alone has no "
+            "defined answer. Leave out --single-image-answers, or recalibrate_bn."
+        )
+    return False
 
 
 def _require_safe(options: ServeOptions) -> None:

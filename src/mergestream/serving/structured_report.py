@@ -7,6 +7,7 @@ be empty (type 2) are empty, since the service never reads names. The archive fi
 import io
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import pydicom
 from pydicom.dataset import Dataset, FileMetaDataset
@@ -17,6 +18,8 @@ from mergestream.runtime.errors import InputError
 from mergestream.serving.engine.answers import Answer
 
 NOTICE = "For research, not a medical device."
+ALONE = "Answered from this image and the stream's earlier ones alone."
+TOGETHER = "Answered together with other images: beside others the same image may get another answer."
 SCHEME = "99MERGESTREAM"
 TITLE = ("title", "Answer of a merged model")
 EMPTY = (
@@ -30,7 +33,7 @@ def write_report(picture: Picture, answer: Answer, row: int, when: datetime | No
     source = _require_source(picture)
     report = _document(source, (when or datetime.now(UTC)).astimezone(UTC))
     report.CurrentRequestedProcedureEvidenceSequence = [_evidence(source)]
-    report.ContentSequence = _content(picture, source, answer, row)
+    report.ContentSequence = _content(picture, source, answer.of(row))
     written = io.BytesIO()
     pydicom.dcmwrite(written, report, enforce_file_format=True)
     return written.getvalue()
@@ -54,21 +57,24 @@ def _require_source(picture: Picture) -> DicomSource:
     return source
 
 
+def _dataset(**elements: Any) -> Dataset:
+    dataset = Dataset()
+    for keyword, value in elements.items():
+        setattr(dataset, keyword, value)
+    return dataset
+
+
 def _document(source: DicomSource, when: datetime) -> Dataset:
     """The modules around the content: patient and study, series, equipment, document."""
-    report = Dataset()
+    report = _dataset(**dict.fromkeys(EMPTY, ""), SpecificCharacterSet="ISO_IR 192", TimezoneOffsetFromUTC="+0000")
     report.file_meta = FileMetaDataset()
     report.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    report.SpecificCharacterSet = "ISO_IR 192"
     report.SOPClassUID, report.SOPInstanceUID = ComprehensiveSRStorage, generate_uid(prefix=None)
-    for keyword in EMPTY:
-        setattr(report, keyword, "")
     report.StudyInstanceUID, report.SeriesInstanceUID = source.study_uid, generate_uid(prefix=None)
     report.Modality, report.SeriesNumber, report.InstanceNumber = "SR", 1, 1
     report.ReferencedPerformedProcedureStepSequence, report.PerformedProcedureCodeSequence = [], []
     report.CompletionFlag, report.VerificationFlag = "COMPLETE", "UNVERIFIED"
     report.ContentDate, report.ContentTime = f"{when:%Y%m%d}", f"{when:%H%M%S.%f}"
-    report.TimezoneOffsetFromUTC = "+0000"
     report.ValueType, report.ContinuityOfContent = "CONTAINER", "SEPARATE"
     report.ConceptNameCodeSequence = [_code(*TITLE)]
     return report
@@ -76,30 +82,33 @@ def _document(source: DicomSource, when: datetime) -> Dataset:
 
 def _evidence(source: DicomSource) -> Dataset:
     """Which study and series the image is from."""
-    series, study = Dataset(), Dataset()
-    series.SeriesInstanceUID, series.ReferencedSOPSequence = source.series_uid, [_reference(source)]
-    study.StudyInstanceUID, study.ReferencedSeriesSequence = source.study_uid, [series]
-    return study
+    series = _dataset(SeriesInstanceUID=source.series_uid, ReferencedSOPSequence=[_reference(source)])
+    return _dataset(StudyInstanceUID=source.study_uid, ReferencedSeriesSequence=[series])
 
 
 def _reference(source: DicomSource, frame: int | None = None) -> Dataset:
-    reference = Dataset()
-    reference.ReferencedSOPClassUID, reference.ReferencedSOPInstanceUID = source.sop_class_uid, source.sop_instance_uid
-    if frame is not None:
-        reference.ReferencedFrameNumber = frame
-    return reference
+    uids = {"ReferencedSOPClassUID": source.sop_class_uid, "ReferencedSOPInstanceUID": source.sop_instance_uid}
+    return _dataset(**uids, **({} if frame is None else {"ReferencedFrameNumber": frame}))
 
 
-def _content(picture: Picture, source: DicomSource, answer: Answer, row: int) -> Sequence[Dataset]:
-    probabilities = zip(answer.classes, answer.probabilities[row], strict=True)
+def _content(picture: Picture, source: DicomSource, answer: Answer) -> Sequence[Dataset]:
+    """The answer to one image. Where the service abstains, no class is shown, not even by its probability."""
+    probabilities = zip(answer.classes, answer.probabilities[0], strict=True)
     coefficients = zip(answer.experts, answer.encoder_coefficients or (), strict=False)
-    image = _item("IMAGE", "image", "Image that was classified")
-    image.ReferencedSOPSequence = [_reference(source, picture.frame)]
+    reference = [_reference(source, picture.frame)]
+    findings = [finding for finding in answer.findings if finding.concerns(answer.position or 0)]
+    result = _text("predicted", "Predicted class", answer.predictions[0] or "undecided")
+    classes = [_named("class", name, "probability", number) for name, number in probabilities]
+    if answer.abstained:
+        reasons = ", ".join(answer.abstained[0])
+        result, classes = _text("no_result", "No result", f"The service abstains: {reasons}."), []
     return [
         _text("notice", "Notice", NOTICE),
-        image,
-        _text("predicted", "Predicted class", answer.predictions[row] or "undecided"),
-        *(_named("class", name, "probability", number) for name, number in probabilities),
+        _item("IMAGE", "image", "Image that was classified", ReferencedSOPSequence=reference),
+        result,
+        *classes,
+        *(_text("finding", "Finding", f"{each.severity}: {each.code}: {each.sentence}") for each in findings),
+        _text("dependence", "Dependence on other images", ALONE if answer.batch_size == 1 else TOGETHER),
         *(_named("expert", name, "coefficient", number) for name, number in coefficients if number is not None),
         _text("pool", "sha-256 of the pool", answer.pool_sha256),
         _text("model", "sha-256 of the merged model", answer.weights_sha256 or "none: no single merged model answered"),
@@ -107,36 +116,25 @@ def _content(picture: Picture, source: DicomSource, answer: Answer, row: int) ->
     ]
 
 
-def _item(value_type: str, value: str, meaning: str) -> Dataset:
-    item = Dataset()
-    item.RelationshipType, item.ValueType = "CONTAINS", value_type
-    item.ConceptNameCodeSequence = [_code(value, meaning)]
-    return item
+def _item(value_type: str, value: str, meaning: str, **elements: Any) -> Dataset:
+    name = [_code(value, meaning)]
+    return _dataset(RelationshipType="CONTAINS", ValueType=value_type, ConceptNameCodeSequence=name, **elements)
 
 
 def _text(value: str, meaning: str, text: str) -> Dataset:
-    item = _item("TEXT", value, meaning)
-    item.TextValue = text
-    return item
-
-
-def _number(value: str, meaning: str, number: float) -> Dataset:
-    item, measured = _item("NUM", value, meaning), Dataset()
-    measured.NumericValue = f"{number:.10g}"
-    measured.MeasurementUnitsCodeSequence = [_code("1", "no units", "UCUM")]
-    item.MeasuredValueSequence = [measured]
-    return item
+    return _item("TEXT", value, meaning, TextValue=text)
 
 
 def _named(kind: str, name: str, quantity: str, number: float) -> Dataset:
     """A number and what it belongs to, as one container: a code must mean the same in every report."""
-    container = _item("CONTAINER", kind, kind.capitalize())
-    container.ContinuityOfContent = "SEPARATE"
-    container.ContentSequence = [_text("name", "Name", name), _number(quantity, quantity.capitalize(), number)]
-    return container
+    units = [_code("1", "no units", "UCUM")]
+    measured = _dataset(NumericValue=f"{number:.10g}", MeasurementUnitsCodeSequence=units)
+    content = [
+        _text("name", "Name", name),
+        _item("NUM", quantity, quantity.capitalize(), MeasuredValueSequence=[measured]),
+    ]
+    return _item("CONTAINER", kind, kind.capitalize(), ContinuityOfContent="SEPARATE", ContentSequence=content)
 
 
 def _code(value: str, meaning: str, scheme: str = SCHEME) -> Dataset:
-    code = Dataset()
-    code.CodeValue, code.CodingSchemeDesignator, code.CodeMeaning = value, scheme, meaning
-    return code
+    return _dataset(CodeValue=value, CodingSchemeDesignator=scheme, CodeMeaning=meaning)

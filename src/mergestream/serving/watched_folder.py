@@ -16,6 +16,7 @@ from pathlib import Path
 from mergestream.data.intake import IntakeError, Limits, Picture, read_upload
 from mergestream.runtime.errors import InputError, MergestreamError, OutputError
 from mergestream.runtime.files import make_folder
+from mergestream.serving.answer_queue import ClosingError, OverloadedError
 from mergestream.serving.dropbox import Dropbox, ImageAnswer, Incoming
 from mergestream.serving.http.routes.image_routes import answer_document
 from mergestream.serving.service import Service
@@ -144,7 +145,7 @@ class _Watcher:
             answers = self._answer(pictures)
             if len(answers) != len(pictures):
                 raise RuntimeError(f"{len(pictures)} pictures got {len(answers)} answers")
-        except OutputError as error:  # for example a full disk
+        except (OutputError, OverloadedError, ClosingError) as error:  # for example a full disk
             self._retry_later([incoming.name for incoming in batch], error)
         except Exception as error:
             if len(batch) > 1:

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Condition
 from typing import TYPE_CHECKING, Any, Self
@@ -98,11 +98,16 @@ class AuditLog:
 
     def append(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Write one line and return it once it is on disk. AuditError: it is not, so no answer may leave."""
-        entry = _Entry(checked_kind(kind), encoded_body(body))
+        return self.append_all(kind, [body])[0]
+
+    def append_all(self, kind: str, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Write lines together and return them once they are on disk. AuditError: none of them is."""
+        entries = [_Entry(checked_kind(kind), encoded_body(body)) for body in bodies]
         try:
-            return self._appended(entry)
+            return self._appended(entries)
         finally:
-            self._on_append(entry.line is not None)
+            for entry in entries:
+                self._on_append(entry.line is not None)
 
     def close(self) -> None:
         """Finish what is being written and release the log."""
@@ -116,9 +121,10 @@ class AuditLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _appended(self, entry: _Entry) -> dict[str, Any]:
+    def _appended(self, entries: Sequence[_Entry]) -> list[dict[str, Any]]:
+        entry = entries[-1]  # all are in one group, so they are written or fail together
         with self._turn:
-            self._waiting.append(entry)
+            self._waiting += entries
             # The first thread writes for all that wait; the others wake up when their line is written.
             self._turn.wait_for(lambda: not (entry.waits and self._writing))
             group = self._waiting if entry.waits else []
@@ -131,8 +137,7 @@ class AuditLog:
                 f"The audit log {self.path} cannot be written ({_why(entry.failure)}). "
                 "Free some space or repair the disk; the log then continues by itself."
             ) from entry.failure
-        written: dict[str, Any] = json.loads(entry.line)
-        return written
+        return [json.loads(entry.line or "") for entry in entries]
 
     def _commit(self, group: list[_Entry]) -> None:
         try:
@@ -188,7 +193,7 @@ class AuditLog:
     def _record_torn_ends(self) -> None:
         for torn in unrecorded_torn_ends(self.path):
             body = {"torn_bytes": torn.bytes, "torn_sha256": torn.sha256}
-            line = self._appended(_Entry(RECOVERED, canonical(body)))
+            (line,) = self._appended([_Entry(RECOVERED, canonical(body))])
             torn.rename_as_recorded(self.path, line["sequence"])
             flush_folder(self.path.parent)
             log.warning("a torn end of %d bytes was moved aside from the audit log", torn.bytes)
@@ -211,6 +216,9 @@ class NoAuditLog:
 
     def append(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         return {}
+
+    def append_all(self, kind: str, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        return [self.append(kind, body) for body in bodies]
 
     def close(self) -> None:
         pass

@@ -1,20 +1,23 @@
 """The answer to a caller, and the numbers of the same step for its audit line."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-import torch
 
 from mergestream.data.intake.pictures import Picture
 from mergestream.pool.expert_pool import ExpertPool, sha256_of_tensor
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.service_step import Outcome
 from mergestream.serving.guards.alarms import Alarm
-from mergestream.serving.guards.batch_guards import abstained
-from mergestream.serving.guards.findings import RESTARTED, WARNING, Finding, GuardSettings
+from mergestream.serving.guards.batch_guards import Abstained
+from mergestream.serving.guards.findings import LOW_CONFIDENCE, RESTARTED, WARNING, Finding, GuardSettings
 
 PerExpert = list[float | None] | None  # one number per expert of the pool, switched off or not
+# What an answer takes from the audit line of its step.
+SHARED = (
+    "stream", "step", "encoder_coefficients", "head_coefficients", "entropy", "consistency", "head_expert",
+    "pool_sha256", "weights_sha256", "seconds",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,53 +42,73 @@ class Answer:
     abstention: dict[str, Any] | None
     audit: dict[str, Any]  # sequence and hash of the line that holds this step
     seconds: float
-    batch_size: int
+    batch_size: int  # images that were answered together
     position: int | None = None  # of one picture in the batch it was answered with
+    abstained: Abstained = field(default_factory=dict)
     begun: tuple[Alarm, ...] = ()  # alarms of the stream that began with this step
+    singles: tuple["Answer", ...] = ()  # of pictures that were answered one by one: the answer to each
+
+    @property
+    def steps(self) -> tuple["Answer", ...]:
+        """One answer per step of the stream."""
+        return self.singles or (self,)
 
     def of(self, position: int) -> "Answer":
         """The answer to one picture: its own row, and what all pictures of its batch share."""
+        if self.singles:
+            return self.singles[position].of(0)
         own = slice(position, position + 1)
         return replace(
-            self, predictions=self.predictions[own], probabilities=self.probabilities[own], position=position
+            self,
+            predictions=self.predictions[own],
+            probabilities=self.probabilities[own],
+            abstained={0: self.abstained[position]} if position in self.abstained else {},
+            position=position,
+        )
+
+    @classmethod
+    def of_singles(cls, answers: Sequence["Answer"]) -> "Answer":
+        """The answer to pictures that were answered one by one. Without numbers of a model: each had another."""
+        if len(answers) == 1:
+            return answers[0]
+        last, findings = answers[-1], {finding.code: finding for answer in answers for finding in answer.findings}
+        undecided = {i: answer.abstained[0] for i, answer in enumerate(answers) if answer.abstained}
+        return replace(
+            last,
+            predictions=tuple(answer.predictions[0] for answer in answers),
+            probabilities=tuple(answer.probabilities[0] for answer in answers),
+            encoder_coefficients=None,
+            head_coefficients=None,
+            entropy=None,
+            consistency=None,
+            head_expert=None,
+            weights_sha256=None,
+            findings=tuple(findings.values()),
+            abstained=undecided,
+            abstention=last.abstention and {**last.abstention, "pictures": len(undecided)},
+            seconds=sum(answer.seconds for answer in answers),
+            singles=tuple(answers),
         )
 
 
-def answer_of(
-    stream: str,
-    step: int,
-    lineup: Lineup,
-    outcome: Outcome,
-    settings: GuardSettings,
-    line: Mapping[str, Any],
-    seconds: float,
-    restart: str | None = None,
-) -> Answer:
-    """The answer to the caller, once `line` is in the log. `restart`: why the averages started anew."""
-    probabilities = torch.softmax(outcome.logits, dim=-1)
-    undecided = set(abstained(outcome.logits, settings))
-    classes = lineup.pool.classes
-    predictions = outcome.logits.argmax(dim=-1).tolist()
+def logged_answer(body: Mapping[str, Any], classes: Sequence[str]) -> Answer:
+    """The answer of a step as far as its audit line holds it: without probabilities."""
+    names = [classes[number] if number < len(classes) else None for number in body["predictions"]]
+    reasons = body.get("abstained_because", [[LOW_CONFIDENCE]] * len(body["abstained"]))
+    undecided = dict(zip(body["abstained"], reasons, strict=True))
+    restart = [restarted(body["restarted"])] if body.get("restarted") else []
     return Answer(
-        stream=stream,
-        step=step,
-        classes=classes,
-        predictions=tuple(None if i in undecided else classes[c] for i, c in enumerate(predictions)),
-        probabilities=tuple(map(tuple, probabilities.tolist())),
-        experts=lineup.pool.names,
-        switched_off=lineup.off,
-        encoder_coefficients=lineup.spread(outcome.encoder_coefficients, 0.0),
-        head_coefficients=lineup.spread(outcome.head_coefficients, 0.0),
-        entropy=lineup.spread(outcome.step.entropy, None),
-        consistency=lineup.spread(outcome.step.consistency, None),
-        head_expert=outcome.head_expert,
-        pool_sha256=lineup.identity["pool_sha256"],
-        weights_sha256=outcome.weights_sha256,
-        findings=(*([restarted(restart)] if restart else []), *outcome.findings),
-        abstention=_abstention(len(undecided), lineup.pool, settings),
-        audit={name: line.get(name) for name in ("sequence", "hash")},
-        seconds=seconds,
-        batch_size=len(predictions),
+        **{name: body[name] for name in SHARED},
+        classes=tuple(classes),
+        predictions=tuple(None if place in undecided else name for place, name in enumerate(names)),
+        probabilities=(),
+        experts=tuple(body["experts"]),
+        switched_off=tuple(body["switched_off"]),
+        findings=(*restart, *(Finding(**each) for each in body["findings"])),
+        abstention=None,
+        audit={},
+        batch_size=len(names),
+        abstained=undecided,
     )
 
 
@@ -112,13 +135,15 @@ def measured(outcome: Outcome, lineup: Lineup, settings: GuardSettings) -> dict[
         "weights_sha256": outcome.weights_sha256,
         "logits_sha256": sha256_of_tensor(outcome.logits),
         "predictions": outcome.logits.argmax(dim=-1).tolist(),
-        "abstained": abstained(outcome.logits, settings),
+        "abstained": list(outcome.abstained),
+        # Lines of versions that knew only the threshold do not have it.
+        **({"abstained_because": list(outcome.abstained.values())} if settings.abstain_on else {}),
         "fallback": outcome.fallback,
         "findings": [finding.to_json() for finding in outcome.findings],
     }
 
 
-def _abstention(undecided: int, pool: ExpertPool, settings: GuardSettings) -> dict[str, Any] | None:
+def abstention_of(undecided: int, pool: ExpertPool, settings: GuardSettings) -> dict[str, Any] | None:
     if settings.abstain_below is None:
         return None
     risks = {card.name: source_risk(card.metrics, settings.abstain_below) for card in pool.cards}
@@ -142,14 +167,16 @@ def source_risk(metrics: Mapping[str, Any], threshold: float) -> dict[str, float
     accuracy = validation.get("accuracy")
     row = _row_at(validation.get("risk_by_confidence"), threshold)
     return {
-        "error": 1 - accuracy if isinstance(accuracy, float | int) else None,
+        "error": 1 - accuracy if isinstance(accuracy, float | int) and not isinstance(accuracy, bool) else None,
         "coverage": None if row is None else row[1],
         "risk": None if row is None else row[2],
     }
 
 
 def _row_at(rows: Any, threshold: float) -> Sequence[float] | None:
-    if not isinstance(rows, list) or not all(isinstance(row, list | tuple) and len(row) == 3 for row in rows):
+    """None where a card holds anything but rows of three numbers."""
+    is_table = isinstance(rows, list) and all(isinstance(row, list) and len(row) == 3 for row in rows)
+    if not is_table or not all(type(value) in (int, float) for row in rows for value in row):
         return None
     return next((row for row in sorted(rows) if row[0] >= threshold), None)
 

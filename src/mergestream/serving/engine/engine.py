@@ -10,9 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import torch
 
 from mergestream.data.intake.pictures import Picture
 from mergestream.methods import create_method
@@ -20,7 +22,7 @@ from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, OutputError, PoolError
 from mergestream.serving.audit.lines import now
-from mergestream.serving.engine.answers import Answer, answer_of, input_of, measured
+from mergestream.serving.engine.answers import Answer, abstention_of, input_of, logged_answer, measured
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.persistence import (
     ACKNOWLEDGED,
@@ -44,9 +46,14 @@ log = logging.getLogger(__name__)
 
 
 class Audit(Protocol):
-    """The audit log: a line is on disk when `append` returns it; AuditError means that it is not."""
+    """The audit log: a line is on disk when `append` returns it; AuditError means that it is not.
+
+    Of several lines either all are on disk or none.
+    """
 
     def append(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+
+    def append_all(self, kind: str, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]: ...
 
 
 class Engine:
@@ -80,7 +87,7 @@ class Engine:
             self._lineup = Lineup(pool, method, whole, [name for name in off if name in pool.names])
             about = {
                 **self._circumstances(self._lineup),
-                **self._limits(),
+                **{name: getattr(self.settings, name) for name in ("most_streams", "most_images")},
                 "classes": list(pool.classes),
                 "streams": self._restore(earlier),
             }
@@ -94,21 +101,23 @@ class Engine:
         """Pool, method and switched-off experts for the next batch."""
         return self._lineup
 
-    def answer(self, stream: str, pictures: Sequence[Picture]) -> Answer:
-        """Answer the next batch of a stream. After an error the stream is as it was before."""
+    def answer(self, stream: str, pictures: Sequence[Picture], *, single: bool = False) -> Answer:
+        """Answer the next batch of a stream. After an error the stream is as it was before.
+
+        `single`: each picture is a step of its own, in order, answered from the steps before it and itself alone.
+        """
         if not 1 <= len(pictures) <= self.settings.most_images:
             raise InputError(f"A batch holds 1 to {self.settings.most_images} pictures; got {len(pictures)}.")
+        batches = [[picture] for picture in pictures] if single else [pictures]
         with self._registry.held(stream, create=True) as held:
+            steps = self._steps(held, batches)
             started = time.perf_counter()
-            done = self._step(held, pictures)
-            body = self._body(held, done, pictures)
-            line = self._audit.append(STEP, {**body, "seconds": time.perf_counter() - started})
-            held.answered(done.outcome.state, len(pictures))
+            lines = self._audit.append_all(STEP, [step.body for step in steps])
+            held.answered(steps[-1].outcome.state, len(steps), len(pictures))
             self._save(held)
-            guards, seconds = self.settings.guards, time.perf_counter() - started
-            answer = answer_of(stream, held.steps - 1, done.lineup, done.outcome, guards, line, seconds, done.restarted)
-            held.alarms = alarms_after(held.alarms, answer.findings, answer.step, line.get("time") or now())
-            return replace(answer, begun=tuple(alarm for alarm in held.alarms if alarm.step == answer.step))
+            written = time.perf_counter() - started
+            answers = [self._answer(held, *each, written) for each in zip(steps, lines, strict=True)]
+            return Answer.of_singles(answers) if single else answers[0]
 
     def history(self) -> list[LoggedAnswer]:
         """The last answers of an earlier process, as far as the log holds them."""
@@ -173,39 +182,51 @@ class Engine:
         """Release the state folder; every state is in it already."""
         self._folder.close()
 
-    def _step(self, stream: ServedStream, pictures: Sequence[Picture]) -> "_Computed":
-        with self._compute:
-            lineup = self._lineup
-            before, reason = StreamState.start(lineup), stream.restarted
-            if stream.state is not None:
-                before, reason = stream.state.on(lineup)
-            outcome = take_step(lineup, before, pictures, self.settings.guards, self.settings.weights_hash)
-        return _Computed(lineup, before, outcome, reason)
+    def _steps(self, stream: ServedStream, batches: Sequence[Sequence[Picture]]) -> "list[_Computed]":
+        """Compute the next steps of a stream. Other streams may compute in between."""
+        state, images, steps = stream.state, stream.images, list[_Computed]()
+        for number, pictures in enumerate(batches, start=stream.steps):
+            started = time.perf_counter()
+            with self._compute:
+                lineup = self._lineup
+                before, reason = (StreamState.start(lineup), stream.restarted) if state is None else state.on(lineup)
+                outcome = take_step(lineup, before, pictures, self.settings.guards, self.settings.weights_hash)
+            state, images = outcome.state, images + len(pictures)
+            body = {
+                "stream": stream.name,
+                "step": number,
+                "images_so_far": images,
+                "inputs": [input_of(picture) for picture in pictures],
+                **self._circumstances(lineup),
+                "graph": outcome.step.graph,
+                "restarted": reason,
+                "state_before": before.in_line,
+                "state_after": state.in_line,
+                **measured(outcome, lineup, self.settings.guards),
+                "seconds": time.perf_counter() - started,
+            }
+            steps.append(_Computed(lineup, outcome, body))
+        return steps
 
-    def _body(self, stream: ServedStream, done: "_Computed", pictures: Sequence[Picture]) -> dict[str, Any]:
-        """The audit line of a step. It holds pictures as hashes only."""
-        lineup = done.lineup
-        return {
-            "stream": stream.name,
-            "step": stream.steps,
-            "images_so_far": stream.images + len(pictures),
-            "inputs": [input_of(picture) for picture in pictures],
-            **self._circumstances(lineup),
-            "graph": done.outcome.step.graph,
-            "restarted": done.restarted,
-            "state_before": done.before.in_line,
-            "state_after": done.outcome.state.in_line,
-            **measured(done.outcome, lineup, self.settings.guards),
-        }
+    def _answer(self, stream: ServedStream, step: "_Computed", line: Mapping[str, Any], written: float) -> Answer:
+        """The answer to a step whose line is in the log; the stream's alarms after it."""
+        pool, outcome = step.lineup.pool, step.outcome
+        answer = logged_answer(step.body, pool.classes)
+        stream.alarms = alarms_after(stream.alarms, answer.findings, answer.step, line.get("time") or now())
+        return replace(
+            answer,
+            probabilities=tuple(map(tuple, torch.softmax(outcome.logits, dim=-1).tolist())),
+            abstention=abstention_of(len(outcome.abstained), pool, self.settings.guards),
+            audit={name: line.get(name) for name in ("sequence", "hash")},
+            seconds=answer.seconds + written,
+            begun=tuple(alarm for alarm in stream.alarms if alarm.step == answer.step),
+        )
 
     def _circumstances(self, lineup: Lineup) -> dict[str, Any]:
         """All that a step's numbers depend on beside pictures and state."""
         about = {**lineup.identity, "experts": list(lineup.pool.names), "switched_off": list(lineup.off)}
         settings = {"guards": self.settings.guards.to_json(), "weights_hash": self.settings.weights_hash}
         return {**about, **settings, "versions": self._versions, **environment(lineup.pool)}
-
-    def _limits(self) -> dict[str, Any]:
-        return {name: value for name, value in self.settings.to_json().items() if name.startswith("most_")}
 
     def _use(self, lineup: Lineup) -> None:
         with self._compute:
@@ -245,14 +266,12 @@ class Engine:
         return [{"stream": each.name, "steps": each.steps, "restarted": each.restarted} for each in streams]
 
 
-@dataclass(frozen=True)
-class _Computed:
-    """A step that was computed and is not in the log yet."""
+class _Computed(NamedTuple):
+    """A step that was computed and is not in the log yet. `body`: its audit line, which has pictures as hashes only."""
 
     lineup: Lineup
-    before: StreamState
     outcome: Outcome
-    restarted: str | None
+    body: dict[str, Any]
 
 
 def _ready(lineup: Lineup) -> Lineup:

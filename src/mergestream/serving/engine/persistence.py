@@ -29,11 +29,10 @@ from typing import Any
 from mergestream.runtime.errors import CheckpointError, OutputError
 from mergestream.runtime.files import error_text, make_folder, read_json, sha256_of_json, write_json
 from mergestream.serving.audit.lines import rotated_file, rotated_numbers
-from mergestream.serving.engine.answers import Answer, restarted
+from mergestream.serving.engine.answers import Answer, logged_answer
 from mergestream.serving.engine.registry import NAME
 from mergestream.serving.engine.state_encoding import is_whole
 from mergestream.serving.guards.alarms import Alarm, acknowledge, alarms_after
-from mergestream.serving.guards.findings import Finding
 
 SCHEMA_VERSION = 1
 STEP, RESET, DELETED, SWITCHED = "step", "stream_reset", "stream_deleted", "expert_switched"
@@ -77,7 +76,7 @@ class Recovery:
         name = body["stream"]
         if kind == STEP:
             self.streams[name] = _after_step(body, self._saved.get(name))
-            answer = _logged_answer(body, self._classes)
+            answer = logged_answer(body, self._classes)
             self._answers.setdefault(name, deque(maxlen=HISTORY)).append((line["time"], answer))
             self.alarms[name] = alarms_after(self.alarms.get(name), answer.findings, answer.step, line["time"])
         elif kind == RESET:
@@ -99,33 +98,6 @@ def _after_step(body: Mapping[str, Any], on_disk: Saved | None) -> Saved:
     if saved is not None and sha256_of_json(saved) == state["sha256"]:
         return {**stream, "state": saved}
     return {**stream, "lost": "the service ended before its last state was on disk."}
-
-
-def _logged_answer(body: Mapping[str, Any], classes: Sequence[str]) -> Answer:
-    """The answer of a step as far as its line holds it: without probabilities."""
-    names = [None if number >= len(classes) else classes[number] for number in body["predictions"]]
-    findings = [Finding(**each) for each in body["findings"]]
-    return Answer(
-        stream=body["stream"],
-        step=body["step"],
-        classes=tuple(classes),
-        predictions=tuple(None if place in body["abstained"] else name for place, name in enumerate(names)),
-        probabilities=(),
-        experts=tuple(body["experts"]),
-        switched_off=tuple(body["switched_off"]),
-        encoder_coefficients=body["encoder_coefficients"],
-        head_coefficients=body["head_coefficients"],
-        entropy=body["entropy"],
-        consistency=body["consistency"],
-        head_expert=body["head_expert"],
-        pool_sha256=body["pool_sha256"],
-        weights_sha256=body["weights_sha256"],
-        findings=(*([restarted(body["restarted"])] if body.get("restarted") else []), *findings),
-        abstention=None,
-        audit={},
-        seconds=body["seconds"],
-        batch_size=len(names),
-    )
 
 
 def recent_lines(path: Path) -> Iterator[dict[str, Any]]:

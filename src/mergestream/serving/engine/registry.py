@@ -34,8 +34,8 @@ class ServedStream:
     def describe(self) -> dict[str, Any]:
         return {"stream": self.name, "steps": self.steps, "images": self.images, "alarms": self.alarms}
 
-    def answered(self, state: StreamState, images: int) -> None:
-        self.state, self.steps, self.images = state, self.steps + 1, self.images + images
+    def answered(self, state: StreamState, steps: int, images: int) -> None:
+        self.state, self.steps, self.images = state, self.steps + steps, self.images + images
         self.restarted = None
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,11 +16,20 @@ from mergestream.runtime.files import sha256_of_json
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.stream_state import StreamState
 from mergestream.serving.guards import findings as codes
-from mergestream.serving.guards.batch_guards import Seen, abstention, look_at_batch
+from mergestream.serving.guards.batch_guards import Abstained, Seen, abstained, abstention, look_at_batch
 from mergestream.serving.guards.findings import Finding, GuardSettings
 from mergestream.serving.guards.stream_guards import look_at_stream, remember
 
 WEIGHTS, RECIPE = "weights", "recipe"  # what the hash of the merged model is taken of
+
+
+class ModelReply(NamedTuple):
+    """Who answered, the method or a fallback: logits [B,C], coefficients [K'] and weights [P] of the model."""
+
+    logits: Tensor
+    encoder: Tensor | None
+    head: Tensor | None
+    weights: Tensor | None  # None: no single model
 
 
 @dataclass(frozen=True)
@@ -34,18 +43,9 @@ class Outcome:
     head_expert: str | None
     weights_sha256: str | None
     findings: tuple[Finding, ...]
+    abstained: Abstained  # undecided images, and why
     fallback: str | None
     state: StreamState  # of the stream after it
-
-
-@dataclass(frozen=True)
-class _Reply:
-    logits: Tensor
-    encoder: Tensor | None
-    head: Tensor | None
-    weights: Tensor | None
-    head_expert: str | None = None
-    class_shift: Tensor | None = None
 
 
 @torch.no_grad()
@@ -63,29 +63,31 @@ def take_step(
         batch.expert_logits[ORIGINAL] = experts
     evidence = step.entropy if step.entropy is not None or experts is None else entropy(experts)
     seen = Seen(batch.images, step.logits, experts, evidence, pool.names, pool.classes)
-    findings = look_at_batch(seen, settings)
     memory = remember(before.memory, seen, settings)
-    findings += look_at_stream(memory, seen, settings)
+    findings = look_at_batch(seen, settings) + look_at_stream(memory, seen, settings)
     choice = _fallback_choice(lineup, findings, settings)
     if choice is None:
-        coefficients = step.encoder_coefficients, step.head_coefficients
-        weights = _weights_in_use(method, step)
-        reply = _Reply(step.logits, *coefficients, weights, step.head_expert, step.class_shift)
+        reply = ModelReply(
+            step.logits, step.encoder_coefficients, step.head_coefficients, _weights_in_use(method, step)
+        )
     else:
         reply = _fallback_reply(batch, choice)
         findings.append(_fallback_finding(choice, findings, settings))
-    # A batch without evidence does not move the averages.
-    after = replace(before, method=method.state if choice is None else start, memory=memory)
+    undecided = abstained(seen, reply.logits, findings, settings)
+    # A recipe stands for the weights only where they follow from the coefficients alone.
+    follows = (choice is not None or step.class_shift is None) and not lineup.options.get("recalibrate_bn")
     return Outcome(
         step,
         reply.logits.cpu(),
         reply.encoder,
         reply.head,
-        reply.head_expert,
-        _hash(hashed, lineup, reply),
-        (*findings, *abstention(reply.logits, settings)),
+        step.head_expert if choice is None else None,
+        _hash(hashed if follows else WEIGHTS, lineup, reply),
+        (*findings, *abstention(undecided, len(pictures), settings)),
+        undecided,
         choice,
-        after,
+        # A batch without evidence does not move the averages.
+        replace(before, method=method.state if choice is None else start, memory=memory),
     )
 
 
@@ -106,18 +108,18 @@ def _fallback_choice(lineup: Lineup, findings: Sequence[Finding], settings: Guar
     return codes.ENSEMBLE if absent else settings.fallback
 
 
-def _fallback_reply(batch: Batch, choice: str) -> _Reply:
+def _fallback_reply(batch: Batch, choice: str) -> ModelReply:
     pool = batch.pool
     if choice == codes.UNIFORM:
         share = simplex.uniform(len(pool), pool.device)
         weights = pool.merge(share)
-        return _Reply(pool.forward(weights, batch.images), share, share, weights)
+        return ModelReply(pool.forward(weights, batch.images), share, share, weights)
     logits = batch.logits()[ORIGINAL]
     if choice == codes.ENSEMBLE:
-        return _Reply(logits.mean(dim=0), None, None, None)
+        return ModelReply(logits.mean(dim=0), None, None, None)
     expert = pool.index(choice.removeprefix(codes.EXPERT))
     share = simplex.one_hot(expert, len(pool), pool.device)
-    return _Reply(logits[expert], share, share, pool.bank[expert])
+    return ModelReply(logits[expert], share, share, pool.bank[expert])
 
 
 def _fallback_finding(choice: str, findings: Sequence[Finding], settings: GuardSettings) -> Finding:
@@ -140,12 +142,10 @@ def _weights_in_use(method: Method, step: Step) -> Tensor | None:
     return method.pool.bank[int(share.argmax())]  # one expert alone
 
 
-def _hash(hashed: str, lineup: Lineup, reply: _Reply) -> str | None:
+def _hash(hashed: str, lineup: Lineup, reply: ModelReply) -> str | None:
     if reply.weights is None:
         return None
-    # A recipe stands for the weights only where they follow from the coefficients alone.
-    follows = reply.class_shift is None and not lineup.options.get("recalibrate_bn")
-    if hashed == WEIGHTS or reply.encoder is None or reply.head is None or not follows:
+    if hashed == WEIGHTS or reply.encoder is None or reply.head is None:
         return sha256_of_tensor(reply.weights)
     shares = [reply.encoder.tolist(), reply.head.tolist()]
     about = {"method": lineup.method, "options": lineup.options, "pool_sha256": lineup.identity["pool_sha256"]}

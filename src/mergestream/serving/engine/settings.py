@@ -1,7 +1,6 @@
 """Settings of the engine, chosen by an administrator."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from mergestream.runtime.option_checks import one_of, whole_number
 from mergestream.serving.engine.service_step import RECIPE, WEIGHTS
@@ -25,7 +24,3 @@ class EngineSettings:
         for limit in ("most_streams", "most_images"):
             whole_number(limit, getattr(self, limit), low=1)
         one_of("weights_hash", self.weights_hash, (WEIGHTS, RECIPE))
-
-    def to_json(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**plain, "guards": self.guards.to_json()}

@@ -7,6 +7,7 @@ Shapes: K experts in use, B images, C classes.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from mergestream.serving.guards import findings as codes
 from mergestream.serving.guards.findings import Finding, GuardSettings
 
 MOST_NAMED = 20  # images that a sentence or a list of positions names
+Abstained = dict[int, list[str]]  # undecided images by position, in order: codes of the reasons
 
 
 @dataclass(frozen=True)
@@ -77,29 +79,34 @@ def saturated_expert(seen: Seen, settings: GuardSettings) -> Finding | None:
     )
 
 
-def blank_pictures(seen: Seen, settings: GuardSettings) -> Finding | None:
-    positions = _positions(_ranges(seen.images) <= settings.blank)
-    if not positions:
-        return None
-    return Finding(
-        codes.BLANK,
-        codes.WARNING,
-        f"{len(positions)} of {len(seen.images)} pictures are of one colour: {_listed(positions)}.",
-        {"pictures": len(positions), "positions": positions[:MOST_NAMED]},
-    )
+def blank(images: Tensor, settings: GuardSettings) -> Tensor:
+    """Which images [B] are of one colour."""
+    flat = images.float().flatten(2)
+    ranges = flat.amax(dim=-1) - flat.amin(dim=-1)  # [B,c]
+    return ranges.amax(dim=-1) <= settings.blank
 
 
-def structureless_pictures(seen: Seen, settings: GuardSettings) -> Finding | None:
-    noise = (neighbour_correlation(seen.images) < settings.structure) & (_ranges(seen.images) > settings.blank)
-    positions = _positions(noise)
+def structureless(images: Tensor, settings: GuardSettings) -> Tensor:
+    """Which images [B] are noise, pixel by pixel."""
+    return (neighbour_correlation(images) < settings.structure) & ~blank(images, settings)
+
+
+# Guards of single images: a test, and what the chosen images are.
+IMAGE_GUARDS: dict[str, tuple[Callable[[Tensor, GuardSettings], Tensor], str]] = {
+    codes.BLANK: (blank, "of one colour"),
+    codes.STRUCTURELESS: (structureless, "noise, pixel by pixel"),
+}
+
+
+def odd_images(code: str, seen: Seen, settings: GuardSettings) -> Finding | None:
+    chosen, what = IMAGE_GUARDS[code]
+    positions = _positions(chosen(seen.images, settings))
     if not positions:
         return None
-    return Finding(
-        codes.STRUCTURELESS,
-        codes.WARNING,
-        f"{len(positions)} of {len(seen.images)} pictures are noise, pixel by pixel: {_listed(positions)}.",
-        {"pictures": len(positions), "positions": positions[:MOST_NAMED], "limit": settings.structure},
-    )
+    numbers = {"pictures": len(positions), "positions": positions[:MOST_NAMED]}
+    limit = {"limit": settings.structure} if code == codes.STRUCTURELESS else {}
+    sentence = f"{len(positions)} of {len(seen.images)} pictures are {what}: {_listed(positions)}."
+    return Finding(code, codes.WARNING, sentence, {**numbers, **limit})
 
 
 def neighbour_correlation(images: Tensor) -> Tensor:
@@ -118,12 +125,6 @@ def _correlation(one: Tensor, other: Tensor) -> Tensor:
     return (one * other).flatten(1).sum(dim=1) / lengths.clamp_min(1e-12)
 
 
-def _ranges(images: Tensor) -> Tensor:
-    """The widest range of a channel, per image [B]."""
-    flat = images.float().flatten(2)
-    return (flat.amax(dim=-1) - flat.amin(dim=-1)).amax(dim=-1)
-
-
 def _positions(chosen: Tensor) -> list[int]:
     positions: list[int] = chosen.nonzero().flatten().tolist()
     return positions
@@ -133,20 +134,28 @@ def _listed(positions: Sequence[int]) -> str:
     return ", ".join(map(str, positions[:MOST_NAMED])) + (", …" if len(positions) > MOST_NAMED else "")
 
 
-def abstained(logits: Tensor, settings: GuardSettings) -> list[int]:
-    """Positions of images whose highest probability is too low to decide."""
-    if settings.abstain_below is None:
-        return []
-    return _positions(torch.softmax(logits, dim=-1).amax(dim=-1) < settings.abstain_below)
+def abstained(seen: Seen, logits: Tensor, findings: Sequence[Finding], settings: GuardSettings) -> Abstained:
+    """Undecided images, by the findings in `abstain_on` and by their highest probability."""
+    reasons: dict[int, list[str]] = {}
+    for code in (finding.code for finding in findings if finding.code in settings.abstain_on):
+        own = IMAGE_GUARDS[code][0](seen.images, settings) if code in IMAGE_GUARDS else torch.ones(len(logits))
+        for position in _positions(own):
+            reasons.setdefault(position, []).append(code)
+    if settings.abstain_below is not None:
+        for position in _positions(torch.softmax(logits, dim=-1).amax(dim=-1) < settings.abstain_below):
+            reasons.setdefault(position, []).append(codes.LOW_CONFIDENCE)
+    return dict(sorted(reasons.items()))
 
 
-def abstention(logits: Tensor, settings: GuardSettings) -> list[Finding]:
+def abstention(undecided: Abstained, images: int, settings: GuardSettings) -> list[Finding]:
     """The finding about undecided images, for the method and for the fallback."""
-    positions = abstained(logits, settings)
-    if not positions:
+    if not undecided:
         return []
-    sentence = f"{len(positions)} of {len(logits)} pictures are left undecided: {_listed(positions)}."
+    positions = list(undecided)
+    sentence = f"{len(positions)} of {images} pictures are left undecided: {_listed(positions)}."
     numbers = {"pictures": len(positions), "positions": positions[:MOST_NAMED], "limit": settings.abstain_below}
+    if settings.abstain_on:
+        numbers["because"] = sorted({code for reasons in undecided.values() for code in reasons})
     return [Finding(codes.ABSTAINED, codes.INFO, sentence, numbers)]
 
 
@@ -154,8 +163,7 @@ BATCH_GUARDS: tuple[Callable[[Seen, GuardSettings], Finding | None], ...] = (
     near_uniform_entropies,
     equal_entropies,
     saturated_expert,
-    blank_pictures,
-    structureless_pictures,
+    *(partial(odd_images, code) for code in IMAGE_GUARDS),
 )
 
 

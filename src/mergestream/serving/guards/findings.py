@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from mergestream.runtime.errors import InputError, unknown_name
-from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
+from mergestream.runtime.option_checks import names, number, one_of, whole_number, yes_or_no
 
 Severity = Literal["info", "warning", "alarm"]
 INFO: Severity = "info"
@@ -16,9 +16,11 @@ SATURATED, BLANK, STRUCTURELESS = "saturated_expert", "blank_pictures", "structu
 DISAGREEMENT, COLLAPSE = "confident_disagreement", "class_collapse"
 ENTROPY_DRIFT, CLASS_DRIFT = "entropy_drift", "class_drift"
 FALLBACK, RESTARTED, ABSTAINED = "fallback", "average_restarted", "abstained"
-# Findings about one batch that may call the fallback.
+LOW_CONFIDENCE = "low_confidence"  # a reason to abstain, not a finding
+# Findings about one batch that may call the fallback; those and findings about the stream may make it abstain.
 BATCH_CODES = (NEAR_UNIFORM, EQUAL, SATURATED, BLANK, STRUCTURELESS)
-CODES = (*BATCH_CODES, DISAGREEMENT, COLLAPSE, ENTROPY_DRIFT, CLASS_DRIFT, FALLBACK, RESTARTED, ABSTAINED)
+ABSTAIN_CODES = (*BATCH_CODES, DISAGREEMENT, COLLAPSE, ENTROPY_DRIFT, CLASS_DRIFT)
+LISTS = {"fallback_on": BATCH_CODES, "abstain_on": ABSTAIN_CODES}  # settings that are lists of codes
 NO_FALLBACK, ENSEMBLE, UNIFORM, EXPERT = "none", "ensemble", "uniform", "expert:"
 
 
@@ -37,7 +39,8 @@ class GuardSettings:
     drift_after       batches (with `fewest` images or more) that set the reference
     drift_slack       standard deviations that a batch may be off without being counted (CUSUM's k)
     drift_limit       sum at which the alarm is raised (CUSUM's h)
-    abstain_below     an image whose highest probability is lower stays undecided; None: all are decided
+    abstain_on        findings that leave their images undecided; those without positions, all images of the batch
+    abstain_below     an image whose highest probability is lower stays undecided; None: no limit
     watch_experts     run every expert on every batch, even if the method does not need it
     """
 
@@ -55,15 +58,17 @@ class GuardSettings:
     drift_after: int = 20
     drift_slack: float = 0.5
     drift_limit: float = 12.0
+    abstain_on: tuple[str, ...] = (NEAR_UNIFORM, BLANK, STRUCTURELESS)
     abstain_below: float | None = None
     watch_experts: bool = True
 
     def __post_init__(self) -> None:
         if not self.fallback.startswith(EXPERT):
             one_of("fallback", self.fallback, (NO_FALLBACK, ENSEMBLE, UNIFORM, f"{EXPERT}NAME"))
-        object.__setattr__(self, "fallback_on", tuple(self.fallback_on))
-        for code in self.fallback_on:
-            one_of("fallback_on", code, BATCH_CODES)
+        for option, allowed in LISTS.items():
+            object.__setattr__(self, option, names(option, getattr(self, option) or ()))
+            for code in getattr(self, option):
+                one_of(option, code, allowed)
         for share in ("near_uniform", "equal_within", "sure", "disagreement"):
             number(share, getattr(self, share), low=0, high=1)
         for size in ("saturated", "blank", "drift_slack", "drift_limit"):
@@ -80,20 +85,21 @@ class GuardSettings:
         yes_or_no("watch_experts", self.watch_experts)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "fallback_on": list(self.fallback_on)}
+        return {**asdict(self), **{option: list(getattr(self, option)) for option in LISTS}}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "GuardSettings":
+        """Read the settings of a line. Versions without `abstain_on` answered all images that the threshold allowed."""
         try:
-            return cls(**{**value, "fallback_on": tuple(value["fallback_on"])})
-        except (KeyError, TypeError) as error:
+            return cls(**{"abstain_on": (), **value})
+        except TypeError as error:
             raise InputError(f"These are not settings of the guards: {error}.") from error
 
-    def require_expert(self, names: Sequence[str]) -> None:
+    def require_expert(self, experts: Sequence[str]) -> None:
         """Check that a fallback expert is in the pool."""
         name = self.fallback.removeprefix(EXPERT)
-        if self.fallback.startswith(EXPERT) and name not in names:
-            raise unknown_name("expert in this pool", name, names)
+        if self.fallback.startswith(EXPERT) and name not in experts:
+            raise unknown_name("expert in this pool", name, experts)
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,11 @@ class Finding:
     severity: Severity
     sentence: str
     numbers: dict[str, Any] = field(default_factory=dict)
+
+    def concerns(self, position: int) -> bool:
+        """Whether it is about this image of the batch: it names no images, or this one, or not all that it is about."""
+        named = self.numbers.get("positions")
+        return named is None or position in named or self.numbers["pictures"] > len(named)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

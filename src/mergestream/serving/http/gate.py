@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mergestream.serving.answer_queue import ClosingError, OverloadedError
 from mergestream.serving.http.problems import ClientGone, Problem, problem_of, response
 from mergestream.serving.http.tokens import ADMINISTRATOR, EVERYONE, Holder
-from mergestream.serving.micro_batching import ClosingError, OverloadedError
 from mergestream.serving.service import Service
 
 log = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from starlette.responses import JSONResponse, Response
 
 from mergestream.data.intake import REFUSALS, IntakeError
 from mergestream.runtime.errors import InputError, OutputError, UnknownNameError
+from mergestream.serving.answer_queue import ClosingError, OverloadedError
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.registry import TooManyStreamsError
 from mergestream.serving.http.schemas import ProblemDocument
-from mergestream.serving.micro_batching import ClosingError, OverloadedError
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 2
@@ -103,7 +103,7 @@ def _of_engine(error: Exception) -> Problem | None:
     if isinstance(error, AuditError | OutputError):
         return Problem("audit_unavailable", "The step could not be logged, so it was not taken. Send it again later.")
     if isinstance(error, OverloadedError):
-        return Problem("overloaded", str(error))
+        return Problem("overloaded", str(error), {"Retry-After": str(error.retry_after)})
     if isinstance(error, ClosingError):
         return Problem("closing", str(error))
     if isinstance(error, TooManyStreamsError):

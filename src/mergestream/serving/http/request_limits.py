@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from starlette.types import Receive
 
 from mergestream.data.intake.limits import MEBIBYTE, Limits
+from mergestream.serving.answer_queue import OverloadedError, QueueSettings
 from mergestream.serving.http.problems import ClientGone, Problem
-from mergestream.serving.micro_batching import BatchingSettings, OverloadedError
 
 MOST_KEYS = 4096  # tokens or addresses with a bucket
 
@@ -34,7 +34,7 @@ class ServiceLimits:
     rate: float = 100.0
     burst: int = 200
     intake: Limits = field(default_factory=Limits)
-    batching: BatchingSettings = field(default_factory=BatchingSettings)
+    queue: QueueSettings = field(default_factory=QueueSettings)
 
 
 class RateLimiter:

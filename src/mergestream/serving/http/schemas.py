@@ -23,6 +23,9 @@ class BatchAnswer(Document):
     step: int = Field(description="Number of the step in this stream, from 0.")
     classes: list[str]
     predictions: list[str | None] = Field(description="A class per image; null if the service abstains.")
+    abstained_because: list[list[str] | None] = Field(
+        description="Per image: why the service abstains (codes of findings, or low_confidence); null if it does not."
+    )
     probabilities: list[list[float]] = Field(description="Per image, in the order of `classes`.")
     encoder_coefficients: ByExpert | None = Field(
         description="Per expert, of the model that answered; null if no single merged model did."
@@ -37,9 +40,16 @@ class BatchAnswer(Document):
     findings: list[Finding]
     abstention: dict[str, Any] | None
     audit: dict[str, Any] | None = Field(description="Sequence number and hash of this step's audit line.")
-    batch_size: int
+    batch_size: int = Field(description="Images that were answered together, by one merged model.")
+    depends_on_batch: bool = Field(
+        description="True: answered together with other images, beside others the answer may be another. "
+        "False: it depends on the image and the stream's past alone."
+    )
     position: int | None = Field(description="Position of one image in the batch it was answered with, from 0.")
     milliseconds: float
+    images: list["BatchAnswer"] | None = Field(
+        None, description="If several images were answered one by one: the answer to each, with its own model."
+    )
     reports: list[str | None] | None = Field(
         None, description="With ?report=dicom-sr: a DICOM structured report in base64 per image from DICOM."
     )

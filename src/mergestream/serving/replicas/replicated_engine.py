@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 from mergestream.data.intake.pictures import Picture
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import MergestreamError
+from mergestream.serving.answer_queue import OverloadedError
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.engine.persistence import LoggedAnswer
 from mergestream.serving.engine.registry import require_name
-from mergestream.serving.micro_batching import OverloadedError
 from mergestream.serving.open_engine import OpenEngine, open_engine
 from mergestream.serving.options import ServeOptions
 from mergestream.serving.service import STOPPED
@@ -177,10 +177,10 @@ class ReplicatedEngine:
         reasons = (GONE if self._is_gone(number) else status.failing for number, status in self._statuses.items())
         return next((reason for reason in reasons if reason is not None), None)
 
-    def answer(self, stream: str, pictures: Sequence[Picture]) -> Answer:
+    def answer(self, stream: str, pictures: Sequence[Picture], *, single: bool = False) -> Answer:
         """Images are sent without the identifiers of their DICOM objects."""
         bare = [replace(picture, source=None) for picture in pictures]
-        answer: Answer = self._call(self.place(stream), "answer", stream, bare)
+        answer: Answer = self._call(self.place(stream), "answer", stream, bare, single=single)
         return answer
 
     def reset(self, stream: str) -> None:

@@ -23,6 +23,7 @@ StreamName = Annotated[
 Report = Annotated[
     Literal["dicom-sr"] | None, Query(description="'dicom-sr': structured reports for images from DICOM.")
 ]
+Single = Annotated[bool, Query(description="Answer each image from the stream's past and itself alone.")]
 UPLOAD_CODES = (
     "malformed_multipart", "empty", "body_too_slow", "too_many_streams", "body_too_large", "too_large", "too_many",
     "unsupported_media_type", "unsupported_format", "invalid_request", "not_an_image", "damaged", "wrong_type",
@@ -46,16 +47,19 @@ def _form(several: bool) -> dict[str, Any]:
     responses=problems(*UPLOAD_CODES),
     openapi_extra=_form(several=True),
 )
-async def answer_batch(request: Request, stream: StreamName, report: Report = None) -> BatchAnswer:
+async def answer_batch(
+    request: Request, stream: StreamName, report: Report = None, single: Single = False
+) -> BatchAnswer:
     """The files in `images` (PNG, JPEG, TIFF, BMP, WebP, DICOM, or one NumPy array) are the next batch of the stream.
 
-    The first batch of a stream creates it.
+    The first batch of a stream creates it. The images of a batch are answered together, by one merged model: the same
+    image in another batch may get another answer (`depends_on_batch`).
     """
     service: Service = request.app.state.service
     service.open  # noqa: B018 raises while the service loads
     with service.held.share() as take:
-        pictures = await _pictures(request, service, take)
-        answer = await service.answer_batch(stream, pictures)
+        pictures = await _pictures(request, service, stream, take)
+        answer = await service.answer_batch(stream, pictures, single=single)
         return answer_document(answer, encoded_reports(pictures, answer) if report else None)
 
 
@@ -67,18 +71,21 @@ async def answer_batch(request: Request, stream: StreamName, report: Report = No
     openapi_extra=_form(several=False),
 )
 async def answer_image(request: Request, stream: StreamName, report: Report = None) -> BatchAnswer:
-    """One image, answered in a batch with others that arrive at the same time. Each caller gets its own answer."""
+    """One image, answered from the stream's earlier images and itself alone, whoever else sends images at that time.
+
+    Only a service started with --no-single-image-answers answers it together with others that arrive meanwhile.
+    """
     service: Service = request.app.state.service
     service.open  # noqa: B018 raises while the service loads
     with service.held.share() as take:
-        pictures = await _pictures(request, service, take)
+        pictures = await _pictures(request, service, stream, take)
         if len(pictures) > 1:
             raise Problem("one_picture_only", "Send several images, or a file that holds several, as a batch.")
         answer = await service.answer_one(stream, pictures[0])
         return answer_document(answer, encoded_reports(pictures, answer) if report else None)
 
 
-async def _pictures(request: Request, service: Service, take: Callable[[int], None]) -> list[Picture]:
+async def _pictures(request: Request, service: Service, stream: str, take: Callable[[int], None]) -> list[Picture]:
     limits = service.limits
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limits.body_bytes:  # so that a client that sent Expect does not begin
@@ -86,7 +93,7 @@ async def _pictures(request: Request, service: Service, take: Callable[[int], No
     body = body_of(request.receive, limits.body_bytes, limits.body_seconds)
     form = {"most_files": limits.intake.images, "most_bytes": limits.intake.file_bytes}
     files = await files_of(request.headers.get("content-type", ""), body, take, **form)
-    pictures = await service.decode(files)
+    pictures = await service.decode(stream, files)
     take(sum(picture.pixels.nbytes for picture in pictures))
     return pictures
 
@@ -109,9 +116,12 @@ def answer_document(answer: Answer, reports: list[str | None] | None = None) -> 
         findings=list(answer.findings),
         abstention=answer.abstention,
         audit=answer.audit if answer.audit.get("hash") else None,
+        abstained_because=[answer.abstained.get(row) for row in range(len(answer.predictions))],
         batch_size=answer.batch_size,
+        depends_on_batch=answer.batch_size > 1,
         position=answer.position,
         milliseconds=1000 * answer.seconds,
+        images=[answer_document(each) for each in answer.singles] or None,
         reports=reports,
     )
 

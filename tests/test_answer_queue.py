@@ -1,10 +1,11 @@
-"""Micro-batching: everyone gets the own answer, in order, whatever the neighbours do."""
+"""The queue: streams take turns, everyone gets the own answer, in order, whatever the neighbours do."""
 
 import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ import mergestream as ms
 from engines import Service, picture, small_pool, tensor_of
 from mergestream.data.intake.pictures import Picture
 from mergestream.runtime.errors import InputError
+from mergestream.serving.answer_queue import AnswerQueue, ClosingError, OverloadedError, QueueSettings
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer
-from mergestream.serving.micro_batching import BatchingSettings, ClosingError, MicroBatcher, OverloadedError
 
 
 @pytest.fixture(scope="module")
 def pool() -> ms.ExpertPool:
     return small_pool()
+
+
+Together = partial(QueueSettings, single=False)
 
 
 def pictures(count: int) -> list[Picture]:
@@ -37,16 +41,18 @@ class Recorder:
     def __init__(self, *, bad: Sequence[Picture] = (), seconds: float = 0.0) -> None:
         self.bad, self.seconds = {each.sha256 for each in bad}, seconds
         self.batches: list[tuple[str, list[str]]] = []
+        self.single: list[bool] = []
         self.gate = threading.Event()
         self.gate.set()
 
-    def __call__(self, stream: str, batch: Sequence[Picture]) -> Answer:
+    def __call__(self, stream: str, batch: Sequence[Picture], single: bool = False) -> Answer:
         self.gate.wait(10)
         time.sleep(self.seconds)
         hashes = [each.sha256 for each in batch]
         if self.bad & set(hashes):
             raise InputError("This picture cannot be used.")
         self.batches.append((stream, hashes))
+        self.single.append(single)
         return answer_about(stream, hashes)
 
 
@@ -67,8 +73,9 @@ def test_answers_equal_a_batch_through_the_python_api(pool: ms.ExpertPool, tmp_p
     sent, method = pictures(10), ms.create_method("entropy_adaptive", pool, momentum=0.7)
 
     async def work(service: Service) -> list[Answer]:
-        batcher = MicroBatcher(service.engine.answer, BatchingSettings(count=5, seconds=5))
-        return await asyncio.gather(*(batcher.submit("lyon", each) for each in sent))
+        answer = lambda stream, pictures, single: service.engine.answer(stream, pictures, single=single)  # noqa: E731
+        queue = AnswerQueue(answer, Together(count=5, seconds=5))
+        return await asyncio.gather(*(queue.answer_one("lyon", each) for each in sent))
 
     with Service(tmp_path, pool, options={"momentum": 0.7}) as service:
         answers = run(lambda: work(service))
@@ -86,13 +93,13 @@ def test_by_count_at_once_and_by_time_otherwise() -> None:
     recorder = Recorder()
 
     async def work() -> tuple[float, float]:
-        batcher = MicroBatcher(recorder, BatchingSettings(count=4, seconds=0.3))
+        queue = AnswerQueue(recorder, Together(count=4, seconds=0.3))
         started = time.perf_counter()
-        await asyncio.gather(*(batcher.submit("a", each) for each in pictures(4)))
+        await asyncio.gather(*(queue.answer_one("a", each) for each in pictures(4)))
         full = time.perf_counter() - started
         started = time.perf_counter()
-        await asyncio.gather(*(batcher.submit("a", each) for each in pictures(3)))
-        assert len(batcher) == 0
+        await asyncio.gather(*(queue.answer_one("a", each) for each in pictures(3)))
+        assert len(queue) == 0
         return full, time.perf_counter() - started
 
     full, waited = run(work)
@@ -105,9 +112,9 @@ def test_a_case_that_waited_for_a_step_does_not_wait_again() -> None:
     recorder = Recorder(seconds=0.3)
 
     async def work() -> float:
-        batcher = MicroBatcher(recorder, BatchingSettings(count=2, seconds=0.25))
+        queue = AnswerQueue(recorder, Together(count=2, seconds=0.25))
         sent, started = pictures(3), time.perf_counter()
-        await asyncio.gather(*(batcher.submit("a", each) for each in sent))
+        await asyncio.gather(*(queue.answer_one("a", each) for each in sent))
         return time.perf_counter() - started
 
     assert run(work) < 0.3 + 0.3 + 0.2
@@ -121,8 +128,8 @@ def test_everyone_gets_the_own_answer_in_order_of_arrival(streams: list[str], co
     recorder = Recorder(bad=rejected)
 
     async def work() -> list[Any]:
-        batcher = MicroBatcher(recorder, BatchingSettings(count=count, seconds=0.001))
-        waiting = [batcher.submit(stream, each) for stream, each in zip(streams, sent, strict=True)]
+        queue = AnswerQueue(recorder, Together(count=count, seconds=0.001))
+        waiting = [queue.answer_one(stream, each) for stream, each in zip(streams, sent, strict=True)]
         return await asyncio.gather(*waiting, return_exceptions=True)
 
     for each, answer in zip(sent, run(work), strict=True):
@@ -140,16 +147,16 @@ def test_a_caller_who_gives_up_harms_nobody() -> None:
     recorder, sent = Recorder(), pictures(6)
 
     async def work() -> list[Any]:
-        batcher = MicroBatcher(recorder, BatchingSettings(count=3, seconds=0.05))
+        queue = AnswerQueue(recorder, Together(count=3, seconds=0.05))
         recorder.gate.clear()
-        tasks = [asyncio.create_task(batcher.submit("a", each)) for each in sent]
+        tasks = [asyncio.create_task(queue.answer_one("a", each)) for each in sent]
         await asyncio.sleep(0.1)
         tasks[1].cancel()  # its batch is under way
         tasks[4].cancel()  # it still waits
         await asyncio.sleep(0)
         recorder.gate.set()
         found = await asyncio.gather(*tasks, return_exceptions=True)
-        assert len(batcher) == 0
+        assert len(queue) == 0
         return found
 
     found = run(work)
@@ -161,17 +168,17 @@ def test_a_caller_who_gives_up_harms_nobody() -> None:
 def test_an_error_of_the_service_is_told_to_all_and_does_not_stop_the_next() -> None:
     recorder = Recorder()
 
-    def failing(stream: str, batch: Sequence[Picture]) -> Answer:
+    def failing(stream: str, batch: Sequence[Picture], single: bool) -> Answer:
         if not recorder.batches:
             recorder.batches.append((stream, []))
             raise AuditError("The disk is full.")
         return recorder(stream, batch)
 
     async def work() -> None:
-        batcher = MicroBatcher(failing, BatchingSettings(count=3, seconds=0.01))
-        found = await asyncio.gather(*(batcher.submit("a", each) for each in pictures(3)), return_exceptions=True)
+        queue = AnswerQueue(failing, Together(count=3, seconds=0.01))
+        found = await asyncio.gather(*(queue.answer_one("a", each) for each in pictures(3)), return_exceptions=True)
         assert [type(each) for each in found] == [AuditError] * 3
-        assert (await batcher.submit("a", picture(9))).predictions == (picture(9).sha256,)
+        assert (await queue.answer_one("a", picture(9))).predictions == (picture(9).sha256,)
 
     run(work)
 
@@ -179,7 +186,7 @@ def test_an_error_of_the_service_is_told_to_all_and_does_not_stop_the_next() -> 
 def test_streams_do_not_wait_for_each_other() -> None:
     recorder = Recorder()
 
-    def stuck(stream: str, batch: Sequence[Picture]) -> Answer:
+    def stuck(stream: str, batch: Sequence[Picture], single: bool) -> Answer:
         if stream == "slow":
             recorder.gate.wait(10)
         return answer_about(stream, [each.sha256 for each in batch])
@@ -187,10 +194,10 @@ def test_streams_do_not_wait_for_each_other() -> None:
     async def work() -> None:
         recorder.gate.clear()
         with ThreadPoolExecutor(2) as executor:
-            batcher = MicroBatcher(stuck, BatchingSettings(seconds=0), executor)
-            slow = asyncio.create_task(batcher.submit("slow", picture(0)))
+            queue = AnswerQueue(stuck, Together(seconds=0), executor)
+            slow = asyncio.create_task(queue.answer_one("slow", picture(0)))
             for number in range(5):
-                await asyncio.wait_for(batcher.submit("quick", picture(number)), 5)
+                await asyncio.wait_for(queue.answer_one("quick", picture(number)), 5)
             assert not slow.done()
             recorder.gate.set()
             await slow
@@ -203,19 +210,19 @@ def test_the_queue_is_bounded_for_all_and_for_one() -> None:
 
     async def work() -> None:
         recorder.gate.clear()
-        batcher = MicroBatcher(recorder, BatchingSettings(count=2, seconds=0, waiting=6, per_stream=4))
-        tasks = [asyncio.create_task(batcher.submit("busy", each)) for each in pictures(4)]
+        queue = AnswerQueue(recorder, Together(count=2, seconds=0, waiting=6, per_stream=4))
+        tasks = [asyncio.create_task(queue.answer_one("busy", each)) for each in pictures(4)]
         await asyncio.sleep(0.05)
         with pytest.raises(OverloadedError):
-            await batcher.submit("busy", picture(10))
-        tasks += [asyncio.create_task(batcher.submit("other", each)) for each in pictures(2)]
+            await queue.answer_one("busy", picture(10))
+        tasks += [asyncio.create_task(queue.answer_one("other", each)) for each in pictures(2)]
         await asyncio.sleep(0.05)
         with pytest.raises(OverloadedError):
-            await batcher.submit("third", picture(11))
+            await queue.answer_one("third", picture(11))
         recorder.gate.set()
         assert len(await asyncio.gather(*tasks)) == 6
-        await batcher.submit("third", picture(11))
-        assert batcher._queues == {}
+        await queue.answer_one("third", picture(11))
+        assert queue._waiting == queue._in_progress == {}
 
     run(work)
 
@@ -224,13 +231,13 @@ def test_closing_finishes_what_was_accepted_and_refuses_the_rest() -> None:
     recorder = Recorder(seconds=0.02)
 
     async def work() -> list[Answer]:
-        batcher = MicroBatcher(recorder, BatchingSettings(count=4, seconds=60))
-        tasks = [asyncio.create_task(batcher.submit(s, p)) for s in "ab" for p in pictures(7)]
+        queue = AnswerQueue(recorder, Together(count=4, seconds=60))
+        tasks = [asyncio.create_task(queue.answer_one(s, p)) for s in "ab" for p in pictures(7)]
         await asyncio.sleep(0.01)
-        closing = asyncio.create_task(batcher.close())
+        closing = asyncio.create_task(queue.close())
         await asyncio.sleep(0)
         with pytest.raises(ClosingError):
-            await batcher.submit("a", picture(99))
+            await queue.answer_one("a", picture(99))
         await closing
         assert all(task.done() for task in tasks)
         return await asyncio.gather(*tasks)
@@ -238,17 +245,19 @@ def test_closing_finishes_what_was_accepted_and_refuses_the_rest() -> None:
     assert len(run(work)) == 14
 
 
-@pytest.mark.parametrize("bad", [{"count": 0}, {"seconds": -1}, {"waiting": 0}, {"per_stream": 1.5}])
+@pytest.mark.parametrize(
+    "bad", [{"count": 0}, {"seconds": -1}, {"waiting": 0}, {"per_stream": 1.5}, {"longest_wait": 0}]
+)
 def test_bad_settings(bad: dict[str, Any]) -> None:
     with pytest.raises(InputError):
-        BatchingSettings(**bad)
+        QueueSettings(**bad)
 
 
 def test_a_bad_name_is_refused_before_it_waits() -> None:
     async def work() -> None:
-        batcher = MicroBatcher(Recorder(), BatchingSettings(seconds=60))
+        queue = AnswerQueue(Recorder(), Together(seconds=60))
         with pytest.raises(InputError, match="stream's name"):
-            await batcher.submit("../etc", picture(0))
-        assert len(batcher) == 0
+            await queue.answer_one("../etc", picture(0))
+        assert len(queue) == 0
 
     run(work)
