@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mergestream as ms
 from mergestream.networks.architecture import create_network, logits_of
-from mergestream.networks.preprocessing import VIEWS
+from mergestream.networks.preprocessing import views_for
 from mergestream.pool.execution import Execution
 
 PEAK_TFLOPS = {"NVIDIA H200": 790.0}  # dense bf16, as measured on the machine that is lent
@@ -114,7 +114,8 @@ class Naive:
             p = torch.softmax(logits_of(self._module(batch)), dim=-1)
             entropies.append(-(p * p.clamp_min(1e-30).log()).sum(dim=-1).mean())
             changed = [
-                torch.softmax(logits_of(self._module(VIEWS[v](batch, self._preprocessing))), -1) for v in self._views
+                torch.softmax(logits_of(self._module(views_for(self._preprocessing)[v](batch))), -1)
+                for v in self._views
             ]
             drops = [(p - each).abs().sum(dim=-1).mean() / 2 for each in changed]
             consistencies.append(1 - sum(drops) / len(drops) if drops else torch.tensor(0.0))

@@ -23,6 +23,7 @@ from mergestream.bench.engine.benchmark import run_bench, run_plan
 from mergestream.bench.engine.plan import PLANS, BenchPlan, plan_from
 from mergestream.data.datasets import DATASETS
 from mergestream.data.datasets.standins.fake_trees import SITES
+from mergestream.methods import ORIGINAL, Batch
 from mergestream.runtime.parallel import quiet, run_jobs
 
 SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"
@@ -133,8 +134,8 @@ def test_expert_logits_are_computed_once_for_all_methods(
     forwards = []
     run = ms.ExpertPool.logits_of_views
 
-    def counting(pool: ms.ExpertPool, batch: torch.Tensor, views: tuple[str, ...]) -> dict[str, torch.Tensor]:
-        forwards.append(len(pool) * len(batch) * len(views))
+    def counting(pool: ms.ExpertPool, batch: Batch, views: tuple[str, ...] = (ORIGINAL,)) -> dict[str, torch.Tensor]:
+        forwards.append(len(pool) * len(batch.images) * len(set(views) - set(batch.expert_logits)))
         return run(pool, batch, views)
 
     monkeypatch.setattr(ms.ExpertPool, "logits_of_views", counting)

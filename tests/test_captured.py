@@ -13,8 +13,7 @@ import mergestream as ms
 from conftest import make_images, make_pool, trained_with_weights
 from graphs import RECORDED, Late
 from mergestream.functional import merging
-from mergestream.methods import base, capture
-from mergestream.methods.batch import Batch
+from mergestream.methods import Batch, base, capture
 from mergestream.methods.capture import MOST_RECORDED, Recorder
 from mergestream.methods.prior_units import ClassPrior, ScaleMatch
 from mergestream.pool.execution import Execution, Recording, patch_product, patches_as_products
@@ -115,7 +114,7 @@ def test_known_logits_are_used_and_padded() -> None:
     fast, slow = ms.create_method("entropy_adaptive", pool), ms.create_method("entropy_adaptive", eager(pool))
     for seed, size in enumerate((5, 5, 5, 2, 3)):
         images = make_images(size, seed=seed)
-        known = pool.logits_of_views(pool.prepare(images), ("original", "hflip"))
+        known = pool.logits_of_views(Batch(pool.prepare(images)), ("original", "hflip"))
         known["original"] = known["original"] * 1.5  # told apart from what the pool would compute
         assert_same(fast.step(images, expert_logits=known), slow.step(images, expert_logits=known))
 
@@ -311,7 +310,7 @@ def test_a_recorded_step_touches_nothing_of_the_host(
 
         def step() -> None:
             with there.recording():
-                method.advance(Batch(there, there.prepare(images)), state)
+                method.advance(Batch(there.prepare(images)), state)
 
         step()
         with HostTraffic() as traffic:

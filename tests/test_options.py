@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import mergestream as ms
 from conftest import CLASSES, HandWritten, make_experts, make_images, make_pool
-from mergestream.networks.preprocessing import BRIGHTNESS, IMAGENET_MEAN, IMAGENET_STD, VIEWS
+from mergestream.networks.preprocessing import BRIGHTNESS, IMAGENET_MEAN, IMAGENET_STD, VIEWS, views_for
 
 MEAN, STD = IMAGENET_MEAN, IMAGENET_STD
 
@@ -167,7 +167,7 @@ def test_consistency_can_decide_the_head_expert() -> None:
 @pytest.mark.parametrize("view", list(VIEWS))
 def test_views_against_plain_indexing(view: str) -> None:
     images = ms.Preprocessing((16, 16))(make_images())
-    got = VIEWS[view](images, ms.Preprocessing((16, 16)))
+    got = views_for(ms.Preprocessing((16, 16)))[view](images)
     torch.testing.assert_close(got, viewed(images, view), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(got, images)
     assert BRIGHTNESS == 1.15
@@ -178,14 +178,14 @@ def test_refresh_every_scores_only_every_nth_batch(pool: ms.ExpertPool, monkeypa
     calls = []
     original = ms.ExpertPool.logits_of_views
 
-    def counted(self, images, views):
+    def counted(self, batch, views):
         calls.append(views)
-        return original(self, images, views)
+        return original(self, batch, views)
 
     monkeypatch.setattr(ms.ExpertPool, "logits_of_views", counted)
     method = ms.create_method("entropy_adaptive", pool, refresh_every=every)
     steps = [method.step(make_images(seed=seed)) for seed in range(6)]
-    assert calls == [["original", "hflip"]] * len(range(0, 6, every))
+    assert calls == [("original", "hflip")] * len(range(0, 6, every))
     for number, step in enumerate(steps):
         scored = number % every == 0
         assert (step.entropy is not None) == scored

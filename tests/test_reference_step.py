@@ -13,7 +13,6 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import mergestream as ms
 from conftest import HandWritten, make_experts, make_images, make_pool
-from mergestream.methods import Batch
 
 CLASSES = 5
 
@@ -151,12 +150,11 @@ def test_bf16_weights_are_scored_and_merged_in_fp32() -> None:
     assert (merged.double() - exact).abs().max() <= one_rounding
 
 
-def test_a_step_passes_through_at_most_fifteen_functions() -> None:
-    """Of ours, once the images are prepared: a newcomer can follow a step from end to end."""
-    pool = make_pool("vit")
-    method = ms.create_method("entropy_adaptive", pool)
-    first, second = (Batch(pool, pool.prepare(make_images(4, seed=seed))) for seed in range(2))
-    method.step(first)
+@pytest.mark.parametrize("size", [16, 40])
+def test_a_step_passes_through_at_most_fifteen_functions(size: int) -> None:
+    """Of ours, from raw pixels to the answer, resizing included: a newcomer can follow a step from end to end."""
+    method = ms.create_method("entropy_adaptive", make_pool("vit"))
+    method.step(make_images(4, size))
     functions = set()
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -166,7 +164,7 @@ def test_a_step_passes_through_at_most_fifteen_functions() -> None:
 
     sys.setprofile(note)
     try:
-        method.step(second)
+        method.step(make_images(4, size, 1))
     finally:
         sys.setprofile(None)
     assert 5 < len(functions) <= 15, sorted(functions)

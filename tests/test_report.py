@@ -212,9 +212,9 @@ def test_the_cost_is_what_a_step_does(name: str, bench: Path, monkeypatch: pytes
     passes = []
     logits_of_views, forward = type(pool).logits_of_views, type(pool).forward
 
-    def counted_views(self, images, views):
+    def counted_views(self, batch, views=("original",)):
         passes.append(len(views) * len(pool))
-        return logits_of_views(self, images, views)
+        return logits_of_views(self, batch, views)
 
     def counted_forward(self, *arguments, **options):
         passes.append(1)

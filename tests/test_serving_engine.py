@@ -30,6 +30,7 @@ from mergestream.methods.entropy_adaptive import EntropyState
 from mergestream.methods.prior_adaptive import PriorState
 from mergestream.methods.prior_units import ClassPriorState, FitState, ScaleState
 from mergestream.methods.state import for_experts
+from mergestream.pool import runner
 from mergestream.runtime.errors import InputError, MergestreamError, OutputError, PoolError, UnknownNameError
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.audit.replay import compare, replay
@@ -606,10 +607,10 @@ def test_a_batch_is_prepared_once_and_its_state_encoded_once(tmp_path: Path, mon
 
     with Service(tmp_path, small_pool(), options=MOVING, settings=EngineSettings(guards=GuardSettings())) as service:
         service.engine.answer("lyon", batch(0))
-        counted(ms.Preprocessing, "__call__")
+        counted(runner, "network_input")
         counted(stream_state, "to_plain")
         service.engine.answer("lyon", batch(1))
-    assert sorted(calls) == ["__call__", "to_plain"]
+    assert sorted(calls) == ["network_input", "to_plain"]
 
 
 def test_an_expert_that_the_guard_rails_alone_ask_may_refuse_and_leaves_no_trace(
@@ -619,7 +620,7 @@ def test_an_expert_that_the_guard_rails_alone_ask_may_refuse_and_leaves_no_trace
     with Service(tmp_path, pool, "adamerging", settings=EngineSettings(guards=GuardSettings())) as service:
         service.engine.answer("lyon", batch(0))
         logits = ms.ExpertPool.logits_of_views
-        refused = lambda self, images, views: (_ for _ in ()).throw(InputError("not finite"))  # noqa: E731
+        refused = lambda self, batch: (_ for _ in ()).throw(InputError("not finite"))  # noqa: E731
         monkeypatch.setattr(ms.ExpertPool, "logits_of_views", refused)
         with pytest.raises(InputError, match="not finite"):
             service.engine.answer("lyon", batch(1))

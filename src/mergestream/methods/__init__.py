@@ -4,7 +4,6 @@ from typing import Any
 
 from mergestream.methods.adamerging import AdaMerging
 from mergestream.methods.base import Method
-from mergestream.methods.batch import Batch, ExpertLogits
 from mergestream.methods.ensemble import Ensemble
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.fisher import Fisher
@@ -20,6 +19,7 @@ from mergestream.methods.task_arithmetic import TaskArithmetic
 from mergestream.methods.ties import Ties
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.runner import Batch, ExpertLogits
 from mergestream.runtime.errors import InputError, unknown_name
 
 __all__ = ["METHODS", "ORIGINAL", "Batch", "ExpertLogits", "Method", "State", "Step", "create_method", "list_methods"]

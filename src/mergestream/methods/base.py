@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from mergestream.functional.scores import require_finite
-from mergestream.methods.batch import Batch, ExpertLogits
 from mergestream.methods.capture import Graphs, recorder_for
 from mergestream.methods.provenance import provenance_of
 from mergestream.methods.recorded_step import ANSWER
 from mergestream.methods.state import S, State, from_plain, to_plain
 from mergestream.methods.step import Step
-from mergestream.networks.preprocessing import ORIGINAL, require_batch
+from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.runner import Batch, ExpertLogits
 from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.log_once import log_once
 from mergestream.runtime.option_checks import whole_number
@@ -126,12 +126,14 @@ class Method(ABC, Generic[S]):
         started = time.perf_counter()
         step = None if self._recorder is None else self._replayed(images, expert_logits or {}, with_experts)
         if step is None:
-            batch = images if isinstance(images, Batch) else Batch.of(self.pool, images, expert_logits or {})
+            batch = images if isinstance(images, Batch) else Batch(self.pool.prepare(images))
+            for view, logits in (expert_logits or {}).items():
+                batch.expert_logits[view] = logits.to(self.pool.device)
             step, state = self.advance(batch, self.start() if self._state is None else self._state)
             if not bool(torch.isfinite(step.logits).all()):
                 require_finite(step.logits, ANSWER)
             if with_experts:
-                step = replace(step, expert_logits=batch.logits()[ORIGINAL])
+                step = replace(step, expert_logits=self.pool.logits_of_views(batch)[ORIGINAL])
             self._state = state
         return replace(step, names=self.pool.names, seconds=time.perf_counter() - started)
 
@@ -153,7 +155,8 @@ class Method(ABC, Generic[S]):
             return None
         if isinstance(images, Batch):
             expert_logits, images = images.expert_logits, images.images
-        require_batch(images, self.pool.preprocessing)
+        if not isinstance(images, Tensor) or images.ndim != 4 or not len(images):
+            return None  # the eager step refuses it
         try:
             with torch.inference_mode(False), torch.no_grad():
                 assert self._recorder is not None

@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 
 from mergestream.methods.base import Method
-from mergestream.methods.batch import Batch
 from mergestream.methods.state import State
 from mergestream.methods.step import Step
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.runner import Batch
 from mergestream.runtime.option_checks import one_of
 
 
@@ -26,7 +26,7 @@ class Ensemble(Method[State]):
         self.average = one_of("average", average, ("logits", "probabilities"))
 
     def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
-        logits = batch.logits()[ORIGINAL]
+        logits = self.pool.logits_of_views(batch)[ORIGINAL]
         if self.average == "logits":
             return Step(logits.mean(dim=0)), state
         return Step(torch.log_softmax(logits, dim=-1).logsumexp(dim=0) - math.log(len(logits))), state

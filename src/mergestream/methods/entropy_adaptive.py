@@ -12,13 +12,13 @@ from mergestream.functional import coefficients as simplex
 from mergestream.functional import scores as scoring
 from mergestream.functional.merging import weighted_sum
 from mergestream.methods.base import Method
-from mergestream.methods.batch import Batch
 from mergestream.methods.card_values import resolve_temperature
 from mergestream.methods.expert_rows import HeadRows
 from mergestream.methods.state import COEFFICIENTS, State
 from mergestream.methods.step import Step
 from mergestream.networks.preprocessing import ORIGINAL, require_views
 from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.runner import Batch
 from mergestream.runtime.option_checks import names, number, one_of, whole_number, yes_or_no
 
 
@@ -119,7 +119,7 @@ class EntropyAdaptive(Method[EntropyState]):
 
     def scored(self, batch: Batch, state: EntropyState) -> tuple[dict[str, Any], EntropyState]:
         """Lines 1 to 6 of Algorithm 1: score the experts, then move the coefficients."""
-        logits, shares, tau = batch.logits(self.views), batch.shares, self._temperature
+        logits, shares, tau = self.pool.logits_of_views(batch, (ORIGINAL, *self.views)), batch.shares, self._temperature
         original = logits[ORIGINAL]
         scores = scoring.SCORES[self.score](original, tau, shares)  # E_k
         entropy = scores if self.score == "entropy" else scoring.entropy(original, tau, shares)

@@ -11,11 +11,11 @@ from mergestream.functional import coefficients as simplex
 from mergestream.functional.merging import Rows, weighted_sum
 from mergestream.functional.scores import require_finite
 from mergestream.methods.base import Method
-from mergestream.methods.batch import Batch
 from mergestream.methods.expert_rows import HeadRows
 from mergestream.methods.state import S, leaves
 from mergestream.methods.step import Step
 from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.runner import Batch
 from mergestream.runtime.errors import PoolError
 from mergestream.runtime.option_checks import one_of, yes_or_no
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mergestream.functional import class_mix, merging
 from mergestream.methods.base import Method
-from mergestream.methods.batch import Batch
 from mergestream.methods.card_values import resolve_home, resolve_temperature, resolve_tilt, resolve_untilted_home
 from mergestream.methods.entropy_adaptive import EntropyAdaptive, EntropyState
 from mergestream.methods.expert_rows import even_heads, restored
@@ -29,6 +28,7 @@ from mergestream.methods.step import Step
 from mergestream.networks.last_layer import class_entries
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.runner import Batch
 from mergestream.runtime.errors import NetworkError
 from mergestream.runtime.log_once import log_once
 from mergestream.runtime.option_checks import number, yes_or_no
@@ -170,7 +170,7 @@ class PriorAdaptive(Method[PriorState]):
         if self.recalibrate_bn:  # the last batch's statistics have overwritten the merged ones
             self.held_from = None
         weights = self.merged(state)
-        expert_logits = batch.logits(self.views) if due else None
+        expert_logits = self.pool.logits_of_views(batch, (ORIGINAL, *self.views)) if due else None
         window = FadingWindow.of(batch, self.memory)
         logits, fit = self._answer(batch, state, weights, expert_logits, window)
         scale = state.scale

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from mergestream.functional import class_mix, head_fit
-from mergestream.methods.batch import Batch
 from mergestream.methods.state import OF_ALL_EXPERTS, PER_EXPERT, State
 from mergestream.networks.last_layer import LastLayer
+from mergestream.pool.runner import Batch
 
 # What a stream is thought to be before its first batch: so many batches, whose mixes have this concentration.
 BATCHES_BEFORE, CONCENTRATION_BEFORE = 4.0, 100.0

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from mergestream.functional.scores import finite_images
-from mergestream.methods.batch import Batch
 from mergestream.methods.state import State, numbers, replaced, tensors
 from mergestream.methods.step import Step
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.execution import warm_up
+from mergestream.pool.runner import Batch
 
 if TYPE_CHECKING:
     from mergestream.methods.base import Method
@@ -158,11 +158,11 @@ class RecordedStep:
         method.held_from = method.merged_from(self._state) if method.reuses_weights else None
         expert_logits = {name: place for name, place in self._inputs.items() if name != IMAGES}
         with method.pool.recording() as recording:
-            batch = Batch(method.pool, method.pool.prepare(self._inputs[IMAGES]), expert_logits, self._shares)
+            batch = Batch(method.pool.prepare(self._inputs[IMAGES]), expert_logits, self._shares)
             step, self._after = method.advance(batch, self._state)
             results = {name: value for name, value in vars(step).items() if isinstance(value, Tensor)}
             if self._with_experts:
-                results[EXPERTS] = batch.logits()[ORIGINAL]
+                results[EXPERTS] = method.pool.logits_of_views(batch)[ORIGINAL]
         finite = torch.cat([finite_images(step.logits), *recording.finite])
         # A batch that will be refused leaves no trace in the state.
         sound, places = finite.all(), tensors(self._state)

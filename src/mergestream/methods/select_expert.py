@@ -8,12 +8,12 @@ import torch
 from mergestream.functional import coefficients as simplex
 from mergestream.functional import scores as scoring
 from mergestream.methods.base import Method
-from mergestream.methods.batch import Batch
 from mergestream.methods.card_values import resolve_temperature
 from mergestream.methods.state import State
 from mergestream.methods.step import Step
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.runner import Batch
 from mergestream.runtime.option_checks import one_of
 
 
@@ -36,7 +36,7 @@ class SelectExpert(Method[State]):
         return {"temperature": self._temperature.tolist()} if isinstance(self.temperature, str) else {}
 
     def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
-        logits = batch.logits()[ORIGINAL]
+        logits = self.pool.logits_of_views(batch)[ORIGINAL]
         scores = scoring.SCORES[self.score](logits, self._temperature, batch.shares)
         entropy = scores if self.score == "entropy" else scoring.entropy(logits, self._temperature, batch.shares)
         # By name, not by position: the order of experts must not decide.

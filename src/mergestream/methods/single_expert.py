@@ -6,11 +6,11 @@ from torch import Tensor
 
 from mergestream.functional import coefficients as simplex
 from mergestream.methods.base import Method
-from mergestream.methods.batch import Batch
 from mergestream.methods.state import State
 from mergestream.methods.step import Step
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.runner import Batch
 
 
 class SingleExpert(Method[State]):
@@ -27,7 +27,7 @@ class SingleExpert(Method[State]):
 
     def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
         if ORIGINAL in batch.expert_logits:
-            logits = batch.logits()[ORIGINAL][self._index]
+            logits = self.pool.logits_of_views(batch)[ORIGINAL][self._index]
         else:
             logits = self.pool.expert_logits(self._index, batch.images)
         return Step(logits, self._coefficients.clone(), self._coefficients.clone()), state

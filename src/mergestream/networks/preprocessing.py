@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ class Preprocessing:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Convert uint8 [B,c,h,w] of any size to normalised fp32 [B,c,H,W]."""
-        return self.normalised(resize(images, self.size, self.interpolation).to(torch.float32) / 255)
+        return network_input(images, self, images.device)
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """Normalise pixels [B,c,H,W] in 0 to 1 by mean and std per channel."""
@@ -68,18 +68,8 @@ def _columns(
         return next(columns), next(columns)
 
 
-def resize(images: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
-    """Resize [..., h, w] to [..., H, W] without a crop; images of that size are unchanged."""
-    if tuple(images.shape[-2:]) == tuple(size):
-        return images
-    from torchvision.transforms.v2 import InterpolationMode
-    from torchvision.transforms.v2.functional import resize as resize_images
-
-    return resize_images(images, list(size), interpolation=InterpolationMode(interpolation), antialias=True)
-
-
-def require_batch(images: Tensor, preprocessing: Preprocessing | None) -> None:
-    """Refuse anything that is not a batch of images for this network."""
+def network_input(images: Tensor, preprocessing: Preprocessing | None, device: torch.device) -> Tensor:
+    """Check a batch, then resize and normalise uint8 [B,c,h,w] of any size; preprocessed floats are unchanged."""
     if not isinstance(images, Tensor):
         raise InputError(f"A batch is a torch.Tensor [B,c,H,W], got {type(images).__name__}: torch.from_numpy(…)?")
     if images.ndim != 4 or 0 in images.shape[1:]:
@@ -94,11 +84,25 @@ def require_batch(images: Tensor, preprocessing: Preprocessing | None) -> None:
         )
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise InputError(f"A batch is uint8 pixels or preprocessed floats, got {images.dtype}.")
-    if images.dtype == torch.uint8 and preprocessing is None:
+    if images.dtype != torch.uint8:
+        return images
+    if preprocessing is None:
         raise InputError(
             "This network's preprocessing is unknown, so uint8 pixels cannot be prepared. "
             "Give preprocessing=mergestream.Preprocessing(size=…) to the pool, or pass preprocessed floats."
         )
+    pixels = resizer(preprocessing.size, preprocessing.interpolation)(images.to(device)).to(torch.float32) / 255
+    mean, std = _columns(preprocessing.mean, preprocessing.std, pixels.device, pixels.dtype)
+    return pixels.sub(mean).div_(std)
+
+
+@lru_cache(maxsize=64)
+def resizer(size: tuple[int, int], interpolation: str) -> Callable[[Tensor], Tensor]:
+    """A function that resizes [..., c, h, w] to [..., c, H, W] without a crop; images of that size are unchanged."""
+    from torchvision.transforms.v2 import InterpolationMode
+    from torchvision.transforms.v2.functional import resize
+
+    return partial(resize, size=list(size), interpolation=InterpolationMode(interpolation), antialias=True)
 
 
 BRIGHTNESS = 1.15
@@ -106,7 +110,7 @@ BRIGHTNESS = 1.15
 ORIGINAL = "original"
 
 
-def transpose(images: Tensor, _: Preprocessing | None) -> Tensor:
+def transpose(images: Tensor) -> Tensor:
     if images.shape[-1] != images.shape[-2]:
         raise InputError(f"The view 'transpose' needs square images, got {tuple(images.shape[-2:])}.")
     return images.transpose(-1, -2).contiguous()
@@ -120,14 +124,18 @@ def brightness(images: Tensor, preprocessing: Preprocessing | None) -> Tensor:
     return (((images * std + mean) * BRIGHTNESS).clamp(0, 1) - mean) / std
 
 
-# Deterministic, label-preserving views of a preprocessed batch [B,c,H,W].
-VIEWS: dict[str, Callable[[Tensor, Preprocessing | None], Tensor]] = {
-    "hflip": lambda images, _: images.flip(-1),
-    "vflip": lambda images, _: images.flip(-2),
-    "rot180": lambda images, _: images.flip(-2, -1),
-    "transpose": transpose,
-    "brightness": brightness,
-}
+VIEWS = ("hflip", "vflip", "rot180", "transpose", "brightness")
+
+
+def views_for(preprocessing: Preprocessing | None) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Deterministic, label-preserving views of a preprocessed batch [B,c,H,W], by name."""
+    return {
+        "hflip": partial(torch.flip, dims=(-1,)),
+        "vflip": partial(torch.flip, dims=(-2,)),
+        "rot180": partial(torch.flip, dims=(-2, -1)),
+        "transpose": transpose,
+        "brightness": partial(brightness, preprocessing=preprocessing),
+    }
 
 
 def require_views(names: tuple[str, ...]) -> tuple[str, ...]:

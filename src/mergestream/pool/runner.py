@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import torch
@@ -16,12 +17,25 @@ from mergestream.functional.scores import finite_images, require_finite
 from mergestream.networks.architecture import logits_of
 from mergestream.networks.batchnorm import reestimate
 from mergestream.networks.last_layer import LastLayer, require_one_row_per_image
-from mergestream.networks.preprocessing import ORIGINAL, VIEWS, require_batch, require_views
+from mergestream.networks.preprocessing import ORIGINAL, network_input, require_views, views_for
 from mergestream.pool.execution import Execution, Recording, patches_as_products
 from mergestream.pool.parts import Parts
 from mergestream.runtime.errors import InputError, MergestreamError, NetworkError
 
 Coefficients = Sequence[float] | Tensor
+ExpertLogits = Mapping[str, Tensor]  # [K,B,C] by the name of the view, the unaltered batch as ORIGINAL
+
+
+@dataclass
+class Batch:
+    """Prepared images [B,c,H,W], and the experts' logits [K,B,C] on them by view, as far as they are computed.
+
+    `shares` [B] say what each image counts where the batch is padded; they sum to 1, and padding counts 0.
+    """
+
+    images: Tensor
+    expert_logits: dict[str, Tensor] = field(default_factory=dict)
+    shares: Tensor | None = None
 
 
 class PoolRunner:
@@ -34,6 +48,7 @@ class PoolRunner:
         self.execution = execution or Execution()
         self.bank, self.template, self.layout = parts.bank, parts.network, parts.layout
         self.device, self.preprocessing = parts.bank.device, parts.network.preprocessing
+        self._views = views_for(self.preprocessing)
         self.names = tuple(card.name for card in parts.cards)
         self.classes = parts.cards[0].classes
         self.integers = parts.integers
@@ -52,28 +67,29 @@ class PoolRunner:
 
     def prepare(self, images: Tensor) -> Tensor:
         """Turn a batch into network input: resize and normalise uint8 of any size, pass floats through."""
-        require_batch(images, self.preprocessing)
-        if images.dtype == torch.uint8:
-            assert self.preprocessing is not None
-            images = self.preprocessing(images.to(self.device))
-        return images.to(self.device, self.bank.dtype).contiguous()
+        batch = network_input(images, self.preprocessing, self.device)
+        return batch.to(self.device, self.bank.dtype).contiguous()
 
     def logits(self, images: Tensor, view: str | None = None) -> Tensor:
         """Every expert's logits [K,B,C] in fp32, of the batch or of a named view of it."""
         view = ORIGINAL if view is None else require_views((view,))[0]
-        return self.logits_of_views(self.prepare(images), (view,))[view]
+        return self.logits_of_views(Batch(self.prepare(images)), (view,))[view]
 
-    def logits_of_views(self, batch: Tensor, views: Sequence[str]) -> dict[str, Tensor]:
-        """Every expert's logits [K,B,C] of views of a prepared batch, which is a view itself ('original')."""
-        inputs = {}
+    def logits_of_views(self, batch: Batch, views: Sequence[str] = (ORIGINAL,)) -> dict[str, Tensor]:
+        """Every expert's logits [K,B,C] of views of a batch, which is a view itself ('original').
+
+        They are computed when first needed and stay with the batch.
+        """
+        answers, inputs = batch.expert_logits, {}
         for view in views:
-            inputs[view] = batch if view == ORIGINAL else VIEWS[view](batch, self.preprocessing)
-        if self._recording is not None:  # one forward per expert: larger products, fewer launches
+            if view not in answers:
+                inputs[view] = batch.images if view == ORIGINAL else self._views[view](batch.images)
+        if inputs and self._recording is not None:  # one forward per expert: larger products, fewer launches
             stacked = torch.cat(list(inputs.values()))
             tasks = [partial(self._run, *expert, stacked) for expert in zip(self._owners, self._experts, strict=True)]
             logits = torch.stack(self._recording.side_by_side(tasks, self.device))
-            return dict(zip(views, logits.chunk(len(views), dim=1), strict=True))
-        answers = {}
+            answers.update(zip(inputs, logits.chunk(len(inputs), dim=1), strict=True))
+            return answers
         for view, images in inputs.items():
             own = []
             for owner, expert in zip(self._owners, self._experts, strict=True):

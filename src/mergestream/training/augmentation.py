@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from mergestream.networks.preprocessing import VIEWS, Preprocessing
+from mergestream.networks.preprocessing import Preprocessing, views_for
 
 LUMA = (0.2989, 0.587, 0.114)  # of red, green and blue, as torchvision weighs them
 CROP_DRAWS, COLOUR_DRAWS, GREY_DRAWS = 4, 4, 1
@@ -44,8 +44,9 @@ def augment(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
 
 def apply_views(images: Tensor, draws: Tensor, views: tuple[str, ...], preprocessing: Preprocessing) -> Tensor:
     """Apply each view to a random half of a prepared batch [B,c,H,W]."""
+    functions = views_for(preprocessing)
     for view, values in zip(views, draws, strict=True):
-        images = torch.where(_per_image(values) < 0.5, VIEWS[view](images, preprocessing), images)
+        images = torch.where(_per_image(values) < 0.5, functions[view](images), images)
     return images
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mergestream.data.datasets.domain_data import DomainData
 from mergestream.functional.metrics import risk_by_confidence, summarise
 from mergestream.networks.architecture import Network, logits_of
-from mergestream.networks.preprocessing import Preprocessing, resize
+from mergestream.networks.preprocessing import Preprocessing, resizer
 from mergestream.runtime.errors import CheckpointError, NetworkError, TrainingError
 from mergestream.runtime.seeding import cpu_threads, seeded
 from mergestream.runtime.state_file import read_state, write_state
@@ -116,7 +116,7 @@ class _Loop:
         self._recipe, self._data, self._checkpoint = recipe, data, checkpoint
         self._module, self._preprocessing, self._device = network.module, preprocessing, device
         training, self._validation = split(len(data), recipe.validation_share, recipe.seed_of_split, data.groups)
-        self._images = resize(data.images, preprocessing.size, preprocessing.interpolation).to(device)
+        self._images = resizer(preprocessing.size, preprocessing.interpolation)(data.images).to(device)
         self._labels = data.labels.to(device)
         weights = class_weights(data, training).to(device) if recipe.loss == "weighted" else None
         self.stepper = Stepper(network, self._images, self._labels, _batches(training, recipe), recipe, weights)

@@ -21,7 +21,7 @@ from mergestream.data.datasets.roots import Root
 from mergestream.data.intake.input_files import read_upload
 from mergestream.data.intake.limits import IntakeError, Limits
 from mergestream.data.intake.shades import image_shades, three_channels
-from mergestream.networks.preprocessing import resize
+from mergestream.networks.preprocessing import resizer
 from mergestream.runtime.errors import DataError
 from mergestream.runtime.files import atomic_array, mapped_array, process_lock, sha256_of_json, write_json
 
@@ -42,7 +42,7 @@ class Decoding:
     def fit(self, pixels: Tensor) -> Tensor:
         """uint8 [3,h,w] -> [3,H,W]."""
         cropped = crop_border(pixels) if self.crop_border else pixels
-        return resize(cropped[None], self.size, self.interpolation)[0]
+        return resizer(self.size, self.interpolation)(cropped[None])[0]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.networks.preprocessing import Preprocessing, resize
+from mergestream.networks.preprocessing import Preprocessing, resizer
 from mergestream.runtime.errors import InputError
 
 
@@ -63,4 +63,4 @@ def stack(
             "Save it with preprocessing=mergestream.Preprocessing(size=…)."
         )
     images = [torch.from_numpy(picture.pixels).to(device)[None] for picture in pictures]
-    return torch.cat([resize(image, preprocessing.size, preprocessing.interpolation) for image in images])
+    return torch.cat([*map(resizer(preprocessing.size, preprocessing.interpolation), images)])

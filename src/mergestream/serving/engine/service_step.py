@@ -55,7 +55,7 @@ def take_step(
     """Answer one batch of a stream. Nothing is changed: the outcome holds the stream's next state."""
     pool, method = lineup.active, lineup.active_method
     method.state = start = method.start() if before.method is None else before.method
-    batch = Batch(pool, prepare(pool, pictures))
+    batch = Batch(prepare(pool, pictures))
     step = method.step(batch, with_experts=settings.watch_experts)
     method.settle()  # an answer leaves only after everything that could refuse it
     experts = step.expert_logits
@@ -71,7 +71,7 @@ def take_step(
             step.logits, step.encoder_coefficients, step.head_coefficients, _weights_in_use(method, step)
         )
     else:
-        reply = _fallback_reply(batch, choice)
+        reply = _fallback_reply(pool, batch, choice)
         findings.append(_fallback_finding(choice, findings, settings))
     undecided = abstained(seen, reply.logits, findings, settings)
     # A recipe stands for the weights only where they follow from the coefficients alone.
@@ -108,13 +108,12 @@ def _fallback_choice(lineup: Lineup, findings: Sequence[Finding], settings: Guar
     return codes.ENSEMBLE if absent else settings.fallback
 
 
-def _fallback_reply(batch: Batch, choice: str) -> ModelReply:
-    pool = batch.pool
+def _fallback_reply(pool: ExpertPool, batch: Batch, choice: str) -> ModelReply:
     if choice == codes.UNIFORM:
         share = simplex.uniform(len(pool), pool.device)
         weights = pool.merge(share)
         return ModelReply(pool.forward(weights, batch.images), share, share, weights)
-    logits = batch.logits()[ORIGINAL]
+    logits = pool.logits_of_views(batch)[ORIGINAL]
     if choice == codes.ENSEMBLE:
         return ModelReply(logits.mean(dim=0), None, None, None)
     expert = pool.index(choice.removeprefix(codes.EXPERT))
