@@ -26,7 +26,7 @@ from conftest import make_pool
 from engines import PLAIN, Service, batch, picture, small_pool, tensor_of
 from mergestream.data.intake.input_files import read_upload
 from mergestream.data.intake.limits import Limits
-from mergestream.methods.entropy_adaptive import EntropyState
+from mergestream.methods.entropy_options import EntropyState
 from mergestream.methods.prior_adaptive import PriorState
 from mergestream.methods.prior_units import ClassPriorState, FitState, ScaleState
 from mergestream.methods.state import for_experts

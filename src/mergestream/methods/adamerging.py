@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from mergestream.functional import scores as scoring
 from mergestream.functional.merging import Rows
-from mergestream.methods.merged_model import MergedModel, base_of
+from mergestream.methods.base import option
+from mergestream.methods.merged_model import BASE_HEADS, MergedModel, base_of
 from mergestream.methods.state import INSEPARABLE, State
 from mergestream.methods.task_arithmetic import add_task_vectors, resolve_lambda
 from mergestream.networks.architecture import logits_of
@@ -23,43 +24,32 @@ class AdaMergingState(State):
     adam: dict[str, Tensor] = field(metadata=INSEPARABLE)  # Adam's moments of them; empty before the first update
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AdaMerging(MergedModel[AdaMergingState]):
     """On every batch: `steps` updates of the lambdas by Adam on the batch's mean entropy, then the answer.
 
-    granularity     'task': one lambda per expert; 'layer': one per expert and parameter tensor
-    lambda          start of the lambdas: a number, or '1/K'
-    learning_rate   Adam's, with betas 0.9 and 0.999
-    clamp           use lambdas clamped to [0, 1]; one that leaves the interval gets no gradient there, as published
-    base_head       'saved', or 'zero' for experts whose heads did not start together
+    With `clamp` a lambda that leaves [0, 1] gets no gradient there, as published. base_head='zero' is for experts whose
+    heads did not start together.
     """
 
     name: ClassVar[str] = "adamerging"
     needs = ("base", "gradients")
     learns = True
+    granularity: str = option("task", one_of, ("task", "layer"))  # one lambda per expert, or per expert and tensor
+    lambda_: float | str = 0.3  # start of the lambdas: a number, or '1/K'
+    learning_rate: float = option(1e-3, number, low=0)  # Adam's, with betas 0.9 and 0.999
+    steps: int = option(1, whole_number, low=1)
+    clamp: bool = option(True, yes_or_no)
+    base_head: str = option("saved", one_of, BASE_HEADS)
 
-    def __init__(
-        self,
-        pool: ExpertPool,
-        *,
-        granularity: str = "task",
-        lambda_: float | str = 0.3,
-        learning_rate: float = 1e-3,
-        steps: int = 1,
-        clamp: bool = True,
-        base_head: str = "saved",
-        head_rows: str = "all",
-        recalibrate_bn: bool = False,
-    ) -> None:
-        self._base = base_of(pool, self.name, base_head)
-        self.granularity = one_of("granularity", granularity, ("task", "layer"))
-        self.lambda_, self.base_head = lambda_, base_head
-        self._first = resolve_lambda(lambda_, len(pool), single=True)[0]
-        self.learning_rate = number("learning_rate", learning_rate, low=0)
-        self.steps = whole_number("steps", steps, low=1)
-        self.clamp = yes_or_no("clamp", clamp)
-        if clamp and not 0 <= self._first <= 1:
-            raise InputError(f"With clamp, 'lambda' starts within [0, 1], else it would never move; got {lambda_!r}.")
-        super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._base = base_of(self.pool, self.name, self.base_head)
+        self._first = resolve_lambda(self.lambda_, len(self.pool), single=True)[0]
+        if self.clamp and not 0 <= self._first <= 1:
+            raise InputError(
+                f"With clamp, 'lambda' starts within [0, 1], else it would never move; got {self.lambda_!r}."
+            )
 
     def start(self) -> AdaMergingState:
         experts, tensors = len(self.pool), len(self.pool.layout.parameters)

@@ -6,8 +6,8 @@ import inspect
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import is_not
 from typing import Any, ClassVar, Generic
@@ -32,33 +32,45 @@ from mergestream.runtime.option_checks import whole_number
 _log = logging.getLogger(__name__)
 
 
+def option(default: Any, check: Callable[..., Any], *arguments: Any, **bounds: Any) -> Any:
+    """An option with its default, whose values pass through check(name, value, *arguments, **bounds)."""
+    return field(default=default, metadata={"check": lambda name, value: check(name, value, *arguments, **bounds)})
+
+
+@dataclass(eq=False, repr=False)
 class Method(ABC, Generic[S]):
     """A way to answer a stream with the pool's experts. The constructor's keyword-only parameters are its options.
 
-    A subclass stores every option under its own name and defines `start` and `advance`. `revision` is raised whenever
-    its numbers change; `static` says that every batch gets the same model, so that a stream only reorders its answers.
+    A subclass is a dataclass of its options and defines `start` and `advance`. `revision` is raised whenever its
+    numbers change; `static` says that every batch gets the same model, so that a stream only reorders its answers.
     """
 
+    pool: ExpertPool
     name: ClassVar[str]
     revision: ClassVar[int] = 1
-    static: bool = False
+    static = False
     # What it cannot do without, beside experts and images: 'base', 'statistics', 'candidates', 'gradients'.
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] = field(default=(), init=False)
     # A step can be recorded as a CUDA graph if `advance` reads nothing back to the host, ...
-    capturable: bool = False
+    capturable = False
     # ... a smaller batch can be padded to a recorded size if padding changes no answer, ...
-    takes_padding: bool = True
+    takes_padding = True
     # ... and host decisions depend on the state's whole numbers modulo this period only.
-    period: int = 1
-    # The tensors that the merged weights at hand were merged from.
-    held_from: tuple[Tensor, ...] | None = None
-    graphs: Graphs | None = None
-    _repeated: tuple[int | None] | None = None  # the graph, or none, that steps must come from; None: free choice
-    _not_capturable = False  # recording failed once
+    period = 1
 
-    def __init__(self, pool: ExpertPool) -> None:
-        self.pool = pool
-        self._recorder = recorder_for(pool.device)
+    def __post_init__(self) -> None:
+        """Check the options. A subclass derives what it needs from them afterwards."""
+        for about in fields(self):
+            if "check" in about.metadata:
+                checked = about.metadata["check"](about.name.removesuffix("_"), getattr(self, about.name))
+                setattr(self, about.name, checked)
+        # The tensors that the merged weights at hand were merged from.
+        self.held_from: tuple[Tensor, ...] | None = None
+        self.graphs: Graphs | None = None
+        self._state: S | None = None
+        self._recorder = recorder_for(self.pool.device)
+        self._repeated: tuple[int | None] | None = None  # the graph, or none, that steps must come from; None: any
+        self._not_capturable = False  # recording failed once
 
     def start(self) -> S:
         """The state before the first batch of a stream: empty, unless the method carries something."""
@@ -112,8 +124,6 @@ class Method(ABC, Generic[S]):
     @state.setter
     def state(self, state: S) -> None:
         self._state = state
-
-    _state: S | None = None
 
     @torch.no_grad()
     def step(
@@ -190,8 +200,12 @@ class Method(ABC, Generic[S]):
 
     @classmethod
     def _parameters(cls) -> dict[str, inspect.Parameter]:
-        parameters = inspect.signature(cls.__init__).parameters
-        return {name: parameter for name, parameter in parameters.items() if name not in ("self", "pool")}
+        """The constructor's options: its own, then those of the classes it is built on."""
+        signature = inspect.signature(cls.__init__).parameters
+        names = dict.fromkeys(name for kind in cls.__mro__ for name in vars(kind).get("__annotations__", ()))
+        return {
+            name: signature[name] for name in [*names, *signature] if name in signature and name not in ("self", "pool")
+        }
 
     def options(self) -> dict[str, Any]:
         """The constructor's options, in a form JSON can hold."""

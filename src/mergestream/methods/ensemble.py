@@ -1,29 +1,28 @@
 """The experts' answers averaged: K models for every batch, no merged one."""
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from mergestream.methods.base import Method
+from mergestream.methods.base import Method, option
 from mergestream.methods.state import State
 from mergestream.methods.step import Step
 from mergestream.networks.preprocessing import ORIGINAL
-from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import Batch
 from mergestream.runtime.option_checks import one_of
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Ensemble(Method[State]):
     """average: 'logits' (as FusionBench) or 'probabilities' (as deep ensembles; its logits are log mean p)."""
+
+    average: str = option("logits", one_of, ("logits", "probabilities"))
 
     name: ClassVar[str] = "ensemble"
     static = True
     capturable = True
-
-    def __init__(self, pool: ExpertPool, *, average: str = "logits") -> None:
-        super().__init__(pool)
-        self.average = one_of("average", average, ("logits", "probabilities"))
 
     def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
         logits = self.pool.logits_of_views(batch)[ORIGINAL]

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from mergestream.functional import coefficients as simplex
 from mergestream.functional.merging import Rows, fisher_average, merge, weighted_sum
+from mergestream.methods.base import option
 from mergestream.methods.state import INSEPARABLE, State
 from mergestream.methods.statistics_model import StatisticsModel
-from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics.fisher_information import FISHERS
 from mergestream.pool.statistics.measurement import fisher_information
 from mergestream.runtime.errors import CheckpointError, InputError
-from mergestream.runtime.option_checks import number, one_of, yes_or_no
+from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
 
 # MergeLM's and FusionBench's: added to every norm before it divides.
 NORM_FLOOR = 1e-6
@@ -30,37 +30,22 @@ class FisherState(State):
     )  # of each expert [P], the mean over these images; empty before the first
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Fisher(StatisticsModel[FisherState]):
     """fisher       'exact': sum_c p_c (d log p_c)^2 of every example; 'mergelm': as published, one gradient per batch
     normalise    divide each expert's information by its size, so that none outweighs the others by its scale alone
     floor        the least information of any number; where nobody has more, the result is the mean
-    statistics, examples, head_rows, recalibrate_bn: as in all such methods
     """
 
     name: ClassVar[str] = "fisher"
+    fisher: str = option("exact", one_of, tuple(FISHERS))
+    statistics: str = option("source", one_of, ("source", "target"))
+    examples: int = option(500, whole_number, low=1)
+    normalise: bool = option(True, yes_or_no)
+    floor: float = option(1e-6, number, above=0)
 
-    def __init__(
-        self,
-        pool: ExpertPool,
-        *,
-        fisher: str = "exact",
-        statistics: str = "source",
-        examples: int = 500,
-        normalise: bool = True,
-        floor: float = 1e-6,
-        head_rows: str = "all",
-        recalibrate_bn: bool = False,
-    ) -> None:
-        self.fisher = one_of("fisher", fisher, tuple(FISHERS))
-        self.normalise = yes_or_no("normalise", normalise)
-        self.floor = number("floor", floor, above=0)
-        super().__init__(
-            pool,
-            statistics=statistics,
-            examples=examples,
-            head_rows=head_rows,
-            recalibrate_bn=recalibrate_bn,
-        )
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.learns:
             self.needs = ("gradients",)
 

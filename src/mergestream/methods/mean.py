@@ -1,12 +1,15 @@
 """The mean of the experts' weights (Eq. 2): the same fixed coefficients for every batch."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from mergestream.functional import coefficients as simplex
+from mergestream.methods.base import option
 from mergestream.methods.merged_model import MergedModel
 from mergestream.methods.state import State
 from mergestream.pool.expert_pool import ExpertPool
@@ -16,6 +19,7 @@ from mergestream.runtime.option_checks import names, one_of
 VARIANTS = ("uniform", "restricted", "greedy", "all_runs")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Mean(MergedModel[State]):
     """coefficients   'uniform', 'samples' (by training-set size, as FedAvg), or numbers on the simplex
     variant        'uniform' averages the experts, as the paper does. DiWA's others average the runs that the experts
@@ -24,25 +28,21 @@ class Mean(MergedModel[State]):
     """
 
     name: ClassVar[str] = "mean"
+    coefficients: str | Sequence[float] = "uniform"
+    variant: str = option("uniform", one_of, VARIANTS)
+    runs: Sequence[str] = option((), names)
 
-    def __init__(
-        self,
-        pool: ExpertPool,
-        *,
-        coefficients: str | Sequence[float] = "uniform",
-        variant: str = "uniform",
-        runs: Sequence[str] = (),
-        head_rows: str = "all",
-        recalibrate_bn: bool = False,
-    ) -> None:
-        self.variant = one_of("variant", variant, VARIANTS)
-        self.runs = names("runs", runs)
-        members = pool if variant == "uniform" else _candidates(pool, variant)
-        super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn, members=members)
-        if variant != "uniform":
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variant != "uniform":
             self.needs = ("candidates",)
-        self._coefficients = self._resolve(coefficients)
-        self.coefficients = coefficients if isinstance(coefficients, str) else self._coefficients.tolist()
+        self._coefficients = self._resolve(self.coefficients)
+        if not isinstance(self.coefficients, str):
+            self.coefficients = self._coefficients.tolist()
+
+    @cached_property
+    def _members(self) -> ExpertPool:
+        return self.pool if self.variant == "uniform" else _candidates(self.pool, self.variant)
 
     def merge_parameters(self, state: State, out: Tensor) -> None:
         shares = self._coefficients

@@ -1,6 +1,7 @@
 """Methods that answer with one merged network, whose weights [P] are rebuilt only when they change."""
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -10,42 +11,41 @@ from torch import Tensor, nn
 from mergestream.functional import coefficients as simplex
 from mergestream.functional.merging import Rows, weighted_sum
 from mergestream.functional.scores import require_finite
-from mergestream.methods.base import Method
+from mergestream.methods.base import Method, option
 from mergestream.methods.expert_rows import HeadRows
 from mergestream.methods.state import S, leaves
 from mergestream.methods.step import Step
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import Batch
 from mergestream.runtime.errors import PoolError
-from mergestream.runtime.option_checks import one_of, yes_or_no
+from mergestream.runtime.option_checks import yes_or_no
 
 BASE_HEADS = ("saved", "zero")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class MergedModel(Method[S]):
-    """Options of all of them:
-
-    head_rows        'all', or 'seen': a class's head row is averaged over the experts that saw the class
-    recalibrate_bn   re-estimate BatchNorm statistics of the merged model from each batch (one more forward)
+    """Methods whose merged weights are a function of their state.
 
     A subclass merges parameters in `merge_parameters`; one that learns from the stream does so in `learn`. Floating
     buffers are averaged here, by the project's one rule for all methods.
     """
 
+    head_rows: str = "all"  # or 'seen': a class's head row is averaged over the experts that saw the class
+    recalibrate_bn: bool = option(False, yes_or_no)  # BatchNorm statistics from each batch, with one more forward
     learns = False  # whether the stream changes the merged weights
 
-    def __init__(
-        self, pool: ExpertPool, *, head_rows: str, recalibrate_bn: bool, members: ExpertPool | None = None
-    ) -> None:
-        """members: the pool whose rows are merged, where they are not the experts' own."""
-        super().__init__(pool)
-        self._members = members or pool
-        self.head_rows = head_rows
-        self._rows_of = HeadRows(self._members, head_rows)
-        self.recalibrate_bn = yes_or_no("recalibrate_bn", recalibrate_bn)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._rows_of = HeadRows(self._members, self.head_rows)
         # Re-estimated BatchNorm statistics depend on the batch, and so does the model.
-        self.static = not self.learns and not recalibrate_bn
-        self.capturable = self.static and self._members is pool
+        self.static = not self.learns and not self.recalibrate_bn
+        self.capturable = self.static and self._members is self.pool
+
+    @cached_property
+    def _members(self) -> ExpertPool:
+        """The pool whose rows are merged: the experts, unless the options choose others."""
+        return self.pool
 
     @cached_property
     def _rows(self) -> Rows:
@@ -104,7 +104,6 @@ class MergedModel(Method[S]):
 
 def base_of(pool: ExpertPool, method: str, base_head: str) -> Tensor:
     """theta_0 [P], its head as saved or zero; refused where the pool has none."""
-    one_of("base_head", base_head, BASE_HEADS)
     if pool.base is None:
         raise PoolError(
             f"'{method}' needs the weights that all experts started from, and this pool has none. Give base= to "

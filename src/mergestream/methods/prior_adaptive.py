@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from mergestream.functional import class_mix, merging
-from mergestream.methods.base import Method
+from mergestream.methods.base import Method, option
 from mergestream.methods.card_values import resolve_home, resolve_temperature, resolve_tilt, resolve_untilted_home
-from mergestream.methods.entropy_adaptive import EntropyAdaptive, EntropyState
+from mergestream.methods.entropy_adaptive import EntropyAdaptive
+from mergestream.methods.entropy_options import EntropyState
 from mergestream.methods.expert_rows import even_heads, restored
 from mergestream.methods.prior_units import (
     ClassPrior,
@@ -34,6 +35,9 @@ from mergestream.runtime.log_once import log_once
 from mergestream.runtime.option_checks import number, yes_or_no
 
 _log = logging.getLogger(__name__)
+SHARED_OPTIONS = (
+    "encoder", "head", "head_sharpness", "momentum", "score", "views", "recalibrate_bn", "refresh_every",
+)  # fmt: skip
 NEAR = 0.05  # of the largest logit: what a half type may round in a last layer
 
 
@@ -45,6 +49,7 @@ class PriorState(State):
     fit: FitState | None = field(metadata={"prefix": "fit_"})
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PriorAdaptive(Method[PriorState]):
     """Coefficients by entropy, as the paper's; the head says what the experts say, its bias follows the classes' mix.
 
@@ -64,63 +69,41 @@ class PriorAdaptive(Method[PriorState]):
     match_scale   merged logits are brought to the experts' spread over images, both over the long run
     restore       encoders' changes are scaled up by what merging heads of different directions loses (needs a base)
     score         'entropy_agreement' doubts an expert that is certain and alone; others as of entropy_adaptive
-    temperature, encoder, head, head_sharpness, momentum, views, recalibrate_bn, refresh_every: as of entropy_adaptive
     """
 
     name: ClassVar[str] = "prior_adaptive"
     revision: ClassVar[int] = 3
     capturable = True
+    # As of entropy_adaptive, which checks them.
+    temperature: float | Sequence[float] | str = "card"
+    encoder: str = "adaptive"
+    head: str = "shared"
+    head_sharpness: float = 1.0
+    momentum: float = 0.0
+    score: str = "entropy_agreement"
+    views: Sequence[str] = ("hflip",)
+    recalibrate_bn: bool = False
+    refresh_every: int = 1
+    anchor: float = option(1.0, number, low=0, high=1)
+    home: str | Sequence[float] = "card"
+    memory: float = option(4096, number, low=1)
+    before: float = option(32, number, above=0)
+    untilt: bool = option(True, yes_or_no)
+    even_heads: bool = option(True, yes_or_no)
+    refit: bool = option(True, yes_or_no)
+    refit_before: float = option(32, number, above=0)
+    match_scale: bool = option(True, yes_or_no)
+    restore: bool = option(False, yes_or_no)
 
-    def __init__(
-        self,
-        pool: ExpertPool,
-        *,
-        temperature: float | Sequence[float] | str = "card",
-        encoder: str = "adaptive",
-        head: str = "shared",
-        head_sharpness: float = 1.0,
-        momentum: float = 0.0,
-        score: str = "entropy_agreement",
-        views: Sequence[str] = ("hflip",),
-        recalibrate_bn: bool = False,
-        refresh_every: int = 1,
-        anchor: float = 1.0,
-        home: str | Sequence[float] = "card",
-        memory: float = 4096,
-        before: float = 32,
-        untilt: bool = True,
-        even_heads: bool = True,
-        refit: bool = True,
-        refit_before: float = 32,
-        match_scale: bool = True,
-        restore: bool = False,
-    ) -> None:
-        super().__init__(pool)
-        self.anchor = number("anchor", anchor, low=0, high=1)
-        self.memory = number("memory", memory, low=1)
-        self.before, self.home = number("before", before, above=0), home
-        self.untilt, self.even_heads = yes_or_no("untilt", untilt), yes_or_no("even_heads", even_heads)
-        self.refit, self.refit_before = yes_or_no("refit", refit), number("refit_before", refit_before, above=0)
-        self.match_scale, self.restore = yes_or_no("match_scale", match_scale), yes_or_no("restore", restore)
-        self.needs = ("base",) if restore else ()
-        self.temperature = temperature
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pool, self.needs = self.pool, ("base",) if self.restore else ()
         self._prepare_rows(pool)
-        self._rule = EntropyAdaptive(
-            pool,
-            temperature=self._temperature.tolist(),
-            encoder=encoder,
-            head=head,
-            head_sharpness=head_sharpness,
-            momentum=momentum,
-            score=score,
-            views=views,
-            recalibrate_bn=recalibrate_bn,
-            refresh_every=refresh_every,
-        )
-        self.encoder, self.head, self.head_sharpness = encoder, head, self._rule.head_sharpness
-        self.momentum, self.score, self.views = self._rule.momentum, score, self._rule.views
-        self.recalibrate_bn, self.takes_padding = recalibrate_bn, not recalibrate_bn
-        self.refresh_every = self.period = self._rule.refresh_every
+        shared = {name: getattr(self, name) for name in SHARED_OPTIONS}
+        self._rule = EntropyAdaptive(pool, temperature=self._temperature.tolist(), **shared)
+        for name in SHARED_OPTIONS:
+            setattr(self, name, getattr(self._rule, name))
+        self.takes_padding, self.period = self._rule.takes_padding, self._rule.period
         self._scale = ScaleMatch(self._temperature, len(pool.classes))
         self._prior = self._class_prior(pool)
         self._fitted = self._fitted_head(pool)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from mergestream.functional import coefficients as simplex
 from mergestream.functional.merging import merge, merge_layer
+from mergestream.methods.base import option
 from mergestream.methods.state import INSEPARABLE, State
 from mergestream.methods.statistics_model import StatisticsModel
-from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics.grams import Gram, Grams, add_grams
 from mergestream.pool.statistics.measurement import input_grams
 from mergestream.runtime.errors import CheckpointError, InputError
@@ -28,39 +28,18 @@ class RegMeanState(State):
     grams: list[Grams] = field(metadata={**INSEPARABLE, "read": _read_grams})  # of each expert, over these images
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RegMean(StatisticsModel[RegMeanState]):
-    """ratio          off-diagonal elements of the Gram matrices are multiplied by it
-    ridge          added to the diagonal of every expert's Gram matrix
-    convolutions   treat them as linear maps of their windows; False takes their mean, as published
-    statistics, examples, head_rows, recalibrate_bn: as in all such methods
-
-    Everything else (biases, norms, embeddings) is the mean.
-    """
+    """Linear layers are solved for; everything else (biases, norms, embeddings) is the mean."""
 
     name: ClassVar[str] = "regmean"
-
-    def __init__(
-        self,
-        pool: ExpertPool,
-        *,
-        ratio: float = 0.95,
-        ridge: float = 0.0,
-        convolutions: bool = True,
-        statistics: str = "source",
-        examples: int = 1600,
-        head_rows: str = "all",
-        recalibrate_bn: bool = False,
-    ) -> None:
-        self.ratio = number("ratio", ratio, low=0, high=1)
-        self.ridge = number("ridge", ridge, low=0)
-        self.convolutions = yes_or_no("convolutions", convolutions)
-        super().__init__(
-            pool,
-            statistics=statistics,
-            examples=examples,
-            head_rows=head_rows,
-            recalibrate_bn=recalibrate_bn,
-        )
+    ratio: float = option(
+        0.95, number, low=0, high=1
+    )  # off-diagonal elements of the Gram matrices are multiplied by it
+    ridge: float = option(0.0, number, low=0)  # added to the diagonal of every expert's Gram matrix
+    convolutions: bool = option(
+        True, yes_or_no
+    )  # as linear maps of their windows; False takes their mean, as published
 
     def start(self) -> RegMeanState:
         return RegMeanState(0, [{} for _ in self.pool.names])

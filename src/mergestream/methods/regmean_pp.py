@@ -1,17 +1,20 @@
 """RegMean++ (2025): RegMean block by block, each expert's block fed by the merged blocks before it."""
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
 
+from mergestream.methods.base import option
 from mergestream.methods.regmean import RegMean, RegMeanState
 from mergestream.networks.blocks import find_blocks
-from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics.grams import Grams
 from mergestream.pool.statistics.measurement import BlockwiseOptions, blockwise_kind, merge_block_by_block
+from mergestream.runtime.option_checks import number
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class RegMeanPlusPlus(RegMean):
     """Options as in `regmean`, with the paper's defaults. What lies before the first block is the mean, as published;
     the final norm is the mean and the head is merged by RegMean on the merged features.
@@ -22,30 +25,12 @@ class RegMeanPlusPlus(RegMean):
     """
 
     name: ClassVar[str] = "regmean_pp"
+    ratio: float = option(1.0, number, low=0, high=1)
+    ridge: float = option(0.01, number, low=0)
 
-    def __init__(
-        self,
-        pool: ExpertPool,
-        *,
-        ratio: float = 1.0,
-        ridge: float = 0.01,
-        convolutions: bool = True,
-        statistics: str = "source",
-        examples: int = 1600,
-        head_rows: str = "all",
-        recalibrate_bn: bool = False,
-    ) -> None:
-        find_blocks(pool.template.module)
-        super().__init__(
-            pool,
-            ratio=ratio,
-            ridge=ridge,
-            convolutions=convolutions,
-            statistics=statistics,
-            examples=examples,
-            head_rows=head_rows,
-            recalibrate_bn=recalibrate_bn,
-        )
+    def __post_init__(self) -> None:
+        find_blocks(self.pool.template.module)
+        super().__post_init__()
 
     @property
     def _settings(self) -> BlockwiseOptions:

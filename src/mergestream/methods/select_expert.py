@@ -1,36 +1,37 @@
 """For every batch, the expert that is least uncertain about it answers alone."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from mergestream.functional import coefficients as simplex
 from mergestream.functional import scores as scoring
-from mergestream.methods.base import Method
+from mergestream.methods.base import Method, option
 from mergestream.methods.card_values import resolve_temperature
 from mergestream.methods.state import State
 from mergestream.methods.step import Step
 from mergestream.networks.preprocessing import ORIGINAL
-from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import Batch
 from mergestream.runtime.option_checks import one_of
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SelectExpert(Method[State]):
     """temperature and score as in `entropy_adaptive`; exact ties go to the first name in the alphabet."""
+
+    temperature: float | Sequence[float] | str = 1.0
+    score: str = option("entropy", one_of, tuple(scoring.SCORES))
 
     name: ClassVar[str] = "select_expert"
     capturable = True
 
-    def __init__(
-        self, pool: ExpertPool, *, temperature: float | Sequence[float] | str = 1.0, score: str = "entropy"
-    ) -> None:
-        super().__init__(pool)
-        self.temperature, self._temperature = temperature, resolve_temperature(temperature, pool)
-        ranks = [sorted(pool.names).index(name) for name in pool.names]
-        self._rank = torch.tensor(ranks, dtype=torch.float32, device=pool.device)
-        self.score = one_of("score", score, tuple(scoring.SCORES))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._temperature = resolve_temperature(self.temperature, self.pool)
+        ranks = [sorted(self.pool.names).index(name) for name in self.pool.names]
+        self._rank = torch.tensor(ranks, dtype=torch.float32, device=self.pool.device)
 
     def card_values(self) -> dict[str, Any]:
         return {"temperature": self._temperature.tolist()} if isinstance(self.temperature, str) else {}

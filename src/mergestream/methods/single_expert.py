@@ -1,5 +1,6 @@
 """One named expert answers everything."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -9,21 +10,23 @@ from mergestream.methods.base import Method
 from mergestream.methods.state import State
 from mergestream.methods.step import Step
 from mergestream.networks.preprocessing import ORIGINAL
-from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import Batch
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SingleExpert(Method[State]):
     """expert: its name in the pool."""
+
+    expert: str
 
     name: ClassVar[str] = "single_expert"
     static = True
     capturable = True
 
-    def __init__(self, pool: ExpertPool, *, expert: str) -> None:
-        super().__init__(pool)
-        self.expert, self._index = expert, pool.index(expert)
-        self._coefficients = simplex.one_hot(self._index, len(pool), pool.device)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._index = self.pool.index(self.expert)
+        self._coefficients = simplex.one_hot(self._index, len(self.pool), self.pool.device)
 
     def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
         if ORIGINAL in batch.expert_logits:

@@ -2,14 +2,16 @@
 
 import hashlib
 from abc import abstractmethod
+from dataclasses import dataclass
 
+from mergestream.methods.base import option
 from mergestream.methods.merged_model import MergedModel
 from mergestream.methods.state import S
-from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import PoolError
 from mergestream.runtime.option_checks import one_of, whole_number
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class StatisticsModel(MergedModel[S]):
     """Options of all of them:
 
@@ -18,13 +20,12 @@ class StatisticsModel(MergedModel[S]):
     examples     how many images of the target are measured; the merged model is settled after them
     """
 
-    def __init__(
-        self, pool: ExpertPool, *, statistics: str, examples: int, head_rows: str, recalibrate_bn: bool
-    ) -> None:
-        self.statistics = one_of("statistics", statistics, ("source", "target"))
-        self.examples = whole_number("examples", examples, low=1)
-        self.learns = statistics == "target"
-        super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
+    statistics: str = option("source", one_of, ("source", "target"))
+    examples: int = option(1600, whole_number, low=1)
+
+    def __post_init__(self) -> None:
+        self.learns = self.statistics == "target"
+        super().__post_init__()
         if not self.learns:
             self.needs = ("statistics",)
             self._require_shipped()

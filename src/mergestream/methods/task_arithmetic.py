@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,34 +10,28 @@ import torch
 from torch import Tensor
 
 from mergestream.functional.merging import Rows, weighted_sum
-from mergestream.methods.merged_model import MergedModel, base_of
+from mergestream.methods.base import option
+from mergestream.methods.merged_model import BASE_HEADS, MergedModel, base_of
 from mergestream.methods.state import State
-from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError
-from mergestream.runtime.option_checks import number
+from mergestream.runtime.option_checks import number, one_of
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TaskArithmetic(MergedModel[State]):
     """lambda: a number for all experts, one per expert, or '1/K', which is the mean. base_head: 'saved', or 'zero' for
     experts whose heads did not start together."""
 
     name: ClassVar[str] = "task_arithmetic"
     needs = ("base",)
+    lambda_: float | Sequence[float] | str = 0.3
+    base_head: str = option("saved", one_of, BASE_HEADS)
 
-    def __init__(
-        self,
-        pool: ExpertPool,
-        *,
-        lambda_: float | Sequence[float] | str = 0.3,
-        base_head: str = "saved",
-        head_rows: str = "all",
-        recalibrate_bn: bool = False,
-    ) -> None:
-        self._base = base_of(pool, self.name, base_head)
-        self.lambda_, self.base_head = lambda_, base_head
-        self._lambdas = resolve_lambda(lambda_, len(pool))
-        self._on_device = torch.tensor(self._lambdas, device=pool.device)  # copied once: a step may be captured
-        super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._base = base_of(self.pool, self.name, self.base_head)
+        self._lambdas = resolve_lambda(self.lambda_, len(self.pool))
+        self._on_device = torch.tensor(self._lambdas, device=self.pool.device)  # copied once: a step may be captured
 
     def merge_parameters(self, state: State, out: Tensor) -> None:
         add_task_vectors(self._base, self._rows, self._lambdas, out)

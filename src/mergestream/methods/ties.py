@@ -1,50 +1,37 @@
 """TIES (Yadav et al. 2023): trimmed task vectors, an elected sign for every number, the mean of those that agree."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from mergestream.functional.merging import DISJOINT_MERGES, Part, ties
-from mergestream.methods.merged_model import MergedModel, base_of
+from mergestream.methods.base import option
+from mergestream.methods.merged_model import BASE_HEADS, MergedModel, base_of
 from mergestream.methods.state import State
 from mergestream.methods.task_arithmetic import resolve_lambda
 from mergestream.networks.flat_layout import Layout
-from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.option_checks import number, one_of
 
 SCOPES = ("global", "encoder_head_separately", "tensor")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Ties(MergedModel[State]):
-    """keep          the share of every task vector that survives trimming, by magnitude
-    trim_scope    trimmed over all numbers at once ('global', the paper's), 'encoder_head_separately', or per 'tensor'
-    merge         of the entries that agree with the elected sign: 'mean' (the paper's), 'sum' or 'max'
-    lambda        multiplier of the merged task vector: a number, or '1/K'
-    base_head     'saved', or 'zero' for experts whose heads did not start together
-    """
+    """Options of the paper by default; base_head='zero' is for experts whose heads did not start together."""
 
     name: ClassVar[str] = "ties"
     needs = ("base",)
+    keep: float = option(0.2, number, above=0, high=1)  # share of every task vector that survives, by magnitude
+    trim_scope: str = option("global", one_of, SCOPES)  # what is trimmed together: all numbers, or parts of them
+    merge: str = option("mean", one_of, DISJOINT_MERGES)  # of the entries that agree with the elected sign
+    lambda_: float | str = 0.3  # multiplier of the merged task vector: a number, or '1/K'
+    base_head: str = option("saved", one_of, BASE_HEADS)
 
-    def __init__(
-        self,
-        pool: ExpertPool,
-        *,
-        keep: float = 0.2,
-        trim_scope: str = "global",
-        merge: str = "mean",
-        lambda_: float | str = 0.3,
-        base_head: str = "saved",
-        head_rows: str = "all",
-        recalibrate_bn: bool = False,
-    ) -> None:
-        self._base = base_of(pool, self.name, base_head)
-        self.keep = number("keep", keep, above=0, high=1)
-        self.trim_scope = one_of("trim_scope", trim_scope, SCOPES)
-        self.merge = one_of("merge", merge, DISJOINT_MERGES)
-        self.lambda_, self.base_head = lambda_, base_head
-        self._scale = resolve_lambda(lambda_, len(pool), single=True)[0]
-        super().__init__(pool, head_rows=head_rows, recalibrate_bn=recalibrate_bn)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._base = base_of(self.pool, self.name, self.base_head)
+        self._scale = resolve_lambda(self.lambda_, len(self.pool), single=True)[0]
 
     def merge_parameters(self, state: State, out: Tensor) -> None:
         parts = parts_of(self.pool.layout, self.trim_scope)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mergestream.runtime.errors import InputError, unknown_name
+from mergestream.runtime.option_checks import names
 
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")  # torchvision's
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -136,6 +137,11 @@ def views_for(preprocessing: Preprocessing | None) -> dict[str, Callable[[Tensor
         "transpose": transpose,
         "brightness": partial(brightness, preprocessing=preprocessing),
     }
+
+
+def view_names(option: str, value: Sequence[str]) -> tuple[str, ...]:
+    """Check an option that names views."""
+    return require_views(names(option, value))
 
 
 def require_views(names: tuple[str, ...]) -> tuple[str, ...]:
