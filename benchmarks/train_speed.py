@@ -24,9 +24,8 @@ from mergestream.pool.expert_card import library_versions
 from mergestream.runtime.parallel import quiet
 from mergestream.training import Recipe, augmentation
 from mergestream.training.expert_training import encoder_weights
-from mergestream.training.recipe import parse_settings
+from mergestream.training.recipe import TrainPlan, parse_settings
 from mergestream.training.stepper import Stepper
-from mergestream.training.training_plan import TrainPlan
 from mergestream.training.training_run import run_training
 
 WARM_UP = 20

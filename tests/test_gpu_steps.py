@@ -18,7 +18,7 @@ from mergestream.pool.fused_blocks import fused_blocks, fused_forward
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.parallel import quiet
 from mergestream.training import Recipe
-from mergestream.training.training_plan import TrainPlan
+from mergestream.training.recipe import TrainPlan
 from mergestream.training.training_run import run_training
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -28,11 +28,10 @@ from mergestream.training import Recipe, fit, training_loop
 from mergestream.training.augmentation import augment, draw
 from mergestream.training.expert_training import probe
 from mergestream.training.heads import HEAD_INITS, add_dropout
-from mergestream.training.recipe import CHOICES, parse_settings
+from mergestream.training.recipe import CHOICES, TrainPlan, parse_settings
 from mergestream.training.stepper import set_rate
 from mergestream.training.training_candidates import work_folder
 from mergestream.training.training_loop import FitCheckpoint, balanced_loss, class_weights
-from mergestream.training.training_plan import TrainPlan
 from mergestream.training.training_run import run_training
 
 ARGUMENTS = tuple(sorted(NETWORK.items()))

@@ -1,6 +1,7 @@
 """`mergestream train`: train the experts of a pool."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,9 +78,10 @@ def train(
 
     Each expert sees only its own domain. Finished work is not repeated, also after a kill.
     """
+    given = {**locals(), "compile": compile_}
     from mergestream.runtime.parallel import default_workers
     from mergestream.training import Recipe
-    from mergestream.training.training_plan import plan_from
+    from mergestream.training.recipe import plan_from
     from mergestream.training.training_run import run_training
 
     plan = plan_from(
@@ -92,19 +94,7 @@ def train(
         arguments=argument or [],
         init=init,
         settings=settings,
-        start=Recipe(
-            steps=steps,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            augmentation=augmentation,
-            loss=loss,
-            criterion=criterion,
-            validate_every=validate_every,
-            seed=seed,
-            accelerator=accelerator,
-            precision=precision,
-            compile=compile_,
-        ),
+        start=Recipe(**{option.name: given[option.name] for option in fields(Recipe) if option.name in given}),
         head_init=head_init,
         domain=domain,
         keep_candidates=keep_candidates,

@@ -32,9 +32,9 @@ class FisherState(State):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Fisher(StatisticsModel[FisherState]):
-    """fisher       'exact': sum_c p_c (d log p_c)^2 of every example; 'mergelm': as published, one gradient per batch
-    normalise    divide each expert's information by its size, so that none outweighs the others by its scale alone
-    floor        the least information of any number; where nobody has more, the result is the mean
+    """`fisher` is 'exact', sum_c p_c (d log p_c)^2 of every example, or 'mergelm', as published: one per batch.
+
+    Normalised information is divided by its size, so that no expert outweighs the others by its scale alone.
     """
 
     name: ClassVar[str] = "fisher"
@@ -42,7 +42,7 @@ class Fisher(StatisticsModel[FisherState]):
     statistics: str = option("source", one_of, ("source", "target"))
     examples: int = option(500, whole_number, low=1)
     normalise: bool = option(True, yes_or_no)
-    floor: float = option(1e-6, number, above=0)
+    floor: float = option(1e-6, number, above=0)  # least information of any number; where nobody has more: the mean
 
     def __post_init__(self) -> None:
         super().__post_init__()

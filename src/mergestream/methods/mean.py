@@ -21,16 +21,13 @@ VARIANTS = ("uniform", "restricted", "greedy", "all_runs")
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Mean(MergedModel[State]):
-    """coefficients   'uniform', 'samples' (by training-set size, as FedAvg), or numbers on the simplex
-    variant        'uniform' averages the experts, as the paper does. DiWA's others average the runs that the experts
-                   were chosen from: 'all_runs', or those that `soups.select_runs` chose: 'restricted' and 'greedy'
-    runs           the chosen runs' names, for 'restricted' and 'greedy'
-    """
+    """variant='uniform' averages the experts, as the paper does. DiWA's others average the runs that the experts were
+    chosen from: 'all_runs', or those that `soups.select_runs` chose: 'restricted' and 'greedy'."""
 
     name: ClassVar[str] = "mean"
-    coefficients: str | Sequence[float] = "uniform"
+    coefficients: str | Sequence[float] = "uniform"  # or 'samples' (by training-set size, as FedAvg), or numbers
     variant: str = option("uniform", one_of, VARIANTS)
-    runs: Sequence[str] = option((), names)
+    runs: Sequence[str] = option((), names)  # names of the chosen runs
 
     def __post_init__(self) -> None:
         super().__post_init__()

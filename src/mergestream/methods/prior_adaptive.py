@@ -56,19 +56,6 @@ class PriorAdaptive(Method[PriorState]):
     Heads that started apart have no useful mean, so the last layer is fitted to the experts' answers. A merged model on
     a foreign site prefers some classes: its answers in the long run are compared with those of experts at home, and
     each batch with the long run; how far a batch may depart is learnt from the batches themselves.
-
-    anchor        how far the long-run mix is taken back to the experts' home: 0 not at all, 1 wholly
-    home          that mix: 'card' (from the experts' cards), 'uniform', or a share per class
-    memory        how many images the long run is; older ones fade
-    before        how many images of the home mix the long run starts with
-    untilt        experts of a class-weighted loss: weights are taken off before answers are compared with the home mix
-    even_heads    a head three times as large as the pool's median, or a third, is brought to it
-    refit         the last layer is fitted to the experts' answers on the stream's images and their views; where a
-                  network does not end in a linear layer, it is not
-    refit_before  for how many images the merged layer itself counts in that
-    match_scale   merged logits are brought to the experts' spread over images, both over the long run
-    restore       encoders' changes are scaled up by what merging heads of different directions loses (needs a base)
-    score         'entropy_agreement' doubts an expert that is certain and alone; others as of entropy_adaptive
     """
 
     name: ClassVar[str] = "prior_adaptive"
@@ -80,19 +67,21 @@ class PriorAdaptive(Method[PriorState]):
     head: str = "shared"
     head_sharpness: float = 1.0
     momentum: float = 0.0
-    score: str = "entropy_agreement"
+    score: str = "entropy_agreement"  # which doubts an expert that is certain and alone
     views: Sequence[str] = ("hflip",)
     recalibrate_bn: bool = False
     refresh_every: int = 1
+    # How far the long-run mix is taken back to the experts' home: 0 not at all, 1 wholly.
     anchor: float = option(1.0, number, low=0, high=1)
-    home: str | Sequence[float] = "card"
-    memory: float = option(4096, number, low=1)
-    before: float = option(32, number, above=0)
-    untilt: bool = option(True, yes_or_no)
-    even_heads: bool = option(True, yes_or_no)
-    refit: bool = option(True, yes_or_no)
-    refit_before: float = option(32, number, above=0)
-    match_scale: bool = option(True, yes_or_no)
+    home: str | Sequence[float] = "card"  # that mix: 'card' (from the experts' cards), 'uniform', or a share per class
+    memory: float = option(4096, number, low=1)  # how many images the long run is; older ones fade
+    before: float = option(32, number, above=0)  # how many images of the home mix the long run starts with
+    untilt: bool = option(True, yes_or_no)  # take class weights of losses off before comparing with the home mix
+    even_heads: bool = option(True, yes_or_no)  # bring a head of three times the median size, or a third, to it
+    refit: bool = option(True, yes_or_no)  # fit the last layer, if it is linear, to the experts' answers on all views
+    refit_before: float = option(32, number, above=0)  # for how many images the merged layer itself counts in that
+    match_scale: bool = option(True, yes_or_no)  # bring merged logits to the experts' long-run spread over images
+    # Scale the encoders' changes up by what merging heads of different directions loses (needs a base).
     restore: bool = option(False, yes_or_no)
 
     def __post_init__(self) -> None:

@@ -13,15 +13,11 @@ from mergestream.runtime.option_checks import one_of, whole_number
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class StatisticsModel(MergedModel[S]):
-    """Options of all of them:
-
-    statistics   'source': each site measured its expert on its own images and shipped the result with it;
-                 'target': each expert is measured on the unlabelled stream, this batch included
-    examples     how many images of the target are measured; the merged model is settled after them
-    """
+    """statistics='source': each site measured its expert on its own images and shipped the result with it; 'target':
+    each expert is measured on the unlabelled stream, this batch included."""
 
     statistics: str = option("source", one_of, ("source", "target"))
-    examples: int = option(1600, whole_number, low=1)
+    examples: int = option(1600, whole_number, low=1)  # images of the target to measure; then the model is settled
 
     def __post_init__(self) -> None:
         self.learns = self.statistics == "target"

@@ -2,6 +2,6 @@
 
 from mergestream.training.expert_training import train_base, train_expert, write_start
 from mergestream.training.recipe import Recipe
-from mergestream.training.training_loop import Fit, fit, split
+from mergestream.training.training_loop import Fit, fit, split, split_of
 
-__all__ = ["Fit", "Recipe", "fit", "split", "train_base", "train_expert", "write_start"]
+__all__ = ["Fit", "Recipe", "fit", "split", "split_of", "train_base", "train_expert", "write_start"]

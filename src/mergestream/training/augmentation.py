@@ -26,7 +26,7 @@ def draw(count: int, strength: float, views: tuple[str, ...], device: torch.devi
 
 
 def prepare_batch(
-    images: Tensor, draws: Tensor, strength: float, views: tuple[str, ...], preprocessing: Preprocessing
+    strength: float, views: tuple[str, ...], preprocessing: Preprocessing, images: Tensor, draws: Tensor
 ) -> Tensor:
     """Augment uint8 images [B,3,H,W], normalise them, and apply each view to a random half."""
     pixels = images.to(torch.float32) / 255

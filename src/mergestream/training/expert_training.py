@@ -20,10 +20,18 @@ from mergestream.runtime.errors import CheckpointError, MergestreamError, Networ
 from mergestream.runtime.files import sha256_of_json
 from mergestream.runtime.option_checks import one_of
 from mergestream.runtime.seeding import cpu_threads, seeded
-from mergestream.training.heads import HEAD_INITS, average_heads, fit_probe, head_state, redraw_head, zero_head
+from mergestream.training.heads import HEAD_INITS, fit_probe, head_state, redraw_head, zero_head
 from mergestream.training.recipe import Recipe
 from mergestream.training.stepper import choose_device
-from mergestream.training.training_loop import FitCheckpoint, OnStep, OnValidation, fit, ignore, split
+from mergestream.training.training_loop import (
+    FitCheckpoint,
+    OnStep,
+    OnValidation,
+    fit,
+    ignore,
+    require_preprocessing,
+    split_of,
+)
 
 # Raise this whenever the same recipe gives other weights: cached experts are then trained again.
 REVISION = 3
@@ -167,20 +175,19 @@ def load_network(folder: Path, card: ExpertCard) -> Network:
 def probe(base: Path, data: DomainData, recipe: Recipe) -> dict[str, Tensor]:
     """Fit one site's head from zero on the base's frozen encoder and the site's training split."""
     network = load_network(base, read_card(base))
-    if network.preprocessing is None:
-        raise NetworkError("Training needs to know the network's preprocessing; give preprocessing=.")
-    training, _ = split(len(data), recipe.validation_share, recipe.seed_of_split, data.groups)
+    preprocessing, (training, _) = require_preprocessing(network), split_of(data, asdict(recipe))
     device = choose_device(recipe)
     network.module.to(device)
     with seeded(recipe.seed), cpu_threads(recipe.threads):
-        inputs = (network.preprocessing(data.batch(part).to(device)) for part in training.split(128))
+        inputs = (preprocessing(data.batch(part).to(device)) for part in training.split(128))
         return fit_probe(network, inputs, data.labels[training].to(device))
 
 
 def put_probes(base: Path, heads: list[Mapping[str, Tensor]]) -> ExpertCard:
-    """Write the average of the sites' heads into the base folder."""
+    """Write the average of the sites' heads into the base folder; every site counts once."""
     card = read_card(base)
-    return write_expert(base, {**dict(open_weights(base, card)), **average_heads(heads)}, card)
+    average = {name: torch.stack([head[name] for head in heads]).mean(dim=0) for name in heads[0]}
+    return write_expert(base, {**dict(open_weights(base, card)), **average}, card)
 
 
 def as_json(values: dict[str, Any]) -> dict[str, Any]:

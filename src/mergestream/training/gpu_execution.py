@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -40,11 +40,8 @@ def compiled_augmentation(
     strength: float, views: tuple[str, ...], preprocessing: Preprocessing
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Augmentation, normalisation and flips of a batch as a few kernels."""
-
-    def prepare(images: Tensor, draws: Tensor) -> Tensor:
-        return augmentation.prepare_batch(images, draws, strength, views, preprocessing)
-
-    return torch.compile(prepare, dynamic=False)
+    prepare = partial(augmentation.prepare_batch, strength, views, preprocessing)
+    return torch.compile(lambda images, draws: prepare(images, draws), dynamic=False)
 
 
 class CapturedStep:

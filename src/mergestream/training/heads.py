@@ -1,7 +1,8 @@
 """Heads: their initial weights (zero, drawn per site, or fitted on the frozen encoder) and the dropout before them."""
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,22 +49,26 @@ def fit_probe(network: Network, inputs: Iterable[Tensor], labels: Tensor) -> dic
     features = _features(network, inputs)
     zero_head(network)
     head = head_of(network).train()
-    optimiser = torch.optim.LBFGS(head.parameters(), max_iter=PROBE_STEPS, line_search_fn="strong_wolfe")
 
-    def closure() -> Tensor:
-        optimiser.zero_grad()
+    def loss() -> Tensor:
         decay = sum(parameter.square().sum() for parameter in head.parameters())
-        loss = nn.functional.cross_entropy(head(features), labels) + PROBE_DECAY * decay
-        loss.backward()
-        return loss
+        return nn.functional.cross_entropy(head(features), labels) + PROBE_DECAY * decay
 
-    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    minimise(list(head.parameters()), loss, PROBE_STEPS)
     return {name: tensor.detach().cpu().clone() for name, tensor in head_state(network).items()}
 
 
-def average_heads(heads: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Average the sites' heads; every site counts once."""
-    return {name: torch.stack([head[name] for head in heads]).mean(dim=0) for name in heads[0]}
+def minimise(parameters: Sequence[Tensor], loss: Callable[[], Tensor], steps: int) -> None:
+    """Bring a smooth function of a few parameters to its minimum by L-BFGS."""
+    optimiser = torch.optim.LBFGS(parameters, max_iter=steps, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    optimiser.step(closure)  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
@@ -80,11 +85,11 @@ def _features(network: Network, inputs: Iterable[Tensor]) -> Tensor:
     return torch.cat(features)
 
 
+@dataclass
 class _Dropout:
     """Forward pre-hook that drops a share of the head's inputs."""
 
-    def __init__(self, share: float) -> None:
-        self.share = share
+    share: float
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return nn.functional.dropout(inputs[0], self.share, module.training), *inputs[1:]
@@ -93,6 +98,5 @@ class _Dropout:
 def add_dropout(network: Network, share: float) -> None:
     """Add dropout before the head, unless an earlier fit of the same network already has."""
     head = network.module.get_submodule(network.head[0])
-    present = any(isinstance(hook, _Dropout) and hook.share == share for hook in head._forward_pre_hooks.values())
-    if share and not present:
+    if share and _Dropout(share) not in head._forward_pre_hooks.values():
         head.register_forward_pre_hook(_Dropout(share))

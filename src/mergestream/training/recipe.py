@@ -1,20 +1,24 @@
-"""Recipes of a fit, and sets of recipes: one, a published set, or a grid 'learning_rate=1e-5|5e-5, dropout=0|0.1'.
+"""Recipes of a fit, sets of recipes (one, published, or a grid 'learning_rate=1e-5|5e-5, dropout=0|0.1'), and plans.
 
 A recipe names every choice; it is checked, and written into the expert's card.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mergestream.data.datasets import source_of
+from mergestream.data.datasets.data_request import DataRequest
 from mergestream.networks.preprocessing import require_views
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
-from mergestream.runtime.option_text import parse_value, split_outside_brackets
+from mergestream.runtime.option_text import parse_options, parse_value, split_outside_brackets
+from mergestream.training.heads import HEAD_INITS
 
 CHOICES = {
     "optimiser": ("adam", "adamw", "sgd"),
@@ -95,9 +99,11 @@ def parse_settings(text: str, start: Recipe) -> tuple[Recipe, ...]:
     if name == "one":
         return (start,)
     if name == "diwa":
-        return _grid({option: list(values) for option, values in DIWA.items()}, replace(start, freeze_bn=True))
+        return _grid(DIWA, replace(start, freeze_bn=True))
     if name == "domainbed":
-        return _random_search(_parse_count(count), start)
+        if not count.isdigit() or int(count) < 1:
+            raise InputError(f"Write how many settings to draw, as in 'domainbed:20'; got '{count}'.")
+        return (start, *(_drawn(number, start) for number in range(1, int(count))))
     if "=" not in text:
         raise unknown_name("set of settings", text, ("one", "diwa", "domainbed:20", "option=this|that"))
     return _grid(dict(_parse_values(item) for item in split_outside_brackets(text, ",")), start)
@@ -114,32 +120,73 @@ def _parse_values(item: str) -> tuple[str, list[Any]]:
     return name.strip(), parsed
 
 
-def _grid(choices: dict[str, list[Any]], start: Recipe) -> tuple[Recipe, ...]:
+def _grid(choices: Mapping[str, Sequence[Any]], start: Recipe) -> tuple[Recipe, ...]:
     if "seed" in choices:  # losses are comparable only on one validation split
         start = replace(start, split_seed=start.seed_of_split)
     return tuple(dict.fromkeys(replace(start, **dict(zip(choices, each))) for each in product(*choices.values())))  # noqa: B905
 
 
-def _random_search(count: int, start: Recipe) -> tuple[Recipe, ...]:
-    """DomainBed's sweep: the first recipe is `start`; in the others each option is drawn with its own seed."""
+def _drawn(number: int, start: Recipe) -> Recipe:
+    """A recipe of DomainBed's sweep: each option is drawn with its own seed, the md5 of the arguments' text."""
 
-    def draw_recipe(number: int) -> Recipe:
-        draws = {name: draw(_random(number, start.seed, name)) for name, draw in DOMAINBED.items()}
-        return replace(start, **draws)
+    def seed(*arguments: Any) -> int:
+        return int(hashlib.md5(str(arguments).encode()).hexdigest(), 16) % 2**31  # noqa: S324
 
-    return (start, *(draw_recipe(number) for number in range(1, count)))
-
-
-def _random(hparams_seed: int, trial_seed: int, name: str) -> np.random.RandomState:
-    return np.random.RandomState(_seed_hash(_seed_hash(hparams_seed, trial_seed), name))
+    own = seed(number, start.seed)
+    draws = {name: draw(np.random.RandomState(seed(own, name))) for name, draw in DOMAINBED.items()}
+    return replace(start, **draws)
 
 
-def _seed_hash(*arguments: Any) -> int:
-    """DomainBed's seed: the md5 of the arguments' text."""
-    return int(hashlib.md5(str(arguments).encode()).hexdigest(), 16) % 2**31  # noqa: S324
+@dataclass(frozen=True)
+class TrainPlan:
+    """Data, network, initial weights, and the recipes to try at every domain."""
+
+    data: DataRequest
+    network: str
+    settings: tuple[Recipe, ...]
+    arguments: tuple[tuple[str, Any], ...] = ()
+    init: str = "pretrained"
+    head_init: str = "shared"
+    domain: str | None = None  # only this site, from the consortium's base
+    keep_candidates: bool = False
+    statistics: int = 0  # training images per expert for Gram and Fisher statistics; 0 measures none
+    seed: int = 0
+    keep_every: float = 0.0  # seconds between saved states; a kill costs at most this much work
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("head_init", self.head_init, HEAD_INITS)
+        whole_number("statistics", self.statistics, low=0)
+        number("keep_every", self.keep_every, low=0)
+        if not self.settings:
+            raise InputError("There is no setting to train with.")
+
+    @property
+    def accelerator(self) -> str:
+        return "cpu" if all(recipe.accelerator == "cpu" for recipe in self.settings) else "auto"
 
 
-def _parse_count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise InputError(f"Write how many settings to draw, as in 'domainbed:20'; got '{text}'.")
-    return int(text)
+def plan_from(
+    *,
+    dataset: str,
+    root: Path | None,
+    data_options: Sequence[str],
+    skip_bad: int,
+    allow_missing_classes: bool,
+    arguments: Sequence[str],
+    init: str,
+    settings: str,
+    start: Recipe,
+    **more: Any,
+) -> TrainPlan:
+    """Parse a plan from command-line texts; the settings differ from the recipe `start`."""
+    flips = tuple(view for view in source_of(dataset).card.views if view in ("hflip", "vflip"))
+    folder = None if root is None else str(root.resolve())
+    return TrainPlan(
+        data=DataRequest(dataset, folder, parse_options(data_options), None, skip_bad, allow_missing_classes),
+        settings=parse_settings(settings, replace(start, views=flips)),
+        arguments=parse_options(arguments),
+        init=init if init in ("pretrained", "random") else str(Path(init).resolve()),
+        seed=start.seed,
+        **more,
+    )

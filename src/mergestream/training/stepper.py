@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
 
 from mergestream.networks.architecture import Network, logits_of
 from mergestream.networks.preprocessing import Preprocessing
@@ -49,8 +50,12 @@ class Stepper:
         add_dropout(network, recipe.dropout)
         self.module = network.module
         self.optimiser = create_optimiser(self.module, recipe, device)
-        self.schedule = create_schedule(self.optimiser, recipe)
-        self._scaler = create_scaler(recipe, device)
+        self.schedule: OneCycleLR | None = None  # the one schedule with a state; `set_rate` computes the others
+        if recipe.schedule == "one_cycle":
+            rate, steps = recipe.learning_rate, recipe.steps
+            self.schedule = OneCycleLR(self.optimiser, max_lr=rate, total_steps=steps, pct_start=0.1)
+        # The loss scale that float16 gradients need; at other precisions it passes everything through.
+        self._scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "16-mixed")
         self.execution = choose_execution(recipe, device)
         self.loss = torch.zeros((), device=device)
         self._eager = self._create_step(compiled=False)
@@ -83,28 +88,20 @@ class Stepper:
 
     def _create_step(self, *, compiled: bool) -> Callable[[Tensor], Tensor]:
         """Create the step as a function of the batch's indices [B] that returns the loss."""
-        recipe, preprocessing = self._recipe, self._preprocessing
-        settings: dict[str, Any] = {
-            "strength": recipe.augmentation,
-            "views": recipe.views,
-            "preprocessing": preprocessing,
-        }
-        prepare: Any = partial(augmentation.prepare_batch, **settings)
+        recipe = self._recipe
+        settings = recipe.augmentation, recipe.views, self._preprocessing
+        prepare: Any = partial(augmentation.prepare_batch, *settings)
         forward: Any = self.module
         if compiled:
-            prepare, forward = compiled_augmentation(**settings), compiled_forward(self.module)
+            prepare, forward = compiled_augmentation(*settings), compiled_forward(self.module)
 
         def learn(indices: Tensor) -> Tensor:
             draws = augmentation.draw(len(indices), recipe.augmentation, recipe.views, indices.device)
             inputs = prepare(self._images[indices], draws)
             with autocast(recipe, self._device):
                 logits = logits_of(forward(inputs)).float()
-            loss = nn.functional.cross_entropy(
-                logits,
-                self._labels[indices],
-                weight=self._class_weights,
-                label_smoothing=recipe.label_smoothing,
-            )
+            labels, smoothing = self._labels[indices], recipe.label_smoothing
+            loss = nn.functional.cross_entropy(logits, labels, self._class_weights, label_smoothing=smoothing)
             self.optimiser.zero_grad()
             self._scaler.scale(loss).backward()
             self._scaler.step(self.optimiser)
@@ -130,9 +127,7 @@ class Stepper:
 
 def choose_execution(recipe: Recipe, device: torch.device) -> str:
     """Eager, graph or compiled graph. A graph fixes its numbers: one_cycle's rate and a loss scale need eager steps."""
-    possible = (
-        device.type == "cuda" and recipe.schedule != "one_cycle" and recipe.precision in ("32-true", "bf16-mixed")
-    )
+    possible = device.type == "cuda" and recipe.schedule != "one_cycle" and recipe.precision != "16-mixed"
     if recipe.compile == "always" and not possible:
         raise InputError(
             "compile='always' needs a CUDA device, precision 32-true or bf16-mixed, and another schedule than "
@@ -160,11 +155,6 @@ def autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[obj
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
-def create_scaler(recipe: Recipe, device: torch.device) -> torch.amp.GradScaler:
-    """Create the loss scale that float16 gradients need; at other precisions it passes everything through."""
-    return torch.amp.GradScaler(device.type, enabled=recipe.precision == "16-mixed")
-
-
 def create_optimiser(module: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     options: dict[str, Any] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
@@ -176,15 +166,6 @@ def create_optimiser(module: nn.Module, recipe: Recipe, device: torch.device) ->
         return torch.optim.SGD(parameters, momentum=0.9, **options)
     kind = torch.optim.Adam if recipe.optimiser == "adam" else torch.optim.AdamW
     return kind(parameters, capturable=device.type == "cuda", **options)
-
-
-def create_schedule(optimiser: torch.optim.Optimizer, recipe: Recipe) -> torch.optim.lr_scheduler.LRScheduler | None:
-    """Create the one schedule that has a state; `set_rate` computes the others from the step."""
-    if recipe.schedule != "one_cycle":
-        return None
-    return torch.optim.lr_scheduler.OneCycleLR(
-        optimiser, max_lr=recipe.learning_rate, total_steps=recipe.steps, pct_start=0.1
-    )
 
 
 def set_rate(optimiser: torch.optim.Optimizer, recipe: Recipe, step: int) -> None:

@@ -22,8 +22,7 @@ from mergestream.runtime.errors import CheckpointError, InputError, MergestreamE
 from mergestream.runtime.files import atomic_folder, read_json, sha256_of_json, write_json
 from mergestream.runtime.parallel import Advance, Track
 from mergestream.training.expert_training import train_expert
-from mergestream.training.recipe import Recipe
-from mergestream.training.training_plan import TrainPlan
+from mergestream.training.recipe import Recipe, TrainPlan
 
 SCHEMA_VERSION = 1
 SECONDS_BETWEEN_WRITES = 0.5

@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from mergestream.runtime.errors import CheckpointError, NetworkError, TrainingEr
 from mergestream.runtime.seeding import cpu_threads, seeded
 from mergestream.runtime.state_file import read_state, write_state
 from mergestream.training.gpu_execution import shared_network
+from mergestream.training.heads import minimise
 from mergestream.training.recipe import Recipe
 from mergestream.training.stepper import COMPILED, Stepper, autocast, choose_device, choose_execution
 
@@ -84,10 +85,8 @@ def fit(
     The validation split is never augmented. With a `checkpoint` a killed fit continues from its last saved state, and
     reports its earlier validations again.
     """
-    if network.preprocessing is None:
-        raise NetworkError("Training needs to know the network's preprocessing; give preprocessing=.")
     with seeded(recipe.seed), cpu_threads(recipe.threads):
-        loop = _Loop(network, network.preprocessing, data, recipe, checkpoint)
+        loop = _Loop(network, require_preprocessing(network), data, recipe, checkpoint)
         for line in loop.history:
             on_validation(line)
         for step in range(loop.step + 1, recipe.steps + 1):
@@ -115,7 +114,7 @@ class _Loop:
         network.module.to(device)
         self._recipe, self._data, self._checkpoint = recipe, data, checkpoint
         self._module, self._preprocessing, self._device = network.module, preprocessing, device
-        training, self._validation = split(len(data), recipe.validation_share, recipe.seed_of_split, data.groups)
+        training, self._validation = split_of(data, asdict(recipe))
         self._images = resizer(preprocessing.size, preprocessing.interpolation)(data.images).to(device)
         self._labels = data.labels.to(device)
         weights = class_weights(data, training).to(device) if recipe.loss == "weighted" else None
@@ -160,15 +159,8 @@ class _Loop:
         metrics["mean_probability"] = dict(zip(self._data.classes, probabilities.mean(dim=0).tolist(), strict=True))
         if self._checkpoint is not None:
             self._checkpoint.remove()
-        return Fit(
-            state=best["state"],
-            step=best["step"],
-            metrics=metrics,
-            temperature=fit_temperature(logits, labels),
-            history=self.history,
-            execution=self.stepper.execution,
-            criterion=best["value"],
-        )
+        temperature, execution = fit_temperature(logits, labels), self.stepper.execution
+        return Fit(best["state"], best["step"], metrics, temperature, self.history, execution, best["value"])
 
     @torch.no_grad()
     def _predict(self) -> Tensor:
@@ -190,13 +182,8 @@ class _Loop:
                     module.eval()
 
     def _state(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "module": self._module.state_dict(),
-            **self.stepper.state_dict(),
-            "best": self._best,
-            "history": self.history,
-        }
+        own = {"step": self.step, "best": self._best, "history": self.history}
+        return {**own, "module": self._module.state_dict(), **self.stepper.state_dict()}
 
     def _restore(self) -> None:
         state = None if self._checkpoint is None else self._checkpoint.load()
@@ -226,6 +213,18 @@ def class_weights(data: DomainData, training: Tensor) -> Tensor:
     return torch.where(present, counts.sum() / (present.sum() * counts.clamp_min(1)), 0)
 
 
+def require_preprocessing(network: Network) -> Preprocessing:
+    if network.preprocessing is None:
+        raise NetworkError("Training needs to know the network's preprocessing; give preprocessing=.")
+    return network.preprocessing
+
+
+def split_of(data: DomainData, recipe: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Training and validation indices of a domain's images under a recipe, as a card holds it; groups stay whole."""
+    seed = recipe["seed"] if recipe.get("split_seed") is None else recipe["split_seed"]
+    return split(len(data), recipe["validation_share"], int(seed), data.groups)
+
+
 def split(count: int, share: float, seed: int, groups: Sequence[str] | None = None) -> tuple[Tensor, Tensor]:
     """Shuffle with a seed and return training and validation indices; a group (slide, patient, lesion) stays whole."""
     generator = torch.Generator().manual_seed(seed)
@@ -251,14 +250,6 @@ def balanced_loss(losses: Tensor, labels: Tensor) -> float:
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """Return the temperature tau that minimises the cross-entropy of z / tau on logits [N,C] (Guo et al. 2017)."""
     log_tau = torch.zeros((), requires_grad=True)
-    optimiser = torch.optim.LBFGS([log_tau], max_iter=100, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimiser.zero_grad()
-        loss = nn.functional.cross_entropy(logits / log_tau.exp(), labels)
-        loss.backward()
-        return loss
-
-    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    minimise([log_tau], lambda: nn.functional.cross_entropy(logits / log_tau.exp(), labels), 100)
     # A split without a single error would push tau to 0; no expert is trusted that far.
     return float(log_tau.detach().exp().clamp(0.05, 20))

@@ -18,6 +18,7 @@ from mergestream.runtime.errors import InputError, NetworkError, TrainingError, 
 from mergestream.runtime.files import make_folder, write_json
 from mergestream.runtime.parallel import Track, run_jobs
 from mergestream.training.expert_training import encoder_weights, probe, put_probes, write_start
+from mergestream.training.recipe import TrainPlan
 from mergestream.training.training_candidates import (
     Candidate,
     copy_candidates,
@@ -28,8 +29,7 @@ from mergestream.training.training_candidates import (
     train_candidate,
     work_folder,
 )
-from mergestream.training.training_loop import split
-from mergestream.training.training_plan import TrainPlan
+from mergestream.training.training_loop import split_of
 
 SCHEMA_VERSION = 1
 STATISTICS = ("gram", "fisher_exact")
@@ -133,18 +133,12 @@ def _measure_statistics(plan: TrainPlan, out: Path, dataset: Dataset, cards: Seq
     for card in pool.cards:
         if card.name in trained and card.domain in dataset.domains:
             data = dataset[card.domain]
-            training, _ = split(len(data), card.recipe["validation_share"], _seed_of_split(card), data.groups)
-            images[card.name] = data.batch(training[: plan.statistics])
+            images[card.name] = data.batch(split_of(data, card.recipe)[0][: plan.statistics])
     others = [name for name in pool.names if name not in images]
     measured = measure_statistics(pool.without(*others) if others else pool, images, STATISTICS)
     for name, statistics in zip(measured.names, measured.statistics, strict=True):
         assert statistics is not None
         write_statistics(out / name, statistics, trained[name])
-
-
-def _seed_of_split(card: ExpertCard) -> int:
-    seed = card.recipe.get("split_seed")
-    return int(card.recipe["seed"] if seed is None else seed)
 
 
 def _record(plan: TrainPlan, candidates: Sequence[Candidate]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from mergestream.data.datasets.data_request import DataRequest, open_data
 from mergestream.pool.checkpoint import Statistics, write_statistics
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics.measurement import BLOCKWISE, BlockwiseOptions, blockwise_kind, measure_statistics
-from mergestream.training import split
+from mergestream.training import split_of
 
 REGMEAN_PP: BlockwiseOptions = {"ratio": 1.0, "ridge": 0.01, "convolutions": True}
 
@@ -29,9 +29,8 @@ def measure_pool(
     def own_images(names: tuple[str, ...], kind: str) -> dict[str, Tensor]:
         chosen = {}
         for card in (pool.cards[pool.index(name)] for name in names):
-            data, recipe = dataset[card.domain or card.name], card.recipe
-            training, _ = split(len(data), recipe["validation_share"], int(recipe["seed"]), data.groups)
-            chosen[card.name] = data.batch(training[: images[kind]])
+            data = dataset[card.domain or card.name]
+            chosen[card.name] = data.batch(split_of(data, card.recipe)[0][: images[kind]])
         return chosen
 
     subpools = [pool.without(fold.target) for fold in leave_one_domain_out(pool.names)] if BLOCKWISE in images else []

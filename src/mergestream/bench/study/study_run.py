@@ -20,9 +20,8 @@ from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.files import make_folder, write_text
 from mergestream.runtime.parallel import Track, quiet, run_jobs
-from mergestream.training.recipe import Recipe
+from mergestream.training.recipe import Recipe, plan_from
 from mergestream.training.training_candidates import work_folder
-from mergestream.training.training_plan import plan_from
 from mergestream.training.training_run import run_training
 
 RECORD = "record.json"

@@ -1,7 +1,6 @@
 """TIES (Yadav et al. 2023): trim each task vector, elect a sign per weight, average those that agree."""
 
 import math
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -130,8 +129,8 @@ Chunks = Callable[[], Iterator[Tensor]]
 def kth_smallest(chunks: Chunks, sample: Tensor, count: int, k: int, *, copied: int = COPIED) -> float:
     """The k-th smallest (from 1) of the `count` numbers >= 0 that each call of `chunks` yields.
 
-    A sample brackets the answer; one pass counts the numbers below the bracket and sorts the few inside it. A bad
-    sample, or millions of ties, only cost more passes.
+    A sample brackets the answer; one pass counts the numbers below the bracket and sorts the few inside it. Only after
+    a bad sample, or for millions of near ties, are all numbers in memory at once.
     """
     if not 1 <= k <= count:
         raise ValueError(f"k must lie between 1 and {count}, got {k}")
@@ -151,19 +150,4 @@ def kth_smallest(chunks: Chunks, sample: Tensor, count: int, k: int, *, copied: 
             return low
         if inside <= copied:
             return float(torch.cat(copies).kthvalue(k - below).values)
-    return _bisect(chunks, k, sample.dtype)
-
-
-def _bisect(chunks: Chunks, k: int, dtype: torch.dtype) -> float:
-    """The smallest number with at least k numbers not above it, by bisection over all values of the type."""
-    # Floats >= 0 are ordered like their bits.
-    bits, number = ("<i", "<f") if dtype == torch.float32 else ("<q", "<d")
-    low, high = 0, struct.unpack(bits, struct.pack(number, torch.finfo(dtype).max))[0]
-    while low < high:
-        middle = (low + high) // 2
-        value = struct.unpack(number, struct.pack(bits, middle))[0]
-        if sum(int(torch.count_nonzero(chunk <= value)) for chunk in chunks()) >= k:
-            high = middle
-        else:
-            low = middle + 1
-    return float(struct.unpack(number, struct.pack(bits, low))[0])
+    return float(torch.cat(list(chunks())).kthvalue(k).values)
