@@ -8,7 +8,8 @@ import torch
 from hypothesis import example, given, settings
 from torch import Tensor
 
-from mergestream.functional.merging import Part, Rows, fisher_average, regression_mean, ties
+from mergestream.functional.merging import Part, Rows, fisher_average, ties
+from mergestream.functional.merging.regmean import regression_mean
 from mergestream.functional.merging.ties import kth_smallest
 from mergestream.functional.merging.weighted_sums import fill_unseen
 

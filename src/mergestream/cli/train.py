@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from mergestream.pool.expert_card import ExpertCard
     from mergestream.training.training_candidates import Candidate
 
+# Options that a training plan holds as they are given.
+PLAN = ("network", "head_init", "domain", "keep_candidates", "statistics", "keep_every", "tensorboard")
+
 
 def train(
     dataset: Annotated[str, typer.Option(help="A data set by its name in 'data list'.")],
@@ -90,17 +93,11 @@ def train(
         data_options=data_option or [],
         skip_bad=skip_bad,
         allow_missing_classes=allow_missing_classes,
-        network=network,
         arguments=argument or [],
         init=init,
         settings=settings,
         start=Recipe(**{option.name: given[option.name] for option in fields(Recipe) if option.name in given}),
-        head_init=head_init,
-        domain=domain,
-        keep_candidates=keep_candidates,
-        statistics=statistics,
-        keep_every=keep_every,
-        tensorboard=tensorboard,
+        **{name: given[name] for name in PLAN},
     )
     workers = jobs if jobs is not None else default_workers(accelerator)
     trained = run_training(plan, out, progress(Console()), jobs=workers, engine=engine)

@@ -51,13 +51,12 @@ def create_method(name: str, pool: ExpertPool, **options: Any) -> Method[Any]:
     if not isinstance(pool, ExpertPool):
         raise InputError(f"A method needs an ExpertPool, got {type(pool).__name__}.")
     kind = METHODS[name]
-    reserved = {parameter for parameter in kind._parameters() if parameter.endswith("_")}
-    options = {option.removesuffix("_") if option in reserved else option: value for option, value in options.items()}
-    for option in options:
-        if option not in kind.option_names():
-            raise unknown_name(f"option of '{name}'", option, kind.option_names())
-    for option in kind.required_options():
-        if option not in options:
+    parameters = kind._parameters()
+    spelt = {option if option in parameters else f"{option}_": value for option, value in options.items()}
+    for option in spelt:
+        if option not in parameters:
+            raise unknown_name(f"option of '{name}'", option.removesuffix("_"), kind.option_names())
+    for option, parameter in parameters.items():
+        if option not in spelt and parameter.default is parameter.empty:
             raise InputError(f"The method '{name}' needs the option '{option}'. Experts: {', '.join(pool.names)}.")
-    parameters = {parameter.removesuffix("_"): parameter for parameter in kind._parameters()}
-    return kind(pool, **{parameters[option]: value for option, value in options.items()})
+    return kind(pool, **spelt)

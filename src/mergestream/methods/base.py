@@ -194,11 +194,6 @@ class Method(ABC, Generic[S]):
         return [name.removesuffix("_") for name in cls._parameters()]
 
     @classmethod
-    def required_options(cls) -> list[str]:
-        empty = inspect.Parameter.empty
-        return [name.removesuffix("_") for name, parameter in cls._parameters().items() if parameter.default is empty]
-
-    @classmethod
     def _parameters(cls) -> dict[str, inspect.Parameter]:
         """The constructor's options: its own, then those of the classes it is built on."""
         signature = inspect.signature(cls.__init__).parameters

@@ -1,7 +1,7 @@
 """Fisher merging (Matena and Raffel 2022): every number is weighed by each expert's Fisher information about it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mergestream.functional import coefficients as simplex
-from mergestream.functional.merging import Rows, fisher_average, merge, weighted_sum
+from mergestream.functional.merging import fisher_average, merge, weighted_sum
 from mergestream.methods.base import option
 from mergestream.methods.state import INSEPARABLE, State
 from mergestream.methods.statistics_model import StatisticsModel
@@ -25,9 +25,8 @@ NORM_FLOOR = 1e-6
 @dataclass(frozen=True)
 class FisherState(State):
     seen: int  # images of the target
-    information: list[Tensor] = field(
-        metadata=INSEPARABLE
-    )  # of each expert [P], the mean over these images; empty before the first
+    # Of each expert [P], the mean over these images; empty before the first.
+    information: list[Tensor] = field(metadata=INSEPARABLE)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -68,9 +67,12 @@ class Fisher(StatisticsModel[FisherState]):
         return FisherState(seen, [torch.lerp(mine, new, share) for mine, new in zip(old, rows, strict=True)])
 
     def merge_parameters(self, state: FisherState, out: Tensor) -> None:
-        rows, information = self._rows, state.information if self.learns else self._shipped()
+        rows, share = self._rows, simplex.uniform(len(self._rows), out.device)
+        information = state.information
+        if not self.learns:
+            owner = "The Fisher information of '{}'"
+            information = [self._flat(dict(s.of(self._kind)), owner.format(k)) for k, s in self._shipped.items()]
         if not information:  # no batch of the target yet: the mean
-            share = simplex.uniform(len(rows), out.device)
             merge(rows, share, share, out)
             return
         norms = [float(row.double().norm()) for row in information]
@@ -84,21 +86,10 @@ class Fisher(StatisticsModel[FisherState]):
             # An expert that is certain of every image has no information at all: its floor decides.
             scales = [min(root / norm, 1e30) if norm > 0 else 1.0 for norm in norms]
         fisher_average(rows, information, scales, floor=self.floor, added=published, out=out)
-        self._average_untouched(rows, information, out)
-
-    def _average_untouched(self, rows: Rows, information: Sequence[Tensor], out: Tensor) -> None:
-        """The plain mean for tensors that no expert's answers depend on, whatever the experts' scales."""
-        share = simplex.uniform(len(rows), out.device)
         for entry in self.pool.layout.parameters:
-            if not any(bool(row[entry.start : entry.stop].any()) for row in information):
-                weighted_sum(rows.span(entry.start, entry.stop), share, out[entry.start : entry.stop])
-
-    def _shipped(self) -> list[Tensor]:
-        rows = []
-        for name, own in zip(self.pool.names, self.pool.statistics, strict=True):
-            assert own is not None
-            rows.append(self._flat(dict(own.of(self._kind)), f"The Fisher information of '{name}'"))
-        return rows
+            place = slice(entry.start, entry.stop)
+            if not any(bool(row[place].any()) for row in information):  # no answer depends on it: the mean
+                weighted_sum(rows.span(entry.start, entry.stop), share, out[place])
 
     def _flat(self, tensors: Mapping[str, Tensor], owner: str) -> Tensor:
         """By parameter name -> [P], zero for buffers and padding."""

@@ -76,9 +76,8 @@ class ScaleMatch:
 class FitState(State):
     """Sums over a stream's images, and the layer that was fitted to them last."""
 
-    centre: Tensor = field(
-        metadata=OF_ALL_EXPERTS
-    )  # mean input of the layer on the first batch [D]; sums about it lose no digits
+    # Mean input of the layer on the first batch [D]; sums about it lose no digits.
+    centre: Tensor = field(metadata=OF_ALL_EXPERTS)
     sums: Tensor = field(metadata=OF_ALL_EXPERTS)  # over images that fade [1+D,1+D+C]
     change: Tensor = field(metadata=OF_ALL_EXPERTS)  # of the merged layer's weight [C,D]
     bias: Tensor = field(metadata=OF_ALL_EXPERTS)  # [C]
@@ -128,9 +127,8 @@ class ClassPriorState(State):
     clumped: Tensor  # how clumped batches were, summed over batches that fade []
     clumps: Tensor  # how many those are []
     shift: Tensor  # of the log-odds of the last batch [C]
-    untilted: Tensor | None = field(
-        default=None, metadata=OF_ALL_EXPERTS
-    )  # counts with the loss's class weights taken off [C]
+    # Counts with the loss's class weights taken off [C].
+    untilted: Tensor | None = field(default=None, metadata=OF_ALL_EXPERTS)
 
 
 class ClassPrior:
@@ -149,9 +147,7 @@ class ClassPrior:
 
     def start(self) -> ClassPriorState:
         classes, nothing = torch.zeros_like(self.home), torch.zeros((), device=self.home.device)
-        return ClassPriorState(
-            classes, nothing, nothing, nothing, classes, untilted=None if self.tilt is None else classes
-        )
+        return ClassPriorState(classes, nothing, nothing, nothing, classes, None if self.tilt is None else classes)
 
     def follow(self, state: ClassPriorState, logits: Tensor, window: FadingWindow) -> ClassPriorState:
         """Learn from a batch's logits [B,C]; the state after it holds the shift of its log-odds."""

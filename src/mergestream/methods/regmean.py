@@ -33,13 +33,9 @@ class RegMean(StatisticsModel[RegMeanState]):
     """Linear layers are solved for; everything else (biases, norms, embeddings) is the mean."""
 
     name: ClassVar[str] = "regmean"
-    ratio: float = option(
-        0.95, number, low=0, high=1
-    )  # off-diagonal elements of the Gram matrices are multiplied by it
+    ratio: float = option(0.95, number, low=0, high=1)  # factor of the Gram matrices' off-diagonal elements
     ridge: float = option(0.0, number, low=0)  # added to the diagonal of every expert's Gram matrix
-    convolutions: bool = option(
-        True, yes_or_no
-    )  # as linear maps of their windows; False takes their mean, as published
+    convolutions: bool = option(True, yes_or_no)  # linear maps of their windows; False: their mean, as published
 
     def start(self) -> RegMeanState:
         return RegMeanState(0, [{} for _ in self.pool.names])
@@ -77,10 +73,8 @@ class RegMean(StatisticsModel[RegMeanState]):
 
     def layers(self, state: RegMeanState) -> tuple[str, ...]:
         """The weights that are solved for, those of which the experts have Gram matrices; the others are the mean."""
-        if self.learns:
-            measured = [set(own) for own in state.grams]
-        else:
-            measured = [own.names(self._kind) for own in self.pool.statistics if own is not None]
+        shipped = [] if self.learns else [own.names(self._kind) for own in self._shipped.values()]
+        measured = shipped or [set(own) for own in state.grams]
         if any(each != measured[0] for each in measured):
             odd = sorted(name for name in set().union(*measured) if any(name not in each for each in measured))
             raise CheckpointError(f"Some experts have no Gram matrix of '{odd[0]}'; measure '{self._kind}' again.")
@@ -92,14 +86,13 @@ class RegMean(StatisticsModel[RegMeanState]):
         if self.learns:
             return [own[name].mean for own in state.grams]
         shape = next(entry.shape for entry in self.pool.layout.parameters if entry.name == name)
-        shipped = zip(self.pool.names, self.pool.statistics, strict=True)
-        return [_checked(own.tensors[f"{self._kind}/{name}"], f"'{name}' of '{k}'", shape) for k, own in shipped if own]
+        key = f"{self._kind}/{name}"
+        return [_checked(own.tensors[key], f"'{name}' of '{k}'", shape) for k, own in self._shipped.items()]
 
 
 def _checked(gram: Tensor, what: str, shape: torch.Size) -> Tensor:
     square = gram.ndim == 3 and gram.shape[1] == gram.shape[2]
-    fits = square and gram.shape[0] * gram.shape[2] * (shape[0] // max(1, gram.shape[0])) == shape.numel()
-    if not fits:
+    if not square or gram.shape[0] * gram.shape[2] * (shape[0] // max(1, gram.shape[0])) != shape.numel():
         raise CheckpointError(
             f"The Gram matrix of {what} has shape {tuple(gram.shape)}, which does not fit a weight of shape "
             f"{tuple(shape)}. Measure it again."

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mergestream.methods.base import option
 from mergestream.methods.merged_model import MergedModel
 from mergestream.methods.state import S
+from mergestream.pool.checkpoint import Statistics
 from mergestream.runtime.errors import PoolError
 from mergestream.runtime.option_checks import one_of, whole_number
 
@@ -23,8 +24,7 @@ class StatisticsModel(MergedModel[S]):
         self.learns = self.statistics == "target"
         super().__post_init__()
         if not self.learns:
-            self.needs = ("statistics",)
-            self._require_shipped()
+            self.needs, self._shipped = ("statistics",), self._shipped_by_sites()
 
     @property
     @abstractmethod
@@ -34,25 +34,23 @@ class StatisticsModel(MergedModel[S]):
     def _how_to_measure(self) -> str:
         return f"measure_statistics(pool, {{'{self.pool.names[0]}': its_images, ...}}, ['{self._kind}'])"
 
-    def _require_shipped(self) -> None:
-        lacking = [
-            name
-            for name, own in zip(self.pool.names, self.pool.statistics, strict=True)
-            if own is None or self._kind not in own.kinds
-        ]
+    def _shipped_by_sites(self) -> dict[str, Statistics]:
+        """Every expert's statistics by its name; refused where one has none of this kind."""
+        own = {name: each for name, each in zip(self.pool.names, self.pool.statistics, strict=True) if each is not None}
+        lacking = [name for name in self.pool.names if name not in own or self._kind not in own[name].kinds]
         if lacking:
-            own = self.pool.statistics[self.pool.index(lacking[0])]
             family = self._kind.split("-")[0]
-            others = own is not None and any(kind.split("-")[0] == family for kind in own.kinds)
+            others = lacking[0] in own and any(kind.split("-")[0] == family for kind in own[lacking[0]].kinds)
             shipped = "shipped those of another pool or of other options" if others else "shipped none"
             raise PoolError(
                 f"'{self.name}' needs statistics measured on the experts' own images ('{family}'); "
                 f"{', '.join(lacking)} {shipped}. Measure them: pool = mergestream.{self._how_to_measure()}, "
                 f"then pool.save(folder). Or use statistics='target', which measures on the stream."
             )
+        return own
 
     def source_hashes(self) -> dict[str, str]:
         if self.learns:
             return {}
-        digests = [own.fingerprint(self._kind) for own in self.pool.statistics if own is not None]
+        digests = [own.fingerprint(self._kind) for own in self._shipped.values()]
         return {"statistics": hashlib.sha256("".join(digests).encode()).hexdigest()}

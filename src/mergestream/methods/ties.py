@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mergestream.functional.merging import DISJOINT_MERGES, Part, ties
+from mergestream.functional.merging import Part, ties
+from mergestream.functional.merging.ties import DISJOINT_MERGES
 from mergestream.methods.base import option
 from mergestream.methods.merged_model import BASE_HEADS, MergedModel, base_of
 from mergestream.methods.state import State

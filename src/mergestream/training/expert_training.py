@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,7 @@ def train_base(
 ) -> ExpertCard:
     """Train a base whose encoder is pretrained on `data` and whose head is for `classes`; reuse a finished one."""
     full_recipe = _full_recipe(recipe, data, network=network, arguments=arguments, classes=classes, head_init=head_init)
-    cached = _cached_card(folder, full_recipe)
-    if cached:
+    if cached := _cached_card(folder, full_recipe):
         return cached
     with seeded(recipe.seed):
         pretraining = create_network(network, num_classes=len(data.classes), **arguments)
@@ -81,26 +80,21 @@ def train_expert(
         raise TrainingError(f"The base is for {start.classes}, the data of '{data.name}' have {data.classes}.")
     head_init = start.recipe.get("head_init", "shared")
     full_recipe = _full_recipe(recipe, data, base_sha256=start.weights_sha256, head_init=head_init)
-    cached = _cached_card(folder, full_recipe)
-    if cached:
+    if cached := _cached_card(folder, full_recipe):
         return cached
     network = load_network(base, start)
     if head_init == "independent":
         redraw_head(network, recipe.seed, data.name)
     checkpoint = FitCheckpoint(_unfinished(folder, full_recipe), keep_every)
     fitted = fit(network, data, recipe, on_step, on_validation=on_validation, checkpoint=checkpoint)
+    metrics = {"validation": fitted.metrics, "best_step": fitted.step}
     card = ExpertCard.for_network(
         folder.name,
         network,
         data.classes,
         domain=data.name,
         class_counts=data.class_counts(),
-        metrics={
-            "validation": fitted.metrics,
-            "best_step": fitted.step,
-            "criterion": fitted.criterion,
-            "execution": fitted.execution,
-        },
+        metrics={**metrics, "criterion": fitted.criterion, "execution": fitted.execution},
         recipe=full_recipe,
         temperature=fitted.temperature,
         base_sha256=start.weights_sha256,
@@ -183,7 +177,7 @@ def probe(base: Path, data: DomainData, recipe: Recipe) -> dict[str, Tensor]:
         return fit_probe(network, inputs, data.labels[training].to(device))
 
 
-def put_probes(base: Path, heads: list[Mapping[str, Tensor]]) -> ExpertCard:
+def put_probes(base: Path, heads: Sequence[Mapping[str, Tensor]]) -> ExpertCard:
     """Write the average of the sites' heads into the base folder; every site counts once."""
     card = read_card(base)
     average = {name: torch.stack([head[name] for head in heads]).mean(dim=0) for name in heads[0]}

@@ -33,17 +33,11 @@ class ProgressFile:
     """Steps, seconds and losses of one fit, for the progress bar, the candidate's record and TensorBoard."""
 
     def __init__(self, path: Path, steps: int, tensorboard: Path | None = None) -> None:
-        self._path = path
-        self.progress: Progress = {
-            "schema_version": SCHEMA_VERSION,
-            "step": 0,
-            "steps": steps,
-            "seconds": 0.0,
-            "curve": [],
-        }
-        self._start, self._written = time.monotonic(), -SECONDS_BETWEEN_WRITES
-        self._tensorboard = tensorboard
+        self._path, self._tensorboard = path, tensorboard
         self._writer: Any = None
+        zero: Progress = {"schema_version": SCHEMA_VERSION, "step": 0, "steps": steps, "seconds": 0.0, "curve": []}
+        self.progress = zero
+        self._start, self._written = time.monotonic(), -SECONDS_BETWEEN_WRITES
 
     def add_step(self) -> None:
         self.progress["step"] += 1
@@ -96,22 +90,17 @@ def follow_progress(title: str, paths: Sequence[Path], steps: Sequence[int], tra
 
 
 def _watch(paths: Sequence[Path], advance: Advance, done: threading.Event) -> None:
-    shown = [0] * len(paths)
-    last = False
+    shown, last = [0] * len(paths), False
     while not last:
         last = done.wait(SECONDS_BETWEEN_WRITES)
         for number, path in enumerate(paths):
             progress = read_progress(path)
             if progress is not None and progress["step"] > shown[number]:
-                advance(progress["step"] - shown[number], _summary(path.stem, progress))
+                latest = f"step {progress['step']}"
+                for line in progress["curve"][-1:]:
+                    latest = f"loss {line['training_loss']:.3f}, validation {line['validation_loss']:.3f}"
+                advance(progress["step"] - shown[number], f"{path.stem}: {latest}")
                 shown[number] = progress["step"]
-
-
-def _summary(name: str, progress: Progress) -> str:
-    if not progress["curve"]:
-        return f"{name}: step {progress['step']}"
-    line = progress["curve"][-1]
-    return f"{name}: loss {line['training_loss']:.3f}, validation {line['validation_loss']:.3f}"
 
 
 def require_tensorboard() -> Any:
@@ -151,17 +140,10 @@ class Candidate:
         return None if self.failed else float(self.metrics["criterion"])
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "domain": self.domain,
-            "recipe": asdict(self.recipe),
-            "expert": self.folder.name,
-            "validation_loss": self.loss,
-            "criterion": self.criterion,
-            "failed": self.failed,
-            "metrics": self.metrics,
-            "seconds": self.progress.get("seconds"),
-            "curve": self.progress.get("curve", []),
-        }
+        curve = {"seconds": self.progress.get("seconds"), "curve": self.progress.get("curve", [])}
+        scores = {"validation_loss": self.loss, "criterion": self.criterion}
+        fit = {"domain": self.domain, "recipe": asdict(self.recipe), "expert": self.folder.name}
+        return {**fit, **scores, "failed": self.failed, "metrics": self.metrics, **curve}
 
 
 def work_folder(out: Path) -> Path:

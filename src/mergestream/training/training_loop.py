@@ -132,12 +132,9 @@ class _Loop:
         loss = float(losses.mean())
         if not math.isfinite(loss):
             raise TrainingError(f"The loss on '{self._data.name}' became {loss} by step {step}: lower learning_rate.")
-        line = {
-            "step": step,
-            "training_loss": float(self.stepper.loss),
-            "validation_loss": loss,
-            "validation_accuracy": float((logits.argmax(dim=-1) == labels).float().mean()),
-        }
+        accuracy = float((logits.argmax(dim=-1) == labels).float().mean())
+        line = {"step": step, "training_loss": float(self.stepper.loss), "validation_loss": loss}
+        line["validation_accuracy"] = accuracy
         self.history.append(line)
         value = loss if self._recipe.criterion == "plain" else balanced_loss(losses, labels)
         if value < self._best["value"]:

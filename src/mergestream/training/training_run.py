@@ -55,10 +55,11 @@ def run_training(
     fits = [(plan, out, preprocessing, domain, recipe) for domain in domains for recipe in plan.settings]
     paths = [progress_path(out, domain, recipe) for *_, domain, recipe in fits]
     with follow_progress("training the experts", paths, [recipe.steps for *_, recipe in fits], track):
-        candidates = run_jobs(
-            train_candidate, fits, workers=jobs, on_done=lambda: None, engine=engine, device=plan.accelerator
-        )
-    write_json(work / "candidates.json", _record(plan, candidates))
+        workers: dict[str, Any] = {"workers": jobs, "engine": engine, "device": plan.accelerator}
+        candidates = run_jobs(train_candidate, fits, on_done=lambda: None, **workers)
+    described = {key: getattr(plan, key) for key in ("network", "init", "head_init")}
+    listed = {"arguments": dict(plan.arguments), "candidates": [candidate.to_json() for candidate in candidates]}
+    write_json(work / "candidates.json", {"schema_version": SCHEMA_VERSION, **described, **listed})
     by_domain = {domain: [each for each in candidates if each.domain == domain] for domain in domains}
     cards = [install_best(out, each) for each in by_domain.values()]
     if plan.keep_candidates:
@@ -94,19 +95,16 @@ def _write_base(
         return
     if plan.domain is not None:
         raise InputError(f"{out / BASE} is missing: one site trains from the consortium's base. Copy its folder there.")
-    encoder = encoder_weights(plan.network, dict(plan.arguments), plan.init)
-    work = work_folder(out)
+    network, work = (plan.network, dict(plan.arguments)), work_folder(out)
     scratch = work / BASE
     write_start(
-        scratch, plan.network, dict(plan.arguments), dataset.classes, encoder, plan.head_init, plan.seed, recipe
+        scratch, *network, dataset.classes, encoder_weights(*network, plan.init), plan.head_init, plan.seed, recipe
     )
     if plan.head_init == "linear_probe":
         fits = [(scratch, plan, preprocessing, work, domain) for domain in dataset.domains]
         with track("fitting every site's head on the frozen encoder", len(fits)) as advance:
-            put_probes(
-                scratch,
-                run_jobs(_probe, fits, workers=jobs, on_done=advance, engine=engine, device=plan.accelerator),
-            )
+            heads = run_jobs(_probe, fits, workers=jobs, on_done=advance, engine=engine, device=plan.accelerator)
+        put_probes(scratch, heads)
     write_expert(out / BASE, dict(open_weights(scratch, read_card(scratch))), read_card(scratch))
 
 
@@ -139,14 +137,3 @@ def _measure_statistics(plan: TrainPlan, out: Path, dataset: Dataset, cards: Seq
     for name, statistics in zip(measured.names, measured.statistics, strict=True):
         assert statistics is not None
         write_statistics(out / name, statistics, trained[name])
-
-
-def _record(plan: TrainPlan, candidates: Sequence[Candidate]) -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "network": plan.network,
-        "arguments": dict(plan.arguments),
-        "init": plan.init,
-        "head_init": plan.head_init,
-        "candidates": [candidate.to_json() for candidate in candidates],
-    }
