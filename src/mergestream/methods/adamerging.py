@@ -43,8 +43,8 @@ class AdaMerging(MergedModel[AdaMergingState]):
     base_head: str = option("saved", one_of, BASE_HEADS)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self._base = base_of(self.pool, self.name, self.base_head)
+        super().__post_init__()
         self._first = resolve_lambda(self.lambda_, len(self.pool), single=True)[0]
         if self.clamp and not 0 <= self._first <= 1:
             raise InputError(

@@ -28,8 +28,8 @@ class TaskArithmetic(MergedModel[State]):
     base_head: str = option("saved", one_of, BASE_HEADS)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self._base = base_of(self.pool, self.name, self.base_head)
+        super().__post_init__()
         self._lambdas = resolve_lambda(self.lambda_, len(self.pool))
         self._on_device = torch.tensor(self._lambdas, device=self.pool.device)  # copied once: a step may be captured
 

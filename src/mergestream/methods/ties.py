@@ -30,8 +30,8 @@ class Ties(MergedModel[State]):
     base_head: str = option("saved", one_of, BASE_HEADS)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self._base = base_of(self.pool, self.name, self.base_head)
+        super().__post_init__()
         self._scale = resolve_lambda(self.lambda_, len(self.pool), single=True)[0]
 
     def merge_parameters(self, state: State, out: Tensor) -> None:
