@@ -31,16 +31,13 @@ class FisherState(State):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Fisher(StatisticsModel[FisherState]):
-    """`fisher` is 'exact', sum_c p_c (d log p_c)^2 of every example, or 'mergelm', as published: one per batch.
-
-    Normalised information is divided by its size, so that no expert outweighs the others by its scale alone.
-    """
+    """`fisher` is 'exact', sum_c p_c (d log p_c)^2 of every example, or 'mergelm', as published: one per batch."""
 
     name: ClassVar[str] = "fisher"
     fisher: str = option("exact", one_of, tuple(FISHERS))
     statistics: str = option("source", one_of, ("source", "target"))
     examples: int = option(500, whole_number, low=1)
-    normalise: bool = option(True, yes_or_no)
+    normalise: bool = option(True, yes_or_no)  # by its size, so that no expert outweighs others by its scale alone
     floor: float = option(1e-6, number, above=0)  # least information of any number; where nobody has more: the mean
 
     def __post_init__(self) -> None:
