@@ -9,9 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mergestream.bench.analysis.bench_findings import rank_methods, subgroup_rows
+from mergestream.bench.analysis.bench_findings import (
+    collapses,
+    describe_collapses,
+    rank_methods,
+    subgroup_rows,
+    unpredicted_classes,
+)
 from mergestream.bench.analysis.comparison import compare, describe_duels, duel, rows_of
-from mergestream.bench.analysis.run_checks import collapses, describe_collapses, unpredicted_classes
 from mergestream.bench.records import Run
 from mergestream.bench.report.bench_tables import results_table, target_table
 from mergestream.functional.intervals import difference_with_interval, mean_with_interval

@@ -17,10 +17,10 @@ import torch
 
 import mergestream as ms
 from benching import bench_arguments, command, write_consortium
+from mergestream.bench.analysis.bench_findings import seen_targets
 from mergestream.bench.analysis.collection import collect
 from mergestream.bench.analysis.confidence import reliabilities, risk_coverages
 from mergestream.bench.analysis.cost import cost_of
-from mergestream.bench.analysis.run_checks import seen_targets
 from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.records import Run
 from mergestream.bench.report.figures import panel

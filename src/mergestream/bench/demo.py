@@ -133,7 +133,7 @@ def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> BenchFind
         done = run_plan(plan, out, track, jobs=workers)
     collection = collect(out, names=[folder.name for folder in done.folders])
     others = [run for run in collection.runs if run.arguments["method"] not in (OURS, "single_expert")]
-    ours = [run for run in collection.runs if run.arguments["label"] == OURS]
+    ours = [run for run in collection.runs if run.label == OURS]
     rows, duels = rows_of(collection.runs), duels_with(OURS, [*ours, *others])
     results = {
         "schema_version": SCHEMA_VERSION,

@@ -100,12 +100,26 @@ class Run:
         return run_hash(self.arguments)
 
     @property
-    def accuracy(self) -> float:
-        return float(self.metrics["accuracy"])
+    def label(self) -> str:
+        """The method with its options, as tables name it."""
+        return str(self.arguments["label"])
 
     @property
-    def balanced_accuracy(self) -> float:
-        return float(self.metrics["balanced_accuracy"])
+    def is_single(self) -> bool:
+        """Whether this is an expert alone."""
+        return bool(self.arguments["method"] == "single_expert")
+
+    @property
+    def stream(self) -> str:
+        return str(self.arguments["stream"]["name"])
+
+    @property
+    def target(self) -> str:
+        return str(self.arguments["data"]["domain"])
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.metrics["accuracy"])
 
     @property
     def majority_share(self) -> float:

@@ -14,9 +14,7 @@ SHOWN = 12  # warnings in the terminal; all of them are in the files
 
 def bench(
     dataset: Annotated[str | None, typer.Option(help="A data set by its name in 'data list'.")] = None,
-    pool: Annotated[
-        list[str] | None, typer.Option(help="A pool's folder; again for pools of other training seeds.")
-    ] = None,
+    pool: Annotated[list[str] | None, typer.Option(help="A pool's folder; repeatable, for other seeds.")] = None,
     root: Annotated[
         list[str] | None, typer.Option(help="The data set's folder or zip; 'pacs=FILE' where a plan has several sets.")
     ] = None,
@@ -30,21 +28,13 @@ def bench(
         ),
     ] = None,
     methods: Annotated[
-        str | None,
-        typer.Option(
-            help="'all', or methods with options: 'mean, entropy_adaptive(head=shared|select, momentum=0.9)'."
-        ),
+        str | None, typer.Option(help="'all', or as in 'mean, entropy_adaptive(head=shared|select, momentum=0.9)'.")
     ] = None,
-    streams: Annotated[
-        str | None, typer.Option(help="Streams, as in 'iid,dirichlet:0.05'.", show_default="iid")
-    ] = None,
-    targets: Annotated[
-        str, typer.Option(help="Domains, 'a+b' for several streamed together, 'all', or 'pairs'.")
-    ] = "all",
+    streams: Annotated[str | None, typer.Option(help="As in 'iid,dirichlet:0.05'.", show_default="iid")] = None,
+    targets: Annotated[str, typer.Option(help="Domains, 'a+b' for several in one stream, 'all', or 'pairs'.")] = "all",
     seeds: Annotated[str | None, typer.Option(help="Seeds of the streams, as in '0,1,2'.", show_default="0")] = None,
     batch_size: Annotated[
-        str | None,
-        typer.Option("--batch-size", "--batch-sizes", help="Images per batch, as in '32' or '1,8,32'."),
+        str | None, typer.Option("--batch-size", "--batch-sizes", help="Images per batch, as in '32' or '1,8,32'.")
     ] = None,
     protocol: Annotated[
         str, typer.Option(help="lodo: leave each domain out; ood: all experts on the set's outside test sets.")
@@ -56,15 +46,11 @@ def bench(
     ] = None,
     skip_bad: SkipBad = 0,
     allow_missing_classes: AllowMissingClasses = False,
-    allow_seen: Annotated[
-        bool, typer.Option("--allow-seen", help="Keep experts that were trained on the target.")
-    ] = False,
+    allow_seen: Annotated[bool, typer.Option("--allow-seen", help="Keep experts trained on the target.")] = False,
     loud_heads: Annotated[
         str, typer.Option(help="Factors of the first expert's head, as in '1,100': a hostile or badly scaled expert.")
     ] = "1",
-    timed: Annotated[
-        bool, typer.Option("--timed", help="Share no logits between methods, so that milliseconds are real.")
-    ] = False,
+    timed: Annotated[bool, typer.Option("--timed", help="Share no logits, so that milliseconds are real.")] = False,
     init: Annotated[str, typer.Option(help="First weights of the encoders that the plan 'results' trains.")] = "random",
     stages: Annotated[
         str | None, typer.Option(help="Stages of the plan 'results', as in 'main-pacs,hostile'.", show_default="all")

@@ -1,5 +1,6 @@
-"""Everything that a benchmark's tables and reports show: ranks, subgroups, and all findings as one record."""
+"""Everything that a benchmark's tables and reports show: ranks, subgroups, warnings, and all findings as one record."""
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -7,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from mergestream.bench.analysis.comparison import Duel, Pairing, ResultRow, pairing_of, streams_of
-from mergestream.bench.analysis.group_intervals import GroupedRow
-from mergestream.bench.analysis.run_checks import Collapse, collapses, describe_collapses, line_of, majority_shares
+from mergestream.bench.analysis.comparison import METRICS, Duel, GroupedRow, Pairing, ResultRow, by_stream, pairing_of
 from mergestream.bench.records import Run
+from mergestream.functional.intervals import FEW_BATCHES
 from mergestream.pool.expert_card import library_versions
 
-SubgroupKey = tuple[str, str, str, str]  # label, stream, kind, value
 SCHEMA_VERSION = 1
+# A class is common from this share of the labels, and rarely predicted below this share of the experts' answers.
+COMMON, RARE = 0.05, 0.01
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,11 @@ class Standing:
 def rank_methods(runs: Sequence[Run], metric: str = "accuracy") -> list[Standing]:
     """Rank the methods; equal values share a rank. Cells without all methods are left out, so that ranks compare."""
     standings: list[Standing] = []
-    for stream in streams_of(runs):
-        here = [run for run in runs if run.arguments["stream"]["name"] == stream]
-        labels = list(dict.fromkeys(run.arguments["label"] for run in here))
+    for stream, here in by_stream(runs).items():
+        labels = list(dict.fromkeys(run.label for run in here))
         table: dict[Pairing, dict[str, float]] = defaultdict(dict)
         for run in here:
-            table[pairing_of(run)][run.arguments["label"]] = run.metrics[metric]
+            table[pairing_of(run)][run.label] = run.metrics[metric]
         values = np.array([[row[label] for label in labels] for row in table.values() if len(row) == len(labels)])
         if not len(values):
             continue
@@ -66,27 +66,125 @@ class SubgroupRow:
 
 def subgroup_rows(runs: Iterable[Run]) -> list[SubgroupRow]:
     """One row per (label, stream, kind, value). Runs are weighted by their number of such images."""
-    groups: dict[SubgroupKey, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, str], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
     for run in runs:
-        label, stream = run.arguments["label"], run.arguments["stream"]["name"]
         for kind, values in run.metrics.get("subgroups", {}).items():
             for value, report in values.items():
-                groups[label, stream, kind, value].append((run.arguments["seed"], report))
-    return [_subgroup_row(key, entries) for key, entries in groups.items()]
+                groups[run.label, run.stream, kind, value].append((run.arguments["seed"], report))
+    rows = []
+    for key, entries in groups.items():
+        means: dict[str, Any] = {}
+        for metric in METRICS:
+            defined = [(report[metric], report["images"]) for _, report in entries if report[metric] is not None]
+            values, sizes = zip(*defined, strict=True) if defined else ((), ())
+            means[metric] = float(np.average(values, weights=sizes)) if defined else None
+        images = sum(report["images"] for _, report in entries) / len({seed for seed, _ in entries})
+        rows.append(SubgroupRow(*key, **means, images=int(images)))
+    return rows
 
 
-def _subgroup_row(key: SubgroupKey, entries: list[tuple[int, dict[str, Any]]]) -> SubgroupRow:
-    reports = [report for _, report in entries]
-    sizes = np.array([report["images"] for report in reports])
+def majority_shares(runs: Sequence[Run]) -> dict[str, float]:
+    """Share of the most common class in a batch, per stream: mean over targets and seeds."""
+    shares = {}
+    for name, here in by_stream(runs).items():
+        distinct = {run.arguments["stream"]["hash"]: run for run in reversed(here)}
+        shares[name] = float(np.mean([run.majority_share for run in distinct.values()]))
+    return shares
 
-    def mean(metric: str) -> float | None:
-        defined = [report[metric] is not None for report in reports]
-        values = [report[metric] for report in reports if report[metric] is not None]
-        return float(np.average(values, weights=sizes[defined])) if values else None
 
-    seeds = len({seed for seed, _ in entries})
-    images = int(sizes.sum() / seeds)
-    return SubgroupRow(*key, mean("accuracy"), mean("balanced_accuracy"), mean("auroc"), images)
+def few_batches(runs: Sequence[Run]) -> list[str]:
+    """A warning if intervals rest on too few batches."""
+    few = {run.target: len(run.batches) for run in runs if len(run.batches) < FEW_BATCHES}
+    counts = ", ".join(f"{target} ({count})" for target, count in few.items())
+    sentence = f"Few batches per run at {counts}: the intervals are rough. Use smaller batches or more images."
+    return [sentence] if few else []
+
+
+def seen_targets(runs: Sequence[Run]) -> list[str]:
+    """A warning if a pool holds an expert with a target's name: it may have been trained there."""
+    seen = {name for run in runs for name in run.target.split("+") if name in run.arguments["pool"]["experts"]}
+    names = ", ".join(sorted(seen))
+    return [f"Leakage: experts of {names} were in the pool that answered there: no unseen site."] if seen else []
+
+
+def line_of(run: Run) -> dict[str, Any]:
+    """One run as a line of results.csv."""
+    arguments = run.arguments
+    numbers = {key: value for key, value in run.metrics.items() if value is None or isinstance(value, int | float)}
+    recalls = {f"recall.{name}": value for name, value in run.metrics["recall"].items()}
+    return {
+        "run": run.hash,
+        "method": arguments["method"],
+        "label": run.label,
+        "target": run.target,
+        "stream": run.stream,
+        "seed": arguments["seed"],
+        "dataset": arguments["data"]["dataset"],
+        "batches": arguments["stream"]["batches"],
+        "batch_size": arguments.get("batch_size", max(map(len, run.batches))),
+        "options": json.dumps(arguments["options"]),
+        "pool": arguments["pool"]["fingerprint"][:16],
+        "experts": len(arguments["pool"]["experts"]),
+        **numbers,
+        **recalls,
+        "majority_share": run.majority_share,
+        "seconds_per_step": run.seconds_per_step,
+    }
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """A class that a merged model hardly predicts at one target, although every expert does."""
+
+    label: str
+    stream: str
+    target: str
+    seed: int
+    class_name: str
+    share: float
+    experts: float
+
+
+def collapses(runs: Iterable[Run]) -> list[Collapse]:
+    """Every class that vanished in a run; runs of single experts are not checked."""
+    vanished = []
+    for run in runs:
+        for each in [] if run.is_single else run.metrics.get("collapsed", []):
+            where = run.label, run.stream, run.target, run.arguments["seed"]
+            vanished.append(Collapse(*where, each["class"], each["share"], each["experts"]))
+    return vanished
+
+
+def describe_collapses(collapses: Sequence[Collapse]) -> list[str]:
+    """One sentence per method and class: at which targets, on which streams, and the worst case."""
+    groups: dict[tuple[str, str], list[Collapse]] = defaultdict(list)
+    for each in collapses:
+        groups[each.label, each.class_name].append(each)
+    sentences = []
+    for (label, class_name), group in groups.items():
+        targets, streams = (", ".join(dict.fromkeys(getattr(c, key) for c in group)) for key in ("target", "stream"))
+        worst = min(group, key=lambda c: c.share / c.experts)
+        sentences.append(
+            f"{label}: the class '{class_name}' has nearly vanished at {targets} ({streams}); at worst it is "
+            f"{100 * worst.share:.1f} % of the answers at {worst.target}, {100 * worst.experts:.1f} % of the experts'."
+        )
+    return sentences
+
+
+def unpredicted_classes(runs: Sequence[Run]) -> list[str]:
+    """Sentences on common classes that the experts alone hardly ever predict, so that merging is not to blame."""
+    single = [run for run in runs if run.is_single]
+    if not single:
+        return []
+    matrix = np.sum([run.metrics["confusion"] for run in single], axis=0)
+    labels, answers = (matrix.sum(axis=axis) / matrix.sum() for axis in (1, 0))
+    return [
+        f"The experts alone hardly ever predict '{name}': {100 * answers[c]:.1f} % of their answers, "
+        f"{100 * labels[c]:.1f} % of the labels. The check for vanished classes needs experts that do; see the recall "
+        f"per class."
+        for c, name in enumerate(single[0].classes)
+        if labels[c] >= COMMON and answers[c] < RARE
+    ]
 
 
 @dataclass(frozen=True)
@@ -112,7 +210,7 @@ class BenchFindings:
     @classmethod
     def of(cls, runs: Sequence[Run], rows: list[ResultRow], duels: list[Duel], **about: Any) -> "BenchFindings":
         """Findings of a benchmark's runs; `about` are the fields that the runs do not tell."""
-        merged = [run for run in runs if run.arguments["method"] != "single_expert"]
+        merged = [run for run in runs if not run.is_single]
         return cls(
             rows=rows,
             duels=duels,

@@ -1,20 +1,31 @@
-"""Runs compared: results per method and stream, and paired differences between two methods."""
+"""Runs compared: results per method and stream, intervals over groups, and paired differences between two methods."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from mergestream.bench.records import Run
-from mergestream.functional.intervals import difference_with_interval, mean_with_interval, target_mean
+from mergestream.functional.intervals import (
+    RESAMPLES,
+    difference_with_interval,
+    drawn_scores,
+    mean_with_interval,
+    percentiles,
+    target_mean,
+    unit_draws,
+)
 
 ORACLE = "oracle: best single expert"
 SINGLES = "single_expert, on average"
+METRICS = ("accuracy", "balanced_accuracy", "auroc")
 # In the order in which sentences name them.
 OUTCOMES = ("beats", "does not differ clearly from", "loses to")
 Pairing = tuple[str, int, str]  # target, seed, pool: what two runs must share to be compared, beside the stream
+Draws = dict[str, np.ndarray]  # by metric; or how often each image of a target is drawn, for all runs there
 
 
 @dataclass(frozen=True)
@@ -57,11 +68,10 @@ class ResultRow:
 
 def rows_of(runs: Sequence[Run]) -> list[ResultRow]:
     """One row per method and stream; single experts give two, their average and the oracle's choice among them."""
-    single = [run for run in runs if run.arguments["method"] == "single_expert"]
-    rows = compare(run for run in runs if run.arguments["method"] != "single_expert")
+    single = [run for run in runs if run.is_single]
+    rows = compare(run for run in runs if not run.is_single)
     for label, group in ((SINGLES, single), (ORACLE, oracle(single))):
-        for stream in streams_of(group):
-            rows.append(_result_row(label, stream, [r for r in group if r.arguments["stream"]["name"] == stream]))
+        rows += [_result_row(label, stream, own) for stream, own in by_stream(group).items()]
     return rows
 
 
@@ -74,7 +84,7 @@ def oracle(single: Sequence[Run]) -> list[Run]:
     """Per target, seed and stream, the single expert that labels show to be best. A bound, never a method."""
     best: dict[tuple[Any, ...], Run] = {}
     for run in single:
-        key = *pairing_of(run), run.arguments["stream"]["name"]
+        key = *pairing_of(run), run.stream
         if key not in best or run.accuracy > best[key].accuracy:
             best[key] = run
     return list(best.values())
@@ -84,30 +94,35 @@ def by_label_and_stream(runs: Iterable[Run]) -> dict[tuple[str, str], list[Run]]
     """Runs grouped by method and stream, in order of first appearance."""
     groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
-        groups[run.arguments["label"], run.arguments["stream"]["name"]].append(run)
+        groups[run.label, run.stream].append(run)
     return groups
 
 
-def streams_of(runs: Iterable[Run]) -> list[str]:
-    """Names of the streams, in order of first appearance."""
-    return list(dict.fromkeys(run.arguments["stream"]["name"] for run in runs))
+def by_stream(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Runs grouped by stream, in order of first appearance."""
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[run.stream].append(run)
+    return groups
 
 
 def pairing_of(run: Run) -> Pairing:
-    arguments = run.arguments
-    return arguments["data"]["domain"], arguments["seed"], arguments["pool"]["fingerprint"]
+    return run.target, run.arguments["seed"], run.arguments["pool"]["fingerprint"]
+
+
+def by_pairing(runs: Sequence[Run], label: str, stream: str) -> dict[Pairing, Run]:
+    """A method's runs on one stream, by target, seed and pool."""
+    return {pairing_of(run): run for run in runs if (run.label, run.stream) == (label, stream)}
 
 
 def _result_row(label: str, stream: str, runs: Sequence[Run]) -> ResultRow:
-    confusions = [run.confusions() for run in runs]
-    targets = [run.arguments["data"]["domain"] for run in runs]
+    confusions, targets = [run.confusions() for run in runs], [run.target for run in runs]
     accuracies = defaultdict(list)
-    for target, run in zip(targets, runs, strict=True):
-        accuracies[target].append(run.accuracy)
+    for run in runs:
+        accuracies[run.target].append(run.accuracy)
     per_target = {target: float(np.mean(values)) for target, values in accuracies.items()}
-    recalls = [value for run in runs for value in run.metrics["recall"].values() if value is not None]
-    aurocs = [run.metrics["auroc"] for run in runs if run.metrics["auroc"] is not None]
-    seconds = [run.seconds_per_step for run in runs if run.seconds_per_step is not None]
+    recalls = {name: _defined(run.metrics["recall"][name] for run in runs) for name in runs[0].classes}
+    aurocs, seconds = _defined(run.metrics["auroc"] for run in runs), _defined(run.seconds_per_step for run in runs)
 
     def average(key: str) -> float:
         return target_mean([run.metrics[key] for run in runs], targets)
@@ -124,20 +139,75 @@ def _result_row(label: str, stream: str, runs: Sequence[Run]) -> ResultRow:
         average("aurc"),
         per_target,
         min(per_target, key=per_target.__getitem__),
-        _mean_recall(runs),
-        min(recalls),
+        {name: float(np.mean(values)) if values else None for name, values in recalls.items()},
+        min(value for values in recalls.values() for value in values),
         1000 * float(np.median(seconds)) if seconds else None,
         len(runs),
     )
 
 
-def _mean_recall(runs: Sequence[Run]) -> dict[str, float | None]:
-    """Per class, over the runs in which it occurs."""
-    means: dict[str, float | None] = {}
-    for name in runs[0].classes:
-        values = [run.metrics["recall"][name] for run in runs if run.metrics["recall"][name] is not None]
-        means[name] = float(np.mean(values)) if values else None
+def _defined(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+@dataclass(frozen=True)
+class GroupedRow:
+    """One method on one stream, with intervals over groups; AUROC is None where a target has one class."""
+
+    label: str
+    stream: str
+    accuracy: Estimate
+    balanced_accuracy: Estimate
+    auroc: Estimate | None
+
+
+def grouped_rows(runs: Sequence[Run]) -> list[GroupedRow]:
+    """One row per (label, stream), the mean over its runs; none where a target names no groups or too few."""
+    if not runs or any(run.groups is None for run in runs):
+        return []
+    cells = by_label_and_stream(runs)
+    try:
+        draws = mean_draws(cells, METRICS)
+    except ValueError:
+        return []
+    rows = []
+    for (label, stream), own in cells.items():
+        estimates: list[Estimate | None] = []
+        for metric, drawn in draws[label, stream].items():
+            values = [run.metrics[metric] for run in own]
+            complete = None not in values and not np.isnan(drawn).any()
+            estimates.append(Estimate(float(np.mean(values)), *percentiles(drawn)) if complete else None)
+        accuracy, balanced, auroc = estimates
+        if accuracy is not None and balanced is not None:
+            rows.append(GroupedRow(label, stream, accuracy, balanced, auroc))
+    return rows
+
+
+def mean_draws(
+    cells: Mapping[tuple[str, str], Sequence[Run]], metrics: Sequence[str], count: int = RESAMPLES
+) -> dict[tuple[str, str], Draws]:
+    """Draws of every metric [count], as the mean over each cell's runs."""
+    draws: Draws = {}
+    means = {}
+    for cell, runs in cells.items():
+        scores = [_scores_under_draws(run, metrics, draws, count) for run in runs]
+        means[cell] = {metric: np.mean([each[metric] for each in scores], axis=0) for metric in metrics}
     return means
+
+
+def _scores_under_draws(run: Run, metrics: Sequence[str], draws: Draws, count: int) -> Draws:
+    """Every metric of a run under draws of whole groups [count]; of single images where its data name no groups."""
+    place = torch.from_numpy(np.argsort(np.concatenate(run.batches)))  # from order of arrival to that of the data
+    labels = run.labels[place]
+    if run.target not in draws:
+        # Units are numbered in the order of their names, images without a group by the text of their number.
+        names = np.array([str(i) for i in range(len(labels))]) if run.groups is None else run.groups[place].numpy()
+        units = np.unique(names, return_inverse=True)[1]
+        key = f"{run.arguments['data']['dataset']}/{run.target}"
+        draws[run.target] = unit_draws(labels.numpy(), units, key, count)
+    weights = torch.from_numpy(draws[run.target]).double()
+    scores = drawn_scores(run.probabilities[place], run.predictions[place], labels, weights, metrics)
+    return {metric: values.numpy() for metric, values in scores.items()}
 
 
 @dataclass(frozen=True)
@@ -197,8 +267,8 @@ def describe_duels(duels: Sequence[Duel]) -> list[str]:
 def duel(runs: Sequence[Run], ours: str, theirs: str, metric: str = "accuracy") -> list[Duel]:
     """One duel per stream, over the (target, seed, pool) that both methods have."""
     duels = []
-    for stream in streams_of(runs):
-        mine, other = (by_pairing(runs, label, stream) for label in (ours, theirs))
+    for stream, here in by_stream(runs).items():
+        mine, other = (by_pairing(here, label, stream) for label in (ours, theirs))
         pairs = [pair for pair in mine if pair in other]
         if pairs:
             a, b = ([group[pair].confusions() for pair in pairs] for group in (mine, other))
@@ -212,12 +282,3 @@ def duel(runs: Sequence[Run], ours: str, theirs: str, metric: str = "accuracy") 
             record = wins, losses, len(gaps) - wins - losses
             duels.append(Duel(stream, ours, theirs, mine_mean, other_mean, difference, across, *record))
     return duels
-
-
-def by_pairing(runs: Sequence[Run], label: str, stream: str) -> dict[Pairing, Run]:
-    """A method's runs on one stream, by target, seed and pool."""
-    return {
-        pairing_of(run): run
-        for run in runs
-        if run.arguments["label"] == label and run.arguments["stream"]["name"] == stream
-    }

@@ -38,31 +38,27 @@ class RiskCoverage:
 
 def reliabilities(runs: Sequence[Run], bins: int = BINS) -> list[Reliability]:
     """All images of a method's runs on a stream together."""
-    return [_reliability(label, stream, group, bins) for (label, stream), group in by_label_and_stream(runs).items()]
-
-
-def _reliability(label: str, stream: str, runs: Sequence[Run], bins: int) -> Reliability:
-    confidence = torch.cat([run.probabilities.amax(dim=-1) for run in runs]).numpy().astype(float)
-    right = torch.cat([run.predictions == run.labels for run in runs]).numpy().astype(float)
-    # A confidence on an edge belongs to the bin below, as in torchmetrics' calibration error.
-    place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-    counts = np.bincount(place, minlength=bins)
-    filled = counts > 0
-    means = [
-        np.bincount(place, weights=values, minlength=bins)[filled] / counts[filled] for values in (confidence, right)
-    ]
-    return Reliability(label, stream, means[0], means[1], counts[filled] / len(place))
+    curves = []
+    for (label, stream), own in by_label_and_stream(runs).items():
+        confidence = torch.cat([run.probabilities.amax(dim=-1) for run in own]).numpy().astype(float)
+        right = torch.cat([run.predictions == run.labels for run in own]).numpy().astype(float)
+        # A confidence on an edge belongs to the bin below, as in torchmetrics' calibration error.
+        place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+        counts = np.bincount(place, minlength=bins)
+        filled = counts > 0
+        sums = [np.bincount(place, weights=values, minlength=bins)[filled] for values in (confidence, right)]
+        means = [each / counts[filled] for each in sums]
+        curves.append(Reliability(label, stream, means[0], means[1], counts[filled] / len(place)))
+    return curves
 
 
 def risk_coverages(runs: Sequence[Run]) -> list[RiskCoverage]:
     """Curves on one grid of coverages: runs are averaged at each target, then targets."""
-    return [_risk_coverage(label, stream, group) for (label, stream), group in by_label_and_stream(runs).items()]
-
-
-def _risk_coverage(label: str, stream: str, runs: Sequence[Run]) -> RiskCoverage:
-    targets: dict[str, list[np.ndarray]] = defaultdict(list)
-    for run in runs:
-        coverage, risk = risk_coverage(run.probabilities, run.labels)
-        targets[run.arguments["data"]["domain"]].append(np.interp(COVERAGES, coverage, risk))
-    means = [np.mean(curves, axis=0) for curves in targets.values()]
-    return RiskCoverage(label, stream, COVERAGES, np.mean(means, axis=0))
+    curves = []
+    for (label, stream), own in by_label_and_stream(runs).items():
+        targets: dict[str, list[np.ndarray]] = defaultdict(list)
+        for run in own:
+            targets[run.target].append(np.interp(COVERAGES, *risk_coverage(run.probabilities, run.labels)))
+        means = [np.mean(each, axis=0) for each in targets.values()]
+        curves.append(RiskCoverage(label, stream, COVERAGES, np.mean(means, axis=0)))
+    return curves

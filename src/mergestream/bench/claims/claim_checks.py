@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mergestream.bench.analysis.comparison import Estimate, by_pairing, duel, streams_of
+from mergestream.bench.analysis.comparison import Estimate, by_pairing, by_stream, duel
 from mergestream.bench.claims.claim_finding import (
     POINTS,
     RESAMPLES,
@@ -53,7 +53,7 @@ def check_claims(runs: Sequence[Run]) -> list[ClaimFinding]:
     on the batch's entropy. They are what this code has, not the best that labels could give.
     """
     labelled = [run for run in runs if len(run.labels) and bool((run.labels >= 0).all())]
-    layer_wise = list(dict.fromkeys(run.arguments["label"] for run in labelled if _is_layer_wise(run)))
+    layer_wise = list(dict.fromkeys(run.label for run in labelled if _is_layer_wise(run)))
     findings = check_scores(evidence_of_runs(labelled))
     for claim in OPTION_CLAIMS:
         findings += _duels(labelled, claim.claim, list(_variant_pairs(labelled, claim)), _rival(claim), DECOUPLED)
@@ -103,10 +103,10 @@ def _duels(
 def _shares(runs: Sequence[Run], layer_wise: Sequence[str]) -> list[ClaimFinding]:
     findings = [
         finding
-        for stream in streams_of(runs)
+        for stream, here in by_stream(runs).items()
         for whole in layer_wise
         for part in (DECOUPLED, SHARED)
-        for finding in _share(runs, stream, part, whole)
+        for finding in _share(here, stream, part, whole)
     ]
     needed = "runs of adamerging(granularity=layer), entropy_adaptive and mean on the same streams; it needs a base."
     return findings or [missing(SHARE_CLAIM, needed)]

@@ -84,16 +84,15 @@ def evidence_of_runs(runs: Sequence[Run]) -> list[Evidence]:
     """Evidence from the labelled runs of every expert alone: one per target, seed, pool and stream."""
     groups: dict[tuple[Any, ...], dict[str, Run]] = defaultdict(dict)
     for run in runs:
-        if run.arguments["method"] == "single_expert":
-            key = *pairing_of(run), run.arguments["stream"]["name"], run.arguments["stream"]["hash"]
+        if run.is_single:
+            key = *pairing_of(run), run.stream, run.arguments["stream"]["hash"]
             groups[key][run.arguments["options"]["expert"]] = run
     return [_of_group(group) for group in groups.values() if len(group) > 1]
 
 
 def _of_group(group: dict[str, Run]) -> Evidence:
     first = next(iter(group.values()))
-    arguments = first.arguments
-    experts = tuple(name for name in arguments["pool"]["experts"] if name in group)
+    experts = tuple(name for name in first.arguments["pool"]["experts"] if name in group)
     # Softmax undoes the logarithm; a probability that fp16 rounded to 0 stays 0.
     logits = torch.stack([group[name].probabilities.log() for name in experts])  # [K,N,C]
     wrong = (logits.argmax(dim=-1) != first.labels).float()
@@ -104,8 +103,8 @@ def _of_group(group: dict[str, Run]) -> Evidence:
 
     parts = logits.split(sizes, dim=1)
     return Evidence(
-        arguments["data"]["domain"],
-        arguments["stream"]["name"],
+        first.target,
+        first.stream,
         experts,
         per_batch(map(scoring.entropy, parts)),
         per_batch(map(scoring.max_softmax, parts)),

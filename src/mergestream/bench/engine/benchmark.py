@@ -2,14 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mergestream.bench.analysis.bench_findings import BenchFindings
-from mergestream.bench.analysis.comparison import Duel, duel, rows_of
-from mergestream.bench.analysis.group_intervals import grouped_rows
-from mergestream.bench.analysis.run_checks import few_batches, unpredicted_classes
+from mergestream.bench.analysis.bench_findings import BenchFindings, few_batches, unpredicted_classes
+from mergestream.bench.analysis.comparison import Duel, duel, grouped_rows, rows_of
 from mergestream.bench.engine.plan import BenchPlan, Target, targets_of
 from mergestream.bench.engine.pool_at_target import (
     close_all,
@@ -42,16 +40,7 @@ COMMANDS = {
     **dict.fromkeys(("task_arithmetic", "ties"), "On the command line: mergestream train keeps the start as base/."),
 }
 Place = tuple[str, Target, float]  # a pool's folder, a target, a factor of the first expert's head
-
-
-@dataclass(frozen=True)
-class VariantRuns:
-    """One variant at one place: its runs' folders, and whether any is still to be done."""
-
-    variant: Variant
-    label: str
-    folders: tuple[Path, ...]
-    to_do: bool
+Planned = dict[Variant, tuple[str, tuple[Path, ...]]]  # the label and the folders of the runs at one place
 
 
 def with_command(error: PoolError | InputError, variant: Variant) -> PoolError | InputError:
@@ -59,14 +48,14 @@ def with_command(error: PoolError | InputError, variant: Variant) -> PoolError |
     return type(error)(f"{error} {COMMANDS[variant.method]}") if variant.method in COMMANDS else error
 
 
-def survey(plan: BenchPlan, out: Path, place: Place) -> tuple[list[VariantRuns], dict[str, str]]:
+def survey(plan: BenchPlan, out: Path, place: Place) -> tuple[Planned, dict[str, str]]:
     """All runs of a place, and which methods cannot run there, with the reason.
 
     If anything is to be done there, the experts' logits are computed first.
     """
     opened = open_target(plan, out, *place)
-    planned: list[VariantRuns] = []
-    impossible, views = {}, {ORIGINAL}
+    planned: Planned = {}
+    impossible, views = {}, set[str]()
     for variant in opened.variants():
         try:
             method = opened.method(variant)
@@ -77,13 +66,11 @@ def survey(plan: BenchPlan, out: Path, place: Place) -> tuple[list[VariantRuns],
             impossible[str(variant)] = str(with_command(error, variant))
             continue
         folders = tuple(out / RUNS / run_hash(arguments) for _, arguments in runs)
-        if any(other.folders == folders for other in planned):
-            continue  # the same method, spelt differently
-        planned.append(VariantRuns(variant, method.label(), folders, not all(map(is_finished, folders))))
-        views |= set(method.options().get("views", ())) if planned[-1].to_do else set()
-    if any(each.to_do for each in planned) and not plan.timed:
-        for view in sorted(views):
-            opened.logits(view)
+        if all(other != folders for _, other in planned.values()):  # else the same method, spelt differently
+            planned[variant] = method.label(), folders
+            views |= {ORIGINAL, *method.options().get("views", ())} if not all(map(is_finished, folders)) else set()
+    for view in () if plan.timed else sorted(views):
+        opened.logits(view)
     return planned, impossible
 
 
@@ -132,8 +119,25 @@ def run_bench(
 ) -> BenchFindings:
     """Do all that is not done yet, then write tables and records under `out`."""
     done = run_plan(plan, out, track, jobs=jobs, engine=engine)
-    findings = _findings(done, command)
-    findings = replace(findings, warnings=[*findings.warnings, *_replaced(out, findings)])
+    runs = [Run.load(folder) for folder in done.folders]
+    merged = [run for run in runs if not run.is_single]
+    ours, warnings = _reference(done)
+    dataset = done.dataset
+    overlap = [f"'{dataset.name}': {dataset.overlap}"] if dataset.overlap else []
+    warnings = [*done.warnings, *warnings, *overlap, *few_batches(runs), *unpredicted_classes(runs)]
+    findings = BenchFindings.of(
+        runs,
+        rows_of(runs),
+        duels_with(ours, merged),
+        plan=plan.to_json(),
+        command=command,
+        left_out=done.left_out,
+        warnings=[*warnings, *_replaced(out, plan)],
+        dataset=dataset.name,
+        synthetic=dataset.synthetic,
+        network=done.network,
+        grouped=grouped_rows(merged),
+    )
     write_findings(findings, out)
     return findings
 
@@ -152,56 +156,26 @@ def run_plan(plan: BenchPlan, out: Path, track: Track, *, jobs: int = 1, engine:
         with track("scoring the experts on every target", len(places)) as advance:
             surveys = run_jobs(survey, [(plan, out, place) for place in places], on_done=advance, **where)
         work = [
-            (plan, out, place, each.variant)
+            (plan, out, place, variant)
             for place, (planned, _) in zip(places, surveys, strict=True)
-            for each in planned
-            if each.to_do
+            for variant, (_, folders) in planned.items()
+            if not all(map(is_finished, folders))
         ]
         with track("running the methods", len(work)) as advance:
             run_jobs(answer, work, on_done=advance, **where)
     by_pool: dict[str, list[Path]] = {pool: [] for pool in plan.pools}
     labels, left_out = dict[Variant, str](), dict[str, str]()
     for (pool, _, _), (planned, impossible) in zip(places, surveys, strict=True):
-        by_pool[pool] += [folder for each in planned for folder in each.folders]
-        labels |= {each.variant: each.label for each in planned}
+        by_pool[pool] += [folder for _, folders in planned.values() for folder in folders]
+        labels |= {variant: label for variant, (label, _) in planned.items()}
         left_out = impossible | left_out
     return FinishedPlan(plan, dataset, network, by_pool, labels, list(left_out.items()), warnings)
 
 
-def _findings(done: FinishedPlan, command: str) -> BenchFindings:
-    runs = [Run.load(folder) for folder in done.folders]
-    merged = [run for run in runs if run.arguments["method"] != "single_expert"]
-    ours, warnings = _reference(done)
-    dataset = done.dataset
-    overlap = [f"'{dataset.name}': {dataset.overlap}"] if dataset.overlap else []
-    return BenchFindings.of(
-        runs,
-        rows_of(runs),
-        duels_with(ours, merged),
-        plan=done.plan.to_json(),
-        command=command,
-        left_out=done.left_out,
-        warnings=[*done.warnings, *warnings, *overlap, *few_batches(runs), *unpredicted_classes(runs)],
-        dataset=dataset.name,
-        synthetic=dataset.synthetic,
-        network=done.network,
-        grouped=grouped_rows(merged),
-    )
-
-
 def duels_with(ours: str, runs: Sequence[Run]) -> list[Duel]:
     """The reference against every other method."""
-    labels = dict.fromkeys(run.arguments["label"] for run in runs)
+    labels = dict.fromkeys(run.label for run in runs)
     return [each for theirs in labels if theirs != ours for each in duel(runs, ours, theirs)]
-
-
-class _Ticker:
-    """Called after every image, before it is known who counts them."""
-
-    advance: Callable[[], None] = staticmethod(lambda: None)
-
-    def __call__(self) -> None:
-        self.advance()
 
 
 def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[Target, ...], str, list[str]]:
@@ -210,13 +184,14 @@ def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[T
     pools = {folder: load_pool(folder, "cpu") for folder in plan.pools}
     targets: tuple[Target, ...] = ()
     for number, preprocessing in enumerate(dict.fromkeys(preprocessing_of(pools[f], f) for f in pools)):
-        ticker = _Ticker()
-        dataset = open_data(plan.data, preprocessing, out, ticker)
+        counters: list[Callable[[], None]] = [lambda: None]  # the progress bar opens when the number is known
+        dataset = open_data(plan.data, preprocessing, out, lambda counters=counters: counters[-1]())
         targets = targets_of(plan, dataset)
         _require_runnable(plan, pools, dataset)
         domains = list(dict.fromkeys(domain for target in targets for domain in target.domains))
         images = sum(dataset.sizes.get(domain, 0) for domain in domains)
-        with track("reading images" if number == 0 else "reading images at another size", images) as ticker.advance:
+        with track("reading images" if number == 0 else "reading images at another size", images) as advance:
+            counters.append(advance)
             for domain in domains:
                 dataset[domain]
     folder_of: dict[str, str] = {}
@@ -268,11 +243,11 @@ def _require_runnable(plan: BenchPlan, pools: Mapping[str, ExpertPool], dataset:
                     raise with_command(error, variant) from error
 
 
-def _replaced(out: Path, findings: BenchFindings) -> list[str]:
+def _replaced(out: Path, plan: BenchPlan) -> list[str]:
     """A sentence if the tables of another benchmark are overwritten; its runs stay."""
     try:
         before = json.loads((out / "results.json").read_text(encoding="utf-8"))
-        other = before["plan"] != json.loads(json.dumps(findings.plan)) and before["command"]
+        other = before["plan"] != json.loads(json.dumps(plan.to_json())) and before["command"]
     except (OSError, ValueError, KeyError):
         return []
     sentence = f"The tables of an earlier benchmark in this folder were replaced (its runs are kept): {other}"

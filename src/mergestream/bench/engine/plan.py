@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mergestream.bench.engine.variants import Variant, parse_variants
 from mergestream.data.datasets import Dataset
 from mergestream.data.datasets.data_request import DataRequest
 from mergestream.data.streams import parse_stream
 from mergestream.runtime.errors import InputError, unknown_name
-from mergestream.runtime.option_checks import whole_number
+from mergestream.runtime.option_checks import one_of, whole_number
 from mergestream.runtime.option_text import parse_options
 
 PROTOCOLS = ("lodo", "ood")
@@ -43,13 +43,9 @@ class BenchPlan:
     timed: bool = False  # steps compute the experts' logits themselves, so that their milliseconds are real
 
     def __post_init__(self) -> None:
-        for what, value, choices in (
-            ("protocol", self.protocol, PROTOCOLS),
-            ("device", self.device, DEVICES),
-            ("dtype", self.dtype, DTYPES),
-        ):
-            if value not in choices:
-                raise unknown_name(what, value, choices)
+        one_of("protocol", self.protocol, PROTOCOLS)
+        one_of("device", self.device, DEVICES)
+        one_of("dtype", self.dtype, DTYPES)
         for spec in self.streams:
             parse_stream(spec)
         for size in self.batch_sizes:
@@ -138,30 +134,26 @@ def _expand(spec: str, domains: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 # In the paper's order; its DiWA is the mean of the experts, its RegMean is RegMean++.
-COMPARISON = parse_variants(
-    "ensemble, mean, ties, adamerging, task_arithmetic, regmean_pp, fisher, entropy_adaptive",
-)
+COMPARISON = "ensemble, mean, ties, adamerging, task_arithmetic, regmean_pp, fisher, entropy_adaptive"
 # Entropy only, decoupled head only, both, and both with another momentum or without views.
-ABLATION = parse_variants(
+ABLATION = (
     "mean, entropy_adaptive(head=shared), entropy_adaptive(encoder=uniform), entropy_adaptive, "
     "entropy_adaptive(momentum=0.9), entropy_adaptive(views=())"
 )
 
 
-@dataclass(frozen=True)
-class NamedPlan:
-    """Methods and streams of one table; three seeds."""
+class NamedPlan(NamedTuple):
+    """Methods, streams and seeds of one table, as the command line spells them."""
 
-    title: str
-    variants: tuple[Variant, ...]
-    streams: tuple[str, ...]
-    seeds: tuple[int, ...] = (0, 1, 2)
+    methods: str = "all"
+    streams: str = "iid"
+    seeds: str = "0,1,2"
 
 
-PLANS: dict[str, NamedPlan] = {
-    "paper-table1": NamedPlan("main comparison, i.i.d. streams; the paper's Table 2 too", COMPARISON, ("iid",)),
-    "paper-table3": NamedPlan("ablation under class skew", ABLATION, ("dirichlet:0.05",)),
-    "paper-fig4": NamedPlan("streams", COMPARISON, ("iid", "dirichlet:0.5", "dirichlet:0.05", "note:0.1")),
+PLANS = {
+    "paper-table1": NamedPlan(COMPARISON),  # the main comparison; the paper's Table 2 too
+    "paper-table3": NamedPlan(ABLATION, "dirichlet:0.05"),  # ablation under class skew
+    "paper-fig4": NamedPlan(COMPARISON, "iid,dirichlet:0.5,dirichlet:0.05,note:0.1"),
 }
 
 
@@ -189,16 +181,16 @@ def plan_from(
     """Options that are given replace those of the named plan; `fields` are fields of a BenchPlan."""
     if plan is not None and plan not in PLANS:
         raise unknown_name("plan", plan, PLANS)
-    named = PLANS[plan] if plan is not None else NamedPlan("", parse_variants("all"), ("iid",), seeds=(0,))
+    named = PLANS[plan] if plan is not None else NamedPlan(seeds="0")
     folder = None if root is None else str(root.resolve())
     return BenchPlan(
         data=DataRequest(dataset, folder, parse_options(data_options), images, skip_bad, allow_missing_classes),
         pools=tuple(str(Path(pool).resolve()) for pool in pools),
-        variants=named.variants if methods is None else parse_variants(methods),
+        variants=parse_variants(named.methods if methods is None else methods),
         targets=_items(targets),
-        streams=_items(streams) if streams else named.streams,
-        seeds=_numbers("Seeds", seeds, int) if seeds else named.seeds,
-        batch_sizes=_numbers("Batch sizes", batch_sizes, int) if batch_sizes else (32,),
+        streams=_items(streams or named.streams),
+        seeds=_numbers("Seeds", seeds or named.seeds, int),
+        batch_sizes=_numbers("Batch sizes", batch_sizes or "32", int),
         loud_heads=_numbers("Factors of a head", loud_heads, float),
         # 'all' and named plans mean all that this pool allows; a method that a person names must run.
         skip_impossible=methods is None or "all" in _items(methods),

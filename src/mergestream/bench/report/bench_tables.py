@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mergestream.bench.analysis.bench_findings import BenchFindings, Standing, SubgroupRow
-from mergestream.bench.analysis.comparison import ORACLE, SINGLES, Duel, Estimate, ResultRow
-from mergestream.bench.analysis.group_intervals import GroupedRow
+from mergestream.bench.analysis.comparison import ORACLE, SINGLES, Duel, Estimate, GroupedRow, ResultRow
 from mergestream.bench.report.result_table import ResultTable, format_number, grid_table, mark_best
 
 EXPERT_ROWS = (ORACLE, SINGLES)  # bounds, not methods: they are never bold

@@ -4,12 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mergestream.bench.analysis.bench_findings import BenchFindings
+from mergestream.bench.analysis.bench_findings import (
+    BenchFindings,
+    collapses,
+    few_batches,
+    seen_targets,
+    unpredicted_classes,
+)
 from mergestream.bench.analysis.collection import RunCollection, RunProvenance, provenance_of
 from mergestream.bench.analysis.comparison import ORACLE, SINGLES, Duel, ResultRow, duel, rows_of
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage, reliabilities, risk_coverages
 from mergestream.bench.analysis.cost import Cost, costs
-from mergestream.bench.analysis.run_checks import collapses, few_batches, seen_targets, unpredicted_classes
 from mergestream.bench.analysis.traces import Trace, trace_of
 from mergestream.bench.claims.claim_checks import check_claims
 from mergestream.bench.claims.claim_finding import ClaimFinding
@@ -83,9 +88,9 @@ def analyse_runs(
 ) -> ReportFindings:
     """Compute what a report shows. A caller that has rows and duels already passes them: they take the longest."""
     runs = collection.runs
-    merged = [run for run in runs if run.arguments["method"] != "single_expert"]
+    merged = [run for run in runs if not run.is_single]
     ours = _reference(collection, merged)
-    labels = list(dict.fromkeys(run.arguments["label"] for run in merged))
+    labels = list(dict.fromkeys(run.label for run in merged))
     variants = [label for label in labels if label.startswith(f"{ours}(")]
     rivals = [label for label in labels if label != ours and label not in variants] if duels is None else []
     with track("comparing methods", 2 + len(rivals) + len(variants)) as advance:
@@ -116,7 +121,7 @@ def analyse_runs(
 
 def _reference(collection: RunCollection, merged: Sequence[Run]) -> str:
     """The method that others are compared with: the benchmark's own, else the paper's method, else the first."""
-    duels, labels = collection.results.get("duels", []), [run.arguments["label"] for run in merged]
+    duels, labels = collection.results.get("duels", []), [run.label for run in merged]
     preferred = [*(each["ours"] for each in duels[:1]), USUAL_REFERENCE, *labels]
     return next((label for label in preferred if label in labels), "")
 
@@ -160,7 +165,7 @@ def _passed_checks(runs: Sequence[Run]) -> list[str]:
     passed = []
     if not seen_targets(runs):
         passed.append("Leakage: in no run does the pool hold an expert with its target's name.")
-    checked = [run for run in runs if "collapsed" in run.metrics and run.arguments["method"] != "single_expert"]
+    checked = [run for run in runs if "collapsed" in run.metrics and not run.is_single]
     if checked and not collapses(runs):
         passed.append(f"Collapse: in {len(checked):,} runs no class that every expert predicts has vanished.")
     return passed
@@ -168,12 +173,12 @@ def _passed_checks(runs: Sequence[Run]) -> list[str]:
 
 def _traces(runs: Sequence[Run], ours: str) -> list[Trace]:
     """The reference's runs of the first seed and of each target's first pool, if it has coefficients."""
-    candidates = [run for run in runs if run.arguments["label"] == ours]
+    candidates = [run for run in runs if run.label == ours]
     seed = min((run.arguments["seed"] for run in candidates), default=0)
     first: dict[tuple[str, str], Run] = {}
     for run in candidates:
         if run.arguments["seed"] == seed:
-            first.setdefault((run.arguments["stream"]["name"], run.arguments["data"]["domain"]), run)
+            first.setdefault((run.stream, run.target), run)
     return [trace for trace in map(trace_of, first.values()) if trace.encoder_coefficients is not None]
 
 

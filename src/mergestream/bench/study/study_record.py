@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mergestream.bench.analysis.comparison import by_label_and_stream
+from mergestream.bench.analysis.comparison import by_label_and_stream, mean_draws
 from mergestream.bench.analysis.cost import cost_of
-from mergestream.bench.analysis.group_intervals import mean_draws
 from mergestream.bench.records import Run
 from mergestream.bench.study.results_plan import METRICS, OURS, PoolRecipe, Stage
 from mergestream.runtime.errors import CheckpointError, InputError
@@ -43,8 +42,8 @@ def group_of(
     resamples: int,
 ) -> Group:
     """All runs of one pool at one stage: rows, and every method's draws as the mean over its targets."""
-    alone = {(run.arguments["options"]["expert"], *_place(run)): run for run in runs if _is_single(run)}
-    shown = [run for run in runs if stage.kind in ("main", "costs") or not _is_single(run)]
+    alone = {(run.arguments["options"]["expert"], *_place(run)): run for run in runs if run.is_single}
+    shown = [run for run in runs if stage.kind in ("main", "costs") or not run.is_single]
     rows, more = [_row(run) for run in shown], dict[str, Any]()
     if stage.kind == "hostile":
         for row, run in zip(rows, shown, strict=True):
@@ -76,23 +75,19 @@ def group_of(
     }
 
 
-def _is_single(run: Run) -> bool:
-    return bool(run.arguments["method"] == SINGLE)
-
-
 def _place(run: Run) -> tuple[str, str]:
     """The target and the stream there."""
-    return run.arguments["data"]["domain"], run.arguments["stream"]["hash"]
+    return run.target, run.arguments["stream"]["hash"]
 
 
 def _row(run: Run) -> dict[str, Any]:
-    stream, _, condition = run.arguments["stream"]["name"].partition(", ")
+    stream, _, condition = run.stream.partition(", ")
     scores = {metric: run.metrics[metric] for metric in ("accuracy", "balanced_accuracy", "auroc")}
     return {
-        "method": run.arguments["label"],
+        "method": run.label,
         "stream": stream,
         "condition": condition,
-        "target": run.arguments["data"]["domain"],
+        "target": run.target,
         "images": len(run.labels),
         "said": _counts(run),
         "seconds": round(sum(step["seconds"] or 0.0 for step in run.steps), 4),
@@ -122,7 +117,7 @@ def _draws(runs: Sequence[Run], count: int) -> dict[str, dict[str, str]]:
     """Encoded draws by 'method|stream|condition': of methods that answered at every target of their stream."""
     targets: dict[str, set[str]] = defaultdict(set)
     for run in runs:
-        targets[run.arguments["stream"]["name"]].add(run.arguments["data"]["domain"])
+        targets[run.stream].add(run.target)
     complete = {
         (method, stream): own
         for (method, stream), own in by_label_and_stream(runs).items()
