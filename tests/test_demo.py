@@ -15,7 +15,7 @@ import pytest
 import mergestream as ms
 from benching import command, process
 from mergestream.bench import demo
-from mergestream.bench.demo import MICRO_RECIPE, QUICK
+from mergestream.bench.demo import QUICK
 
 SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"
 
@@ -25,8 +25,8 @@ TINY = replace(
     QUICK,
     images=60,
     archive_images=80,
-    base=replace(MICRO_RECIPE, steps=4, validate_every=2),
-    expert=replace(MICRO_RECIPE, steps=4, validate_every=2),
+    base=replace(QUICK.base, steps=4, validate_every=2),
+    expert=replace(QUICK.base, steps=4, validate_every=2),
     statistics_images=8,
 )
 

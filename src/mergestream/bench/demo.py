@@ -12,7 +12,7 @@ from mergestream.bench.analysis.collection import collect
 from mergestream.bench.analysis.comparison import rows_of
 from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.engine.benchmark import duels_with, run_plan
-from mergestream.bench.engine.plan import BenchPlan
+from mergestream.bench.engine.plan import TABLES, BenchPlan
 from mergestream.bench.engine.site_statistics import measure_pool
 from mergestream.bench.engine.variants import Variant, parse_variants
 from mergestream.bench.landscape.landscape_run import LandscapeRequest, run_landscape
@@ -37,30 +37,6 @@ IMAGES = 200  # of the landscape's target
 OURS = "entropy_adaptive"
 NETWORK = "vit_tiny_patch16_224"
 MICRO = {"img_size": phantom.PIXELS, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 2}
-# On the CPU everywhere: a micro ViT is no faster on a GPU, and the experts do not depend on which one is there.
-MICRO_RECIPE = Recipe(
-    batch_size=32,
-    learning_rate=1e-3,
-    weight_decay=0.01,
-    optimiser="adamw",
-    schedule="one_cycle",
-    augmentation=0,
-    views=("hflip", "vflip"),
-    validate_every=20,
-    accelerator="cpu",
-)
-# In the order of the table: a method, then its variants.
-VARIANTS = parse_variants(
-    "entropy_adaptive, entropy_adaptive(head=shared), entropy_adaptive(encoder=uniform), entropy_adaptive(head=select),"
-    "entropy_adaptive(momentum=0.9), entropy_adaptive(views=()), entropy_adaptive(temperature=card),"
-    "entropy_adaptive(score=max_softmax), entropy_adaptive(weighting=softmax), prior_adaptive, mean, ensemble,"
-    "ensemble(average=probabilities), task_arithmetic, ties, adamerging, fisher,"
-    "fisher(fisher=mergelm, statistics=target), regmean, regmean_pp, regmean_pp(statistics=target), select_expert"
-)
-# Every method once, and the parts of the paper's.
-QUICK_VARIANTS = tuple(
-    v for v in VARIANTS if not v.options or str(v) in (f"{OURS}(head=shared)", f"{OURS}(encoder=uniform)")
-)
 
 
 @dataclass(frozen=True)
@@ -83,28 +59,15 @@ class DemoSize:
         return {**described, "variants": [{"method": v.method, "options": dict(v.options)} for v in self.variants]}
 
 
-FULL = DemoSize(
-    images=1000,
-    archive_images=4000,
-    base=replace(MICRO_RECIPE, steps=1500, validate_every=100),
-    expert=replace(MICRO_RECIPE, steps=600),
-    seeds=(0, 1, 2),
-    streams=("iid", "dirichlet:0.05", "note:0.1", "sorted", "temporal"),
-    variants=VARIANTS,
-    statistics_images=500,
-    landscape=15,
-)
-QUICK = DemoSize(
-    images=400,
-    archive_images=2000,
-    base=replace(FULL.base, steps=700),
-    expert=replace(FULL.expert, steps=250),
-    seeds=(0,),
-    streams=FULL.streams[:2],
-    variants=QUICK_VARIANTS,
-    statistics_images=64,
-    landscape=0,
-)
+def _size(table: dict[str, Any]) -> DemoSize:
+    recipe = TABLES["demo"]["recipe"]
+    more: dict[str, Any] = {name: tuple(table[name]) for name in ("seeds", "streams")}
+    for name in ("base", "expert"):
+        more[name] = Recipe(**{**recipe, "views": tuple(recipe["views"]), **table[name]})
+    return DemoSize(**{**table, **more, "variants": parse_variants(table["variants"])})
+
+
+FULL, QUICK = (_size(TABLES["demo"][name]) for name in ("full", "quick"))
 
 
 def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> BenchFindings:

@@ -1,5 +1,6 @@
 """What a benchmark runs, as data: a plan from the words of a command line, or the paper's tables by name."""
 
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
@@ -133,15 +134,6 @@ def _expand(spec: str, domains: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(spec.split("+"))]
 
 
-# In the paper's order; its DiWA is the mean of the experts, its RegMean is RegMean++.
-COMPARISON = "ensemble, mean, ties, adamerging, task_arithmetic, regmean_pp, fisher, entropy_adaptive"
-# Entropy only, decoupled head only, both, and both with another momentum or without views.
-ABLATION = (
-    "mean, entropy_adaptive(head=shared), entropy_adaptive(encoder=uniform), entropy_adaptive, "
-    "entropy_adaptive(momentum=0.9), entropy_adaptive(views=())"
-)
-
-
 class NamedPlan(NamedTuple):
     """Methods, streams and seeds of one table, as the command line spells them."""
 
@@ -150,13 +142,8 @@ class NamedPlan(NamedTuple):
     seeds: str = "0,1,2"
 
 
-PLANS = {
-    "paper-table1": NamedPlan(COMPARISON),  # the main comparison; the paper's Table 2 too
-    "paper-table3": NamedPlan(ABLATION, "dirichlet:0.05"),  # ablation under class skew
-    "paper-fig4": NamedPlan(COMPARISON, "iid,dirichlet:0.5,dirichlet:0.05,note:0.1"),
-}
-
-
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).parents[1].joinpath("plans.toml").read_text(encoding="utf-8"))
+PLANS = {name: NamedPlan(**table) for name, table in TABLES["paper"].items()}
 Number = TypeVar("Number", int, float)
 
 

@@ -1,9 +1,10 @@
 """The plan 'results', behind docs/results.md: networks, training recipes, pools and stages. Nothing is tuned here."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from mergestream.bench.engine.plan import TABLES
 from mergestream.bench.engine.variants import parse_variants
 from mergestream.data.datasets import source_of
 from mergestream.methods import list_methods
@@ -18,14 +19,6 @@ LOUD = 100.0  # factor of the hostile expert's head
 # What the bars of a data set are about, and the loss that its pools are trained with.
 METRICS = {"pacs": ("accuracy",), "midog": ("balanced_accuracy", "auroc")}
 LOSS = {"pacs": "plain", "midog": "weighted"}
-ABLATION = parse_variants(
-    "entropy_adaptive, entropy_adaptive(head_sharpness=0), entropy_adaptive(encoder=uniform), "
-    "entropy_adaptive(head=shared|select), entropy_adaptive(momentum=0.9), entropy_adaptive(temperature=card), "
-    "entropy_adaptive(views=()), entropy_adaptive(weighting=softmax), prior_adaptive, prior_adaptive(score=entropy), "
-    "prior_adaptive(encoder=uniform, head=shared), prior_adaptive(refit=False), prior_adaptive(match_scale=False), "
-    "prior_adaptive(refit=False, match_scale=False), prior_adaptive(untilt=False), prior_adaptive(views=()), "
-    "prior_adaptive(anchor=0|0.5)"
-)
 
 
 @dataclass(frozen=True)
@@ -54,18 +47,18 @@ class Stage:
 
 @dataclass(frozen=True)
 class Study:
-    """All numbers of the study. `fits`: options of the training recipe by data set."""
+    """All numbers of the study. `fits`: options of the training recipe by data set; the rest: see plans.toml."""
 
     network: str
-    arguments: Mapping[str, tuple[str, ...]]
+    arguments: Mapping[str, Sequence[str]]
     fits: Mapping[str, Mapping[str, Any]]
-    seeds: tuple[int, ...] = (0, 1, 2)
-    batch_size: int = 32
-    batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
-    fixed_images: int = 1000  # of each target, for the batch sizes
-    resamples: int = 500
-    # Of each expert's own training images, for methods that merge by statistics. Fisher takes a gradient per class.
-    statistics: Mapping[str, int] = field(default_factory=lambda: {"gram": 256, "fisher_exact": 64, "gram_pp": 256})
+    seeds: Sequence[int]
+    batch_size: int
+    batch_sizes: Sequence[int]
+    fixed_images: int
+    resamples: int
+    statistics: Mapping[str, int]
+    ablation: str
 
     def pools(self, dataset: str) -> tuple[PoolRecipe, ...]:
         """Head starts × seeds; of a set with a weighted loss also one pool with a plain one."""
@@ -84,8 +77,8 @@ class Study:
             first, usual = every[:1], tuple(pool for pool in every if pool.loss == loss)
             common = {"variants": parse_variants(", ".join(COMPARED)), **self._common(half=half)}
             mixed = {"streams": MIXTURES, "targets": ring_of(dataset)}
-            sizes = {"batch_sizes": self.batch_sizes, "images": self.fixed_images}
-            ablation = {"variants": ABLATION, "streams": MAIN_STREAMS}
+            sizes = {"batch_sizes": tuple(self.batch_sizes), "images": self.fixed_images}
+            ablation = {"variants": parse_variants(self.ablation), "streams": MAIN_STREAMS}
             timed = {"timed": True, "targets": source_of(dataset).card.domains[:1], "every_expert": False}
             stages += [
                 Stage(f"streams-{dataset}", "streams", usual, ({**common, "streams": OTHER_STREAMS}, common | mixed)),
@@ -113,20 +106,5 @@ def ring_of(dataset: str) -> tuple[str, ...]:
     return tuple(f"{domain}+{domains[(place + 1) % len(domains)]}" for place, domain in enumerate(domains))
 
 
-RESULTS = Study(
-    "vit_small_patch14_dinov2",
-    {"pacs": ("img_size=126",), "midog": ("img_size=84",)},
-    {
-        "pacs": {"steps": 500, "batch_size": 64, "learning_rate": 1e-5},
-        "midog": {
-            "steps": 300,
-            "batch_size": 64,
-            "learning_rate": 3e-5,
-            "optimiser": "adamw",
-            "schedule": "cosine",
-            "augmentation": 0.0,
-            "validate_every": 50,
-        },
-    },
-)
+RESULTS = Study(**TABLES["results"])
 STUDIES = {"results": RESULTS}
