@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-from mergestream.functional.intervals import difference_with_interval, intervals, mean_with_interval
+from mergestream.functional.intervals import difference_with_interval, mean_with_interval
 from mergestream.functional.metrics import (
     batch_confusions,
     class_rates,
@@ -98,24 +98,6 @@ def test_paired_difference_is_tighter_than_the_parts_and_zero_for_equals() -> No
     assert mean == pytest.approx(1 / 32)
     assert low == pytest.approx(1 / 32)
     assert high == pytest.approx(1 / 32)
-
-
-def test_every_metric_has_an_interval_over_batches() -> None:
-    p, y = sample(count=320)
-    batches = np.array_split(np.arange(320), 10)
-    found = intervals(p, y, NAMES, batches, resamples=150)
-    report = summarise(p, y, NAMES)
-    assert set(found) >= {"accuracy", "balanced_accuracy", "auroc", "nll", "brier", "ece", "recall.a", "specificity.d"}
-    for name in ("accuracy", "balanced_accuracy", "auroc", "nll", "brier"):
-        low, high = found[name]
-        assert low < report[name] < high
-    _, low, high = mean_with_interval([batch_confusions(p.argmax(-1), y, batches, 4)], "accuracy")
-    assert found["accuracy"] == pytest.approx((low, high), abs=0.02)
-    # Equal batches leave nothing to resample; resampling images would.
-    same = intervals(p[:32].repeat(5, 1), y[:32].repeat(5), NAMES, np.split(np.arange(160), 5), resamples=20)
-    assert all(low == pytest.approx(high, abs=1e-6) for low, high in same.values())
-    # A class that is absent has no recall and no interval.
-    assert "recall.d" not in intervals(p[y < 3][:64], y[y < 3][:64], NAMES, np.split(np.arange(64), 4), resamples=5)
 
 
 def test_risk_by_confidence_counts_answers_that_are_sure_enough() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.functional.intervals import intervals
 from mergestream.functional.metrics import batch_confusions, collapsed_classes, summarise, summarise_subgroups
 from mergestream.methods import Step
 from mergestream.pool.expert_card import library_versions
@@ -130,10 +129,6 @@ class Run:
     def confusions(self) -> np.ndarray:
         """One confusion matrix per batch [T,C,C]."""
         return batch_confusions(self.predictions, self.labels, self._positions(), len(self.classes))
-
-    def intervals(self, *, resamples: int = 200) -> dict[str, tuple[float, float]]:
-        """The 95 % interval of each of this run's metrics, resampling whole batches."""
-        return intervals(self.probabilities, self.labels, self.classes, self._positions(), resamples=resamples)
 
     def _positions(self) -> list[np.ndarray]:
         """Where each batch lies in the order of arrival."""

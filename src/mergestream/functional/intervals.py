@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.functional.metrics import Report, score_of, summarise
+from mergestream.functional.metrics import score_of
 
 LEVEL = 0.95
 # With fewer batches, a bootstrap over batches alone is far too narrow; one batch has no width at all.
@@ -36,35 +36,6 @@ def target_mean(values: Sequence[float] | np.ndarray, targets: Sequence[str] | N
         return float(np.mean(values))
     _, place = np.unique(np.asarray(targets), return_inverse=True)
     return float(np.mean(np.bincount(place, weights=np.asarray(values)) / np.bincount(place)))
-
-
-def intervals(
-    probabilities: Tensor,
-    labels: Tensor,
-    classes: Sequence[str],
-    batches: Sequence[np.ndarray],
-    *,
-    resamples: int = 200,
-) -> dict[str, tuple[float, float]]:
-    """95 % intervals of every number in a summary, by resampling one run's batches (positions in the arrays).
-
-    Keys of classes look like 'recall.round'. A class that is absent from a resample has no numbers in it.
-    """
-    random = np.random.RandomState(0)
-    drawn: dict[str, list[float]] = {}
-    for _ in range(resamples):
-        picked = np.concatenate([batches[t] for t in random.randint(len(batches), size=len(batches))])
-        for name, value in _numbers(summarise(probabilities[picked], labels[picked], classes)).items():
-            drawn.setdefault(name, []).append(value)
-    return {name: percentiles(np.array(values)) for name, values in drawn.items()}
-
-
-def _numbers(report: Report) -> dict[str, float]:
-    """The numbers of a summary by name; those of classes as 'recall.<class>'."""
-    flat = {name: value for name, value in report.items() if isinstance(value, float)}
-    for group in ("recall", "specificity"):
-        flat |= {f"{group}.{name}": value for name, value in report[group].items() if value is not None}
-    return flat
 
 
 def difference_with_interval(

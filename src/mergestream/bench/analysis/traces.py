@@ -151,11 +151,8 @@ def _accuracies(run: Run) -> tuple[np.ndarray | None, np.ndarray | None]:
     batch = np.repeat(np.arange(len(run.batches)), [len(each) for each in run.batches])
     right = (run.labels == run.predictions).numpy() & labelled
     hits, images = (np.bincount(batch[mask], minlength=len(run.batches)) for mask in (right, labelled))
-    return _share(hits, images), _share(hits.cumsum(), images.cumsum())
-
-
-def _share(hits: np.ndarray, images: np.ndarray) -> np.ndarray:
-    return np.divide(hits, images, out=np.full(len(hits), np.nan), where=images > 0)
+    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
+        return hits / images, hits.cumsum() / images.cumsum()
 
 
 def _effective(coefficients: np.ndarray | None) -> np.ndarray | None:

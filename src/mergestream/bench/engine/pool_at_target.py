@@ -1,5 +1,6 @@
 """One pool at one target, opened: experts that may answer there, streams, methods, and the experts' logits."""
 
+import io
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -146,8 +147,10 @@ class PoolAtTarget:
         path = self._logits_path(view)
         stored = mapped_array(path)
         if stored is None:
-            computed = stored = domain_logits(self.pool, self.data, view).numpy()
-            write_atomically(path, lambda temporary: _save_array(temporary, computed))
+            buffer = io.BytesIO()
+            stored = domain_logits(self.pool, self.data, view).numpy()
+            np.save(buffer, stored)
+            write_atomically(path, lambda temporary: temporary.write_bytes(buffer.getbuffer()))
         return torch.from_numpy(stored)
 
     def _logits_path(self, view: str) -> Path:
@@ -219,8 +222,3 @@ def some_images(data: DomainData, count: int | None) -> DomainData:
         return data
     chosen = np.sort(np.random.RandomState(0).permutation(len(data))[:count])
     return data.subset(torch.from_numpy(chosen))
-
-
-def _save_array(path: Path, array: np.ndarray) -> None:
-    with path.open("wb") as file:
-        np.save(file, array)
