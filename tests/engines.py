@@ -12,9 +12,9 @@ import torch
 import mergestream as ms
 from conftest import make_pool
 from mergestream.data.intake.pictures import Picture, picture_of
+from mergestream.serving.audit.log_verification import recent_lines, saved_links
 from mergestream.serving.audit.log_writer import AuditLog
 from mergestream.serving.engine.engine import Engine
-from mergestream.serving.engine.persistence import recent_lines
 from mergestream.serving.engine.settings import EngineSettings
 from mergestream.serving.guards.findings import GuardSettings
 
@@ -47,7 +47,7 @@ class Service:
         self.log = folder / "audit.jsonl"
         self.audit = AuditLog.open(self.log)
         try:
-            more = {"settings": PLAIN, "recent": recent_lines(self.log), **more}
+            more = {"settings": PLAIN, "recent": recent_lines(self.log, None, saved_links(folder / "state")), **more}
             self.engine = Engine(pool, method, options, audit=self.audit, state_folder=folder / "state", **more)
         except BaseException:
             self.audit.close()

@@ -142,7 +142,7 @@ def test_append_returns_the_line_that_is_on_the_disk(tmp_path: Path) -> None:
     body = {"b": [1.5, -0.0, 1e-300, None, True], "a": {"ü": "\ud800 \n"}}
     with AuditLog.open(tmp_path / "audit.jsonl", SECRET) as log:
         line = log.append("configuration", body)
-        assert json.loads((tmp_path / "audit.jsonl").read_bytes()) == line
+        assert json.loads((tmp_path / "audit.jsonl").read_bytes().splitlines()[1]) == line
     assert line["body"] == body
     assert line["time"].endswith("Z")
     assert len(line["time"]) == len("2026-01-01T00:00:00.000000Z")
@@ -172,10 +172,10 @@ def test_a_body_that_is_not_json_is_refused_and_leaves_no_trace(tmp_path: Path, 
         with pytest.raises(InputError, match="body of an audit line"):
             log.append("step", body)
         log.append("step", {})
-    assert verify(tmp_path / "audit.jsonl").lines == 1
+    assert verify(tmp_path / "audit.jsonl").lines == 2  # opened, step
 
 
-@pytest.mark.parametrize("kind", ["", "Step", "a b", "rotation", "recovered", "resumed", "x" * 41])
+@pytest.mark.parametrize("kind", ["", "Step", "a b", "opened", "rotation", "recovered", "resumed", "x" * 41])
 def test_a_kind_is_a_word_that_the_log_does_not_use_itself(tmp_path: Path, kind: str) -> None:
     with AuditLog.open(tmp_path / "audit.jsonl") as log, pytest.raises(InputError, match="kind"):
         log.append(kind, {})
@@ -290,7 +290,7 @@ def test_one_line_signed_again_with_another_key_is_found(tmp_path: Path) -> None
     put_lines(path, [*lines[:-1], (path, f"{sealed}\n".encode())])
     for verifier in (SECRET, None):
         (problem,) = verify(path, verifier).problems
-        assert problem.line == 6
+        assert problem.line == 7
         assert "key" in problem.what
 
 
@@ -459,7 +459,7 @@ def test_a_log_moved_away_under_the_service_swallows_nothing(tmp_path: Path) -> 
         with pytest.raises(AuditError, match="changed by someone else"):
             log.append("step", {})
     kinds = [json.loads(line)["kind"] for line in path.read_bytes().splitlines()[:-1]]
-    assert kinds == ["start", "resumed", "step"]
+    assert kinds == ["opened", "start", "resumed", "step"]
 
 
 def test_an_interrupt_in_the_middle_of_a_write_closes_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -478,7 +478,7 @@ def test_an_interrupt_in_the_middle_of_a_write_closes_the_log(tmp_path: Path, mo
         log.append("step", {})
     with AuditLog.open(path) as again:
         again.append("step", {})
-    assert verify(path).lines == 2
+    assert verify(path).lines == 3
 
 
 def test_verification_of_a_log_that_is_being_written_and_rotated(tmp_path: Path) -> None:
@@ -518,8 +518,8 @@ def test_a_torn_end_is_put_aside_told_of_and_the_chain_goes_on(tmp_path: Path, t
     assert path.read_bytes().startswith(whole)
     report = verify(path, SECRET)
     assert report.sound
-    assert report.lines == 7
-    event = json.loads(path.read_bytes().splitlines()[4])
+    assert report.lines == 8
+    event = json.loads(path.read_bytes().splitlines()[5])
     assert event["kind"] == "recovered"
     assert event["body"] == {"torn_bytes": len(torn), "torn_sha256": hashlib.sha256(torn).hexdigest()}
     assert (tmp_path / f"audit.jsonl.{event['sequence']}.torn").read_bytes() == torn
@@ -530,7 +530,7 @@ def test_a_torn_first_line_is_recovered_too(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     path.write_bytes(b'{"bo')
     write_log(path, lines=2)
-    assert verify(path, SECRET).lines == 3
+    assert verify(path, SECRET).lines == 4
 
 
 @pytest.mark.parametrize("cut", range(0, 700, 97))
@@ -547,10 +547,10 @@ def test_a_writer_killed_between_the_two_halves_of_a_rotation(tmp_path: Path) ->
     write_log(path, lines=3, rotate_bytes=10**6)
     path.rename(tmp_path / "audit.jsonl.000001")
     assert verify(path, SECRET).sound
-    assert head(path).sequence == 2
+    assert head(path).sequence == 3
     write_log(path, lines=2, rotate_bytes=10**6)
     assert [json.loads(line)["kind"] for line in path.read_bytes().splitlines()] == ["rotation", "start", "step"]
-    assert verify(path, SECRET).lines == 6
+    assert verify(path, SECRET).lines == 7
 
 
 @pytest.mark.parametrize("content", [b"a text\n", b"one word", b'{"a":1}\n{"a":2}\n', b"\x89PNG\n\x00", b"{}", b"a\nb"])
@@ -600,7 +600,7 @@ def test_a_rotated_file_is_never_overwritten(tmp_path: Path) -> None:
         assert (tmp_path / "audit.jsonl.000001").read_text() == "precious"
         (tmp_path / "audit.jsonl.000001").unlink()
         log.append("step", {})
-    assert verify(path).lines == 4  # start; rotation, resumed, step
+    assert verify(path).lines == 5  # opened, start; rotation, resumed, step
 
 
 # --- keys ---

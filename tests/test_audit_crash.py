@@ -230,7 +230,7 @@ def test_a_sync_that_fails_is_not_an_acknowledgement(tmp_path: Path, monkeypatch
             assert len(path.read_bytes()) > len(before)  # it could not be cut back
         log.append("step", {"lost": False})
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
-    assert [line["kind"] for line in lines] == ["start", "resumed", "step"]
+    assert [line["kind"] for line in lines] == ["opened", "start", "resumed", "step"]
     assert lines[-1]["body"] == {"lost": False}
     assert verify(path, SECRET).sound
 
@@ -268,7 +268,7 @@ def test_a_torn_end_is_told_of_even_if_the_recovery_is_killed_too(tmp_path: Path
         file.write(b'{"body":')  # and its own event was torn
     AuditLog.open(path, SECRET).close()
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
-    assert [line["kind"] for line in lines] == ["start", "recovered", "recovered"]
-    assert {line["body"]["torn_bytes"] for line in lines[1:]} == {4, 8}
+    assert [line["kind"] for line in lines] == ["opened", "start", "recovered", "recovered"]
+    assert {line["body"]["torn_bytes"] for line in lines[2:]} == {4, 8}
     assert not list(tmp_path.glob("*.unrecorded.torn"))
     assert len(list(tmp_path.glob("*.torn"))) == 2

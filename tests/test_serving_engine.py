@@ -143,6 +143,7 @@ class Failing:
 
     def __init__(self, audit: Any) -> None:
         self.audit, self.full = audit, False
+        self.last = audit.last
 
     def append(self, kind: str, body: Any) -> dict[str, Any]:
         if self.full:

@@ -5,10 +5,11 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +41,18 @@ def make_folder(folder: Path) -> Path:
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file, then rename it to `path`; on any failure the old file stays."""
-    temporary: Path | None = None
+    temporary = _scratch_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
-        os.close(handle)
-        temporary = Path(name)
+        # Created with its mode, from which the kernel takes the umask: that is one for all threads of a process.
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL, 0o666))
         write(temporary)
-        temporary.chmod(0o666 & ~_umask())
-        _flush(temporary)
+        flush(temporary)
         temporary.replace(path)
-        _flush(path.parent)
+        flush(path.parent)
     except Exception as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         if isinstance(error, MergestreamError):
             raise
         # safetensors reports a full disk as an error of its own, not as OSError.
@@ -71,14 +70,14 @@ def atomic_folder(folder: Path, is_ours: Callable[[Path], bool]) -> Iterator[Pat
         raise OutputError(f"{folder} is not a plain folder. Choose another path.")
     if folder.is_dir() and any(folder.iterdir()) and not is_ours(folder):
         raise OutputError(f"{folder} holds other files and is not replaced. Choose a new or empty folder.")
+    scratch = _scratch_name(folder)
     try:
-        scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name[:100]}."))
+        scratch.mkdir()
     except OSError as error:
         raise OutputError(f"Cannot write to {folder.parent}: {error_text(error)}.") from error
     try:
-        scratch.chmod(0o777 & ~_umask())
         yield scratch
-        _flush(scratch)
+        flush(scratch)
         _swap_in(scratch, folder)
     finally:
         # After a swap this is the old folder; after a failure, the unfinished one.
@@ -95,15 +94,14 @@ def _swap_in(scratch: Path, folder: Path) -> None:
         if not folder.exists():
             scratch.rename(folder)
         elif not _exchange(scratch, folder):
-            old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name[:100]}.old."))
-            folder.replace(old)
+            old = folder.rename(_scratch_name(folder))
             try:
                 scratch.rename(folder)
             except OSError:
                 old.rename(folder)
                 raise
             shutil.rmtree(old, ignore_errors=True)
-        _flush(folder.parent)
+        flush(folder.parent)
     except OSError as error:
         raise OutputError(f"Cannot replace {folder}: {error_text(error)}.") from error
 
@@ -116,10 +114,9 @@ def _exchange(one: Path, other: Path) -> bool:
     return rename is not None and rename(*arguments) == 0
 
 
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
+def _scratch_name(path: Path) -> Path:
+    """A new hidden name beside a file or folder."""
+    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -156,6 +153,20 @@ def process_lock(path: Path) -> Iterator[None]:
         yield
 
 
+def lock_or_refuse(file: Path, refusal: OutputError) -> int:
+    """Lock a file until the handle is closed or the process ends; raise `refusal` if another process has the lock."""
+    try:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o640)
+    except OSError as error:
+        raise OutputError(f"Cannot write {file}: {error_text(error)}.") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise refusal from error
+    return handle
+
+
 @contextmanager
 def atomic_array(path: Path, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
     """Yield a uint8 array on disk to fill; it replaces `path` when the block ends. For one process at a time.
@@ -171,7 +182,7 @@ def atomic_array(path: Path, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
         yield array
         array.flush()
         part.replace(path)
-        _flush(path.parent)
+        flush(path.parent)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise OutputError(
@@ -195,7 +206,8 @@ def error_text(error: BaseException) -> str:
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Write a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

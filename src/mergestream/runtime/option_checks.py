@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
-
-import numpy as np
 
 from mergestream.runtime.errors import InputError, unknown_name
 
@@ -27,8 +26,7 @@ def number(
     below: float = math.inf,
 ) -> float:
     """Check for a finite number within bounds: low and high are inclusive, above and below exclusive."""
-    plain = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    result = _as_float(value) if plain else math.nan
+    result = _as_float(value)
     if not math.isfinite(result) or not low <= result <= high or not above < result < below:
         limits = {"of at least": low, "of at most": high, "above": above, "below": below}
         bounds = [f"{word} {limit:g}" for word, limit in limits.items() if math.isfinite(limit)]
@@ -38,14 +36,15 @@ def number(
 
 
 def _as_float(value: Any) -> float:
+    """A number of Python or numpy; NaN for anything else."""
     try:
-        return float(value)
+        return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     except OverflowError:
         return math.inf
 
 
-def whole_number(option: str, value: int, *, low: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value < 2**63:
+def whole_number(option: str, value: Any, *, low: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) < 2**63:
         raise InputError(f"The option '{option}' is a whole number of at least {low}; got {value!r}.")
     return int(value)
 

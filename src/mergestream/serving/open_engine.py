@@ -11,9 +11,9 @@ from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import one_of
 from mergestream.runtime.option_text import parse_options, parse_value
 from mergestream.serving.audit.keys import read_private_key
+from mergestream.serving.audit.log_verification import STREAMS, recent_lines, saved_links
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
 from mergestream.serving.engine.engine import Engine
-from mergestream.serving.engine.persistence import recent_lines
 from mergestream.serving.engine.settings import EngineSettings
 from mergestream.serving.guards.findings import GuardSettings
 from mergestream.serving.options import ServeOptions
@@ -40,9 +40,9 @@ def open_engine(options: ServeOptions, on_append: Callable[[bool], None] = lambd
             options.method,
             dict(parse_options(options.options or ())),
             audit=log,
-            state_folder=options.state / "streams",
+            state_folder=options.state / STREAMS,
             settings=engine_settings(options),
-            recent=() if path is None else recent_lines(path),
+            recent=() if path is None else recent_lines(path, key, saved_links(options.state / STREAMS)),
             load_pool=lambda: load_pool(options),
         )
     except BaseException:

@@ -6,10 +6,9 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from mergestream.runtime.errors import InputError, OutputError
 from mergestream.runtime.files import error_text
@@ -19,21 +18,11 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 LONGEST = 16 * 2**20  # bytes; a reader never holds more than one line in memory
-ROTATION, RECOVERED, RESUMED = "rotation", "recovered", "resumed"
-OWN_KINDS = (ROTATION, RECOVERED, RESUMED)  # written by the log itself
-TEXT = (str,)
-TEXT_OR_NULL = (str, type(None))
-FIELDS: dict[str, tuple[type, ...]] = {
-    "body": (dict,),
-    "hash": TEXT,
-    "key": TEXT_OR_NULL,
-    "kind": TEXT,
-    "previous": TEXT,
-    "schema_version": (int,),
-    "sequence": (int,),
-    "signature": TEXT_OR_NULL,
-    "time": TEXT,
-}
+OPENED, ROTATION, RECOVERED, RESUMED = "opened", "rotation", "recovered", "resumed"
+OWN_KINDS = (OPENED, ROTATION, RECOVERED, RESUMED)  # written by the log itself
+TEXTS, TEXTS_OR_NULL = ("hash", "kind", "previous", "time"), ("key", "signature")
+TYPES = {"body": dict, "schema_version": int, "sequence": int, **dict.fromkeys(TEXTS, str)}
+FIELDS = {*TYPES, *TEXTS_OR_NULL}
 BLOCK = 2**16
 
 
@@ -45,8 +34,7 @@ class LineError(ValueError):
     """Bytes that are not a line of a log; the message continues 'line 7 …'."""
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """A line's place in the chain."""
 
     sequence: int
@@ -54,6 +42,11 @@ class Link:
 
 
 BEGINNING = Link(-1, "0" * 64)
+
+
+def link_of(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line's place as JSON, for answers and state files; of {}, where no log is kept, with nulls."""
+    return {name: line.get(name) for name in Link._fields}
 
 
 def canonical(value: Any) -> str:
@@ -116,11 +109,12 @@ def parse(raw: bytes) -> dict[str, Any]:
         is_canonical = canonical(line) == text
     except (ValueError, RecursionError) as error:
         raise LineError("is not JSON: changed, or damaged by a disk") from error
-    if not isinstance(line, dict) or line.keys() != FIELDS.keys():
+    if not isinstance(line, dict) or line.keys() != FIELDS:
         raise LineError("does not have the fields of an audit line")
     if line["schema_version"] != SCHEMA_VERSION:
         raise LineError(f"has schema_version {line['schema_version']!r}; this mergestream reads {SCHEMA_VERSION}")
-    if not is_canonical or any(type(line[name]) not in types for name, types in FIELDS.items()):
+    texts = all(line[name] is None or type(line[name]) is str for name in TEXTS_OR_NULL)
+    if not is_canonical or not texts or any(type(line[name]) is not kind for name, kind in TYPES.items()):
         raise LineError("is not in canonical form: it was changed")
     if (line["key"] or "").startswith("hmac-sha256:"):
         raise InputError(
@@ -146,12 +140,23 @@ def faults(line: Mapping[str, Any], key: "PublicKey | None") -> list[str]:
     return [] if fits else [f"has a signature that was not made with the key {key.id}"]
 
 
+def last_line_of(file: Path, text: bytes, key: "PublicKey | None" = None) -> dict[str, Any]:
+    """Parse the last line of a file; AuditError if it was changed."""
+    try:
+        line = parse(text)
+        wrong = faults(line, key)
+    except LineError as error:
+        wrong = [str(error)]
+    if wrong:
+        raise AuditError(f"The last line of {file} {wrong[0]}. Nothing was touched: run 'audit verify'.")
+    return line
+
+
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-@dataclass(frozen=True)
-class RawLine:
+class RawLine(NamedTuple):
     """A line as stored in a file, without its newline."""
 
     file: str
@@ -161,8 +166,7 @@ class RawLine:
     whole: bool
 
 
-@dataclass(frozen=True)
-class Tail:
+class Tail(NamedTuple):
     """How a file ends: its last whole line, where that ends, and what follows without a newline."""
 
     line: bytes | None
@@ -180,8 +184,8 @@ def rotated_numbers(path: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def raw_lines(path: Path) -> Iterator[RawLine]:
-    """Yield every line of every file, also while a service writes to the log."""
+def raw_lines(path: Path, rotated: int | None = None) -> Iterator[RawLine]:
+    """Yield every line, also while a service writes to the log. `rotated`: how many rotated files, the newest ones."""
     try:
         with ExitStack() as stack:
             # Opened before the others are listed: a rotation in between renames it, but it stays the same file.
@@ -189,7 +193,7 @@ def raw_lines(path: Path) -> Iterator[RawLine]:
             numbers = rotated_numbers(path)
             if current is None and not numbers:
                 raise InputError(f"There is no audit log at {path}.")
-            for number in numbers:
+            for number in numbers if rotated is None else numbers[-rotated:]:
                 with rotated_file(path, number).open("rb") as file:
                     if current is not None and os.path.samestat(os.fstat(file.fileno()), os.fstat(current.fileno())):
                         break
@@ -208,12 +212,28 @@ def _lines_of(file: BinaryIO, name: str, *, last: bool) -> Iterator[RawLine]:
         yield RawLine(name, number, text.removesuffix(b"\n"), last and not whole and len(text) <= LONGEST, whole)
 
 
-def last_line(path: Path) -> tuple[str, bytes] | None:
-    """File name and text of the last whole line of a log, or None."""
+def last_line(path: Path) -> tuple[Path, bytes] | None:
+    """File and text of the last whole line of a log, or None."""
     for file in (path, *(rotated_file(path, number) for number in reversed(rotated_numbers(path)))):
         if file.is_file() and (line := tail_of(file).line) is not None:
-            return file.name, line
+            return file, line
     return None
+
+
+def opening_of(path: Path) -> dict[str, Any]:
+    """What a log says about itself in its first line: an id and the folder it was begun in; {} in older logs."""
+    first = next(raw_lines(path), None)
+    try:
+        line = {} if first is None else parse(first.text)
+    except LineError:
+        return {}
+    return line["body"] if line.get("kind") == OPENED else {}
+
+
+def is_exchanged(opening: Mapping[str, Any], path: Path) -> bool:
+    """Whether the log of one replica lies in the folder of another."""
+    folders = (opening.get("folder"), path.absolute().parent.name)
+    return folders[0] != folders[1] and all(re.fullmatch(r"engine-\d{3,}", str(name)) for name in folders)
 
 
 def tail_of(path: Path, size: int | None = None) -> Tail:

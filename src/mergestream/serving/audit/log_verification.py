@@ -1,6 +1,8 @@
-"""Verify a log from its first line to its last, with one line in memory at a time; anchors show a cut tail."""
+"""Verify a log line by line, with one in memory at a time; anchors and saved states show a cut tail."""
 
+import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +19,15 @@ from mergestream.serving.audit.lines import (
     Link,
     RawLine,
     faults,
+    is_exchanged,
     last_line,
+    last_line_of,
+    opening_of,
     parse,
     raw_lines,
     rotated_file,
     rotated_numbers,
+    tail_of,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +36,11 @@ if TYPE_CHECKING:
 MOST_LISTED = 100
 TORN = "A killed writer leaves this of a line that it had not confirmed; or the line is being written now."
 HASH = re.compile(r"[0-9a-f]{64}")
+STREAMS = "streams"  # the folder with the states of the streams, beside the log
+ADVICE = (
+    "Nothing was restored. Find out who changed it ('mergestream audit verify') and put the log back as it was; or "
+    "start with a new --state folder, where all streams begin anew, and keep this one."
+)
 
 
 @dataclass(frozen=True)
@@ -45,13 +56,7 @@ class Anchor:
 
     @classmethod
     def of(cls, line: dict[str, Any]) -> "Anchor":
-        return cls(line["sequence"], line["hash"], line["time"], line["key"], line["signature"])
-
-    def fault(self, key: "PublicKey | None") -> str | None:
-        """Why this anchor cannot be trusted, or None."""
-        if key is None or (self.key == key.id and key.fits(self.hash, self.signature or "")):
-            return None
-        return f"was not signed with the key {key.id}: fetch it again from where it was stored"
+        return cls(**{name: line[name] for name in cls.__dataclass_fields__})
 
 
 def head(path: Path) -> Anchor:
@@ -59,15 +64,7 @@ def head(path: Path) -> Anchor:
     last = last_line(path)
     if last is None:
         raise InputError(f"There is no line of an audit log at {path}.")
-    name, text = last
-    try:
-        line = parse(text)
-        wrong = faults(line, None)
-    except LineError as error:
-        wrong = [str(error)]
-    if wrong:
-        raise AuditError(f"The last line of {path.with_name(name)} {wrong[0]}. Run 'audit verify'.")
-    return Anchor.of(line)
+    return Anchor.of(last_line_of(*last))
 
 
 def read_anchor(file: Path) -> Anchor:
@@ -78,12 +75,106 @@ def read_anchor(file: Path) -> Anchor:
         anchor = Anchor(**value)
     except TypeError as error:
         raise CheckpointError(f"{file} is not an anchor of an audit log: {error}.") from error
-    texts = (anchor.time, anchor.key or "", anchor.signature or "")
-    if type(anchor.sequence) is not int or not all(isinstance(text, str) for text in (anchor.hash, *texts)):
+    texts = (anchor.hash, anchor.time, anchor.key or "", anchor.signature or "")
+    if type(anchor.sequence) is not int or not all(isinstance(text, str) for text in texts):
         raise CheckpointError(f"{file} is not an anchor of an audit log: a field has a wrong type.")
     if not HASH.fullmatch(anchor.hash):
         raise CheckpointError(f"{file} is not an anchor of an audit log: its hash is not a sha-256.")
     return anchor
+
+
+def saved_links(folder: Path) -> dict[int, str]:
+    """Number and hash of the lines that states in this folder were saved after."""
+    links = {}
+    for file in sorted(folder.glob("*.json")):
+        try:
+            value = json.loads(file.read_text(encoding="utf-8"))
+            link = value.get("content", value)["audit"]
+            links[int(link["sequence"])] = str(link["hash"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue  # damaged, or of a service without a log
+    return links
+
+
+class Chain:
+    """Checks lines in their order: each by itself, and that it continues the one before it."""
+
+    def __init__(self, key: "PublicKey | None", last: Link | None = BEGINNING) -> None:
+        """`last`: the line before the first one; None: not there."""
+        self.key, self.last = key, last
+        self.line: dict[str, Any] | None = None
+
+    def take(self, raw: RawLine) -> tuple[dict[str, Any] | None, list[str]]:
+        """The line, if it can be read, and what is wrong with it."""
+        if not raw.whole:
+            return None, ["has no end: a newline was removed or changed"]
+        try:
+            line = parse(raw.text)
+        except LineError as error:
+            return None, [str(error)]
+        wrong = [*faults(line, self.key), *self._breaks(line)]
+        self.line, self.last = line, Link(line["sequence"], line["hash"])
+        return line, wrong
+
+    def _breaks(self, line: dict[str, Any]) -> list[str]:
+        if self.last is None:
+            return []
+        expected, number = self.last.sequence + 1, line["sequence"]
+        if number > expected:
+            missing = str(expected) if number == expected + 1 else f"{expected} to {number - 1}"
+            return [f"has number {number}, and nothing sound with number {missing} comes before it: removed or moved"]
+        if number < expected:
+            return [f"has number {number} where {expected} belongs: repeated, inserted or moved"]
+        if line["previous"] != self.last.hash:
+            return ["does not hold the hash of the line before it: one of the two was replaced"]
+        if self.key is None and self.line is not None and line["key"] != self.line["key"]:
+            return [f"changes the key from {self.line['key'] or 'none'} to {line['key'] or 'none'}"]
+        return []
+
+
+def sound_lines(path: Path, key: "PublicKey | None" = None, rotated: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a log, or of its newest files; AuditError at the first one that was changed.
+
+    A log may have been copied without its oldest files: `verify` reports that they are missing.
+    """
+    chain = Chain(key, _link_before(path, rotated))
+    for raw in raw_lines(path, rotated):
+        if raw.torn:
+            return
+        line, wrong = chain.take(raw)
+        if line is None or wrong:
+            raise AuditError(f"{raw.file}, line {raw.number} {wrong[0]}. Run 'audit verify' first.")
+        yield line
+
+
+def _link_before(path: Path, rotated: int | None) -> Link | None:
+    """The last line before the newest rotated files; None if there is no file before them."""
+    numbers = [] if rotated is None else rotated_numbers(path)[:-rotated]
+    before = rotated_file(path, numbers[-1]) if numbers else None
+    if before is None or (text := tail_of(before).line) is None:
+        return None
+    line = last_line_of(before, text)
+    return Link(line["sequence"], line["hash"])
+
+
+def recent_lines(path: Path, key: "PublicKey | None", saved: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    """Yield the lines that a service restores its state from: of the current file and of the one before it.
+
+    AuditError if one of them was changed, or if a line is missing that a state was saved after.
+    """
+    last = -1
+    try:
+        for line in sound_lines(path, key, rotated=1) if last_line(path) else ():
+            last = line["sequence"]
+            if saved.get(last, line["hash"]) != line["hash"]:
+                raise AuditError(f"Line {last} is not the one that a state was saved after: rewritten or exchanged.")
+            yield line
+        if last < max(saved, default=-1):
+            raise AuditError(
+                f"It ends with line {last}, and a state was saved after line {max(saved)}: cut or emptied."
+            )
+    except AuditError as error:
+        raise AuditError(f"The audit log {path} cannot be trusted: {error} {ADVICE}") from error
 
 
 @dataclass(frozen=True)
@@ -109,6 +200,7 @@ class VerificationReport:
     lines: int = 0
     head: Anchor | None = None
     key: str | None = None
+    log: str | None = None  # its id
     signatures_checked: bool = False
     anchor_checked: bool = False
 
@@ -120,112 +212,90 @@ class VerificationReport:
         head = self.head.to_json() if self.head else None
         return {"sound": self.sound, **asdict(self), "head": head}
 
+    def add(self, file: str, line: int, what: str) -> None:
+        self.problem_count += 1
+        if len(self.problems) < MOST_LISTED:
+            self.problems.append(LineProblem(file, line, what))
+
 
 def verify(path: Path, key: "PublicKey | None" = None, anchor: Anchor | None = None) -> VerificationReport:
-    """Check every line of every file: content, order, chain, signatures, and the tail if there is an anchor."""
-    check = _Check(key, anchor)
+    """Check every line of every file: content, order, chain, signatures, and the tail if something shows it."""
+    saved = saved_links(path.parent / STREAMS)  # before the log, which may grow meanwhile
+    report, chain = VerificationReport(signatures_checked=key is not None), Chain(key)
+    resumed, set_back, time = 0, 0, ""
     for raw in raw_lines(path):
-        check.take(raw)
+        if raw.torn:
+            report.torn = LineProblem(raw.file, raw.number, f"is torn after {len(raw.text)} bytes")
+            continue
+        report.lines += raw.whole
+        line, wrong = chain.take(raw)
+        if line is not None:
+            report.anchor_checked |= anchor is not None and line["sequence"] == anchor.sequence
+            wrong += _contradictions(line, anchor, saved)
+            if line["kind"] == RECOVERED and len(report.notes) < MOST_LISTED:
+                size, digest = line["body"].get("torn_bytes"), line["body"].get("torn_sha256")
+                about = f"a torn end of {size} bytes was moved aside here (sha-256 {digest})"
+                report.notes.append(f"{raw.file}, line {raw.number}: {about}.")
+            resumed, set_back = resumed + (line["kind"] == RESUMED), set_back + (line["time"] < time)
+            time, report.head, report.key = line["time"], Anchor.of(line), line["key"]
+        for what in wrong:
+            report.add(raw.file, raw.number, what)
+    _check_files(path, report)
+    _check_tail(report, key, anchor, saved)
+    notes = {
+        "The log is empty.": report.head is None,
+        f"{path.name} itself is not there: the writer was killed while it rotated, or the file was removed.": (
+            not path.is_file()
+        ),
+        "The lines are not signed: anyone who can write the files can rewrite all of them unnoticed.": (
+            report.head is not None and report.key is None
+        ),
+        "The signatures were not checked: give the site's public key.": report.key is not None and key is None,
+        "No anchor was given, so lines cut from the end are not noticed.": anchor is None,
+        f"{resumed} time(s) the log could not be written for a while; 'resumed' lines say when.": resumed > 0,
+        f"{set_back} time(s) the clock was set back between two lines.": set_back > 0,
+    }
+    report.notes += [note for note, holds in notes.items() if holds]
+    return report
+
+
+def _contradictions(line: dict[str, Any], anchor: Anchor | None, saved: Mapping[int, str]) -> list[str]:
+    """What shows that this line was not always in its place."""
+    number, digest = line["sequence"], line["hash"]
+    wrong = []
+    if anchor is not None and number == anchor.sequence and digest != anchor.hash:
+        wrong.append("is not the line the anchor was made of: history was rewritten")
+    if saved.get(number, digest) != digest:
+        wrong.append(f"is not the line that a state in {STREAMS}/ was saved after: history was rewritten or exchanged")
+    return wrong
+
+
+def _check_files(path: Path, report: VerificationReport) -> None:
     numbers = rotated_numbers(path)
     for number in sorted(set(range(1, max(numbers, default=0))) - set(numbers)):
-        check.problem(rotated_file(path, number).name, 0, "is missing")
-    check.finish(path)
-    return check.report
+        report.add(rotated_file(path, number).name, 0, "is missing")
+    opening = opening_of(path)
+    report.log = opening.get("log")
+    if is_exchanged(opening, path):
+        report.add(path.name, 0, f"is the log of {opening['folder']}, not of {path.absolute().parent.name}: exchanged")
 
 
-class _Check:
-    def __init__(self, key: "PublicKey | None", anchor: Anchor | None) -> None:
-        self.key, self.anchor = key, anchor
-        self.report = VerificationReport(signatures_checked=key is not None)
-        self.last: Link = BEGINNING
-        self.time = ""
-        self.file = ""
-        self.resumed = 0
-        self.set_back = 0
-
-    def problem(self, file: str, line: int, what: str) -> None:
-        self.report.problem_count += 1
-        if len(self.report.problems) < MOST_LISTED:
-            self.report.problems.append(LineProblem(file, line, what))
-
-    def take(self, raw: RawLine) -> None:
-        self.file = raw.file
-        if raw.torn:
-            self.report.torn = LineProblem(raw.file, raw.number, f"is torn after {len(raw.text)} bytes")
-            return
-        if not raw.whole:
-            self.problem(raw.file, raw.number, "has no end: a newline was removed or changed")
-            return
-        self.report.lines += 1
-        try:
-            line = parse(raw.text)
-        except LineError as error:
-            self.problem(raw.file, raw.number, str(error))
-            return
-        for what in (*faults(line, self.key), *self._breaks(line)):
-            self.problem(raw.file, raw.number, what)
-        self._remember(line, raw)
-
-    def _breaks(self, line: dict[str, Any]) -> list[str]:
-        """Check that this line continues the one before it."""
-        expected, number = self.last.sequence + 1, line["sequence"]
-        if number > expected:
-            missing = str(expected) if number == expected + 1 else f"{expected} to {number - 1}"
-            return [f"has number {number}, and nothing sound with number {missing} comes before it: removed or moved"]
-        if number < expected:
-            return [f"has number {number} where {expected} belongs: repeated, inserted or moved"]
-        if line["previous"] != self.last.hash:
-            return ["does not hold the hash of the line before it: one of the two was replaced"]
-        if self.key is None and self.report.head is not None and line["key"] != self.report.key:
-            return [f"changes the key from {self.report.key or 'none'} to {line['key'] or 'none'}"]
-        return []
-
-    def _remember(self, line: dict[str, Any], raw: RawLine) -> None:
-        if self.anchor is not None and line["sequence"] == self.anchor.sequence:
-            self.report.anchor_checked = True
-            if line["hash"] != self.anchor.hash:
-                self.problem(raw.file, raw.number, "is not the line the anchor was made of: history was rewritten")
-        if line["kind"] == RECOVERED and len(self.report.notes) < MOST_LISTED:
-            size, digest = line["body"].get("torn_bytes"), line["body"].get("torn_sha256")
-            self.report.notes.append(
-                f"{raw.file}, line {raw.number}: a torn end of {size} bytes was moved aside here (sha-256 {digest})."
-            )
-        self.resumed += line["kind"] == RESUMED
-        self.set_back += line["time"] < self.time
-        self.last, self.time = Link(line["sequence"], line["hash"]), line["time"]
-        self.report.head, self.report.key = Anchor.of(line), line["key"]
-
-    def finish(self, path: Path) -> None:
-        self._finish_anchor()
-        notes = {
-            "The log is empty.": self.report.head is None,
-            f"{path.name} itself is not there: the writer was killed while it rotated, or the file was removed.": (
-                not path.is_file()
-            ),
-            "The lines are not signed: anyone who can write the files can rewrite all of them unnoticed.": (
-                self.report.head is not None and self.report.key is None
-            ),
-            "The signatures were not checked: give the site's public key.": (
-                self.report.key is not None and self.key is None
-            ),
-            "No anchor was given, so lines cut from the end are not noticed.": self.anchor is None,
-            f"{self.resumed} time(s) the log could not be written for a while; 'resumed' lines say when.": self.resumed
-            > 0,
-            f"{self.set_back} time(s) the clock was set back between two lines.": self.set_back > 0,
-        }
-        self.report.notes += [note for note, holds in notes.items() if holds]
-
-    def _finish_anchor(self) -> None:
-        if self.anchor is None:
-            return
-        if fault := self.anchor.fault(self.key):
-            self.problem("the anchor", 0, fault)
-        if not self.report.anchor_checked:
-            last, anchored = self.last.sequence, self.anchor.sequence
-            what = f"the log ends with number {last}, but the anchor is of number {anchored}: the tail was cut"
-            if last > anchored:
-                what = f"the line with number {anchored}, which the anchor was made of, is missing"
-            self.problem(self.file or "the log", 0, what)
+def _check_tail(
+    report: VerificationReport, key: "PublicKey | None", anchor: Anchor | None, saved: Mapping[int, str]
+) -> None:
+    last = -1 if report.head is None else report.head.sequence
+    if last < max(saved, default=-1):
+        what = f"the log ends with number {last}, but a state was saved after number {max(saved)}: the tail was cut"
+        report.add(STREAMS, 0, what)
+    if anchor is None:
+        return
+    if key is not None and not (anchor.key == key.id and key.fits(anchor.hash, anchor.signature or "")):
+        report.add("the anchor", 0, f"was not signed with the key {key.id}: fetch it again from where it was stored")
+    if not report.anchor_checked:
+        what = f"the log ends with number {last}, but the anchor is of number {anchor.sequence}: the tail was cut"
+        if last > anchor.sequence:
+            what = f"the line with number {anchor.sequence}, which the anchor was made of, is missing"
+        report.add("the log", 0, what)
 
 
 def in_words(report: VerificationReport) -> list[str]:

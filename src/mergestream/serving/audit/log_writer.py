@@ -3,33 +3,31 @@
 import json
 import logging
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Condition
 from typing import TYPE_CHECKING, Any, Self
 
 from mergestream.runtime.errors import InputError, MergestreamError
-from mergestream.runtime.files import error_text, make_folder
+from mergestream.runtime.files import error_text, flush, lock_or_refuse, make_folder, sha256_of_file
 from mergestream.serving.audit.lines import (
     BEGINNING,
+    OPENED,
     RECOVERED,
     RESUMED,
     ROTATION,
     AuditError,
+    Link,
     canonical,
     checked_kind,
     encoded_body,
+    is_exchanged,
+    opening_of,
     rotated_file,
     seal,
 )
-from mergestream.serving.audit.storage import (
-    Storage,
-    flush_folder,
-    last_link,
-    lock,
-    move_torn_end,
-    unrecorded_torn_ends,
-)
+from mergestream.serving.audit.storage import Storage, last_link, move_torn_end, unrecorded_torn_ends
 
 if TYPE_CHECKING:
     from mergestream.serving.audit.keys import PrivateKey
@@ -60,6 +58,8 @@ class AuditLog:
         self.failing: str | None = None  # why the last write failed; None when it worked
         self._key, self._rotate_bytes = key, rotate_bytes
         self._last = last_link(path, key)
+        if self._last != BEGINNING and is_exchanged(opening := opening_of(path), path):
+            raise AuditError(f"{path} is the log of {opening['folder']}: two logs were exchanged. Put them back.")
         self._storage = Storage(path)
         self._lock_handle: int | None = lock_handle
         self._waiting: list[_Entry] = []
@@ -84,7 +84,8 @@ class AuditLog:
             raise InputError(f"rotate_bytes must be at least 1, not {rotate_bytes}.")
         path = Path(path).absolute()
         make_folder(path.parent)
-        lock_handle = lock(path)
+        refusal = AuditError(f"Another process writes the audit log {path}. Stop it, or choose another file.")
+        lock_handle = lock_or_refuse(path.with_name(f".{path.name}.lock"), refusal)
         try:
             opened = cls(path, key, rotate_bytes, lock_handle)
             opened._record_torn_ends()
@@ -95,6 +96,11 @@ class AuditLog:
                 raise AuditError(f"The audit log {path} cannot be opened: {error_text(error)}.") from error
             raise
         return opened
+
+    @property
+    def last(self) -> Link:
+        """The last line that is on disk."""
+        return self._last
 
     def append(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Write one line and return it once it is on disk. AuditError: it is not, so no answer may leave."""
@@ -183,7 +189,9 @@ class AuditLog:
     def _events_due(self) -> list[_Entry]:
         """Lines that the log writes about itself before it continues."""
         due = []
-        if self._storage.size == 0 and self._last != BEGINNING:
+        if self._last == BEGINNING:
+            due.append(_Entry(OPENED, canonical({"log": secrets.token_hex(16), "folder": self.path.parent.name})))
+        elif self._storage.size == 0:
             before = rotated_file(self.path, self._storage.rotations).name
             due.append(_Entry(ROTATION, canonical({"previous_file": before})))
         if self.failing is not None:
@@ -192,11 +200,11 @@ class AuditLog:
 
     def _record_torn_ends(self) -> None:
         for torn in unrecorded_torn_ends(self.path):
-            body = {"torn_bytes": torn.bytes, "torn_sha256": torn.sha256}
+            body = {"torn_bytes": torn.stat().st_size, "torn_sha256": sha256_of_file(torn)}
             (line,) = self._appended([_Entry(RECOVERED, canonical(body))])
-            torn.rename_as_recorded(self.path, line["sequence"])
-            flush_folder(self.path.parent)
-            log.warning("a torn end of %d bytes was moved aside from the audit log", torn.bytes)
+            torn.replace(self.path.with_name(f"{self.path.name}.{line['sequence']}.torn"))
+            flush(self.path.parent)
+            log.warning("a torn end of %d bytes was moved aside from the audit log", body["torn_bytes"])
 
     def _release(self) -> None:
         if self._lock_handle is not None:
@@ -212,7 +220,7 @@ def _why(error: BaseException | None) -> str:
 class NoAuditLog:
     """In place of a log for a service started with --no-audit."""
 
-    failing = None
+    failing = last = None
 
     def append(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         return {}

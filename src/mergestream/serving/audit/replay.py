@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.files import error_text, sha256_of_file
 from mergestream.runtime.parallel import Track, quiet
-from mergestream.serving.audit.lines import AuditError, LineError, faults, parse, raw_lines
+from mergestream.serving.audit.log_verification import sound_lines
 
 STEP = "step"
 MOST_LISTED = 100
@@ -160,18 +160,7 @@ def replay(
 
 def step_lines(path: Path, sequence: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield the step lines of a log; a changed line is an error."""
-    for raw in raw_lines(path):
-        if raw.torn:
-            return
-        try:
-            line = parse(raw.text)
-            wrong = faults(line, None)
-        except LineError as error:
-            wrong = [str(error)]
-        if wrong:
-            raise AuditError(f"{raw.file}, line {raw.number} {wrong[0]}. Run 'audit verify' first.")
-        if line["kind"] == STEP and sequence in (None, line["sequence"]):
-            yield line
+    return (line for line in sound_lines(path) if line["kind"] == STEP and sequence in (None, line["sequence"]))
 
 
 def files_by_hash(folder: Path, track: Track = quiet) -> dict[str, Path]:

@@ -1,25 +1,20 @@
 """The file being written, and its recovery after a kill: a line is on disk as a whole or not at all."""
 
-import fcntl
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mergestream.runtime.errors import InputError
-from mergestream.runtime.files import error_text, write_atomically
+from mergestream.runtime.files import error_text, flush, write_atomically
 from mergestream.serving.audit.lines import (
     BEGINNING,
     AuditError,
-    LineError,
     Link,
-    faults,
     last_line,
-    parse,
+    last_line_of,
     rotated_file,
     rotated_numbers,
     tail_of,
@@ -31,29 +26,6 @@ if TYPE_CHECKING:
 MODE = 0o640
 ROOM = 64 * 1024  # more than a step's line takes
 OPENING = b'{"body":'  # every line begins with this
-
-
-def lock(path: Path) -> int:
-    """Lock the log for this process until the handle is closed or the process ends."""
-    file = path.with_name(f".{path.name}.lock")
-    try:
-        handle = os.open(file, os.O_RDWR | os.O_CREAT, MODE)
-    except OSError as error:
-        raise AuditError(f"Cannot write beside the audit log {path}: {error_text(error)}.") from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        raise AuditError(f"Another process writes the audit log {path}. Stop it, or choose another file.") from error
-    return handle
-
-
-def flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class Storage:
@@ -121,7 +93,7 @@ class Storage:
             self._folder_unsure = True
         if self._folder_unsure:
             os.fsync(self._handle)
-            flush_folder(self.path.parent)
+            flush(self.path.parent)
             self._folder_unsure = False
         return self._handle
 
@@ -161,19 +133,6 @@ def _sync(handle: int) -> None:
     getattr(os, "fdatasync", os.fsync)(handle)
 
 
-@dataclass(frozen=True)
-class TornEnd:
-    """A torn end that was moved aside and is not recorded in the log yet."""
-
-    file: Path
-    bytes: int
-    sha256: str
-
-    def rename_as_recorded(self, log: Path, sequence: int) -> None:
-        """Name the file after the line that records it."""
-        self.file.replace(log.with_name(f"{log.name}.{sequence}.torn"))
-
-
 def move_torn_end(path: Path) -> None:
     """Move what a kill or a power failure left of a last line into a file of its own.
 
@@ -191,17 +150,16 @@ def move_torn_end(path: Path) -> None:
     if end == 0 and not (torn.startswith(OPENING) or OPENING.startswith(torn)):
         raise InputError(f"{path} is not an audit log and was not touched. Choose another file for the log.")
     if end and (before := tail_of(path, end).line) is not None:
-        _parsed(path, path.name, before)
+        last_line_of(path, before)
     aside = path.with_name(f"{path.name}.{hashlib.sha256(torn).hexdigest()[:16]}.unrecorded.torn")
     write_atomically(aside, lambda temporary: temporary.write_bytes(torn))
     _truncate(path, end)
 
 
-def unrecorded_torn_ends(path: Path) -> Iterator[TornEnd]:
+def unrecorded_torn_ends(path: Path) -> list[Path]:
+    """Torn ends that were moved aside and are not recorded in the log yet."""
     pattern = re.compile(re.escape(path.name) + r"\.[0-9a-f]{16}\.unrecorded\.torn")
-    for file in sorted(each for each in path.parent.glob("*") if pattern.fullmatch(each.name)):
-        content = file.read_bytes()
-        yield TornEnd(file, len(content), hashlib.sha256(content).hexdigest())
+    return sorted(each for each in path.parent.glob("*") if pattern.fullmatch(each.name))
 
 
 def last_link(path: Path, key: "PublicKey | None") -> Link:
@@ -209,26 +167,15 @@ def last_link(path: Path, key: "PublicKey | None") -> Link:
     last = last_line(path)
     if last is None:
         return BEGINNING
-    name, text = last
-    line = _parsed(path, name, text)
+    line = last_line_of(*last)
     key_id = key.id if key else None
     if line["key"] != key_id:
         raise InputError(
             f"The audit log {path} was signed with {line['key'] or 'no key'}, not with {key_id or 'no key'}. "
-            "One log has one key: give that one, or begin a new log and keep both."
+            "One log has one key: give that one, or begin a new log in a new --state folder and keep both."
         )
-    if wrong := faults(line, key):
-        raise AuditError(f"The last line of {path.with_name(name)} {wrong[0]}. Run 'audit verify' before going on.")
+    last_line_of(*last, key)
     return Link(line["sequence"], line["hash"])
-
-
-def _parsed(path: Path, name: str, text: bytes) -> dict[str, Any]:
-    try:
-        return parse(text)
-    except LineError as error:
-        raise AuditError(
-            f"The last line of {path.with_name(name)} {error}. Nothing was touched: run 'audit verify'."
-        ) from error
 
 
 def _is_json(text: bytes) -> bool:

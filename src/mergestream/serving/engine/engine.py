@@ -21,7 +21,7 @@ from mergestream.methods import create_method
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, OutputError, PoolError
-from mergestream.serving.audit.lines import now
+from mergestream.serving.audit.lines import Link, link_of, now
 from mergestream.serving.engine.answers import Answer, abstention_of, input_of, logged_answer, measured
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.persistence import (
@@ -50,6 +50,9 @@ class Audit(Protocol):
 
     Of several lines either all are on disk or none.
     """
+
+    @property
+    def last(self) -> Link | None: ...
 
     def append(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
 
@@ -92,6 +95,7 @@ class Engine:
                 "streams": self._restore(earlier),
             }
             self._audit.append(STARTED, about)
+            self._save_service()
         except BaseException:
             self._folder.close()
             raise
@@ -113,7 +117,7 @@ class Engine:
             steps = self._steps(held, batches)
             started = time.perf_counter()
             lines = self._audit.append_all(STEP, [step.body for step in steps])
-            held.answered(steps[-1].outcome.state, len(steps), len(pictures))
+            held.answered(steps[-1].outcome.state, len(steps), len(pictures), lines[-1])
             self._save(held)
             written = time.perf_counter() - started
             answers = [self._answer(held, *each, written) for each in zip(steps, lines, strict=True)]
@@ -129,8 +133,8 @@ class Engine:
     def reset(self, stream: str) -> None:
         """Forget a stream's averages and the memory of its guard rails; its steps go on counting."""
         with self._registry.held(stream) as held:
-            self._audit.append(RESET, {"stream": stream, "steps": held.steps, "images": held.images})
-            held.state, held.restarted = None, None
+            line = self._audit.append(RESET, {"stream": stream, "steps": held.steps, "images": held.images})
+            held.state, held.restarted, held.line = None, None, link_of(line)
             self._save(held)
 
     def acknowledge(self, stream: str, *, name: str, note: str, by: str) -> None:
@@ -150,6 +154,7 @@ class Engine:
             self._audit.append(DELETED, {"stream": stream, "steps": held.steps, "images": held.images})
             self._registry.remove(held)
             self._folder.delete(stream)
+            self._save_service()
 
     def switch(self, expert: str, *, on: bool) -> tuple[str, ...]:
         """Switch an expert on or off for every stream's next batch; return the experts that are off."""
@@ -158,7 +163,7 @@ class Engine:
             body = {"expert": expert, "on": on, "switched_off": list(lineup.off)}
             self._audit.append(SWITCHED, {**body, "pool_sha256": lineup.identity["pool_sha256"]})
             self._use(lineup)
-            self._save_switches()
+            self._save_service()
             return lineup.off
 
     def reload(self) -> dict[str, Any]:
@@ -175,11 +180,12 @@ class Engine:
             body = {**body, "switched_off": list(lineup.off), "restarted": names}
             self._audit.append(RELOADED, body)
             self._use(lineup)
-            self._save_switches()
+            self._save_service()
             return body
 
     def close(self) -> None:
         """Release the state folder; every state is in it already."""
+        self._save_service()
         self._folder.close()
 
     def _steps(self, stream: ServedStream, batches: Sequence[Sequence[Picture]]) -> "list[_Computed]":
@@ -217,7 +223,7 @@ class Engine:
             answer,
             probabilities=tuple(map(tuple, torch.softmax(outcome.logits, dim=-1).tolist())),
             abstention=abstention_of(len(outcome.abstained), pool, self.settings.guards),
-            audit={name: line.get(name) for name in ("sequence", "hash")},
+            audit=link_of(line),
             seconds=answer.seconds + written,
             begun=tuple(alarm for alarm in stream.alarms if alarm.step == answer.step),
         )
@@ -245,22 +251,23 @@ class Engine:
         counts = {"stream": stream.name, "steps": stream.steps, "images": stream.images}
         settings = {"method": self._lineup.method, "options": self._lineup.options}
         with _tolerate_unwritten_state():
-            self._folder.save({**counts, **settings, "state": stream.state.json if stream.state else None})
+            self._folder.save(
+                {**counts, **settings, "audit": stream.line, "state": stream.state.json if stream.state else None}
+            )
 
-    def _save_switches(self) -> None:
+    def _save_service(self) -> None:
         with _tolerate_unwritten_state():
-            self._folder.save_switches(self._lineup.off)
+            self._folder.save_service(self._lineup.off, self._audit.last)
 
     def _restore(self, earlier: Recovery) -> list[dict[str, Any]]:
         """Restore the streams of an earlier process; return what the log says about them."""
         saved = earlier.streams
         for name in self._folder.streams().keys() - saved.keys():
             self._folder.delete(name)  # deleted according to the log
-        self._save_switches()
         streams = [ServedStream(each["stream"], steps=each["steps"], images=each["images"]) for each in saved.values()]
         for stream, each in zip(streams, saved.values(), strict=True):
             stream.state, stream.restarted = restored(each, self._lineup)
-            stream.alarms = earlier.alarms.get(stream.name)
+            stream.alarms, stream.line = earlier.alarms.get(stream.name), each.get("audit")
             self._registry.add(stream)
             self._save(stream)
         return [{"stream": each.name, "steps": each.steps, "restarted": each.restarted} for each in streams]

@@ -9,7 +9,8 @@ stream's own file, put in place by a rename and not flushed. So
   start the last event of a stream in the log is the truth (`recovered`), so the step counts, as the log says it does;
 - a power failure may also lose or tear files that were not flushed: they are older than the log or unreadable, and the
   log is the truth again;
-- a log that was moved away: the files are the truth, at most one step behind it.
+- a log that was emptied, cut, edited or exchanged: every file names the line it was saved after, and the lines that
+  states are restored from are verified, so the service does not start (`recent_lines`).
 
 The same holds for deleted and reset streams and for switched-off experts, which are events in the log too. A state too
 large for a line (the Gram matrices of a method that learns from the stream) stands there as its hash; where the file
@@ -17,18 +18,17 @@ does not fit that hash, the stream starts anew and says so. A stream never goes 
 know.
 """
 
-import fcntl
 import json
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mergestream.runtime.errors import CheckpointError, OutputError
-from mergestream.runtime.files import error_text, make_folder, read_json, sha256_of_json, write_json
-from mergestream.serving.audit.lines import rotated_file, rotated_numbers
+from mergestream.runtime.files import error_text, lock_or_refuse, make_folder, read_json, sha256_of_json, write_json
+from mergestream.serving.audit.lines import Link, link_of
 from mergestream.serving.engine.answers import Answer, logged_answer
 from mergestream.serving.engine.registry import NAME
 from mergestream.serving.engine.state_encoding import is_whole
@@ -73,14 +73,14 @@ class Recovery:
             self._classes = body.get("classes", self._classes)  # earlier versions did not log them
         if kind not in (STEP, RESET, DELETED, ACKNOWLEDGED):
             return
-        name = body["stream"]
+        name, link = body["stream"], link_of(line)
         if kind == STEP:
-            self.streams[name] = _after_step(body, self._saved.get(name))
+            self.streams[name] = _after_step(body, self._saved.get(name)) | {"audit": link}
             answer = logged_answer(body, self._classes)
             self._answers.setdefault(name, deque(maxlen=HISTORY)).append((line["time"], answer))
             self.alarms[name] = alarms_after(self.alarms.get(name), answer.findings, answer.step, line["time"])
         elif kind == RESET:
-            self.streams[name] = {field: body[field] for field in ("stream", "steps", "images")}
+            self.streams[name] = {field: body[field] for field in ("stream", "steps", "images")} | {"audit": link}
         elif kind == ACKNOWLEDGED:
             self.alarms[name] = acknowledge(self.alarms.get(name, ()), body["name"], line["time"])
         else:
@@ -100,39 +100,13 @@ def _after_step(body: Mapping[str, Any], on_disk: Saved | None) -> Saved:
     return {**stream, "lost": "the service ended before its last state was on disk."}
 
 
-def recent_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a log's current file and of the one before it: no state file is further behind."""
-    numbers = rotated_numbers(path)
-    for file in [*(rotated_file(path, number) for number in numbers[-1:]), path]:
-        if file.is_file():
-            with file.open("rb") as lines:
-                yield from _readable(lines)
-
-
-def _readable(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            log.warning("the audit log holds a line that cannot be read: run 'mergestream audit verify'")
-            continue
-        if isinstance(value, dict) and isinstance(value.get("body"), dict):
-            yield value
-
-
 class StateFolder:
     """`<folder>/<stream>.json`, one per stream, and `<folder>/.service.json`. Locked by one process at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = make_folder(folder)
-        self._lock: int | None = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self.close()
-            raise OutputError(
-                f"Another service keeps its streams in {folder}. Stop it, or choose another one."
-            ) from error
+        refusal = OutputError(f"Another service keeps its streams in {folder}. Stop it, or choose another one.")
+        self._lock: int | None = lock_or_refuse(folder / ".lock", refusal)
 
     def close(self) -> None:
         if self._lock is not None:
@@ -168,8 +142,10 @@ class StateFolder:
         file = self.folder / ".service.json"
         return list(read_json(file, SCHEMA_VERSION)["switched_off"]) if file.exists() else []
 
-    def save_switches(self, off: Iterable[str]) -> None:
-        write_json(self.folder / ".service.json", {"schema_version": SCHEMA_VERSION, "switched_off": list(off)})
+    def save_service(self, off: Iterable[str], last: Link | None) -> None:
+        """`last`: the log's last line now."""
+        content = {"schema_version": SCHEMA_VERSION, "switched_off": list(off), "audit": last and last._asdict()}
+        write_json(self.folder / ".service.json", content)
 
 
 def _checked(value: Mapping[str, Any]) -> Saved:

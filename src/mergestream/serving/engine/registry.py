@@ -2,12 +2,13 @@
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from mergestream.runtime.errors import InputError, MergestreamError, UnknownNameError
+from mergestream.serving.audit.lines import link_of
 from mergestream.serving.engine.stream_state import StreamState
 from mergestream.serving.guards.alarms import Alarm
 
@@ -28,15 +29,17 @@ class ServedStream:
     images: int = 0
     state: StreamState | None = None
     deleted: bool = False
+    line: dict[str, Any] | None = None  # number and hash of the log's line that its state is of
     restarted: str | None = None  # why its averages started anew, until an answer has reported it
     alarms: tuple[Alarm, ...] | None = None  # None: unknown, before the first step of this process
 
     def describe(self) -> dict[str, Any]:
         return {"stream": self.name, "steps": self.steps, "images": self.images, "alarms": self.alarms}
 
-    def answered(self, state: StreamState, steps: int, images: int) -> None:
+    def answered(self, state: StreamState, steps: int, images: int, line: Mapping[str, Any]) -> None:
+        """`line`: the audit line of the last of these steps."""
         self.state, self.steps, self.images = state, self.steps + steps, self.images + images
-        self.restarted = None
+        self.restarted, self.line = None, link_of(line)
 
 
 def require_name(name: str) -> str:
