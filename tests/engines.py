@@ -12,7 +12,7 @@ import torch
 import mergestream as ms
 from conftest import make_pool
 from mergestream.data.intake.pictures import Picture, picture_of
-from mergestream.serving.audit.log_verification import recent_lines, saved_links
+from mergestream.serving.audit.chain import recent_lines, saved_links
 from mergestream.serving.audit.log_writer import AuditLog
 from mergestream.serving.engine.engine import Engine
 from mergestream.serving.engine.settings import EngineSettings

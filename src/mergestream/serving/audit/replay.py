@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.files import error_text, sha256_of_file
 from mergestream.runtime.parallel import Track, quiet
-from mergestream.serving.audit.log_verification import sound_lines
+from mergestream.serving.audit.chain import sound_lines
 
 STEP = "step"
 MOST_LISTED = 100

@@ -1,0 +1,125 @@
+"""The chain of a log: each line continues the one before it, and states were saved after lines that are in it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mergestream.serving.audit.lines import (
+    BEGINNING,
+    AuditError,
+    LineError,
+    Link,
+    RawLine,
+    faults,
+    last_line,
+    last_line_of,
+    parse,
+    raw_lines,
+    rotated_file,
+    rotated_numbers,
+    tail_of,
+)
+
+if TYPE_CHECKING:
+    from mergestream.serving.audit.keys import PublicKey
+
+STREAMS = "streams"  # the folder with the states of the streams, beside the log
+ADVICE = (
+    "Nothing was restored. Find out who changed it ('mergestream audit verify') and put the log back as it was; or "
+    "start with a new --state folder, where all streams begin anew, and keep this one."
+)
+
+
+class Chain:
+    """Checks lines in their order: each by itself, and that it continues the one before it."""
+
+    def __init__(self, key: "PublicKey | None", last: Link | None = BEGINNING) -> None:
+        """`last`: the line before the first one; None: not there."""
+        self.key, self.last = key, last
+        self.line: dict[str, Any] | None = None
+
+    def take(self, raw: RawLine) -> tuple[dict[str, Any] | None, list[str]]:
+        """The line, if it can be read, and what is wrong with it."""
+        if not raw.whole:
+            return None, ["has no end: a newline was removed or changed"]
+        try:
+            line = parse(raw.text)
+        except LineError as error:
+            return None, [str(error)]
+        wrong = [*faults(line, self.key), *self._breaks(line)]
+        self.line, self.last = line, Link(line["sequence"], line["hash"])
+        return line, wrong
+
+    def _breaks(self, line: dict[str, Any]) -> list[str]:
+        if self.last is None:
+            return []
+        expected, number = self.last.sequence + 1, line["sequence"]
+        if number > expected:
+            missing = str(expected) if number == expected + 1 else f"{expected} to {number - 1}"
+            return [f"has number {number}, and nothing sound with number {missing} comes before it: removed or moved"]
+        if number < expected:
+            return [f"has number {number} where {expected} belongs: repeated, inserted or moved"]
+        if line["previous"] != self.last.hash:
+            return ["does not hold the hash of the line before it: one of the two was replaced"]
+        if self.key is None and self.line is not None and line["key"] != self.line["key"]:
+            return [f"changes the key from {self.line['key'] or 'none'} to {line['key'] or 'none'}"]
+        return []
+
+
+def sound_lines(path: Path, key: "PublicKey | None" = None, rotated: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a log, or of its newest files; AuditError at the first one that was changed.
+
+    A log may have been copied without its oldest files: `verify` reports that they are missing.
+    """
+    chain = Chain(key, _link_before(path, rotated))
+    for raw in raw_lines(path, rotated):
+        if raw.torn:
+            return
+        line, wrong = chain.take(raw)
+        if line is None or wrong:
+            raise AuditError(f"{raw.file}, line {raw.number} {wrong[0]}. Run 'audit verify' first.")
+        yield line
+
+
+def _link_before(path: Path, rotated: int | None) -> Link | None:
+    """The last line before the newest rotated files; None if there is no file before them."""
+    numbers = [] if rotated is None else rotated_numbers(path)[:-rotated]
+    before = rotated_file(path, numbers[-1]) if numbers else None
+    if before is None or (text := tail_of(before).line) is None:
+        return None
+    line = last_line_of(before, text)
+    return Link(line["sequence"], line["hash"])
+
+
+def recent_lines(path: Path, key: "PublicKey | None", saved: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    """Yield the lines that a service restores its state from: of the current file and of the one before it.
+
+    AuditError if one of them was changed, or if a line is missing that a state was saved after.
+    """
+    last = -1
+    try:
+        for line in sound_lines(path, key, rotated=1) if last_line(path) else ():
+            last = line["sequence"]
+            if saved.get(last, line["hash"]) != line["hash"]:
+                raise AuditError(f"Line {last} is not the one that a state was saved after: rewritten or exchanged.")
+            yield line
+        if last < max(saved, default=-1):
+            raise AuditError(
+                f"It ends with line {last}, and a state was saved after line {max(saved)}: cut or emptied."
+            )
+    except AuditError as error:
+        raise AuditError(f"The audit log {path} cannot be trusted: {error} {ADVICE}") from error
+
+
+def saved_links(folder: Path) -> dict[int, str]:
+    """Number and hash of the lines that states in this folder were saved after."""
+    links = {}
+    for file in sorted(folder.glob("*.json")):
+        try:
+            value = json.loads(file.read_text(encoding="utf-8"))
+            link = value.get("content", value)["audit"]
+            links[int(link["sequence"])] = str(link["hash"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue  # damaged, or of a service without a log
+    return links
