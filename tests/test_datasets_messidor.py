@@ -1,6 +1,7 @@
 """Messidor: errata, encodings, layouts, and the spreadsheets that its grades come in."""
 
 import csv
+import io
 import shutil
 import zipfile
 from collections import Counter
@@ -15,9 +16,18 @@ import mergestream as ms
 from mergestream.data.datasets import DATASETS, messidor
 from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.standins.drawing import picture, xls, xlsx
-from mergestream.data.datasets.standins.fake_messidor import COPY, ERRATUM, ORIGINAL
+from mergestream.data.datasets.standins.drawing import picture
+from mergestream.data.datasets.standins.fake_tables import COPY, ERRATUM, ORIGINAL, xls
 from mergestream.data.datasets.table_files import read_sheet
+
+
+def xlsx(rows: list[list[str]]) -> bytes:
+    """A spreadsheet of one sheet of text."""
+    book, buffer = openpyxl.Workbook(), io.BytesIO()
+    for row in rows:
+        book.active.append(row)
+    book.save(buffer)
+    return buffer.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -72,21 +82,26 @@ def test_errata_are_applied_and_told(standin: Path) -> None:
 
 
 def test_the_errata_leave_1187_of_1200() -> None:
-    assert len(messidor.COPIES) == 13
-    assert not set(messidor.COPIES) & set(messidor.COPIES.values())
-    assert all(messidor.acquired(stem) for pair in messidor.COPIES.items() for stem in pair)
-    assert messidor.CORRECTIONS == {
-        ("Base11", "20051020_63045_0100_PP"): 0,
-        ("Base11", "20051020_63936_0100_PP"): 1,
-        ("Base11", "20051020_64007_0100_PP"): 3,
-        ("Base13", "20060523_48477_0100_PP"): 3,
+    copies = {
+        name.removeprefix("Base33/"): original
+        for name, original in messidor.CARD.errata.items()
+        if isinstance(original, str)
+    }
+    assert len(copies) == 13
+    assert not set(copies) & set(copies.values())
+    assert all(messidor.acquired(stem) for pair in copies.items() for stem in pair)
+    assert {name: grade for name, grade in messidor.CARD.errata.items() if isinstance(grade, int)} == {
+        "Base11/20051020_63045_0100_PP": 0,
+        "Base11/20051020_63936_0100_PP": 1,
+        "Base11/20051020_64007_0100_PP": 3,
+        "Base13/20060523_48477_0100_PP": 3,
     }
     assert "1,187" in messidor.CARD.notes
 
 
 def test_a_name_of_another_base_is_no_erratum(root: Path) -> None:
     """The publisher's errata name the Base as well."""
-    table = xls([("Image name", "Ophthalmologic department", "Retinopathy grade"), (f"{COPY}.tif", "Brest", 1)], "x")
+    table = xls([("Image name", "Ophthalmologic department", "Retinopathy grade"), (f"{COPY}.tif", "Brest", 1)])
     (root / "Base34" / "Annotation_Base34.xls").write_bytes(table)
     for path in (root / "Base34").glob("*.tif"):
         path.unlink()
@@ -120,10 +135,10 @@ def test_an_unknown_department_or_grade_is_refused(root: Path) -> None:
         ((name, "Hôpital de Lyon", 1), "Hôpital de Lyon"),
         ((name, "Brest", 4), "retinopathy grade '4'"),
     ):
-        home.write_bytes(xls([head, row], "Feuil1"))
+        home.write_bytes(xls([head, row]))
         with pytest.raises(ms.MergestreamError, match=words):
             index(root)
-    home.write_bytes(xls([("Image", "Grade")], "Feuil1"))
+    home.write_bytes(xls([("Image", "Grade")]))
     with pytest.raises(
         ms.MergestreamError, match=r"Annotation_Base11.xls .* lacks one of the columns .*\['Image', 'Grade'\]"
     ):
@@ -145,7 +160,7 @@ def test_tables_may_be_converted(root: Path, standin: Path) -> None:
             with new.open("w", newline="", encoding="cp1252") as file:
                 csv.writer(file, delimiter=";").writerows(rows)
         else:
-            new.with_name("Annotation Base21.xlsx").write_bytes(xlsx(rows, "Feuil1"))
+            new.with_name("Annotation Base21.xlsx").write_bytes(xlsx(rows))
     assert samples(index(root)) == samples(index(standin))
     (root / "Annotation_Base11.csv").write_text("again")
     with pytest.raises(ms.MergestreamError, match="two annotations of Base11"):

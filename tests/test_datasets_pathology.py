@@ -10,7 +10,7 @@ import mergestream as ms
 from mergestream.data.datasets import DATASETS, image_trees, midog
 from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.standins.drawing import picture, write_picture
-from mergestream.data.datasets.standins.fake_midog import IMAGES, write_midog
+from mergestream.data.datasets.standins.fake_tables import IMAGES, write_midog
 from mergestream.data.datasets.standins.fake_trees import write_histopantum
 
 REAL = Path(__file__).parents[2] / "shared" / "data" / "midog25-64.zip"

@@ -15,7 +15,7 @@ from mergestream.data.datasets import DATASETS, terra
 from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.standins.drawing import picture, write_picture
-from mergestream.data.datasets.standins.fake_terra import write_terra
+from mergestream.data.datasets.standins.fake_tables import write_terra
 from mergestream.data.datasets.standins.fake_trees import write_tree
 
 SPLITS = ("cis_test", "cis_val", "train", "trans_test", "trans_val")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mergestream.bench.records import Run, step_record
 from mergestream.data.datasets.domain_data import DomainData
-from mergestream.data.stream import Stream
+from mergestream.data.streams import Stream
 from mergestream.methods import ORIGINAL, ExpertLogits, Method
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, MergestreamError

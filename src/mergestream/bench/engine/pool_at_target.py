@@ -17,8 +17,7 @@ from mergestream.bench.evaluation import describe_run, domain_logits
 from mergestream.data.datasets import Dataset, DomainData, concatenate
 from mergestream.data.datasets.data_request import open_data
 from mergestream.data.datasets.image_trees import plain_name
-from mergestream.data.stream import Stream
-from mergestream.data.streams import create_stream
+from mergestream.data.streams import Stream, create_stream
 from mergestream.methods import METHODS, ORIGINAL, Method, create_method
 from mergestream.networks.preprocessing import Preprocessing, require_views
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card

@@ -27,7 +27,7 @@ from mergestream.bench.landscape.landscape_record import (
 )
 from mergestream.bench.landscape.plane import Losses, Plane, Surface, grid_axes
 from mergestream.data.datasets.domain_data import DomainData
-from mergestream.data.stream import Stream
+from mergestream.data.streams import Stream
 from mergestream.functional import coefficients as simplex
 from mergestream.methods import Method, Step
 from mergestream.pool.expert_pool import ExpertPool

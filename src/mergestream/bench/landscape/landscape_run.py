@@ -16,8 +16,7 @@ from mergestream.bench.report.figures import write_figure
 from mergestream.data.datasets import Dataset, DomainData
 from mergestream.data.datasets.data_request import DataRequest, open_data
 from mergestream.data.datasets.image_trees import plain_name
-from mergestream.data.stream import Stream
-from mergestream.data.streams import create_stream, parse_stream
+from mergestream.data.streams import Stream, create_stream, parse_stream
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, unknown_name

@@ -10,10 +10,8 @@ from mergestream.data.datasets.index import DatasetCard
 from mergestream.data.datasets.standins import fake_trees
 from mergestream.data.datasets.standins.fake_isic import write_isic
 from mergestream.data.datasets.standins.fake_mammo import write_mammo
-from mergestream.data.datasets.standins.fake_messidor import write_messidor
-from mergestream.data.datasets.standins.fake_midog import write_midog
 from mergestream.data.datasets.standins.fake_organs import write_organ_mnist, write_organs
-from mergestream.data.datasets.standins.fake_terra import write_terra
+from mergestream.data.datasets.standins.fake_tables import write_messidor, write_midog, write_terra
 from mergestream.runtime.errors import InputError, unknown_name
 
 __all__ = [

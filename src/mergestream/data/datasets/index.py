@@ -33,6 +33,7 @@ class DatasetCard:
     overlap: str = ""  # what two domains share that they should not
     may_lack_classes: bool = False  # published with classes that are absent from some domain
     spellings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of domains and classes in some copies
+    errata: Mapping[str, int | str] = field(default_factory=dict)  # corrections of labels, and copies of images
     notes: str = ""
 
     @property
@@ -41,7 +42,7 @@ class DatasetCard:
 
     def to_json(self) -> dict[str, Any]:
         fields = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
-        return {key: value for key, value in fields.items() if key not in ("part_counts", "spellings")}
+        return {key: value for key, value in fields.items() if key not in ("part_counts", "spellings", "errata")}
 
 
 def _card(name: str, fields: dict[str, Any]) -> DatasetCard:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from mergestream.data.datasets.index import CARDS, Index, LeftOut, Sample
@@ -32,16 +32,6 @@ PARTS_FROM = (
     "The parts are defined by train_bias_0_1.csv, val_bias_0_1.csv and test_bias_0_1.csv, or by EPVT's folders "
     "ISIC2019_train, ISIC2019_val and ISIC2019_test: put them under the root."
 )
-
-
-@dataclass(frozen=True)
-class Scored:
-    """One row of an artefact table, or one image of EPVT's folders."""
-
-    image: str
-    domain: str
-    label: int
-    part: str | None
 
 
 def artefact_domain(scores: Mapping[str, float]) -> str:
@@ -94,12 +84,12 @@ def _inside(root: Root, bias: str) -> tuple[SkinSet, dict[str, str], bool]:
     tables = _tables(root, bias)
     if not tables:
         placed = _folder_rows(root)
-        names = {row.image.lower(): path for path, row in placed.items()}
+        names = {row.id.lower(): path for path, row in placed.items()}
         skin_set, parts = _join(root, placed.values(), names, "EPVT's folders")
         return skin_set, parts, all(row.part for row in placed.values())
     rows = [row for part, table in tables.items() for row in scored(table, part)]
     skin_set, parts = _join(root, rows, files, next(iter(tables.values())).path)
-    named = {row.image.lower() for row in rows}
+    named = {row.id.lower() for row in rows}
     if skin_set.samples:
         why = "in none of the artefact tables (carcinomas are not)"
         skin_set.left_out += [LeftOut(path, why) for stem, path in files.items() if stem not in named]
@@ -119,8 +109,8 @@ def _tables(root: Root, bias: str) -> dict[str | None, SkinTable]:
     return {None: whole} if whole else tables
 
 
-def scored(table: SkinTable, part: str | None) -> list[Scored]:
-    """The rows of an artefact table: domain by the scores, label from the table."""
+def scored(table: SkinTable, part: str | None) -> list[Sample]:
+    """The rows of an artefact table, without their files: domain by the scores, label from the table."""
     rows = []
     for row in table.rows:
         image = row["image"]
@@ -130,37 +120,39 @@ def scored(table: SkinTable, part: str | None) -> list[Scored]:
             raise DataError(f"{table.path} has a score of {image} that is not a number: {error}.") from error
         if not all(map(math.isfinite, scores.values())):
             raise DataError(f"{table.path} has a score of {image} that is not finite: {scores}.")
-        rows.append(Scored(image, artefact_domain(scores), binary_label(row["label"], table.path, image), part))
+        label = binary_label(row["label"], table.path, image)
+        rows.append(Sample(image, "", artefact_domain(scores), label, part=part))
     return rows
 
 
-def _folder_rows(root: Root) -> dict[str, Scored]:
+def _folder_rows(root: Root) -> dict[str, Sample]:
     """Rows from EPVT's folders ISIC2019_train/<domain>/{ben,mel}."""
-    rows: dict[str, Scored] = {}
+    rows: dict[str, Sample] = {}
     for path in root.images:
         above, domain, name = ("", "", "", *(part.lower() for part in PurePosixPath(path).parent.parts))[-3:]
         if domain in CARD.domains and name in ("ben", "mel"):
             part = PART_FOLDER.fullmatch(above)
-            rows[path] = Scored(PurePosixPath(path).stem, domain, int(name == "mel"), part[1] if part else None)
+            label = int(name == "mel")
+            rows[path] = Sample(PurePosixPath(path).stem, path, domain, label, part=part[1] if part else None)
     return rows
 
 
-def _join(root: Root, rows: Iterable[Scored], files: Mapping[str, str], table: str) -> tuple[SkinSet, dict[str, str]]:
+def _join(root: Root, rows: Iterable[Sample], files: Mapping[str, str], table: str) -> tuple[SkinSet, dict[str, str]]:
     """Join rows with their files, lesions and the challenge's own diagnosis."""
     lesions = _column(root, "ISIC_2019_Training_Metadata.csv", "lesion_id")
     melanomas = _column(root, "ISIC_2019_Training_GroundTruth.csv", "MEL")
     skin_set, parts = SkinSet(table), dict[str, str]()
     for row in rows:
-        file = files.get(row.image.lower())
-        truth = melanomas.get(row.image)
+        file = files.get(row.id.lower())
+        truth = melanomas.get(row.id)
         if file is None:
-            skin_set.missing.append(f"{row.image}.jpg")
-            parts |= {f"{row.image}.jpg": row.part} if row.part else {}
+            skin_set.missing.append(f"{row.id}.jpg")
+            parts |= {f"{row.id}.jpg": row.part} if row.part else {}
         elif truth and (truth in ("1", "1.0")) != (row.label == MELANOMA):
             skin_set.left_out.append(LeftOut(file, f"{CLASSES[row.label]} by {table}, not by ISIC's ground truth"))
         else:
-            group = lesions.get(row.image) or None
-            skin_set.samples.append(Sample(row.image, file, row.domain, row.label, group=group, part=row.part))
+            group = lesions.get(row.id) or None
+            skin_set.samples.append(replace(row, file=file, group=group))
     return skin_set, parts
 
 

@@ -58,7 +58,7 @@ def _from_medimeta(root: Root, domain: str | None, image: str) -> Index:
     samples = [
         image.sample("", image.subject, subgroups=_subgroups(finding, image))  # _index sets the domain
         for finding in FINDINGS
-        for image in read_medimeta(root, f"mammo_{finding}", "pathology", CLASSES)
+        for image in read_medimeta(root, f"mammo_{finding}", "pathology", classes=CLASSES)
     ]
     viewed = all(sample.subgroups["view"] != "unknown" for sample in samples)
     return _index(CARD, domain or ("finding_view" if viewed else "finding"), samples)

@@ -54,9 +54,9 @@ def find_medimeta(root: Root, folder_name: str) -> str | None:
 
 
 def read_medimeta(
-    root: Root, folder_name: str, task: str, classes: tuple[str, ...] | None = None
+    root: Root, folder_name: str, *tasks: str, classes: tuple[str, ...] | None = None
 ) -> list[MedimetaImage]:
-    """Read the images of one MedIMeta folder, by number, with their labels for one task.
+    """Read the images of one MedIMeta folder, by number, with their labels for the first task that it has.
 
     Images are images/000123.tiff or, without such a folder, rows of images.hdf5. The label of image 123 is the
     123rd of task_labels/<task>.npy, and splits/{train,val,test}.txt say which part it belongs to.
@@ -67,7 +67,7 @@ def read_medimeta(
             f"{root.location} should hold the MedIMeta folder {folder_name} with its info.yaml; "
             f"it holds {root.glance()}."
         )
-    names = _label_names(root, home, task)
+    task, names = _label_names(root, home, tasks)
     if classes is not None and names != classes:
         raise DataError(f"{folder_name} in {root.location} has other labels than published: {names}.")
     labels = _labels(root, _inside(home, "task_labels", f"{task}.npy"), names)
@@ -92,16 +92,17 @@ def _info(root: Root, home: str) -> dict[str, Any]:
     return info if isinstance(info, dict) else {}
 
 
-def _label_names(root: Root, home: str, task: str) -> tuple[str, ...]:
-    """The names of a task's labels in the order of their numbers, which must be 0, 1, 2 and so on."""
-    tasks = _info(root, home).get("tasks") or []
-    labels = {str(each.get("task_name")): each.get("labels") for each in tasks if isinstance(each, dict)}
-    if task not in labels:
-        raise unknown_name(f"task in {_inside(home, 'info.yaml')}", task, labels)
+def _label_names(root: Root, home: str, tasks: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """The first of the tasks that is there, and its labels' names in the order of their numbers: 0, 1, 2 and so on."""
+    listed = [each for each in _info(root, home).get("tasks") or [] if isinstance(each, dict)]
+    labels = {str(each.get("task_name")): each.get("labels") for each in listed}
+    task = next((task for task in tasks if task in labels), None)
+    if task is None:
+        raise unknown_name(f"task in {_inside(home, 'info.yaml')}", tasks[-1], labels)
     names = labels[task]
     if not isinstance(names, dict) or sorted(names) != list(range(len(names))):
         raise DataError(f"{_inside(home, 'info.yaml')} in {root.location} does not number the labels of '{task}'.")
-    return tuple(str(names[number]) for number in range(len(names)))
+    return task, tuple(str(names[number]) for number in range(len(names)))
 
 
 def _labels(root: Root, path: str, names: tuple[str, ...]) -> list[int]:

@@ -20,31 +20,6 @@ ANNOTATION = re.compile(r"annotation[ _-]*(base\d\d)\.(xlsx?|csv)", re.IGNORECAS
 BASE = re.compile(r"base\d\d", re.IGNORECASE)
 TAKEN = re.compile(r"(\d{8})_(\d+)_\d+_pp", re.IGNORECASE)
 
-# Of 31 August and 24 October 2016.
-CORRECTIONS = {
-    ("Base11", "20051020_63045_0100_PP"): 0,
-    ("Base11", "20051020_63936_0100_PP"): 1,
-    ("Base11", "20051020_64007_0100_PP"): 3,
-    ("Base13", "20060523_48477_0100_PP"): 3,
-}
-# Of 16 August 2017, all in Base33: the copy, and the image that stays. Like the corrections, as other loaders quote the
-# publisher's page; some of them drop the second image of each pair instead, which also leaves 1,187.
-COPIES = {
-    "20051202_55582_0400_PP": "20051202_54744_0400_PP",
-    "20051202_41076_0400_PP": "20051202_40508_0400_PP",
-    "20051202_48287_0400_PP": "20051202_41238_0400_PP",
-    "20051202_48586_0400_PP": "20051202_41260_0400_PP",
-    "20051202_55457_0400_PP": "20051202_54530_0400_PP",
-    "20051202_55626_0400_PP": "20051205_33025_0400_PP",
-    "20051202_54783_0400_PP": "20051202_55607_0400_PP",
-    "20051202_48575_0400_PP": "20051202_41034_0400_PP",
-    "20051205_32966_0400_PP": "20051205_35099_0400_PP",
-    "20051202_55484_0400_PP": "20051202_54555_0400_PP",
-    "20051205_32981_0400_PP": "20051205_35110_0400_PP",
-    "20051202_55562_0400_PP": "20051202_54611_0400_PP",
-    "20051202_54547_0400_PP": "20051202_55498_0400_PP",
-}
-
 
 def read(root: Root, *, errata: bool = True) -> Index:
     samples, left_out, missing = list[Sample](), list[LeftOut](), list[str]()
@@ -57,14 +32,14 @@ def read(root: Root, *, errata: bool = True) -> Index:
                 missing.append(f"{base}/{row['Image name']}")
                 continue
             named.add(file)
-            if errata and base == "Base33" and stem in COPIES:
-                left_out.append(LeftOut(file, f"a copy of {COPIES[stem]} (publisher's erratum)"))
+            erratum = CARD.errata.get(f"{base}/{stem}", grade) if errata else grade
+            if isinstance(erratum, str):
+                left_out.append(LeftOut(file, f"a copy of {erratum} (publisher's erratum)"))
                 continue
-            correct = CORRECTIONS.get((base, stem), grade) if errata else grade
-            if correct != grade:
-                left_out.append(LeftOut(f"grade {grade} of {base}/{stem}", f"is {correct} (publisher's erratum)"))
+            if erratum != grade:
+                left_out.append(LeftOut(f"grade {grade} of {base}/{stem}", f"is {erratum} (publisher's erratum)"))
             domain = department(row["Ophthalmologic department"], table)
-            samples.append(Sample(f"{base}/{stem}", file, domain, correct, acquired=acquired(stem)))
+            samples.append(Sample(f"{base}/{stem}", file, domain, erratum, acquired=acquired(stem)))
     left_out += [LeftOut(path, "no annotation names it") for path in images.all if path not in named]
     samples.sort(key=lambda sample: sample.id)
     return Index(CARD, samples, left_out, missing, crop_border=True)

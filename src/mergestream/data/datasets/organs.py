@@ -16,7 +16,7 @@ PLANES = ORGANS.domains
 
 
 def read_organs(root: Root) -> Index:
-    folders = {plane: read_medimeta(root, f"organs_{plane}", TASK, ORGANS.classes) for plane in PLANES}
+    folders = {plane: read_medimeta(root, f"organs_{plane}", TASK, classes=ORGANS.classes) for plane in PLANES}
     samples = [image.sample(plane, _scan(image)) for plane, images in folders.items() for image in images]
     return Index(ORGANS, samples)
 

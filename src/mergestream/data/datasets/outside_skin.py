@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from mergestream.data.datasets.index import LeftOut, Sample
-from mergestream.data.datasets.medimeta import MedimetaImage, find_medimeta, read_medimeta
+from mergestream.data.datasets.medimeta import find_medimeta, read_medimeta
 from mergestream.data.datasets.roots import Root, by_stem
-from mergestream.data.datasets.table_files import Rows, decode_text, read_csv, read_sheet
-from mergestream.runtime.errors import DataError, UnknownNameError
+from mergestream.data.datasets.table_files import Rows, decode_text, read_csv
+from mergestream.runtime.errors import DataError
 
 CLASSES = ("benign", "melanoma")
 BENIGN, MELANOMA = range(2)
@@ -24,6 +24,14 @@ class SkinSet:
     left_out: list[LeftOut] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     as_published: bool = True
+
+    def add(self, domain: str, image: str, file: str | None, label: int, group: str = "") -> None:
+        """Add an image, or note that its file is missing."""
+        if file is None:
+            self.missing.append(f"{image} (of {self.table})")
+        else:
+            stem = PurePosixPath(image).stem
+            self.samples.append(Sample(f"{domain}/{stem}", file, domain, label, group=group or None))
 
 
 @dataclass(frozen=True)
@@ -54,28 +62,21 @@ def binary_label(text: str, table: str, image: str) -> int:
 # --- PH2: 200 dermoscopic images of one hospital (Mendonça et al. 2013) -------------------------------------
 
 PH2_IMAGE = re.compile(r"IMD\d+", re.IGNORECASE)
-PH2_DIAGNOSES = ("Common Nevus", "Atypical Nevus", "Melanoma")  # 0, 1 and 2 in the text file
 
 
 def read_ph2(root: Root) -> SkinSet | None:
-    """Read PH2 by PH2_dataset.txt, PH2_dataset.xlsx or ph2.csv, which agree; the first needs no library."""
-    for name, labels_of in {"PH2_dataset.txt": _text_labels, "PH2_dataset.xlsx": _sheet_labels}.items():
-        if paths := root.named(name):
-            return _ph2_set(root, paths[0], labels_of(root, paths[0]))
-    table = find_table(root, "ph2.csv", ("image", "label"))
-    if table is None:
+    """Read PH2 by its own PH2_dataset.txt, or by ph2.csv, which agree."""
+    texts, table = root.named("PH2_dataset.txt"), find_table(root, "ph2.csv", ("image", "label"))
+    if texts:
+        skin_set, labels = SkinSet(texts[0]), _text_labels(root, texts[0])
+    elif table:
+        skin_set = SkinSet(table.path)
+        labels = {row["image"]: binary_label(row["label"], table.path, row["image"]) for row in table.rows}
+    else:
         return None
-    labels = {row["image"]: binary_label(row["label"], table.path, row["image"]) for row in table.rows}
-    return _ph2_set(root, table.path, labels)
-
-
-def _ph2_set(root: Root, table: str, labels: dict[str, int]) -> SkinSet:
-    skin_set, files = SkinSet(table), _dermoscopic(root)
+    files = _dermoscopic(root)
     for image, label in labels.items():
-        if image.lower() in files:
-            skin_set.samples.append(Sample(f"ph2/{image}", files[image.lower()], "ph2", label))
-        else:
-            skin_set.missing.append(f"{image}.bmp (of {table})")
+        skin_set.add("ph2", image, files.get(image.lower()), label)
     return skin_set
 
 
@@ -101,18 +102,6 @@ def _text_labels(root: Root, path: str) -> dict[str, int]:
     return labels
 
 
-def _sheet_labels(root: Root, path: str) -> dict[str, int]:
-    labels: dict[str, int] = {}
-    for row in read_sheet(root, path, ("Image Name", *PH2_DIAGNOSES)):
-        if not PH2_IMAGE.fullmatch(row["Image Name"]):
-            continue
-        marked = [diagnosis for diagnosis in PH2_DIAGNOSES if row[diagnosis].upper() == "X"]
-        if len(marked) != 1:
-            raise DataError(f"{path} marks {row['Image Name']} as {marked or 'nothing'}; one diagnosis was expected.")
-        labels[row["Image Name"]] = MELANOMA if marked == ["Melanoma"] else BENIGN
-    return labels
-
-
 # --- PAD-UFES-20: lesions photographed with smartphones (Pacheco et al. 2020) -------------------------------
 
 # EPVT's tables: the release's own, and the list of Bissoto et al. without carcinomas.
@@ -132,18 +121,14 @@ def read_pad_ufes(root: Root) -> SkinSet | None:
     files = by_stem(path for path in root.images if PurePosixPath(path).name.upper().startswith("PAT_"))
     for row in table.rows:
         image, diagnosis = row["img_id"], row["diagnostic"].upper()
-        stem = PurePosixPath(image).stem
-        file = files.get(stem.lower())
+        file = files.get(PurePosixPath(image).stem.lower())
         if diagnosis in CARCINOMAS:
             skin_set.left_out.append(LeftOut(file or image, f"{CARCINOMAS[diagnosis]}, which EPVT leaves out"))
-        elif diagnosis not in PAD_LABELS:
+        elif diagnosis in PAD_LABELS:
+            skin_set.add("pad_ufes", image, file, PAD_LABELS[diagnosis], row["patient_id"])
+        else:
             diagnoses = ", ".join((*PAD_LABELS, *CARCINOMAS))
             raise DataError(f"{table.path} gives {image} the diagnosis '{diagnosis}', none of {diagnoses}.")
-        elif file is None:
-            skin_set.missing.append(f"{image} (of {table.path})")
-        else:
-            group = row["patient_id"] or None
-            skin_set.samples.append(Sample(f"pad_ufes/{stem}", file, "pad_ufes", PAD_LABELS[diagnosis], group=group))
     return skin_set
 
 
@@ -153,7 +138,7 @@ def read_pad_ufes(root: Root) -> SkinSet | None:
 ATLAS = {"derm": "atlas-dermato-all.csv", "clinic": "atlas-clinical-all.csv"}
 # MedIMeta's releases use either name for the same two sets.
 MEDIMETA = {"derm": ("derm7pt_derm", "skinl_derm"), "clinic": ("derm7pt_clinic", "skinl_photo")}
-TASKS = ("Diagnosis", "diagnosis", "Diagnosis grouped")
+TASKS = ("Diagnosis", "diagnosis", "Diagnosis grouped")  # as releases spell it
 
 
 def read_derm7pt(root: Root, kind: str) -> SkinSet | None:
@@ -185,16 +170,12 @@ def _release(root: Root, kind: str, meta: SkinTable, atlas: SkinTable | None) ->
         label = labels.get(stem) if atlas else label_of(row["diagnosis"])
         file = files.get(path.lower())
         if stem in seen:
-            skin_set.left_out.append(
-                LeftOut(f"case {row['case_num']} of {meta.path}", f"shows {row[kind]} a second time")
-            )
+            why = f"shows {row[kind]} a second time"
+            skin_set.left_out.append(LeftOut(f"case {row['case_num']} of {meta.path}", why))
         elif label is None:
-            why = f"not in {atlas.path}" if atlas else row["diagnosis"]
-            skin_set.left_out.append(LeftOut(file or path, why))
-        elif file is None:
-            skin_set.missing.append(path)
+            skin_set.left_out.append(LeftOut(file or path, f"not in {atlas.path}" if atlas else row["diagnosis"]))
         else:
-            skin_set.samples.append(_sample(kind, stem, file, label, row["case_num"]))
+            skin_set.add(f"derm7pt_{kind}", path if file is None else stem, file, label, row["case_num"])
         seen.add(stem)
     skin_set.missing += [f"{stem} (of {atlas.path})" for stem in labels if stem not in seen and atlas]
     return skin_set
@@ -206,16 +187,13 @@ def _atlas(root: Root, kind: str, atlas: SkinTable) -> SkinSet:
     files = by_stem(path for path in root.images if path.startswith(f"{folder}/") or folder == ".")
     cases = {row["image"].lower(): row.get("case", "") for row in atlas.rows}
     for stem, label in _atlas_labels(atlas).items():
-        if stem in files:
-            skin_set.samples.append(_sample(kind, stem, files[stem], label, cases[stem]))
-        else:
-            skin_set.missing.append(f"{stem} (of {atlas.path})")
+        skin_set.add(f"derm7pt_{kind}", stem, files.get(stem), label, cases[stem])
     return skin_set
 
 
 def _medimeta(root: Root, kind: str, folder: str) -> SkinSet:
     skin_set = SkinSet(f"{folder}/info.yaml", as_published=False)
-    for entry in _entries(root, folder):
+    for entry in read_medimeta(root, folder, *TASKS):
         name = entry.names[entry.label]
         label = label_of(name)
         if label is None:
@@ -226,19 +204,5 @@ def _medimeta(root: Root, kind: str, folder: str) -> SkinSet:
     return skin_set
 
 
-def _entries(root: Root, folder: str) -> list[MedimetaImage]:
-    """Read the folder; releases spell the task differently."""
-    for task in TASKS[:-1]:
-        try:
-            return read_medimeta(root, folder, task)
-        except UnknownNameError:
-            continue
-    return read_medimeta(root, folder, TASKS[-1])
-
-
 def _atlas_labels(atlas: SkinTable) -> Mapping[str, int]:
     return {row["image"].lower(): binary_label(row["label"], atlas.path, row["image"]) for row in atlas.rows}
-
-
-def _sample(kind: str, stem: str, file: str, label: int, case: str) -> Sample:
-    return Sample(f"derm7pt_{kind}/{stem}", file, f"derm7pt_{kind}", label, group=case or None)

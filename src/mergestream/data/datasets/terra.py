@@ -64,15 +64,20 @@ def _read_annotated(root: Root, files: list[str]) -> Index:
     for image in sorted(images.values(), key=lambda i: (i.taken or "", i.burst or "", i.frame, i.name)):
         stem = PurePosixPath(image.name).stem
         path = there.pop(stem.lower(), None)
-        outside, conflict = _outside_protocol(image), _conflict(image)
-        if outside:
-            unused[outside] += path is not None
-        elif conflict:
-            left_out += [LeftOut(path, conflict)] if path else []
+        domains = sorted({f"location_{location}" for location in image.locations} & set(CARD.domains))
+        classes = sorted(image.categories & set(CARD.classes))
+        if not domains or not classes:  # as most of what LILA publishes
+            why = "show none of the ten classes" if domains else "taken at other locations than the four"
+            unused[why] += path is not None
+        elif len(image.locations) > 1 or len(classes) > 1:
+            where = f"listed at the locations {' and '.join(sorted(image.locations))}"
+            why = where if len(image.locations) > 1 else f"annotated as {' and '.join(classes)}"
+            left_out += [LeftOut(path, why)] if path else []
         elif path is None:
             missing.append(image.name)
         else:
-            samples.append(_sample(stem, path, image))
+            label = CARD.classes.index(classes[0])
+            samples.append(Sample(stem, path, domains[0], label, group=image.burst, acquired=image.taken))
     left_out += [LeftOut(path, "in no annotation file") for path in there.values()]
     left_out += [LeftOut(f"{count} images", why) for why, count in sorted(unused.items()) if count]
     if strays:
@@ -80,42 +85,15 @@ def _read_annotated(root: Root, files: list[str]) -> Index:
     return Index(CARD, samples, left_out, missing)
 
 
-def _outside_protocol(image: _Image) -> str | None:
-    """Why an image is not part of the protocol, which holds for most of what LILA publishes."""
-    if not _domains(image):
-        return "taken at other locations than the four"
-    return None if _classes(image) else "show none of the ten classes"
-
-
-def _conflict(image: _Image) -> str | None:
-    """Why an image of the protocol cannot be used."""
-    if len(image.locations) > 1:
-        return f"listed at the locations {' and '.join(sorted(image.locations))}"
-    classes = _classes(image)
-    return f"annotated as {' and '.join(classes)}" if len(classes) > 1 else None
-
-
-def _domains(image: _Image) -> list[str]:
-    return sorted({f"location_{location}" for location in image.locations} & set(CARD.domains))
-
-
-def _classes(image: _Image) -> list[str]:
-    return sorted(image.categories & set(CARD.classes))
-
-
-def _sample(id_: str, path: str, image: _Image) -> Sample:
-    label = CARD.classes.index(_classes(image)[0])
-    return Sample(id_, path, _domains(image)[0], label, group=image.burst, acquired=image.taken)
-
-
 def _listed(root: Root, files: list[str]) -> tuple[dict[Any, _Image], int]:
     """All images of all annotation files by id, and the number of annotations without an image."""
     images: dict[Any, _Image] = {}
     shown: defaultdict[Any, list[str]] = defaultdict(list)
     for path in files:
-        content = _parsed(root, path)
         try:
-            _collect(content, images, shown)
+            _collect(json.loads(root.read(path)), images, shown)
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise DataError(f"{path} in {root.location} is not JSON, or is cut short: {error}.") from error
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise DataError(
                 f"{path} in {root.location} is not an annotation file of LILA, with images (id, file_name, location), "
@@ -125,13 +103,6 @@ def _listed(root: Root, files: list[str]) -> tuple[dict[Any, _Image], int]:
     for id_, image in images.items():
         image.categories.update(shown.pop(id_, ()))
     return images, sum(map(len, shown.values()))
-
-
-def _parsed(root: Root, path: str) -> dict[str, Any]:
-    try:
-        return json.loads(root.read(path))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path} in {root.location} is not JSON, or is cut short: {error}.") from error
 
 
 def _collect(content: dict[str, Any], images: dict[Any, _Image], shown: dict[Any, list[str]]) -> None:

@@ -12,41 +12,14 @@ import platform
 import resource
 import struct
 
-# Numbers of the allowed system calls on x86-64 and on arm64.
-ALLOWED_CALLS = {
-    "read": (0, 63),
-    "write": (1, 64),
-    "close": (3, 57),
-    "fstat": (5, 80),
-    "lseek": (8, 62),
-    "pread64": (17, 67),
-    "mmap": (9, 222),
-    "mprotect": (10, 226),
-    "munmap": (11, 215),
-    "brk": (12, 214),
-    "mremap": (25, 216),
-    "madvise": (28, 233),
-    "rt_sigaction": (13, 134),
-    "rt_sigprocmask": (14, 135),
-    "rt_sigreturn": (15, 139),
-    "sigaltstack": (131, 132),
-    "futex": (202, 98),
-    "sched_yield": (24, 124),
-    "sched_getaffinity": (204, 123),
-    "getpid": (39, 172),
-    "gettid": (186, 178),
-    "exit": (60, 93),
-    "exit_group": (231, 94),
-    "clock_gettime": (228, 113),
-    "gettimeofday": (96, 169),
-    "getrusage": (98, 165),
-    "getrandom": (318, 278),
-    "restart_syscall": (219, 128),
-    "set_robust_list": (273, 99),
-    "rseq": (334, 293),
-    "nanosleep": (35, 101),
-    "clock_nanosleep": (230, 115),
-}
+# The allowed system calls, with their numbers on x86-64 and on arm64.
+CALLS = """
+read 0 63, write 1 64, close 3 57, fstat 5 80, lseek 8 62, pread64 17 67, mmap 9 222, mprotect 10 226, munmap 11 215,
+brk 12 214, mremap 25 216, madvise 28 233, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139,
+sigaltstack 131 132, futex 202 98, sched_yield 24 124, sched_getaffinity 204 123, getpid 39 172, gettid 186 178,
+exit 60 93, exit_group 231 94, clock_gettime 228 113, gettimeofday 96 169, getrusage 98 165, getrandom 318 278,
+restart_syscall 219 128, set_robust_list 273 99, rseq 334 293, nanosleep 35 101, clock_nanosleep 230 115
+"""
 CLONE, CLONE3, CLONE_THREAD = (56, 220), 435, 0x10000
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, and the kernel's number
 # Instructions of the filter, and its verdicts (linux/filter.h, linux/seccomp.h).
@@ -86,8 +59,8 @@ def _filter_system_calls() -> bool:
 def _instructions(column: int, machine: int) -> list[tuple[int, int, int, int]]:
     """The filter: (operation, instructions to skip if true, if false, value)."""
     program = [(LOAD, 0, 0, MACHINE), (IF_EQUAL, 1, 0, machine), (RETURN, 0, 0, KILL), (LOAD, 0, 0, CALL_NUMBER)]
-    for numbers in ALLOWED_CALLS.values():
-        program += [(IF_EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, ALLOW)]
+    for call in CALLS.split(","):
+        program += [(IF_EQUAL, 0, 1, int(call.split()[1 + column])), (RETURN, 0, 0, ALLOW)]
     # clone3 hides its flags in memory. If it is missing, the C library uses clone, which may start threads only.
     program += [(IF_EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, REFUSE | errno.ENOSYS)]
     program += [(IF_EQUAL, 0, 3, CLONE[column]), (LOAD, 0, 0, FIRST_ARGUMENT), (IF_ANY_BIT, 0, 1, CLONE_THREAD)]

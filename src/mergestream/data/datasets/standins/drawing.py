@@ -1,15 +1,16 @@
-"""Small pictures and spreadsheets for stand-ins. The class is a pattern, the domain a colour, the number a shade."""
+"""Small pictures for stand-ins, and their files. The class is a pattern, the domain a colour, the number a shade."""
 
 import io
+import zipfile
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from mergestream.runtime.errors import DataError
-
 FORMATS = {".bmp": "BMP", ".jpg": "JPEG", ".png": "PNG", ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP"}
+Content = np.ndarray | bytes | Sequence[str]  # a picture uint8 [H,W] or [H,W,3], bytes, or lines of text
 
 
 def picture(domain: str, label: int, number: int, pixels: int = 24) -> np.ndarray:
@@ -23,44 +24,34 @@ def picture(domain: str, label: int, number: int, pixels: int = 24) -> np.ndarra
     return np.round(255 * noisy.clip(0, 1)).astype(np.uint8)
 
 
-def write_picture(path: Path, pixels: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(encoded(pixels, path.suffix))
+def grey(domain: str, label: int, number: int, pixels: int = 24) -> np.ndarray:
+    """uint8 [H,W]."""
+    return picture(domain, label, number, pixels).mean(axis=-1).astype(np.uint8)
 
 
 def encoded(pixels: np.ndarray, suffix: str) -> bytes:
     """Encode a picture in the format of an ending such as '.png'."""
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, FORMATS[suffix])
+    Image.fromarray(pixels).save(buffer, FORMATS[suffix.lower()])
     return buffer.getvalue()
 
 
-def xls(rows: list[tuple[str | int, ...]], sheet: str) -> bytes:
-    """An .xls file of one sheet."""
-    try:
-        import xlwt
-    except ImportError as error:
-        raise DataError("Writing an .xls stand-in needs xlwt: pip install 'mergestream[dev]'.") from error
-    book = xlwt.Workbook(encoding="utf-8")
-    page = book.add_sheet(sheet)
-    for number, cells in enumerate(rows):
-        for place, cell in enumerate(cells):
-            page.write(number, place, cell)
-    buffer = io.BytesIO()
-    book.save(buffer)
-    return buffer.getvalue()
+def write_files(folder: Path, files: Mapping[str, Content]) -> None:
+    """Write files by their path relative to a folder; 'a.zip/b.png' goes into a zip."""
+    for name, content in files.items():
+        archive, _, member = name.rpartition(".zip/")
+        if isinstance(content, np.ndarray):
+            content = encoded(content, Path(name).suffix)
+        elif not isinstance(content, bytes):
+            content = "".join(f"{line}\n" for line in content).encode()
+        path = folder / (f"{archive}.zip" if archive else name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if archive:
+            with zipfile.ZipFile(path, "a") as zipped:  # a fixed date: the same stand-in has the same bytes
+                zipped.writestr(zipfile.ZipInfo(member, (2005, 10, 19, 0, 0, 0)), content)
+        else:
+            path.write_bytes(content)
 
 
-def xlsx(rows: list[list[str]], sheet: str) -> bytes:
-    """An .xlsx file of one sheet of text."""
-    try:
-        import openpyxl
-    except ImportError as error:
-        raise DataError("Writing an .xlsx stand-in needs openpyxl: pip install 'mergestream[data]'.") from error
-    book = openpyxl.Workbook()
-    book.active.title = sheet
-    for row in rows:
-        book.active.append(row)
-    buffer = io.BytesIO()
-    book.save(buffer)
-    return buffer.getvalue()
+def write_picture(path: Path, pixels: np.ndarray) -> None:
+    write_files(path.parent, {path.name: pixels})

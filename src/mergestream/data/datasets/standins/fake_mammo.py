@@ -1,23 +1,24 @@
 """Stand-in of CBIS-DDSM as TCIA publishes it."""
 
 import csv
+import io
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mergestream.data.datasets.cbis_ddsm import FINDINGS, PARTS, table_name
-from mergestream.data.datasets.standins.fake_organs import grey
+from mergestream.data.datasets.standins.drawing import Content, grey, write_files
 from mergestream.runtime.errors import DataError
 
 MANIFEST = "manifest-ZkhPvrLo5216730872708713142"
-COLUMNS = {
-    "mass": ("breast_density", "mass shape", "mass margins"),
-    "calc": ("breast density", "calc type", "calc distribution"),
-}
+OWN_COLUMNS = {"mass": "breast_density,mass shape,mass margins", "calc": "breast density,calc type,calc distribution"}
+COLUMNS = (
+    "patient_id,{},left or right breast,image view,abnormality id,abnormality type,{},{},assessment,pathology,subtlety,"
+    "image file path,cropped image file path,ROI mask file path"
+)
 SERIES_COLUMNS = ["Series UID", "Subject ID", "Series Description", "Number of Images", "File Location"]
 PATHOLOGY = ("BENIGN", "BENIGN_WITHOUT_CALLBACK", "MALIGNANT")
 FULL, CROP = (30, 22), (14, 12)  # height, width
@@ -30,14 +31,16 @@ class Lesion:
     finding: str
     part: str
     patient: int
-    side: str
     view: str
     lesion: int
-    number: int
+
+    @property
+    def number(self) -> int:
+        return 10 * self.patient + self.lesion
 
     @property
     def mammogram(self) -> str:
-        return f"{self.finding.capitalize()}-{PARTS[self.part]}_P_{self.patient:05d}_{self.side}_{self.view}"
+        return f"{self.finding.capitalize()}-{PARTS[self.part]}_P_{self.patient:05d}_LEFT_{self.view}"
 
     @property
     def subject(self) -> str:
@@ -60,26 +63,26 @@ class Lesion:
 
 def lesions(finding: str) -> list[Lesion]:
     """Eight patients per finding, two views each; two patients have a second lesion, two are the test set."""
-    drawn = []
-    for patient in range(8):
-        part = "test" if patient % 4 == 3 else "train"
-        for view in ("CC", "MLO"):
-            for lesion in (1, 2) if patient in (1, 5) else (1,):
-                drawn.append(Lesion(finding, part, patient, "LEFT", view, lesion, 10 * patient + lesion))
-    return drawn
+    return [
+        Lesion(finding, "test" if patient % 4 == 3 else "train", patient, view, lesion)
+        for patient in range(8)
+        for view in ("CC", "MLO")
+        for lesion in ((1, 2) if patient in (1, 5) else (1,))
+    ]
 
 
 def write_mammo(folder: Path) -> None:
     """TCIA's layout, with the downloader's folders of UIDs."""
-    inside, series = folder / MANIFEST, []
+    series, files = [SERIES_COLUMNS], dict[str, Content]()
     write_tables(folder)
     for lesion in (each for finding in FINDINGS for each in lesions(finding)):
-        for subject, kind, files in images_of(lesion):
-            place = Path("CBIS-DDSM", subject, uid(subject, f"study of {kind}"), uid(subject, kind))
-            for number, pixels in enumerate(files, start=1):
-                _write_dicom(inside / place / f"1-{number}.dcm", pixels, subject, kind)
-            series.append([uid(subject, kind), subject, kind, str(len(files)), f"./{place.as_posix()}"])
-    write_csv(inside / "metadata.csv", [SERIES_COLUMNS, *series])
+        for subject, kind, images in images_of(lesion):
+            place = f"CBIS-DDSM/{subject}/{uid(subject, f'study of {kind}')}/{uid(subject, kind)}"
+            for number, pixels in enumerate(images, start=1):
+                files[f"{MANIFEST}/{place}/1-{number}.dcm"] = _dicom(pixels, subject, kind)
+            series.append([uid(subject, kind), subject, kind, str(len(images)), f"./{place}"])
+    write_files(folder, files)
+    write_csv(folder / MANIFEST / "metadata.csv", series)
 
 
 def uid(subject: str, kind: str) -> str:
@@ -103,10 +106,7 @@ def images_of(lesion: Lesion) -> Iterator[tuple[str, str, list[np.ndarray]]]:
 def write_tables(folder: Path) -> None:
     """Paths end with a line end inside their quotes, and always call the crop 000000.dcm, which it often is not."""
     for finding in FINDINGS:
-        density, shape, margins = COLUMNS[finding]
-        fields = ["patient_id", density, "left or right breast", "image view", "abnormality id", "abnormality type"]
-        paths = ["image file path", "cropped image file path", "ROI mask file path"]
-        head = [*fields, shape, margins, "assessment", "pathology", "subtlety", *paths]
+        head = COLUMNS.format(*OWN_COLUMNS[finding].split(",")).split(",")
         for part in PARTS:
             rows = [_table_row(each) for each in lesions(finding) if each.part == part]
             write_csv(folder / table_name(finding, part), [head, *rows])
@@ -114,47 +114,30 @@ def write_tables(folder: Path) -> None:
 
 def _table_row(each: Lesion) -> list[str]:
     kind = "mass" if each.finding == "mass" else "calcification"
-    places = [
-        f"{subject}/{uid(subject, 'study')}/{uid(subject, 'series')}" for subject in (each.mammogram, each.subject)
-    ]
-    paths = [f"{places[0]}/000000.dcm", f"{places[1]}/000000.dcm", f"{places[1]}/000001.dcm\n"]
-    fields = [f"P_{each.patient:05d}", str(each.density), each.side, each.view, str(each.lesion), kind]
+    whole, own = (f"{name}/{uid(name, 'study')}/{uid(name, 'series')}" for name in (each.mammogram, each.subject))
+    paths = [f"{whole}/000000.dcm", f"{own}/000000.dcm", f"{own}/000001.dcm\n"]
+    fields = [f"P_{each.patient:05d}", str(each.density), "LEFT", each.view, str(each.lesion), kind]
     return [*fields, "OVAL", "OBSCURED", "4", each.pathology, "3", *paths]
 
 
 def write_csv(path: Path, rows: list[list[str]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_files(path.parent, {path.name: text.getvalue().encode()})
 
 
-def _write_dicom(path: Path, pixels: np.ndarray, subject: str, kind: str) -> None:
+def _dicom(pixels: np.ndarray, subject: str, kind: str) -> bytes:
     try:
         from pydicom.dataset import Dataset, FileMetaDataset
         from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
     except ImportError as error:
         raise DataError("Writing DICOM needs pydicom: pip install 'mergestream[data]'.") from error
-    file, bits = Dataset(), 8 * pixels.itemsize
+    file, buffer = Dataset(), io.BytesIO()
     file.file_meta = FileMetaDataset()
     file.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    own = f"{uid(subject, kind)}.{zlib.crc32(pixels.tobytes())}"
-    fields: dict[str, Any] = {
-        "SOPClassUID": SecondaryCaptureImageStorage,
-        "SOPInstanceUID": own,
-        "Modality": "MG",
-        "SeriesDescription": kind,
-        "PatientID": subject,
-        "PhotometricInterpretation": "MONOCHROME2",
-        "SamplesPerPixel": 1,
-        "Rows": pixels.shape[0],
-        "Columns": pixels.shape[1],
-        "BitsAllocated": bits,
-        "BitsStored": bits,
-        "HighBit": bits - 1,
-        "PixelRepresentation": 0,
-    }
-    for name, value in fields.items():
-        setattr(file, name, value)
-    file.add_new(0x7FE00010, "OB" if bits == 8 else "OW", pixels.tobytes())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file.save_as(path, enforce_file_format=True)
+    file.SOPClassUID = SecondaryCaptureImageStorage
+    file.SOPInstanceUID = f"{uid(subject, kind)}.{zlib.crc32(pixels.tobytes())}"
+    file.Modality, file.SeriesDescription, file.PatientID = "MG", kind, subject
+    file.set_pixel_data(pixels, "MONOCHROME2", 8 * pixels.itemsize, generate_instance_uid=False)
+    file.save_as(buffer, enforce_file_format=True)
+    return buffer.getvalue()

@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped]
 
 from mergestream.data.datasets import organs
 from mergestream.data.datasets.medimeta import PARTS
-from mergestream.data.datasets.standins.drawing import picture, write_picture
+from mergestream.data.datasets.standins.drawing import Content, grey, write_files
 from mergestream.runtime.errors import DataError
 
 SCANS = ("volume-0", "volume-1", "volume-28", "test-volume-0", "test-volume-1")
@@ -28,18 +28,23 @@ class FakeImage:
 
 
 def write_medimeta(folder: Path, task: str, names: Sequence[str], rows: Sequence[FakeImage]) -> None:
-    """A whole MedIMeta folder; its name is the data set's id."""
+    """A whole MedIMeta folder; its name is the data set's id. Split files have no line end after the last line."""
     paths = [f"images/{number:06d}.tiff" for number in range(len(rows))]
+    files: dict[str, Content] = {path: row.pixels for path, row in zip(paths, rows, strict=True)}
+    files["LICENSE"] = ["A stand-in, drawn by mergestream."]
+    for kind, parts in (("splits", {p: p for p in PARTS}), ("original_splits", {"train": "train", "val": "train"})):
+        for part in sorted({parts.get(row.part, "test") for row in rows}):
+            inside = [path for path, row in zip(paths, rows, strict=True) if parts.get(row.part, "test") == part]
+            files[f"{kind}/{part}.txt"] = "\n".join(inside).encode()
+    lines = [["filepath", f"tasks/{task}", *rows[0].annotations, "split"]]
     for path, row in zip(paths, rows, strict=True):
-        write_picture(folder / path, row.pixels)
+        lines.append([path, str(row.label), *row.annotations.values(), row.part])
+    files["annotations.csv"] = [",".join(line) for line in lines]
+    files["info.yaml"] = yaml.safe_dump(_info(folder.name, task, names, rows), sort_keys=False).encode()
+    write_files(folder, files)
     _write_hdf5(folder / "images.hdf5", np.stack([row.pixels for row in rows]))
     (folder / "task_labels").mkdir()
     np.save(folder / "task_labels" / f"{task}.npy", np.array([row.label for row in rows]))
-    for kind, parts in (("splits", {p: p for p in PARTS}), ("original_splits", {"train": "train", "val": "train"})):
-        _write_splits(folder / kind, paths, [parts.get(row.part, "test") for row in rows])
-    _write_annotations(folder / "annotations.csv", task, paths, rows)
-    _write_info(folder, task, names, rows)
-    (folder / "LICENSE").write_text("A stand-in, drawn by mergestream.\n", encoding="utf-8")
 
 
 def write_organs(folder: Path) -> None:
@@ -53,11 +58,6 @@ def write_organs(folder: Path) -> None:
         write_medimeta(folder / f"organs_{plane}", organs.TASK, organs.ORGANS.classes, rows)
 
 
-def grey(domain: str, label: int, number: int, pixels: int = 24) -> np.ndarray:
-    """uint8 [H,W]."""
-    return picture(domain, label, number, pixels).mean(axis=-1).astype(np.uint8)
-
-
 def _write_hdf5(path: Path, images: np.ndarray) -> None:
     try:
         import h5py
@@ -67,35 +67,18 @@ def _write_hdf5(path: Path, images: np.ndarray) -> None:
         file.create_dataset("images", data=images)
 
 
-def _write_splits(folder: Path, paths: Sequence[str], parts: Sequence[str]) -> None:
-    """As the publisher writes them: no line end after the last line."""
-    folder.mkdir()
-    for part in sorted(set(parts)):
-        lines = [path for path, each in zip(paths, parts, strict=True) if each == part]
-        (folder / f"{part}.txt").write_text("\n".join(lines), encoding="utf-8")
-
-
-def _write_annotations(path: Path, task: str, paths: Sequence[str], rows: Sequence[FakeImage]) -> None:
-    columns = list(rows[0].annotations)
-    lines = [",".join(["filepath", f"tasks/{task}", *columns, "split"])]
-    for image, row in zip(paths, rows, strict=True):
-        lines.append(",".join([image, str(row.label), *(row.annotations[name] for name in columns), row.part]))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _write_info(folder: Path, task: str, names: Sequence[str], rows: Sequence[FakeImage]) -> None:
-    target = "BINARY_CLASSIFICATION" if len(names) == 2 else "MULTICLASS_CLASSIFICATION"
+def _info(id_: str, task: str, names: Sequence[str], rows: Sequence[FakeImage]) -> dict[str, Any]:
     height, width = rows[0].pixels.shape[:2]
-    info = {
-        "id": folder.name,
-        "name": f"Stand-in of {folder.name}",
+    target = "BINARY_CLASSIFICATION" if len(names) == 2 else "MULTICLASS_CLASSIFICATION"
+    return {
+        "id": id_,
+        "name": f"Stand-in of {id_}",
         "domain": "Stand-in",
         "tasks": [{"task_name": task, "task_target": target, "labels": dict(enumerate(names))}],
         "input_size": [1 if rows[0].pixels.ndim == 2 else 3, height, width],
         "splits_num_samples": {part: sum(row.part == part for row in rows) for part in PARTS},
         "subject_overlaps": [],
     }
-    (folder / "info.yaml").write_text(yaml.safe_dump(info, sort_keys=False), encoding="utf-8")
 
 
 MNIST_IMAGES = {"train": 2, "val": 1, "test": 2}  # images per class
