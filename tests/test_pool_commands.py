@@ -23,13 +23,13 @@ import mergestream as ms
 from conftest import HandWritten, make_experts, make_images
 from mergestream.cli import app as cli
 from mergestream.networks.architecture import Architecture, create_network, from_module
+from mergestream.pool import pool_folder
 from mergestream.pool.checkpoint import Statistics, write_expert, write_statistics
-from mergestream.pool.exchange import pool_folder as pool_folder
 from mergestream.pool.exchange.changes import add_expert, replace_expert, restore_expert
 from mergestream.pool.exchange.expert_checks import FACTOR, mean_lead, probes
 from mergestream.pool.exchange.pool_inspection import verify_pool
 from mergestream.pool.expert_card import ExpertCard, read_card
-from mergestream.pool.parts import candidates_folder
+from mergestream.pool.pool_folder import candidates_folder
 from mergestream.runtime import files
 
 ARGUMENTS = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -380,7 +380,7 @@ def test_a_card_that_admits_it_is_believed(
     assert words in warning
 
 
-@pytest.mark.parametrize("metrics", [{}, {"validation": "good"}, {"validation": {"nll": "x", "accuracy": None}}])
+@pytest.mark.parametrize("metrics", [{}, {"validation": None}, {"validation": {"remark": "x", "accuracy": None}}])
 def test_metrics_that_say_nothing_are_no_obstacle(pool: Path, tmp_path: Path, metrics: dict) -> None:
     graz = site(tmp_path / "sent", "graz", 9, pool / "base", metrics=metrics, temperature=1.0)
     assert add_expert(pool, graz).warnings == ()
@@ -517,9 +517,7 @@ def test_a_kill_after_keeping_does_not_keep_it_twice(pool: Path, tmp_path: Path)
     old = pool_folder.changed_pool
 
     def work() -> None:
-        from mergestream.pool.exchange import changes
-
-        changes.changed_pool = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+        pool_folder.changed_pool = lambda _: os.kill(os.getpid(), signal.SIGKILL)
         replace_expert(pool, sent)
 
     assert in_a_child(work) == signal.SIGKILL
@@ -696,8 +694,8 @@ def test_hugging_face_files_that_do_not_fit_are_refused_by_name(
     hugging_face(CLASSES).save_pretrained(tmp_path / "hub")
     whole = load_file(tmp_path / "hub" / "model.safetensors")
     for state, sentence in (
-        ({k: v for k, v in whole.items() if k != "classifier.bias"}, "lacks 1 tensor(s), classifier.bias."),
-        ({**whole, "pooler.weight": torch.ones(2)}, "has unexpected 1 tensor(s), pooler.weight."),
+        ({k: v for k, v in whole.items() if k != "classifier.bias"}, "lacks 1 tensor(s): classifier.bias."),
+        ({**whole, "pooler.weight": torch.ones(2)}, "has unexpected 1 tensor(s): pooler.weight."),
         ({**whole, "classifier.bias": torch.ones(4)}, "does not fit the network: shapes differ"),
     ):
         save_file(state, tmp_path / "hub" / "model.safetensors")
@@ -793,9 +791,9 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, pool_command: Call
         assert not (tmp_path / "a").exists()
         return err
 
-    assert "lacks 1 tensor(s), head.bias." in attempt({k: v for k, v in state.items() if k != "head.bias"})
+    assert "lacks 1 tensor(s): head.bias." in attempt({k: v for k, v in state.items() if k != "head.bias"})
     loss = {**{f"model.{k}": v for k, v in state.items()}, "criterion.weight": torch.ones(3)}
-    assert "has unexpected 1 tensor(s), criterion.weight." in attempt({"state_dict": loss})
+    assert "has unexpected 1 tensor(s): criterion.weight." in attempt({"state_dict": loss})
     assert "--ignore criterion" in attempt({"state_dict": loss})
     assert "no tensor in" in attempt({"state_dict": loss}, "--ignore", "kriterion")
     assert "'head.weight' has shape (3, 16), the network needs (2, 16)" in attempt(state, classes="a,b")

@@ -30,10 +30,10 @@ AllowOtherBase = Annotated[
 @pool.command("list")
 def list_experts(folder: Pool, as_json: AsJson = False) -> None:
     """List the experts in order: domain, accuracy on their own validation images, temperature, versions, hash."""
-    from mergestream.pool.exchange.pool_inspection import list_pool
+    from mergestream.pool.exchange.pool_inspection import list_pool, listing_lines
 
     listing = list_pool(folder)
-    print_result(as_json, listing.to_json(), listing.lines())
+    print_result(as_json, listing, listing_lines(folder, listing))
 
 
 @pool.command("add")
@@ -123,12 +123,7 @@ def import_checkpoint(
 
     Nothing is downloaded, and no code in the file runs. Missing and unexpected tensors are refused by name.
     """
-    from mergestream.pool.importing.checkpoint_import import (
-        import_expert,
-        import_lines,
-        network_arguments,
-        pixel_options,
-    )
+    from mergestream.pool.checkpoint_import import import_expert, network_arguments, pixel_options
 
     card = import_expert(
         out,
@@ -141,7 +136,10 @@ def import_checkpoint(
         pixels=pixel_options(size, mean, std, interpolation),
         ignore=ignore or [],
     )
-    print_result(as_json, card.to_json(), import_lines(card, out))
+    lines = [f"Expert '{card.name}' ({card.architecture}; {', '.join(card.classes)}): {out}"]
+    if card.preprocessing is None:
+        lines.append("Its preprocessing is unknown, so it takes preprocessed floats only; give --size to set it.")
+    print_result(as_json, card.to_json(), lines)
 
 
 @pool.command("merge")

@@ -10,9 +10,9 @@ from mergestream.functional.coefficients import on_simplex
 from mergestream.methods import create_method
 from mergestream.methods.merged_model import MergedModel
 from mergestream.pool.checkpoint import write_expert
-from mergestream.pool.exchange.pool_folder import read_pool, require_new_folder
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.pool_folder import read_pool, require_new_folder
 from mergestream.runtime.errors import InputError
 
 

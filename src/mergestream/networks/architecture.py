@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mergestream.networks.libraries import BUILDERS, find_preprocessing
+from mergestream.networks.allow_list import TRANSFORMERS, require_arguments
+from mergestream.networks.libraries import LIBRARIES, build_network, find_preprocessing
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import InputError, MergestreamError, NetworkError, unknown_name
 
@@ -32,19 +33,18 @@ class Architecture:
     def __post_init__(self) -> None:
         texts = isinstance(self.library, str) and isinstance(self.name, str)
         if not texts or not isinstance(self.arguments, dict) or not all(isinstance(k, str) for k in self.arguments):
-            raise InputError(f"A network is a library, a name and named arguments, got {self!r}.")
-        # Cards come from other sites: building their networks must read no file and contact no server.
-        for key in self.arguments:
-            if key in ("pretrained", "checkpoint_path", "cache_dir") or key.startswith(("pretrained_", "weights")):
-                raise InputError(f"'{key}' is not an argument of an architecture: weights come from safetensors only.")
+            raise InputError(f"A network is a library, a name and named arguments, got {self!r:.300}.")
+        if self.library in LIBRARIES:
+            require_arguments(str(self), self.arguments)
 
-    def build(self) -> nn.Module:
-        if self.library not in BUILDERS:
+    def build(self, most: int | None = None) -> nn.Module:
+        """Build the network with random weights. most: how many numbers its weights hold, which bounds its size."""
+        if self.library not in LIBRARIES:
             raise NetworkError(
                 f"The network {self} cannot be built from its name: its arguments are not recorded. "
                 f"Pass an instance: ExpertPool.load(folder, network=YourNetwork(...))."
             )
-        return BUILDERS[self.library](self.name, self.arguments)
+        return build_network(self.library, self.name, self.arguments, most)
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def create_network(name: str, *, num_classes: int, **arguments: Any) -> Network:
     return from_architecture(architecture)
 
 
-def from_architecture(architecture: Architecture) -> Network:
-    return from_module(architecture.build().eval(), architecture=architecture)
+def from_architecture(architecture: Architecture, most: int | None = None) -> Network:
+    return from_module(architecture.build(most).eval(), architecture=architecture)
 
 
 def from_module(
@@ -150,8 +150,12 @@ def logits_of(output: Any) -> Tensor:
 
 
 def _describe(module: nn.Module) -> Architecture:
-    if type(module).__name__.endswith("ForImageClassification") and hasattr(module, "config"):
-        return Architecture("transformers", type(module).__name__, _json_config(module))
+    name = type(module).__name__
+    if name in TRANSFORMERS and hasattr(module, "config"):
+        try:
+            return Architecture("transformers", name, _json_config(module))
+        except InputError:
+            pass  # a card of this network would be refused
     return Architecture("custom", f"{type(module).__module__}.{type(module).__qualname__}")
 
 

@@ -1,7 +1,7 @@
 """Layout of a network's tensors in one flat vector [P]: encoder parameters, float buffers, then the head."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from mergestream.runtime.errors import CheckpointError, NetworkError
 Integers = dict[str, Tensor]
 # Tensors start at multiples of this many numbers, like separate allocations: kernels choose by alignment.
 ALIGNMENT = 64
+HINT = "It does not belong to this network; check the network's name and arguments."
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,9 @@ class Layout:
         """Required names, and those tied to them."""
         return self.required_names | {name for entry in self.entries for name in entry.tied}
 
-    def write_row(self, state: Mapping[str, Tensor], row: Tensor, owner: str) -> Integers:
+    def write_row(self, state: Mapping[str, Tensor], row: Tensor, owner: str, hint: str = HINT) -> Integers:
         """Copy a state dict into row [P], one tensor at a time, and return its integer buffers."""
-        self._require_names(state, owner)
+        require_names(state, self.required_names, self.allowed_names, owner, hint)
         for entry in self.entries:
             tensor = state[entry.name]
             if tensor.shape != entry.shape:
@@ -155,15 +156,18 @@ class Layout:
                 _assign(module, name, buffer.to(device, dtype if buffer.is_floating_point() else None))
         return module
 
-    def _require_names(self, state: Mapping[str, Tensor], owner: str) -> None:
-        missing, odd = self.required_names - set(state), set(state) - self.allowed_names
-        for names, verb in ((missing, "lacks"), (odd, "has unexpected")):
-            if names:
-                shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
-                raise CheckpointError(
-                    f"{owner} {verb} {len(names)} tensor(s): {shown}. It does not belong to this network; "
-                    f"check the network's name and arguments."
-                )
+
+def require_names(names: Iterable[str], required: set[str], allowed: set[str], owner: str, hint: str) -> None:
+    """Refuse a state dict with missing or unexpected tensors, and name them."""
+    missing, odd = sorted(required - set(names)), sorted(set(names) - allowed)
+    misfits = [
+        f"{verb} {len(some)} tensor(s): {', '.join(some[:8])}{', …' if len(some) > 8 else ''}"
+        for verb, some in (("lacks", missing), ("has unexpected", odd))
+        if some
+    ]
+    if misfits:
+        prefix = odd[0].split(".")[0] if odd else "PREFIX"
+        raise CheckpointError(f"{owner} {' and '.join(misfits)}. {hint.format(prefix=prefix)}")
 
 
 def _persistent_names(module: nn.Module) -> dict[str, Tensor]:

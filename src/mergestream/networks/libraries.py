@@ -1,99 +1,80 @@
 """Networks of timm, torchvision, Hugging Face and MONAI: built by name, and the preprocessing recorded for them."""
 
 import inspect
+import re
+import reprlib
 import sys
-from collections.abc import Container
-from typing import Any, get_type_hints
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from torch import nn
 
+from mergestream.networks.allow_list import MONAI, TRANSFORMERS, construct
 from mergestream.networks.preprocessing import Preprocessing
-from mergestream.runtime.errors import NetworkError, unknown_name
+from mergestream.runtime.errors import MergestreamError, NetworkError, unknown_name
 
-# MONAI's modules with classifiers. Others may download weights when built (Transchex), or pass their arguments on to
-# other libraries (TorchVisionFCModel): a card must reach neither.
-MONAI_FAMILIES = tuple(f"monai.networks.nets.{file}" for file in ("densenet", "efficientnet", "resnet", "senet", "vit"))
-# What a library may raise for wrong arguments.
-UNFIT = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
+Build = Callable[[], nn.Module]
 
 
-def _build_timm(name: str, arguments: dict[str, Any]) -> nn.Module:
+def build_network(library: str, name: str, arguments: dict[str, Any], most: int | None = None) -> nn.Module:
+    """Build a network of a library with random weights; see `allow_list` for what a card may ask for."""
+    title = f"{library}:{name}"
+    try:
+        return construct(LIBRARIES[library](name, arguments), title, most)
+    except MergestreamError:
+        raise
+    except Exception as error:  # a library can fail in any way on arguments from elsewhere
+        message, given = str(error).split("\n")[0][:300], reprlib.repr(arguments)
+        hint = " Give its arguments with --arg, except the number of classes." if library == "monai" else ""
+        raise NetworkError(f"Cannot build {title} with {given}: {message!r} (in {library}).{hint}") from error
+
+
+def _timm(name: str, arguments: dict[str, Any]) -> Build:
     import timm
 
-    if not timm.is_model(name.split(".")[0]):
+    # A name and at most a tag: prefixes such as 'hf-hub:' and 'local-dir:' would make timm read elsewhere.
+    if not re.fullmatch(r"\w+(\.\w+)?", name, re.ASCII) or not timm.is_model(name):
         raise unknown_name("timm network", name, timm.list_models())
-    return _construct(timm.create_model, f"timm:{name}", {**arguments, "model_name": name, "pretrained": False})
+    return partial(timm.create_model, name, **{**arguments, "pretrained": False})
 
 
-def _build_torchvision(name: str, arguments: dict[str, Any]) -> nn.Module:
+def _torchvision(name: str, arguments: dict[str, Any]) -> Build:
     from torchvision import models
 
     classifiers = models.list_models(module=models)
     if name not in classifiers:
         raise unknown_name("torchvision network", name, classifiers)
-    return _construct(models.get_model, f"torchvision:{name}", {**arguments, "name": name, "weights": None})
+    return partial(models.get_model, name, **{**arguments, "weights": None})
 
 
-def _build_transformers(name: str, arguments: dict[str, Any]) -> nn.Module:
+def _transformers(name: str, arguments: dict[str, Any]) -> Build:
+    if name not in TRANSFORMERS:
+        raise unknown_name("transformers network", name, TRANSFORMERS)
     import transformers
 
-    names = [n for n in dir(transformers) if n.endswith("ForImageClassification")]
-    if name not in names:
-        raise unknown_name("transformers network", name, names)
     network = getattr(transformers, name)
-    return network(_construct(network.config_class, f"transformers:{name}", arguments))
+    return lambda: network(network.config_class(**arguments))
 
 
-def _build_monai(name: str, arguments: dict[str, Any]) -> nn.Module:
-    classifiers = _monai_classifiers()
-    if name not in classifiers:
-        raise unknown_name("MONAI classifier", name, classifiers)
-    parameters = inspect.signature(classifiers[name]).parameters
-    # Some of MONAI's networks download weights by default.
-    offline = {"pretrained": False} if "pretrained" in parameters else {}
-    given = {**_with_class_count(arguments, parameters), **offline}
-    hint = "Give its arguments with --arg, except the number of classes."
-    return _construct(classifiers[name], f"monai:{name}", given, hint)
-
-
-def _monai_classifiers() -> dict[str, Any]:
-    """Classes and functions by name: the only ones that a card may name."""
+def _monai(name: str, arguments: dict[str, Any]) -> Build:
     try:
         from monai.networks import nets
     except ImportError:
         raise NetworkError("MONAI is not installed: pip install 'mergestream[monai]'.") from None
-    return {name: value for name, value in vars(nets).items() if _is_monai_classifier(value)}
+    classifiers = {n: v for n, v in vars(nets).items() if MONAI.fullmatch(n) and not inspect.ismodule(v)}
+    if name not in classifiers:
+        raise unknown_name("MONAI classifier", name, classifiers)
+    parameters = inspect.signature(classifiers[name]).parameters
+    given = dict(arguments)
+    if "num_classes" not in parameters and "out_channels" in parameters:
+        given.setdefault("out_channels", given.pop("num_classes", None))
+    if "pretrained" in parameters:
+        given["pretrained"] = False  # some of MONAI's networks download weights by default
+    return partial(classifiers[name], **given)
 
 
-def _is_monai_classifier(candidate: Any) -> bool:
-    if getattr(candidate, "__module__", None) not in MONAI_FAMILIES:
-        return False
-    result = get_type_hints(candidate).get("return") if inspect.isfunction(candidate) else candidate
-    return inspect.isclass(result) and issubclass(result, nn.Module)
-
-
-def _with_class_count(arguments: dict[str, Any], parameters: Container[str]) -> dict[str, Any]:
-    """Rename num_classes of a card to out_channels, where a MONAI network calls it so."""
-    if "num_classes" in parameters or "out_channels" not in parameters or "out_channels" in arguments:
-        return arguments
-    return {"out_channels" if key == "num_classes" else key: value for key, value in arguments.items()}
-
-
-def _construct(factory: Any, title: str, arguments: dict[str, Any], hint: str = "") -> Any:
-    try:
-        return factory(**arguments)
-    except UNFIT as error:
-        where = getattr(inspect.getmodule(factory), "__name__", "")
-        message = str(error).split("\n")[0]
-        raise NetworkError(f"Cannot build {title} with {arguments}: {message} (in {where}). {hint}".rstrip()) from error
-
-
-BUILDERS = {
-    "timm": _build_timm,
-    "torchvision": _build_torchvision,
-    "transformers": _build_transformers,
-    "monai": _build_monai,
-}
+LIBRARIES = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers, "monai": _monai}
 
 
 # The names of Pillow's resampling filters, by number.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -15,6 +14,7 @@ from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.option_checks import names
 
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")  # torchvision's
+LARGEST = 1e6  # of a mean or std, so that no pixel becomes infinite
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -30,19 +30,19 @@ class Preprocessing:
     def __post_init__(self) -> None:
         size = self.size
         if not isinstance(size, tuple) or len(size) != 2 or not all(type(n) is int and 0 < n <= 4096 for n in size):
-            raise InputError(f"size is (height, width) in whole pixels up to 4096, got {size!r}.")
+            raise InputError(f"size is (height, width) in whole pixels up to 4096, got {size!r:.200}.")
         if self.interpolation not in INTERPOLATIONS:
             raise unknown_name("interpolation", self.interpolation, INTERPOLATIONS)
-        numbers = (*self.mean, *self.std)
-        if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
-            raise InputError(f"mean and std must be finite numbers, got {numbers}.")
-        if not self.mean or len(self.mean) != len(self.std) or not all(value > 0 for value in self.std):
+        for values in (self.mean, self.std):
+            plain = isinstance(values, list | tuple) and 0 < len(values) <= 64
+            if not plain or not all(isinstance(n, int | float) and abs(n) <= LARGEST for n in values):
+                raise InputError(f"mean and std must be finite numbers up to {LARGEST:g}, got {values!r:.200}.")
+        if len(self.mean) != len(self.std) or not all(value >= 1 / LARGEST for value in self.std):
             raise InputError(f"mean and std must be of one length and std above 0: {self.mean}, {self.std}.")
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Preprocessing:
-        height, width = value["size"]
-        return cls((height, width), value["interpolation"], tuple(value["mean"]), tuple(value["std"]))
+        return cls(tuple(value["size"]), value["interpolation"], tuple(value["mean"]), tuple(value["std"]))
 
     def __call__(self, images: Tensor) -> Tensor:
         """Convert uint8 [B,c,h,w] of any size to normalised fp32 [B,c,H,W]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,7 +78,9 @@ class WeightsFile(Mapping[str, Tensor]):
         try:
             self._stamp = _stamp(path)
             with safe_open(str(path), framework="pt") as file:
-                self._dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+                slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                self._dtypes = {name: part.get_dtype() for name, part in slices.items()}
+                self.numbers = sum(math.prod(part.get_shape()) for part in slices.values())
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is not a safetensors file ({error}). Ask the site for it again.") from error
 

@@ -2,11 +2,12 @@
 
 import copy
 import importlib.metadata
-import math
+import json
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from mergestream.runtime.files import read_json
 SCHEMA_VERSION = 1
 CARD, BASE = "expert.json", "base"
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._ -]{0,99}")
+# No control characters, no marks that turn the direction of writing, no halves of a character.
+TEXT = re.compile("[^\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]{0,2000}")
+MOST_BYTES, DEEPEST, LARGEST = 16 << 20, 16, 1 << 53
 
 
 @dataclass(frozen=True)
@@ -41,29 +45,38 @@ class ExpertCard:
     library_versions: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        problem = _problem(self)
-        if problem:
-            raise CheckpointError(f"The card of expert {self.name!r} is not valid: {problem}.")
+        where = f"The card of expert {require_name(self.name)!r}"
+        try:
+            value = json.loads(json.dumps(self.to_json()))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{where} cannot be written as JSON: {error}.") from error
+        require_schema("expert", value, where)
+        strangers = [name for name in self.class_counts if name not in self.classes]
+        if strangers:
+            classes = ", ".join(self.classes)
+            raise CheckpointError(
+                f"{where}: class_counts names '{strangers[0]}', which is not one of its classes {classes}."
+            )
 
     @classmethod
     def for_network(cls, name: str, network: Network, classes: tuple[str, ...], **details: Any) -> "ExpertCard":
         return cls(name, network.architecture, network.head, classes, network.preprocessing, **details)
 
-    def network(self, module: nn.Module | None = None) -> Network:
-        """Build the expert's network with random weights, or describe a copy of a given module."""
+    def network(self, module: nn.Module | None = None, most: int | None = None) -> Network:
+        """Build the expert's network with random weights, or describe a copy of a given module.
+
+        most: how many numbers its weights hold, which bounds the network's size.
+        """
         if module is None:
-            built = from_architecture(self.architecture)
+            built = from_architecture(self.architecture, most)
         else:
             built = from_module(copy.deepcopy(module), self.head)
         return replace(built, architecture=self.architecture, head=self.head, preprocessing=self.preprocessing)
 
     def validation(self, metric: str) -> float | None:
-        """A finite number of its validation metrics; None if there is none, since a card may hold anything there."""
-        metrics: Any = self.metrics.get("validation")
-        value = metrics.get(metric) if isinstance(metrics, dict) else None
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            return None
-        return float(value)
+        """A number of its validation metrics; None if there is none."""
+        value = (self.metrics.get("validation") or {}).get(metric)
+        return None if value is None else float(value)
 
     def to_json(self) -> dict[str, Any]:
         value = asdict(self)
@@ -71,56 +84,82 @@ class ExpertCard:
         return {"schema_version": SCHEMA_VERSION, **value}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], where: Path) -> "ExpertCard":
+    def read(cls, folder: Path) -> "ExpertCard":
+        """Read the card in a folder of any name; whatever is wrong with it is a CheckpointError."""
+        value = read_checked(folder / CARD, "expert")
+        preprocessing = value["preprocessing"]
+        special = {"head": tuple(value["head"]), "classes": tuple(value["classes"])}
         try:
-            fields = {name: value[name] for name in cls.__dataclass_fields__ if name != "architecture"}
-            fields["architecture"] = Architecture(**value["network"])
-            preprocessing = value["preprocessing"]
-            fields["preprocessing"] = Preprocessing.from_json(preprocessing) if preprocessing else None
-            for name in ("classes", "head"):
-                fields[name] = tuple(value[name]) if isinstance(value[name], list) else value[name]
-            return cls(**fields)
-        except (KeyError, TypeError, ValueError, AttributeError, MergestreamError) as error:
-            raise CheckpointError(f"{where} is not an expert card: {error!r}.") from error
+            return cls(
+                architecture=Architecture(**value["network"]),
+                preprocessing=Preprocessing.from_json(preprocessing) if preprocessing else None,
+                **{key: special.get(key, v) for key, v in value.items() if key in FIELDS},
+            )
+        except MergestreamError as error:
+            raise CheckpointError(f"{folder / CARD} is not an expert card: {error}") from error
+
+
+FIELDS = set(ExpertCard.__dataclass_fields__) - {"architecture", "preprocessing"}
 
 
 def require_name(name: Any) -> str:
     """Refuse a name that is not one plain path component: it names the expert's folder."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise CheckpointError(
-            f"{name!r} cannot name an expert: use letters, digits, '.', '_', '-' and spaces, at most 100, "
+            f"{name!r:.200} cannot name an expert: use letters, digits, '.', '_', '-' and spaces, at most 100, "
             f"not starting with a dot or a space."
         )
     return name
 
 
-def _problem(card: ExpertCard) -> str | None:
-    """The first problem in a card's fields; None if there is none."""
-    require_name(card.name)
-    for what, values in {"classes": card.classes, "head": card.head}.items():
-        listed = isinstance(values, tuple) and values and all(isinstance(value, str) for value in values)
-        if not listed or len(set(values)) != len(values):
-            return f"{what} must be a list of different names, got {values!r}"
-    if not isinstance(card.temperature, int | float) or not 0 < card.temperature < math.inf:
-        return f"temperature must be a number above 0, got {card.temperature!r}"
-    counts = card.class_counts
-    if not isinstance(counts, dict) or not all(type(n) is int and n >= 0 for n in counts.values()):
-        return f"class_counts must be whole numbers by class, got {counts!r}"
-    strangers = [name for name in counts if name not in card.classes]
-    if strangers:
-        return f"class_counts names '{strangers[0]}', which is not one of its classes {', '.join(card.classes)}"
-    for what in ("metrics", "recipe", "library_versions"):
-        if not isinstance(getattr(card, what), dict):
-            return f"{what} must be an object"
-    for what in ("domain", "base_sha256"):
-        if not isinstance(getattr(card, what), str | None):
-            return f"{what} must be text or null"
-    return None
+def read_checked(path: Path, schema: str) -> dict[str, Any]:
+    """Read a JSON file of a pool and compare it with its schema."""
+    if path.is_file() and path.stat().st_size > MOST_BYTES:
+        raise CheckpointError(f"{path} is larger than {MOST_BYTES >> 20} MiB. Restore it from its source.")
+    value = read_json(path, SCHEMA_VERSION)
+    require_schema(schema, value, str(path))
+    return value
+
+
+def require_schema(schema: str, value: dict[str, Any], where: str) -> None:
+    """Refuse JSON that is not as its schema says, or that holds what no file of a pool may hold."""
+    problem = _oddity(value)
+    if problem is None:
+        validator = _validator(schema)
+        errors = sorted(validator.iter_errors(value), key=lambda error: len(error.path))
+        if not errors:
+            return
+        fields, message = [str(part) for part in errors[0].path], f"{errors[0].message:.300}"
+        problem = message
+        if fields:
+            requirement = validator.schema["properties"][fields[0]]["description"]
+            problem = f"{fields[0]} must be {requirement}, but {'.'.join(fields)} is not: {message}"
+    raise CheckpointError(f"{where} is not valid: {problem}.")
+
+
+@lru_cache(maxsize=2)
+def _validator(schema: str) -> Any:
+    from jsonschema import Draft202012Validator
+
+    text = (Path(__file__).parent / "schemas" / f"{schema}.schema.json").read_text(encoding="utf-8")
+    return Draft202012Validator(json.loads(text))
+
+
+def _oddity(value: Any, depth: int = 0) -> str | None:
+    """What no file of a pool may hold anywhere: odd characters, numbers beyond all use, deep nesting; None if plain."""
+    if isinstance(value, str):
+        return None if TEXT.fullmatch(value) else f"the text {value[:60]!r} is too long or has control characters"
+    if isinstance(value, int | float):
+        return None if abs(value) <= LARGEST else f"the number {value!r:.60} is not finite or too large"
+    if depth > DEEPEST:
+        return f"it is nested deeper than {DEEPEST} levels"
+    inside = [*value, *value.values()] if isinstance(value, dict) else value or ()
+    return next((problem for each in inside if (problem := _oddity(each, depth + 1))), None)
 
 
 def read_card(folder: Path) -> ExpertCard:
     """Read the card of an expert folder; both must have the same name."""
-    card = ExpertCard.from_json(read_json(folder / CARD, SCHEMA_VERSION), folder / CARD)
+    card = ExpertCard.read(folder)
     if card.name != folder.name:
         raise CheckpointError(f"{folder / CARD} is the card of '{card.name}', but its folder is '{folder.name}'.")
     return card

@@ -17,15 +17,8 @@ from torch import Tensor, nn
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.checkpoint import Statistics
 from mergestream.pool.execution import Execution
-from mergestream.pool.parts import (
-    Device,
-    Parts,
-    candidates_folder,
-    parts_of_modules,
-    parts_of_states,
-    read_parts,
-    write_pool,
-)
+from mergestream.pool.parts import Device, Parts, parts_of_modules, parts_of_states, read_parts, write_pool
+from mergestream.pool.pool_folder import candidates_folder
 from mergestream.pool.runner import PoolRunner
 from mergestream.runtime.errors import InputError, PoolError, unknown_name
 

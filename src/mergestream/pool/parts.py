@@ -12,41 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from mergestream.networks.architecture import (
-    Network,
-    class_names,
-    count_classes,
-    create_network,
-    find_head,
-    first_difference,
-    from_module,
-    recover_architecture,
-)
+from mergestream.networks import architecture
+from mergestream.networks.architecture import Network, class_names, from_module
 from mergestream.networks.flat_layout import Integers, Layout
 from mergestream.networks.preprocessing import Preprocessing
-from mergestream.pool.checkpoint import (
-    PICKLES,
-    WEIGHTS,
-    Statistics,
-    WeightsFile,
-    holds_only_an_expert,
-    open_weights,
-    read_statistics,
-    write_expert,
-    write_statistics,
-)
-from mergestream.pool.expert_card import (
-    BASE,
-    CARD,
-    SCHEMA_VERSION,
-    ExpertCard,
-    is_expert_folder,
-    read_card,
-    require_alike,
-    require_name,
-)
+from mergestream.pool import checkpoint
+from mergestream.pool.checkpoint import Statistics, open_weights, read_statistics
+from mergestream.pool.expert_card import BASE, CARD, ExpertCard, require_alike
+from mergestream.pool.pool_folder import ORDER, read_pool, require_some, write_order
 from mergestream.runtime.errors import PoolError
-from mergestream.runtime.files import atomic_folder, read_json, write_json
+from mergestream.runtime.files import atomic_folder
 
 if TYPE_CHECKING:
     from mergestream.pool.expert_pool import ExpertPool
@@ -90,7 +65,7 @@ def parts_of_modules(
         if own != network.preprocessing:
             raise PoolError(f"Expert '{name}' differs in preprocessing: {own}, not {network.preprocessing}.")
     for name, module in [*modules.items(), *([(BASE, base)] if base is not None else [])]:
-        difference = first_difference(first, module)
+        difference = architecture.first_difference(first, module)
         if difference:
             raise PoolError(f"'{name}' is built differently from '{next(iter(modules))}': {difference}.")
         if classes is None and class_names(module) != class_names(first):
@@ -118,8 +93,8 @@ def parts_of_states(
         raise PoolError(f"To build '{network}' by name, give classes=: its head needs their number.")
     else:
         classes = tuple(classes)
-        blueprint = create_network(network, num_classes=len(classes))
-        head_parts = find_head(blueprint.module, head)
+        blueprint = architecture.create_network(network, num_classes=len(classes))
+        head_parts = architecture.find_head(blueprint.module, head)
         blueprint = replace(blueprint, head=head_parts, preprocessing=preprocessing or blueprint.preprocessing)
     return _parts_of_states(states, blueprint, base, classes)
 
@@ -131,13 +106,13 @@ def _parts_of_states(
     classes: Iterable[str] | None,
 ) -> Parts:
     layout = Layout.of(network.module, network.head)
-    count = count_classes(network.module, network.head)
+    count = architecture.count_classes(network.module, network.head)
     if classes is None and count is None:
         raise PoolError(f"The number of classes of the head {network.head} is unknown: give classes=.")
     labels = tuple(map(str, range(count or 0))) if classes is None else tuple(classes)
     require_classes(labels, network)
     if network.architecture.library == "custom":
-        network = replace(network, architecture=recover_architecture(network.module))
+        network = replace(network, architecture=architecture.recover_architecture(network.module))
     layout.strip(network.module)
     bank, integers = fill_bank(layout, states, "cpu", None)
     cards = [ExpertCard.for_network(name, network, labels) for name in states]
@@ -148,19 +123,9 @@ def _parts_of_states(
 
 def require_classes(classes: Sequence[str], network: Network) -> None:
     """Refuse a class list whose length is not the width of the network's head."""
-    count = count_classes(network.module, network.head)
+    count = architecture.count_classes(network.module, network.head)
     if count not in (None, len(classes)):
         raise PoolError(f"{len(classes)} classes were given, but the head answers {count}.")
-
-
-def require_some(experts: Mapping[str, object]) -> None:
-    """Refuse an empty pool and names that cannot be an expert's."""
-    if not experts:
-        raise PoolError("A pool needs at least one expert; none was given.")
-    if BASE in experts:
-        raise PoolError(f"An expert cannot be called '{BASE}': that folder holds the shared start.")
-    for name in experts:
-        require_name(name)
 
 
 def fill_bank(
@@ -178,7 +143,7 @@ def fill_bank(
 
 
 def _float_dtypes(state: Mapping[str, Tensor]) -> set[torch.dtype]:
-    if isinstance(state, WeightsFile):
+    if isinstance(state, checkpoint.WeightsFile):
         return state.dtypes()
     return {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
 
@@ -190,23 +155,18 @@ def read_row(layout: Layout, state: Mapping[str, Tensor], owner: str, dtype: tor
     return row
 
 
-ORDER = "pool.json"
-
-
 def read_parts(root: Path, network: nn.Module | None, device: Device, dtype: torch.dtype | None) -> Parts:
     """Read a folder of expert folders; weights stream straight into the bank."""
-    folders = expert_folders(root) if root.is_dir() else []
-    if not folders:
+    folder = read_pool(root) if root.is_dir() else None
+    if folder is None or not folder.cards:
         raise PoolError(f"No expert in {root}: a pool is a folder of expert folders, each with {CARD}.")
-    cards = [read_card(path) for path in folders]
-    base = root / BASE
-    base_card = read_card(base) if base.is_dir() else None
-    require_alike(cards, base_card)
-    blueprint = cards[0].network(network)
+    cards = list(folder.cards.values())
+    require_alike(cards, folder.base)
+    states = {card.name: open_weights(folder.folder(card.name), card) for card in cards}
+    blueprint = cards[0].network(network, most=states[cards[0].name].numbers)
     layout = Layout.of(blueprint.module, blueprint.head)
     require_classes(cards[0].classes, blueprint)
     layout.strip(blueprint.module)
-    states = {card.name: open_weights(path, card) for path, card in zip(folders, cards, strict=True)}
     bank, integers = fill_bank(layout, states, device, dtype)
     return Parts(
         tuple(cards),
@@ -215,8 +175,8 @@ def read_parts(root: Path, network: nn.Module | None, device: Device, dtype: tor
         blueprint,
         layout,
         # Only its dtype: the function must not keep the bank alive.
-        partial(_read_base, layout, base, base_card, bank.dtype) if base_card else None,
-        tuple(partial(read_statistics, path, card) for path, card in zip(folders, cards, strict=True)),
+        partial(_read_base, layout, folder.folder(BASE), folder.base, bank.dtype) if folder.base else None,
+        tuple(partial(read_statistics, folder.folder(card.name), card) for card in cards),
     )
 
 
@@ -227,48 +187,19 @@ def write_pool(folder: Path, pool: ExpertPool) -> None:
         if pool.base is not None:
             card = replace(pool.cards[0], name=BASE, domain=None, class_counts={}, metrics={}, recipe={})
             state = {**pool.layout.views(pool.base), **pool.merged_integers}
-            base_sha256 = write_expert(scratch / BASE, state, card).weights_sha256
+            base_sha256 = checkpoint.write_expert(scratch / BASE, state, card).weights_sha256
         for k, card in enumerate(pool.cards):
             state = {**pool.layout.views(pool.bank[k]), **pool.integers[k]}
-            written = write_expert(scratch / card.name, state, replace(card, base_sha256=base_sha256))
+            written = checkpoint.write_expert(scratch / card.name, state, replace(card, base_sha256=base_sha256))
             statistics = pool.statistics[k]
             if statistics is not None:
-                write_statistics(scratch / card.name, statistics, written)
+                checkpoint.write_statistics(scratch / card.name, statistics, written)
         write_order(scratch, pool.names)
-
-
-def candidates_folder(root: Path) -> Path:
-    """The folder of a pool's candidate runs, beside the pool."""
-    whole = root.resolve()
-    return whole.with_name(f"{whole.name}.candidates")
-
-
-def expert_folders(root: Path) -> list[Path]:
-    """Expert folders of a pool, in the order of `pool.json`, otherwise by name.
-
-    Refuses a folder with weights but no card, and a recorded expert without a folder.
-    """
-    folders = [p for p in sorted(root.glob("*")) if p.is_dir() and not p.name.startswith(".") and p.name != BASE]
-    for folder in folders:
-        weights = [p.name for p in folder.iterdir() if p.name == WEIGHTS or p.suffix in PICKLES]
-        if weights and not is_expert_folder(folder):
-            raise PoolError(f"{folder} holds {weights[0]} but no {CARD}. Ask the site for the whole expert folder.")
-    experts = [folder for folder in folders if is_expert_folder(folder)]
-    order = read_json(root / ORDER, SCHEMA_VERSION).get("order", []) if (root / ORDER).exists() else []
-    missing = [name for name in order if name not in {folder.name for folder in experts}]
-    if missing:
-        raise PoolError(f"{root / ORDER} lists the expert '{missing[0]}', but its folder is not there.")
-    return sorted(experts, key=lambda folder: order.index(folder.name) if folder.name in order else len(order))
 
 
 def holds_only_a_pool(root: Path) -> bool:
     """Whether a folder may be replaced by another pool: it contains only experts and their order."""
-    return all(path.name == ORDER or holds_only_an_expert(path) for path in root.iterdir())
-
-
-def write_order(root: Path, names: Sequence[str]) -> None:
-    """Record the order of a pool's experts: coefficients and states go by position."""
-    write_json(root / ORDER, {"schema_version": SCHEMA_VERSION, "order": list(names)})
+    return all(path.name == ORDER or checkpoint.holds_only_an_expert(path) for path in root.iterdir())
 
 
 def _read_base(layout: Layout, folder: Path, card: ExpertCard, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.checkpoint import open_weights, write_expert, write_statistics
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.pool.parts import candidates_folder
+from mergestream.pool.pool_folder import candidates_folder
 from mergestream.pool.statistics.measurement import measure_statistics
 from mergestream.runtime.errors import InputError, NetworkError, TrainingError, unknown_name
 from mergestream.runtime.files import make_folder, write_json

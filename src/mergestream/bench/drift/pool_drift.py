@@ -17,8 +17,8 @@ from mergestream.bench.drift.spread import Moments, Spread, moments_of, pairs_of
 from mergestream.bench.json_record import JsonRecord
 from mergestream.networks.architecture import from_architecture
 from mergestream.pool.checkpoint import DTYPES, open_weights
-from mergestream.pool.exchange.pool_folder import PoolFolder, read_pool
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, require_alike
+from mergestream.pool.pool_folder import PoolFolder, read_pool
 from mergestream.runtime.errors import CheckpointError, MergestreamError, PoolError
 from mergestream.runtime.parallel import Advance, Track, quiet
 

@@ -4,19 +4,11 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mergestream.pool import pool_folder
+from mergestream.pool.checkpoint import WEIGHTS
 from mergestream.pool.exchange.expert_checks import check_expert
-from mergestream.pool.exchange.pool_folder import (
-    PoolFolder,
-    changed_pool,
-    copy_expert,
-    current_version,
-    locked_pool,
-    previous_version,
-    read_any_card,
-    save_version,
-)
-from mergestream.pool.expert_card import ExpertCard, base_problems
-from mergestream.pool.parts import write_order
+from mergestream.pool.expert_card import CARD, ExpertCard, base_problems
+from mergestream.pool.pool_folder import PoolFolder, locked_pool
 from mergestream.runtime.errors import PoolError, unknown_name
 
 
@@ -58,12 +50,17 @@ def restore_expert(pool: Path, expert: str, version: int) -> AcceptedExpert:
     """Restore a previous version; the expert in use is saved as a version too."""
     with locked_pool(pool) as present:
         _require_present(present, expert)
-        source = previous_version(present.root, expert, version)
-        return _accept(present, source, read_any_card(source), allow_other_base=False)
+        versions = pool_folder.previous_versions(present.root, expert)
+        if version not in versions:
+            numbers = ", ".join(map(str, versions)) or "none"
+            raise PoolError(f"No version {version} of '{expert}' is kept beside this pool. Kept: {numbers}.")
+        return _accept(present, versions[version], ExpertCard.read(versions[version]), allow_other_base=False)
 
 
 def _card(folder: Path, name: str | None) -> ExpertCard:
-    card = read_any_card(folder)
+    if not folder.is_dir():
+        raise PoolError(f"There is no folder {folder}. An expert is a folder with {WEIGHTS} and {CARD}.")
+    card = ExpertCard.read(folder)
     return card if name is None else replace(card, name=name)
 
 
@@ -79,13 +76,13 @@ def _accept(pool: PoolFolder, source: Path, card: ExpertCard, allow_other_base: 
         card = replace(card, base_sha256=None, recipe={**card.recipe, "other_base_sha256": card.base_sha256})
     warnings = check_expert(pool, source, card)
     if card.name in pool.cards:
-        save_version(pool.root, pool.cards[card.name])
+        pool_folder.save_version(pool.root, pool.cards[card.name])
     names = list(dict.fromkeys([*pool.cards, card.name]))
-    with changed_pool(pool.root) as scratch:
+    with pool_folder.changed_pool(pool.root) as scratch:
         if (scratch / card.name).is_symlink():
             (scratch / card.name).unlink()
         elif (scratch / card.name).exists():
             shutil.rmtree(scratch / card.name)
-        copy_expert(scratch / card.name, source, card)
-        write_order(scratch, names)
-    return AcceptedExpert(card.name, current_version(pool.root, card.name), card.weights_sha256, warnings)
+        pool_folder.copy_expert(scratch / card.name, source, card)
+        pool_folder.write_order(scratch, names)
+    return AcceptedExpert(card.name, pool_folder.current_version(pool.root, card.name), card.weights_sha256, warnings)

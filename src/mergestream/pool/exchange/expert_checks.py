@@ -14,9 +14,9 @@ from mergestream.networks.architecture import logits_of
 from mergestream.networks.flat_layout import Layout
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.checkpoint import open_weights, read_statistics
-from mergestream.pool.exchange.pool_folder import PoolFolder
 from mergestream.pool.expert_card import ExpertCard, base_problems, base_warnings, differences
-from mergestream.pool.parts import require_classes, require_some
+from mergestream.pool.parts import require_classes
+from mergestream.pool.pool_folder import PoolFolder, require_some
 from mergestream.runtime.errors import CheckpointError, MergestreamError, PoolError
 
 PROBES = 16
@@ -36,9 +36,10 @@ class NoiseProbe:
     def __init__(self, card: ExpertCard, folder: Path) -> None:
         """card, folder: the expert to compare with, where the network cannot be built by name."""
         self._head = tuple(f"{part}." for part in card.head)
-        self._network = None if card.architecture.library == "custom" else card.network()
+        weights = open_weights(folder, card)
+        self._network = None if card.architecture.library == "custom" else card.network(most=weights.numbers)
         self._layout = Layout.of(self._network.module, card.head) if self._network else None
-        self._shapes = None if self._network else _shapes(open_weights(folder, card))
+        self._shapes = None if self._network else _shapes(weights)
         preprocessing = card.preprocessing if self._network else None
         self._probes = None if preprocessing is None else probes(preprocessing)
         if self._network:

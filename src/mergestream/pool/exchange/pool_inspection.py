@@ -6,107 +6,86 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mergestream.pool.checkpoint import open_weights
-from mergestream.pool.exchange.expert_checks import (
-    NoiseProbe,
-    ProbeResult,
-    confidence_warnings,
-    error_messages,
-    inspect_expert,
-    require_statistics,
-)
-from mergestream.pool.exchange.pool_folder import (
-    PoolFolder,
-    current_version,
-    pool_root,
-    previous_versions,
-    read_any_card,
-    read_pool,
-    versions_folder,
-)
+from mergestream.pool.exchange import expert_checks
+from mergestream.pool.exchange.expert_checks import NoiseProbe, ProbeResult, error_messages, require_statistics
 from mergestream.pool.expert_card import (
     BASE,
     CARD,
-    SCHEMA_VERSION,
     ExpertCard,
     base_warnings,
     differences,
     is_expert_folder,
     read_card,
+    read_checked,
 )
-from mergestream.pool.parts import ORDER, candidates_folder
+from mergestream.pool.pool_folder import (
+    ORDER,
+    candidates_folder,
+    pool_root,
+    previous_versions,
+    read_pool,
+    subfolders,
+    versions_folder,
+)
 from mergestream.runtime.errors import MergestreamError, PoolError
-from mergestream.runtime.files import read_json
 
 COLUMNS = ("expert", "domain", "accuracy", "temperature", "version", "kept", "sha-256")
 
 
-@dataclass(frozen=True)
-class Listing:
-    """Cards of the experts in use, and of their previous versions by expert and number."""
-
-    pool: PoolFolder
-    versions: dict[str, dict[int, ExpertCard]]
-
-    def to_json(self) -> dict[str, Any]:
-        first = next(iter(self.pool.cards.values()), self.pool.base)
-        assert first is not None
-        return {
-            "experts": [self._expert(card) for card in self.pool.cards.values()],
-            "classes": list(first.classes),
-            "network": str(first.architecture),
-            "base_sha256": self.pool.base.weights_sha256 if self.pool.base else None,
-        }
-
-    def _expert(self, card: ExpertCard) -> dict[str, Any]:
-        previous = self.versions[card.name].items()
-        return {
-            "name": card.name,
-            "domain": card.domain,
-            "network": str(card.architecture),
-            "classes": list(card.classes),
-            "validation_accuracy": card.validation("accuracy"),
-            "temperature": card.temperature,
-            "weights_sha256": card.weights_sha256,
-            "base_sha256": card.base_sha256,
-            "version": current_version(self.pool.root, card.name),
-            "kept_versions": [{"version": n, "weights_sha256": old.weights_sha256} for n, old in previous],
-        }
-
-    def lines(self) -> list[str]:
-        """What the experts share, then one aligned line per expert."""
-        value, base = self.to_json(), self.pool.base
-        rows = [COLUMNS, *(_row(expert) for expert in value["experts"])]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return [
-            f"{len(value['experts'])} experts in {self.pool.root}",
-            f"network: {value['network']}; classes: {', '.join(value['classes'])}",
-            f"base: {base.weights_sha256[:12]}, the shared start" if base else "base: none",
-            "",
-            *lines,
-        ]
-
-
-def list_pool(pool: Path) -> Listing:
-    """Read the cards of a pool and of its previous versions."""
+def list_pool(pool: Path) -> dict[str, Any]:
+    """The cards of a pool and of its previous versions, as JSON."""
     present = read_pool(pool)
-    if not present.cards and present.base is None:
+    first = next(iter(present.cards.values()), present.base)
+    if first is None:
         raise PoolError(f"{pool} holds no expert and no base. A pool is a folder of expert folders.")
-    versions = {name: previous_versions(present.root, name) for name in present.cards}
-    return Listing(present, {name: {n: read_any_card(p) for n, p in own.items()} for name, own in versions.items()})
+    return {
+        "experts": [_listed(card, previous_versions(present.root, card.name)) for card in present.cards.values()],
+        "classes": list(first.classes),
+        "network": str(first.architecture),
+        "base_sha256": present.base.weights_sha256 if present.base else None,
+    }
 
 
-def _row(expert: dict[str, Any]) -> tuple[str, ...]:
-    accuracy = expert["validation_accuracy"]
-    return (
-        expert["name"],
-        expert["domain"] or "–",
-        "–" if accuracy is None else f"{100 * accuracy:.1f} %",
-        f"{expert['temperature']:.3g}",
-        str(expert["version"]),
-        ", ".join(str(old["version"]) for old in expert["kept_versions"]) or "–",
-        expert["weights_sha256"][:12],
-    )
+def _listed(card: ExpertCard, previous: dict[int, Path]) -> dict[str, Any]:
+    kept = [{"version": n, "weights_sha256": ExpertCard.read(folder).weights_sha256} for n, folder in previous.items()]
+    return {
+        "name": card.name,
+        "domain": card.domain,
+        "network": str(card.architecture),
+        "classes": list(card.classes),
+        "validation_accuracy": card.validation("accuracy"),
+        "temperature": card.temperature,
+        "weights_sha256": card.weights_sha256,
+        "base_sha256": card.base_sha256,
+        "version": max(previous, default=0) + 1,
+        "kept_versions": kept,
+    }
+
+
+def listing_lines(pool: Path, listing: dict[str, Any]) -> list[str]:
+    """What the experts share, then one aligned line per expert."""
+    rows, base = [COLUMNS], listing["base_sha256"]
+    for expert in listing["experts"]:
+        accuracy, kept = expert["validation_accuracy"], [str(old["version"]) for old in expert["kept_versions"]]
+        rows.append(
+            (
+                expert["name"],
+                expert["domain"] or "–",
+                "–" if accuracy is None else f"{100 * accuracy:.1f} %",
+                f"{expert['temperature']:.3g}",
+                str(expert["version"]),
+                ", ".join(kept) or "–",
+                expert["weights_sha256"][:12],
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        f"{len(listing['experts'])} experts in {pool.resolve()}",
+        f"network: {listing['network']}; classes: {', '.join(listing['classes'])}",
+        f"base: {base[:12]}, the shared start" if base else "base: none",
+        "",
+        *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows),
+    ]
 
 
 T = TypeVar("T")
@@ -158,7 +137,7 @@ class _Inspector:
         self.base: ExpertCard | None = None
 
     def run(self) -> None:
-        folders = [p for p in sorted(self.root.glob("*")) if p.is_dir() and not p.name.startswith(".")]
+        folders = subfolders(self.root)
         for folder in folders:
             if not is_expert_folder(folder):
                 self.problems.append(
@@ -177,13 +156,10 @@ class _Inspector:
 
     def _check_order(self, present: set[str]) -> None:
         path = self.root / ORDER
-        value = self._tried(read_json, path, SCHEMA_VERSION) if path.exists() else None
+        value = self._tried(read_checked, path, "pool") if path.exists() else None
         if value is None:
             return
-        order = value.get("order", [])
-        if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
-            self.problems.append(f"{path}: 'order' must be a list of names.")
-            return
+        order = value["order"]
         names = list(dict.fromkeys(order))
         self.problems += [f"{path} lists '{name}' more than once." for name in sorted(names) if order.count(name) > 1]
         missing = [name for name in names if name not in present]
@@ -197,7 +173,7 @@ class _Inspector:
         probe = self._tried(NoiseProbe, reference, self.root / reference.name)
         results: dict[str, ProbeResult] = {}
         for card in (*self.cards.values(), *([self.base] if self.base else [])):
-            problems, result = inspect_expert(self.root / card.name, card, reference, self.base, probe)
+            problems, result = expert_checks.inspect_expert(self.root / card.name, card, reference, self.base, probe)
             self.problems += problems
             if result is not None:
                 results[card.name] = result
@@ -206,7 +182,7 @@ class _Inspector:
             self.warnings += base_warnings(card, others, self.base)
             if card.name in results:
                 other_results = [results[other.name] for other in others if other.name in results]
-                self.warnings += confidence_warnings(card, results[card.name], other_results)
+                self.warnings += expert_checks.confidence_warnings(card, results[card.name], other_results)
 
     def _tried(self, read: Callable[..., T], *arguments: object) -> T | None:
         try:
@@ -239,6 +215,6 @@ def _version_problems(root: Path) -> Iterator[str]:
 
 
 def _require_whole(folder: Path) -> None:
-    card = read_any_card(folder)
+    card = ExpertCard.read(folder)
     open_weights(folder, card)
     require_statistics(folder, card)

@@ -2,25 +2,35 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from mergestream.pool import checkpoint
 from mergestream.pool.checkpoint import STATISTICS, WEIGHTS
-from mergestream.pool.expert_card import BASE, CARD, SCHEMA_VERSION, ExpertCard, is_expert_folder, read_card
-from mergestream.pool.parts import expert_folders, require_some
+from mergestream.pool.expert_card import (
+    BASE,
+    CARD,
+    SCHEMA_VERSION,
+    ExpertCard,
+    is_expert_folder,
+    read_card,
+    read_checked,
+    require_name,
+)
 from mergestream.runtime.errors import CheckpointError, OutputError, PoolError
 from mergestream.runtime.files import (
     atomic_folder,
     error_text,
     process_lock,
-    read_json,
     sha256_of_file,
     write_atomically,
     write_json,
 )
+
+ORDER = "pool.json"
 
 
 @dataclass(frozen=True)
@@ -53,9 +63,63 @@ def read_pool(pool: Path) -> PoolFolder:
     root = pool_root(pool)
     if is_expert_folder(root):
         raise PoolError(f"{pool} is one expert's folder, not a pool. Give the folder that holds it.")
-    cards = {folder.name: read_card(folder) for folder in expert_folders(root)}
-    base = read_card(root / BASE) if (root / BASE).is_dir() else None
-    return PoolFolder(root, cards, base)
+    cards = {folder.name: read_card(folder) for folder in _expert_folders(root)}
+    return PoolFolder(root, cards, read_card(root / BASE) if (root / BASE).is_dir() else None)
+
+
+def _expert_folders(root: Path) -> list[Path]:
+    """Expert folders of a pool, in the order of `pool.json`, otherwise by name.
+
+    Refuses a folder with weights but no card, and a recorded expert without a folder.
+    """
+    experts = []
+    for folder in subfolders(root):
+        weights = [p.name for p in folder.iterdir() if p.name == WEIGHTS or p.suffix in checkpoint.PICKLES]
+        if is_expert_folder(folder) and folder.name != BASE:
+            experts.append(folder)
+        elif weights and not is_expert_folder(folder):
+            raise PoolError(f"{folder} holds {weights[0]} but no {CARD}. Ask the site for the whole expert folder.")
+    order = read_checked(root / ORDER, "pool")["order"] if (root / ORDER).exists() else []
+    missing = [name for name in order if name not in {folder.name for folder in experts}]
+    if missing:
+        raise PoolError(f"{root / ORDER} lists the expert '{missing[0]}', but its folder is not there.")
+    return sorted(experts, key=lambda folder: order.index(folder.name) if folder.name in order else len(order))
+
+
+def subfolders(root: Path) -> list[Path]:
+    """All folders in a pool but hidden ones, by name."""
+    return [path for path in sorted(root.glob("*")) if path.is_dir() and not path.name.startswith(".")]
+
+
+def write_order(root: Path, names: Sequence[str]) -> None:
+    """Record the order of a pool's experts: coefficients and states go by position."""
+    write_json(root / ORDER, {"schema_version": SCHEMA_VERSION, "order": list(names)})
+
+
+def candidates_folder(root: Path) -> Path:
+    """The folder of a pool's candidate runs, beside the pool."""
+    whole = root.resolve()
+    return whole.with_name(f"{whole.name}.candidates")
+
+
+def require_some(experts: Mapping[str, object]) -> None:
+    """Refuse an empty pool and names that cannot be an expert's."""
+    if not experts:
+        raise PoolError("A pool needs at least one expert; none was given.")
+    if BASE in experts:
+        raise PoolError(f"An expert cannot be called '{BASE}': that folder holds the shared start.")
+    for name in experts:
+        require_name(name)
+
+
+def require_new_folder(out: Path) -> None:
+    """Refuse an output folder that exists, or whose name cannot be an expert's."""
+    require_some({out.name: out})
+    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+        raise OutputError(f"{out} exists already and is not overwritten. Choose a new folder.")
+
+
+# --- changes ------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -87,13 +151,6 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
-def read_any_card(folder: Path) -> ExpertCard:
-    """Read the card in a folder of any name: one that a site sent, or a previous version."""
-    if not folder.is_dir():
-        raise CheckpointError(f"There is no folder {folder}. An expert is a folder with {WEIGHTS} and {CARD}.")
-    return ExpertCard.from_json(read_json(folder / CARD, SCHEMA_VERSION), folder / CARD)
-
-
 def copy_expert(folder: Path, source: Path, card: ExpertCard) -> None:
     """Copy an expert's files into `folder` and check their hash again."""
     for name in (WEIGHTS, STATISTICS):
@@ -104,11 +161,7 @@ def copy_expert(folder: Path, source: Path, card: ExpertCard) -> None:
     write_json(folder / CARD, card.to_json())
 
 
-def require_new_folder(out: Path) -> None:
-    """Refuse an output folder that exists, or whose name cannot be an expert's."""
-    require_some({out.name: out})
-    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
-        raise OutputError(f"{out} exists already and is not overwritten. Choose a new folder.")
+# --- previous versions --------------------------------------------------------------------------------------
 
 
 def versions_folder(root: Path) -> Path:
@@ -118,9 +171,12 @@ def versions_folder(root: Path) -> Path:
 
 def previous_versions(root: Path, expert: str) -> dict[int, Path]:
     """Folders of the versions that are no longer in use, oldest first."""
-    folder = versions_folder(root) / expert
-    numbered = [path for path in folder.glob("*") if path.name.isdecimal() and path.is_dir()]
-    return {int(path.name): path for path in sorted(numbered, key=lambda path: int(path.name))}
+    numbered = {int(path.name): path for path in (versions_folder(root) / expert).glob("*") if _is_version(path)}
+    return dict(sorted(numbered.items()))
+
+
+def _is_version(path: Path) -> bool:
+    return path.name.isascii() and path.name.isdigit() and path.is_dir()
 
 
 def current_version(root: Path, expert: str) -> int:
@@ -128,31 +184,17 @@ def current_version(root: Path, expert: str) -> int:
     return max(previous_versions(root, expert), default=0) + 1
 
 
-def previous_version(root: Path, expert: str, number: int) -> Path:
-    """Folder of one previous version."""
-    versions = previous_versions(root, expert)
-    if number not in versions:
-        numbers = ", ".join(map(str, versions)) or "none"
-        raise PoolError(f"No version {number} of '{expert}' is kept beside this pool. Kept: {numbers}.")
-    return versions[number]
-
-
 def save_version(root: Path, card: ExpertCard) -> None:
     """Copy the expert in use to its version folder, before another replaces it."""
     versions = previous_versions(root, card.name)
     newest = max(versions, default=0)
     # A process killed between saving and replacing has saved it already.
-    if newest and _same(versions[newest], root / card.name):
+    if newest and _content(versions[newest]) == _content(root / card.name):
         return
     with atomic_folder(versions_folder(root) / card.name / str(newest + 1), lambda _: False) as scratch:
         copy_expert(scratch, root / card.name, card)
 
 
-def _same(one: Path, other: Path) -> bool:
-    return read_any_card(one) == read_any_card(other) and all(
-        _digest(one / name) == _digest(other / name) for name in (WEIGHTS, STATISTICS)
-    )
-
-
-def _digest(path: Path) -> str | None:
-    return sha256_of_file(path) if path.is_file() else None
+def _content(folder: Path) -> tuple[object, ...]:
+    files = [folder / name for name in (WEIGHTS, STATISTICS)]
+    return ExpertCard.read(folder), *(sha256_of_file(path) if path.is_file() else None for path in files)
