@@ -16,11 +16,19 @@ from mergestream.runtime.files import sha256_of_json
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.stream_state import StreamState
 from mergestream.serving.guards import findings as codes
-from mergestream.serving.guards.batch_guards import Abstained, Seen, abstained, abstention, look_at_batch
+from mergestream.serving.guards.batch_guards import (
+    Abstained,
+    Seen,
+    abstained,
+    abstention,
+    look_at_batch,
+    neighbour_correlation,
+)
 from mergestream.serving.guards.findings import Finding, GuardSettings
 from mergestream.serving.guards.stream_guards import look_at_stream, remember
 
 WEIGHTS, RECIPE = "weights", "recipe"  # what the hash of the merged model is taken of
+MIDDLE = 512  # pixels of a side
 
 
 class ModelReply(NamedTuple):
@@ -62,7 +70,8 @@ def take_step(
     if experts is not None:
         batch.expert_logits[ORIGINAL] = experts
     evidence = step.entropy if step.entropy is not None or experts is None else entropy(experts)
-    seen = Seen(batch.images, step.logits, experts, evidence, pool.names, pool.classes)
+    received = _structure(pictures) if settings.as_received else None
+    seen = Seen(batch.images, step.logits, experts, evidence, pool.names, pool.classes, received)
     memory = remember(before.memory, seen, settings)
     findings = look_at_batch(seen, settings) + look_at_stream(memory, seen, settings)
     choice = _fallback_choice(lineup, findings, settings)
@@ -96,6 +105,16 @@ def prepare(pool: ExpertPool, pictures: Sequence[Picture]) -> Tensor:
     if len({picture.pixels.shape for picture in pictures}) == 1:
         return pool.prepare(torch.stack([torch.from_numpy(picture.pixels) for picture in pictures]))
     return pool.prepare(stack(pictures, pool.preprocessing, pool.device))
+
+
+def _structure(pictures: Sequence[Picture]) -> Tensor:
+    """Correlation of neighbouring pixels [B] in the middle of each picture, as it was received."""
+    correlations = []
+    for picture in pictures:
+        top, left = (max(0, (side - MIDDLE) // 2) for side in picture.pixels.shape[-2:])
+        middle = picture.pixels[None, :, top : top + MIDDLE, left : left + MIDDLE]
+        correlations.append(neighbour_correlation(torch.from_numpy(middle)))
+    return torch.cat(correlations)
 
 
 def _fallback_choice(lineup: Lineup, findings: Sequence[Finding], settings: GuardSettings) -> str | None:

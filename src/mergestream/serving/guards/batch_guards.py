@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from mergestream.serving.guards import findings as codes
 from mergestream.serving.guards.findings import Finding, GuardSettings
 
+RESIZED_NOISE = 0.15  # white noise that is made smaller has a correlation of 0.25
 MOST_NAMED = 20  # images that a sentence or a list of positions names
 Abstained = dict[int, list[str]]  # undecided images by position, in order: codes of the reasons
 
@@ -29,6 +31,7 @@ class Seen:
     entropy: Tensor | None
     names: tuple[str, ...]
     classes: tuple[str, ...]
+    received: Tensor | None = None  # correlation of neighbouring pixels [B] before the images were resized
 
 
 def near_uniform_entropies(seen: Seen, settings: GuardSettings) -> Finding | None:
@@ -79,20 +82,24 @@ def saturated_expert(seen: Seen, settings: GuardSettings) -> Finding | None:
     )
 
 
-def blank(images: Tensor, settings: GuardSettings) -> Tensor:
+def blank(seen: Seen, settings: GuardSettings) -> Tensor:
     """Which images [B] are of one colour."""
-    flat = images.float().flatten(2)
+    flat = seen.images.float().flatten(2)
     ranges = flat.amax(dim=-1) - flat.amin(dim=-1)  # [B,c]
     return ranges.amax(dim=-1) <= settings.blank
 
 
-def structureless(images: Tensor, settings: GuardSettings) -> Tensor:
-    """Which images [B] are noise, pixel by pixel."""
-    return (neighbour_correlation(images) < settings.structure) & ~blank(images, settings)
+def structureless(seen: Seen, settings: GuardSettings) -> Tensor:
+    """Which images [B] are noise, pixel by pixel: as prepared, or as received and nearly so as prepared."""
+    prepared, noise = neighbour_correlation(seen.images), settings.structure
+    chosen = prepared < noise
+    if seen.received is not None:
+        chosen |= (seen.received.to(prepared.device) < noise) & (prepared < noise + RESIZED_NOISE)
+    return chosen & ~blank(seen, settings)
 
 
 # Guards of single images: a test, and what the chosen images are.
-IMAGE_GUARDS: dict[str, tuple[Callable[[Tensor, GuardSettings], Tensor], str]] = {
+IMAGE_GUARDS: dict[str, tuple[Callable[[Seen, GuardSettings], Tensor], str]] = {
     codes.BLANK: (blank, "of one colour"),
     codes.STRUCTURELESS: (structureless, "noise, pixel by pixel"),
 }
@@ -100,13 +107,12 @@ IMAGE_GUARDS: dict[str, tuple[Callable[[Tensor, GuardSettings], Tensor], str]] =
 
 def odd_images(code: str, seen: Seen, settings: GuardSettings) -> Finding | None:
     chosen, what = IMAGE_GUARDS[code]
-    positions = _positions(chosen(seen.images, settings))
+    positions = _positions(chosen(seen, settings))
     if not positions:
         return None
-    numbers = {"pictures": len(positions), "positions": positions[:MOST_NAMED]}
     limit = {"limit": settings.structure} if code == codes.STRUCTURELESS else {}
     sentence = f"{len(positions)} of {len(seen.images)} pictures are {what}: {_listed(positions)}."
-    return Finding(code, codes.WARNING, sentence, {**numbers, **limit})
+    return Finding(code, codes.WARNING, sentence, {**_numbers(positions), **limit})
 
 
 def neighbour_correlation(images: Tensor) -> Tensor:
@@ -130,6 +136,10 @@ def _positions(chosen: Tensor) -> list[int]:
     return positions
 
 
+def _numbers(positions: Sequence[int]) -> dict[str, Any]:
+    return {"pictures": len(positions), "positions": positions[:MOST_NAMED]}
+
+
 def _listed(positions: Sequence[int]) -> str:
     return ", ".join(map(str, positions[:MOST_NAMED])) + (", …" if len(positions) > MOST_NAMED else "")
 
@@ -138,7 +148,7 @@ def abstained(seen: Seen, logits: Tensor, findings: Sequence[Finding], settings:
     """Undecided images, by the findings in `abstain_on` and by their highest probability."""
     reasons: dict[int, list[str]] = {}
     for code in (finding.code for finding in findings if finding.code in settings.abstain_on):
-        own = IMAGE_GUARDS[code][0](seen.images, settings) if code in IMAGE_GUARDS else torch.ones(len(logits))
+        own = IMAGE_GUARDS[code][0](seen, settings) if code in IMAGE_GUARDS else torch.ones(len(logits))
         for position in _positions(own):
             reasons.setdefault(position, []).append(code)
     if settings.abstain_below is not None:
@@ -153,7 +163,7 @@ def abstention(undecided: Abstained, images: int, settings: GuardSettings) -> li
         return []
     positions = list(undecided)
     sentence = f"{len(positions)} of {images} pictures are left undecided: {_listed(positions)}."
-    numbers = {"pictures": len(positions), "positions": positions[:MOST_NAMED], "limit": settings.abstain_below}
+    numbers = {**_numbers(positions), "limit": settings.abstain_below}
     if settings.abstain_on:
         numbers["because"] = sorted({code for reasons in undecided.values() for code in reasons})
     return [Finding(codes.ABSTAINED, codes.INFO, sentence, numbers)]

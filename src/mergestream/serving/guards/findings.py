@@ -33,6 +33,7 @@ class GuardSettings:
     saturated         nats between an expert's two best classes that no fit gives, on half of the images or more
     blank             range of an image's pixels, in units of the pool's normalisation
     structure         correlation of neighbouring pixels below which an image is noise
+    as_received       judge noise by the pixels before they are resized, too
     sure              probability from which an expert counts as confident
     disagreement      share of the window's images on which the confident experts have no majority
     window, fewest    images in the window at most, and before it is judged
@@ -51,6 +52,7 @@ class GuardSettings:
     saturated: float = 16.0
     blank: float = 0.05
     structure: float = 0.25
+    as_received: bool = True
     sure: float = 0.9
     disagreement: float = 0.5
     window: int = 256
@@ -82,16 +84,17 @@ class GuardSettings:
             raise InputError(f"'fewest' is at most half of 'window' ({self.window}); got {self.fewest}.")
         if self.abstain_below is not None:
             number("abstain_below", self.abstain_below, low=0, high=1)
-        yes_or_no("watch_experts", self.watch_experts)
+        for choice in ("as_received", "watch_experts"):
+            yes_or_no(choice, getattr(self, choice))
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), **{option: list(getattr(self, option)) for option in LISTS}}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "GuardSettings":
-        """Read the settings of a line. Versions without `abstain_on` answered all images that the threshold allowed."""
+        """Read the settings of a line. Earlier versions did not have those named here."""
         try:
-            return cls(**{"abstain_on": (), **value})
+            return cls(**{"abstain_on": (), "as_received": False, **value})
         except TypeError as error:
             raise InputError(f"These are not settings of the guards: {error}.") from error
 

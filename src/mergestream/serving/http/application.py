@@ -20,6 +20,12 @@ For research. Not a medical device.
 If tokens are configured, send 'Authorization: Bearer TOKEN' to every URL under /v1 and to /metrics. Clients may read
 and send images; changes of streams and of the pool need an administrator's token.
 
+A single image is answered from the stream's earlier images and itself alone. The images of a batch are answered
+together, by one merged model: the same image in another batch may get another answer. Every answer says so:
+depends_on_batch, and batch_size. With ?single=true the images of a batch are answered one by one. If an image is blank
+or noise, or if no expert recognises the batch, the service abstains: the prediction is null, and abstained_because says
+why.
+
 Every error is a problem document (application/problem+json) with a stable code."""
 
 
