@@ -20,11 +20,9 @@ import httpx
 import numpy as np
 import pydicom
 import pytest
-import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
-from uvicorn.server import ServerState
 
 from benching import write_pool
 from dicoms import SECRET
@@ -118,7 +116,7 @@ def require_problem(answer: httpx.Response, code: str) -> None:
 
 def test_nothing_is_told_without_a_token(ask: Callable[..., Any]) -> None:
     for method, path in (
-        ("GET", STREAMS), ("GET", "/v1/pool"), ("GET", "/v1/overview"), ("GET", "/metrics"), ("GET", "/v1/nothing"),
+        ("GET", STREAMS), ("GET", "/v1/pool"), ("GET", "/v1/overview"), ("GET", "/metrics"),
         ("POST", f"{STREAMS}/a/batches"), ("POST", "/v1/pool/reload"),
     ):  # fmt: skip
         refused = ask(method, path, who=None, code="unauthorized")
@@ -566,39 +564,6 @@ def test_any_bytes_as_a_form_are_files_or_a_problem(body: bytes, start: bytes) -
 
     with suppress(Problem):  # and nothing else
         asyncio.run(parsed())
-
-
-def test_connections_that_dawdle_are_closed_and_nonsense_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEADER_SECONDS", 0.4)
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await asyncio.sleep(0.8)  # longer than headers may take: only they are timed
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
-
-    async def answered(*pieces: bytes) -> bytes:
-        loop = asyncio.get_running_loop()
-        config = uvicorn.Config(app, lifespan="off", log_config=None)
-        made = await loop.create_server(lambda: server.Connection(config, ServerState(), {}, loop), "127.0.0.1", 0)
-        async with made:
-            reader, writer = await asyncio.open_connection(*made.sockets[0].getsockname())
-            for piece in pieces:
-                writer.write(piece)
-                await asyncio.sleep(0.15)
-            try:
-                return await asyncio.wait_for(reader.read(), 5)
-            except ConnectionError:  # closed while something was still sent
-                return b""
-            finally:
-                writer.close()
-
-    whole = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    assert asyncio.run(answered()) == b""
-    assert asyncio.run(answered(*(whole[i : i + 2] for i in range(0, 20, 2)))) == b""
-    assert asyncio.run(answered(whole[:20], whole[20:])).endswith(b"ok")
-    head, _, body = asyncio.run(answered(b"\x16\x03\x01 nonsense\r\n\r\n")).partition(b"\r\n\r\n")
-    assert b"400" in head
-    assert json.loads(body)["code"] == "malformed_http"
 
 
 def test_the_table_of_problems_is_the_documents() -> None:

@@ -86,6 +86,17 @@ class ServeOptions:
         float,
         typer.Option(help="Requests per second and token (or address, without tokens); 0: no limit.", min=0),
     ] = 100.0
+    connections_per_address: Annotated[
+        int, typer.Option(help="Most open connections per client address; idle ones are closed first.", min=1)
+    ] = 256
+    proxies: Annotated[
+        list[str] | None,
+        typer.Option("--proxy", help="Address of a proxy, which may open any number; repeat for more."),
+    ] = None
+    streams_per_token: Annotated[int, typer.Option(help="Most streams of one client's token.", min=1)] = 16
+    grace_seconds: Annotated[
+        float, typer.Option(help="How long SIGTERM waits for requests in progress and clients that read slowly.", min=0)
+    ] = 20.0
     tls_cert: Annotated[Path | None, typer.Option(help="TLS certificate (PEM).")] = None
     tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None
     json_log: Annotated[bool, typer.Option("--json-log", help="Write log lines as JSON.")] = False

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -15,9 +17,10 @@ from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http.problems import Problem
 from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, ServiceLimits
-from mergestream.serving.http.tokens import Tokens
+from mergestream.serving.http.tokens import Holder, Tokens
 from mergestream.serving.monitoring import Metrics, RecentSteps
 from mergestream.serving.open_engine import OpenEngine
+from mergestream.serving.stream_owners import StreamOwners
 
 if TYPE_CHECKING:
     from mergestream.serving.watched_folder import FolderThread
@@ -41,6 +44,7 @@ class Service:
         *,
         tokens: Tokens | None = None,
         hosts: Sequence[str] | None = None,
+        owners: StreamOwners | None = None,
         one_thread: bool = False,
         threads: int = ENGINE_THREADS,
     ) -> None:
@@ -50,6 +54,7 @@ class Service:
         touch the device.
         """
         self.limits, self.tokens, self.hosts = limits or ServiceLimits(), tokens, hosts
+        self.owners = owners or StreamOwners()
         self.metrics, self.recent = Metrics(), RecentSteps()
         self.held, self.rates = HeldBytes(self.limits.held_bytes), RateLimiter(self.limits.rate, self.limits.burst)
         self.requests_in_progress = 0
@@ -80,16 +85,20 @@ class Service:
         for time_of_line, answer in await self._run(self._administration, opened.engine.history):
             self.recent.add(answer, time_of_line)
         self._open, self._loop = opened, asyncio.get_running_loop()
+        self.owners.keep_only([each["stream"] for each in opened.engine.streams()])
         if self.folder is not None:
             self.folder.start()
 
-    async def stop(self) -> None:
-        """Finish accepted work, log the end and release everything. AuditError: the end could not be logged."""
+    async def stop(self, seconds: float = math.inf) -> None:
+        """Finish accepted work, log the end and release everything. AuditError: the end could not be logged.
+
+        `seconds`: how long the watched folder may go on with files that are complete.
+        """
         self.closing = True
         if self.folder is not None:
-            await asyncio.to_thread(self.folder.stop)
+            await asyncio.to_thread(self.folder.stop, seconds)
         await self._queue.close()
-        await asyncio.to_thread(self._decoders.shutdown)
+        self._decoders.shutdown(wait=False, cancel_futures=True)  # no request is left to wait for a decoder
         if self._engine_threads is not self._administration:
             await asyncio.to_thread(self._engine_threads.shutdown)
         try:
@@ -123,6 +132,13 @@ class Service:
         """Answer one image, from the stream's past and itself alone unless the settings say otherwise."""
         async with asyncio.timeout(self.limits.answer_seconds):
             return await self._queue.answer_one(stream, picture)
+
+    def claimed(self, stream: str, holder: Holder) -> AbstractAsyncContextManager[None]:
+        """Send a batch to a stream inside the block; the stream's first batch makes the holder its owner."""
+        engine = self.open.engine
+        return self.owners.claimed(
+            stream, holder, lambda name: any(name == each["stream"] for each in engine.streams())
+        )
 
     async def decode(self, stream: str, files: Sequence[bytes]) -> list[Picture]:
         """Decode the files of a request. They count as waiting already."""

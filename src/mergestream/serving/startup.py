@@ -14,12 +14,13 @@ from mergestream.serving.audit.keys import read_private_key
 from mergestream.serving.http.gate import is_loopback
 from mergestream.serving.http.request_limits import ServiceLimits
 from mergestream.serving.http.server import run
-from mergestream.serving.http.tokens import Tokens
+from mergestream.serving.http.tokens import Tokens, require_private
 from mergestream.serving.monitoring import Metrics, timestamp
 from mergestream.serving.open_engine import OpenEngine, engine_settings, open_engine, with_device
 from mergestream.serving.options import ServeOptions
 from mergestream.serving.replicas.ray_cluster import require_ray_serve, start_replicas
 from mergestream.serving.service import ENGINE_THREADS, Service
+from mergestream.serving.stream_owners import StreamOwners
 from mergestream.serving.watched_folder import FolderThread
 from mergestream.serving.webhook import Webhook
 
@@ -37,6 +38,7 @@ def serve(options: ServeOptions, print_line: Callable[[str], None] = lambda _: N
         _limits(options),
         tokens=tokens,
         hosts=_hosts(options),
+        owners=StreamOwners(options.state / "owners.json", options.streams_per_token),
         one_thread=options.replicas == 1 and options.device != "cpu",
         threads=ENGINE_THREADS * options.replicas,
     )
@@ -103,6 +105,8 @@ def _require_safe(options: ServeOptions) -> None:
             f"Everyone who can reach {options.host} could use the service. Make a token with 'mergestream serve-token' "
             "and give its file as --tokens, or listen at 127.0.0.1."
         )
+    if options.tls_key is not None:
+        require_private(options.tls_key, 0o027, "Others on this machine may read or change the TLS key.")
 
 
 def _hosts(options: ServeOptions) -> Sequence[str] | None:

@@ -6,6 +6,7 @@ nothing. File names stay on this machine: they are neither logged nor given to `
 
 import fcntl
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,21 +33,23 @@ class FolderThread:
 
     def __init__(self, service: Service, folder: Path, *, reports: bool = False) -> None:
         self._service, self._folder, self._reports = service, folder, reports
-        self._stop = threading.Event()
+        self._stop, self._give_up = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="watched folder")
 
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """Stop after answering the files that are complete."""
+    def stop(self, seconds: float = math.inf) -> None:
+        """Stop after answering the files that are complete, or when the time is over; the rest waits in the folder."""
         self._stop.set()
         if self._thread.ident is not None:
+            self._thread.join(min(seconds, threading.TIMEOUT_MAX))
+            self._give_up.set()
             self._thread.join()
 
     def _run(self) -> None:
         try:
-            watch(self._folder, self._answer, self._stop, limits=self._service.limits.intake)
+            watch(self._folder, self._answer, self._stop, self._give_up, limits=self._service.limits.intake)
         except Exception as error:
             # Messages of other errors may name a file.
             why = str(error) if isinstance(error, MergestreamError) else type(error).__name__
@@ -74,13 +77,17 @@ def watch(
     folder: Path,
     answer: Answer,
     stop: threading.Event,
+    give_up: threading.Event | None = None,
     *,
     limits: Limits | None = None,
     pace: Pace | None = None,
 ) -> None:
-    """Answer files in `folder` until `stop` is set; files that are complete by then are still answered."""
+    """Answer files in `folder` until `stop` is set; files that are complete by then are still answered.
+
+    `give_up`, if set, ends that after the batch in progress.
+    """
     with _held(make_folder(folder)):
-        watcher = _Watcher(Dropbox(folder), answer, limits or Limits(), pace or Pace())
+        watcher = _Watcher(Dropbox(folder), answer, limits or Limits(), pace or Pace(), give_up or threading.Event())
         while not stop.is_set():
             watcher.look()
             stop.wait(watcher.pace.look_seconds)
@@ -90,8 +97,8 @@ def watch(
 class _Watcher:
     """State between two listings of the folder."""
 
-    def __init__(self, box: Dropbox, answer: Answer, limits: Limits, pace: Pace) -> None:
-        self._box, self._answer, self._limits, self.pace = box, answer, limits, pace
+    def __init__(self, box: Dropbox, answer: Answer, limits: Limits, pace: Pace, give_up: threading.Event) -> None:
+        self._box, self._answer, self._limits, self.pace, self._give_up = box, answer, limits, pace, give_up
         self._first_ready_at: float | None = None
         self._retry_at: dict[str, float] = {}
 
@@ -111,6 +118,8 @@ class _Watcher:
         """Read files into batches. A batch ends when it is full or as large as a request may be."""
         batch, pictures, size = list[Incoming](), 0, 0
         for name in names:
+            if self._give_up.is_set():
+                return
             incoming = self._read(name)
             if incoming is None:
                 continue

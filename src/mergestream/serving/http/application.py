@@ -5,20 +5,22 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from mergestream.pool.expert_card import version_of
-from mergestream.serving.http.gate import GUARDED, Gate
+from mergestream.serving.http.gate import Gate
 from mergestream.serving.http.problems import problem_of, response
 from mergestream.serving.http.routes import administration_routes, image_routes, page_routes
+from mergestream.serving.http.tokens import ANYONE, HEALTH
 from mergestream.serving.service import Service
 
 DESCRIPTION = """Send images, get the answers of one merged model, with an audit trail.
 For research. Not a medical device.
 
-If tokens are configured, send 'Authorization: Bearer TOKEN' to every URL under /v1 and to /metrics. Clients may read
-and send images; changes of streams and of the pool need an administrator's token.
+If tokens are configured, send 'Authorization: Bearer TOKEN' to every URL under /v1 and to /metrics. Clients may send
+images and read their own streams; changes of streams and of the pool need an administrator's token.
 
 A single image is answered from the stream's earlier images and itself alone. The images of a batch are answered
 together, by one merged model: the same image in another batch may get another answer. Every answer says so:
@@ -35,13 +37,14 @@ def create_app(service: Service) -> FastAPI:
         title="mergestream",
         version=version_of("mergestream"),
         description=DESCRIPTION,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
     app.state.service = service
     for part in (image_routes, administration_routes, page_routes):
-        app.include_router(part.router)
+        app.router.routes.extend(part.router.routes)
     app.add_middleware(Gate, service=service)
     app.add_exception_handler(HTTPException, _as_problem)
     app.add_exception_handler(RequestValidationError, _as_problem)
@@ -64,9 +67,11 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        routes = [route for route in app.routes if isinstance(route, APIRoute)]
+        public = {route.path for route in routes if getattr(route.endpoint, "role", None) in (ANYONE, HEALTH)}
         for path, methods in schema["paths"].items():
             for about in methods.values():
-                if path.startswith(GUARDED):
+                if path not in public:
                     about["security"] = [{"token": []}, {}]
                 for answer in about["responses"].values():
                     _only_problem_json(answer)

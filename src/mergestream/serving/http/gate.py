@@ -1,4 +1,4 @@
-"""Middleware for every request: request id, authentication, rate limit, and a problem document for every error."""
+"""Middleware for every request: request id, roles, rate limit, and a problem document for every error."""
 
 import asyncio
 import ipaddress
@@ -10,18 +10,19 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mergestream.serving.answer_queue import ClosingError, OverloadedError
 from mergestream.serving.http.problems import ClientGone, Problem, problem_of, response
-from mergestream.serving.http.tokens import ADMINISTRATOR, EVERYONE, Holder
+from mergestream.serving.http.tokens import ADMINISTRATOR, ANYONE, EVERYONE, HEALTH, Holder
 from mergestream.serving.service import Service
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("mergestream.serving.access")
-READING = ("GET", "HEAD", "OPTIONS")
+METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE", "PATCH")
 IMAGE_ROUTES = ("/batches", "/images")
-GUARDED = ("/v1/", "/metrics")  # the rest is public: pages, health checks
+FORWARDED = ("forwarded", "via", "x-real-ip", "x-forwarded-")
 CLIENT_GONE = 499
 DRAINED_BYTES, DRAINED_SECONDS = 8 << 20, 2.0
 HEADERS = {
@@ -35,6 +36,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+TLS_HEADERS = {"Strict-Transport-Security": "max-age=31536000"}
 
 
 class Gate:
@@ -62,7 +64,7 @@ class Gate:
         try:
             self._admit(exchange)
             await self._app(exchange.scope, exchange.receive, exchange.send)
-        except ClientGone:
+        except (ClientGone, asyncio.CancelledError):  # cancelled: the service ends and has closed the connection
             exchange.status = exchange.status or CLIENT_GONE
         except Exception as error:
             if exchange.status:  # too late for another response: uvicorn closes the connection
@@ -75,37 +77,48 @@ class Gate:
             await exchange.refuse(problem)
 
     def _admit(self, exchange: "_Exchange") -> None:
-        """Check the request before its body is read."""
-        service, headers = self._service, exchange.headers
+        """Check the request before its body is read and before anything of its route runs."""
+        service, scope = self._service, exchange.scope
         if service.closing:
             raise ClosingError("The service is shutting down. Send this again when it is back.")
-        self._require_same_origin(headers)
-        if not exchange.path.startswith(GUARDED):
+        self._require_own_caller(exchange)
+        role, stream = _role_and_stream(scope)
+        if role == HEALTH:
             return
-        exchange.holder = EVERYONE if service.tokens is None else self._holder(headers, exchange.address)
-        exchange.scope["state"]["holder"] = exchange.holder
-        service.rates.admit(exchange.address if service.tokens is None else f"token {exchange.holder.name}")
-        if exchange.needs_administrator and exchange.holder.role != ADMINISTRATOR:
+        if scope["state"].get("reserved") or service.requests_in_progress > service.limits.requests:
+            raise OverloadedError("Too many requests or connections are open. Try again in a moment.")
+        if role == ANYONE:
+            service.rates.admit(f"pages at {exchange.address}")
+            return
+        holder = exchange.holder = scope["state"]["holder"] = self._holder(exchange)
+        service.rates.admit(exchange.address if holder is EVERYONE else f"token {holder.name}")
+        if role == ADMINISTRATOR != holder.role:
             raise Problem("forbidden", "Only an administrator's token may change streams and the pool.")
-        if service.requests_in_progress > service.limits.requests:
-            raise OverloadedError("Too many requests are in progress. Try again in a moment.")
+        if stream is not None:
+            service.owners.require(stream, holder)
 
-    def _require_same_origin(self, headers: Headers) -> None:
-        """No web page may make a browser on this machine use a service that needs no token."""
+    def _require_own_caller(self, exchange: "_Exchange") -> None:
+        """No web page may make a browser on this machine, and no proxy, use a service that needs no token."""
+        headers, service = exchange.headers, self._service
         host, origin = headers.get("host", ""), headers.get("origin")
         if origin is not None and _authority(origin) != host:
             raise Problem(
                 "foreign_origin", "Open the dashboard from this service, or use a client other than a browser."
             )
-        if self._service.hosts is not None and _name_of(host) not in self._service.hosts:
+        if service.hosts is not None and _name_of(host) not in service.hosts:
             raise Problem("wrong_host", "Address the service as it was started, for instance as 127.0.0.1.")
+        forwarded = any(name.startswith(FORWARDED) for name in headers)
+        if service.tokens is None and (forwarded or not is_loopback(exchange.address)):
+            raise Problem("tokens_needed", "Make tokens with 'mergestream serve-token' and start it with --tokens.")
 
-    def _holder(self, headers: Headers, address: str) -> Holder:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        assert self._service.tokens is not None
-        holder = self._service.tokens.holder_of(token.strip()) if scheme.lower() == "bearer" else None
+    def _holder(self, exchange: "_Exchange") -> Holder:
+        tokens = self._service.tokens
+        if tokens is None:
+            return EVERYONE
+        scheme, _, token = exchange.headers.get("authorization", "").partition(" ")
+        holder = tokens.holder_of(token.strip()) if scheme.lower() == "bearer" else None
         if holder is None:
-            self._service.rates.admit(f"unknown at {address}")
+            self._service.rates.admit(f"unknown at {exchange.address}")
             detail = "Send the header 'Authorization: Bearer TOKEN' with a token of this service."
             raise Problem("unauthorized", detail, {"WWW-Authenticate": "Bearer"})
         return holder
@@ -114,12 +127,14 @@ class Gate:
         """Count and log the request by its route: text from the client's URL is in neither."""
         seconds = time.perf_counter() - exchange.started
         status = exchange.status or CLIENT_GONE
-        with_images = exchange.method == "POST" and exchange.route.endswith(IMAGE_ROUTES)
-        self._service.metrics.request(exchange.method, exchange.route, status, seconds, with_images=with_images)
+        method = exchange.scope["method"] if exchange.scope["method"] in METHODS else "other"
+        route = getattr(exchange.scope.get("route"), "path", "unmatched")
+        with_images = method == "POST" and route.endswith(IMAGE_ROUTES)
+        self._service.metrics.request(method, route, status, seconds, with_images=with_images)
         fields = {
             "request_id": exchange.request_id,
-            "method": exchange.method,
-            "route": exchange.route,
+            "method": method,
+            "route": route,
             "status": status,
             "milliseconds": round(1000 * seconds, 1),
             "token": exchange.holder.name if exchange.holder else None,
@@ -134,26 +149,12 @@ class _Exchange:
         self.started = time.perf_counter()
         self.scope, self._receive, self._send = scope, receive, send
         self.headers = Headers(scope=scope)
-        self.path = scope["path"]
         self.request_id = secrets.token_hex(8)
         scope.setdefault("state", {})["request_id"] = self.request_id
         self.address = (scope.get("client") or ("unknown", 0))[0]
         self.holder: Holder | None = None
         self.status = 0
         self._body_read, self._touched = False, False
-
-    @property
-    def method(self) -> str:
-        methods = (*READING, "POST", "PUT", "DELETE", "PATCH")
-        return self.scope["method"] if self.scope["method"] in methods else "other"
-
-    @property
-    def route(self) -> str:
-        return getattr(self.scope.get("route"), "path", "unmatched")
-
-    @property
-    def needs_administrator(self) -> bool:
-        return self.scope["method"] not in READING and not self.path.endswith(IMAGE_ROUTES)
 
     async def receive(self) -> Message:
         self._touched = True
@@ -166,7 +167,7 @@ class _Exchange:
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers["X-Request-ID"] = self.request_id
-            for name, value in HEADERS.items():
+            for name, value in (HEADERS | (TLS_HEADERS if self.scope["scheme"] == "https" else {})).items():
                 headers.setdefault(name, value)
         await self._send(message)
 
@@ -188,6 +189,16 @@ class _Exchange:
             async with asyncio.timeout(DRAINED_SECONDS):
                 while not self._body_read and left > 0:
                     left -= len((await self.receive()).get("body", b""))
+
+
+def _role_and_stream(scope: Scope) -> tuple[str, str | None]:
+    """The role that the request's route declares, and the stream in its path. A route without one: administrators."""
+    for route in scope["app"].routes:
+        match, details = route.matches(scope)
+        if match is Match.FULL:
+            role = getattr(details.get("endpoint"), "role", ADMINISTRATOR)
+            return role, details.get("path_params", {}).get("stream")
+    return ANYONE, None  # no route runs: 404 or 405
 
 
 def _authority(origin: str) -> str | None:

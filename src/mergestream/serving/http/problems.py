@@ -1,11 +1,12 @@
 """Errors as problem documents (RFC 9457, application/problem+json), with one table of stable codes."""
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from mergestream.data.intake import REFUSALS, IntakeError
 from mergestream.runtime.errors import InputError, OutputError, UnknownNameError
@@ -18,8 +19,8 @@ MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 2
 # Any URL under /v1 may answer these.
 ALWAYS = (
-    "unauthorized", "forbidden", "foreign_origin", "wrong_host", "rate_limited", "internal", "loading", "closing",
-    "overloaded", "invalid_request",
+    "unauthorized", "forbidden", "tokens_needed", "foreign_origin", "wrong_host", "rate_limited", "internal", "loading",
+    "closing", "overloaded", "invalid_request",
 )  # fmt: skip
 EXAMPLE_DETAIL, EXAMPLE_REQUEST = "What was wrong with this request, and what to do.", "5f1c0a9e7d3b2460"
 
@@ -37,6 +38,7 @@ OWN = {
     "malformed_multipart": ProblemType(400, "The body is not a valid multipart form."),
     "unauthorized": ProblemType(401, "The token is missing or unknown."),
     "forbidden": ProblemType(403, "The token's role does not allow this."),
+    "tokens_needed": ProblemType(403, "Without tokens only programs on this machine may use the service directly."),
     "foreign_origin": ProblemType(403, "Web pages of another origin may not use this service."),
     "not_found": ProblemType(404, "There is nothing at this URL."),
     "unknown_stream": ProblemType(404, "Unknown stream."),
@@ -133,7 +135,8 @@ def document(problem: Problem, request_id: str) -> dict[str, Any]:
 def response(problem: Problem, request_id: str) -> Response:
     retry = {"Retry-After": str(RETRY_SECONDS)} if problem.code in TEMPORARY else {}
     headers = {**retry, **problem.headers}
-    return JSONResponse(document(problem, request_id), problem.status, headers, media_type=MEDIA_TYPE)
+    body = json.dumps(document(problem, request_id))  # in ASCII: names in a pool may hold any character
+    return Response(body, problem.status, headers, media_type=MEDIA_TYPE)
 
 
 def _of_http(error: HTTPException) -> Problem:

@@ -1,73 +1,79 @@
 """uvicorn around the application: slow connections are closed, and a signal ends it in an orderly way."""
 
 import asyncio
-import json
 import logging
-import secrets
+import math
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import cast
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import error_text
+from mergestream.serving.http import listener
 from mergestream.serving.http.application import create_app
-from mergestream.serving.http.problems import MEDIA_TYPE, Problem, document
+from mergestream.serving.http.connection import KEEP_ALIVE_SECONDS, Connection
+from mergestream.serving.http.request_limits import ServiceLimits
 from mergestream.serving.options import ServeOptions
 from mergestream.serving.service import Service
 
-HEADER_SECONDS = 15.0
-KEEP_ALIVE_SECONDS = 15
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-GRACE_SECONDS = 30.0  # beyond the time limits of a body and an answer
+CONNECTIONS_PER_REQUEST = 4  # connections that may be open for each request that may be in progress
+LIBRARIES = ("uvicorn.error", "asyncio", listener.__name__)
 log = logging.getLogger(__name__)
-
-
-class Connection(H11Protocol):
-    """uvicorn's connection with a time limit for headers; uvicorn would wait forever for those of the first request."""
-
-    _headers_due: float | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._await_headers()
-
-    def data_received(self, data: bytes) -> None:
-        """Stop the timer only when the headers are complete; uvicorn stops it with any byte."""
-        before = self.cycle
-        super().data_received(data)
-        if self.cycle is not before:
-            self._headers_due = None
-        elif self._is_idle():
-            self._await_headers()
-
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002
-        problem = Problem("malformed_http", "Send HTTP/1.1 with complete headers of moderate size.")
-        body = json.dumps(document(problem, secrets.token_hex(8))).encode()
-        headers = [("content-type", MEDIA_TYPE), ("content-length", str(len(body))), ("connection", "close")]
-        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
-
-    def _is_idle(self) -> bool:
-        return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
-
-    def _await_headers(self) -> None:
-        self._headers_due = self._headers_due or self.loop.time() + HEADER_SECONDS
-        self.timeout_keep_alive_task = self.loop.call_at(self._headers_due, self._close_idle)
-
-    def _close_idle(self) -> None:
-        if self._is_idle():
-            self.transport.close()
 
 
 class Server(uvicorn.Server):
     """A signal ends the server but not the process: the caller chooses the exit code."""
+
+    def __init__(self, config: uvicorn.Config, options: ServeOptions) -> None:
+        super().__init__(config)
+        self._options = options
+        self._connections = cast("set[Connection]", self.server_state.connections)
+        self._deadline = math.inf  # of the end, by the clock of time.monotonic
+
+    @property
+    def seconds_left(self) -> float:
+        """Of the grace period."""
+        return 0.0 if self.force_exit else max(0.0, self._deadline - time.monotonic())
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        for name in LIBRARIES:
+            logging.getLogger(name).addFilter(listener.ONCE_PER_MINUTE)
+        self._listener = listener.Listener(
+            sockets[0],
+            lambda: Connection(self.config, self.server_state, {}),
+            self._connections,
+            most=listener.most_connections(CONNECTIONS_PER_REQUEST * ServiceLimits.requests),
+            per_address=self._options.connections_per_address,
+            proxies=self._options.proxies or (),
+            tls=self.config.ssl,
+        )
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
+        """Finish requests in progress until the grace period or a second signal ends; then close all connections."""
+        self._listener.close()
+        self._deadline = time.monotonic() + self._options.grace_seconds
+        connections, tasks = self._connections, self.server_state.tasks
+        for connection in list(connections):
+            connection.shutdown()
+        while (connections or tasks) and self.seconds_left:
+            await asyncio.sleep(0.05)
+        if connections or tasks:
+            log.warning("%d connections and %d requests were cut off at the end", len(connections), len(tasks))
+        for connection in list(connections):
+            connection.abort()
+        await asyncio.sleep(0)  # until they are lost
+        for task in list(tasks):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -99,7 +105,7 @@ def run(service: Service, options: ServeOptions, on_ready: Callable[[str], None]
 
 
 async def _serve(service: Service, options: ServeOptions, sock: socket.socket, on_ready: Callable[[str], None]) -> None:
-    server, url = Server(_config(service, options)), url_of(options, sock)
+    server, url = Server(_config(service, options), options), url_of(options, sock)
     failure: list[BaseException] = []
 
     async def load() -> None:
@@ -126,13 +132,12 @@ async def _serve(service: Service, options: ServeOptions, sock: socket.socket, o
     finally:
         server.should_exit = True
         await asyncio.gather(loading, watching)
-        await service.stop()
+        await service.stop(server.seconds_left)
     if failure:
         raise failure[0]
 
 
 def _config(service: Service, options: ServeOptions) -> uvicorn.Config:
-    limits = service.limits
     try:
         config = uvicorn.Config(
             create_app(service),
@@ -144,8 +149,6 @@ def _config(service: Service, options: ServeOptions) -> uvicorn.Config:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=int(limits.body_seconds + limits.answer_seconds + GRACE_SECONDS),
-            limit_concurrency=4 * limits.requests,
             ssl_certfile=options.tls_cert,
             ssl_keyfile=options.tls_key,
         )

@@ -6,9 +6,9 @@ import logging
 import os
 import re
 import secrets
-import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mergestream.runtime.errors import InputError, OutputError
 from mergestream.runtime.files import error_text
@@ -16,10 +16,12 @@ from mergestream.runtime.option_checks import one_of
 
 CLIENT, ADMINISTRATOR = "client", "administrator"
 ROLES = (CLIENT, ADMINISTRATOR)
+ANYONE, HEALTH = "anyone", "health check"  # routes without a token; health checks also have no limits
 LINE = re.compile(
     r"(?P<role>client|administrator) +(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]{0,63}) +(?P<sha256>[0-9a-f]{64})"
 )
 LARGEST_FILE = 1 << 20
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 log = logging.getLogger(__name__)
 
 
@@ -34,6 +36,16 @@ class Holder(NamedTuple):
 EVERYONE = Holder(ADMINISTRATOR, "loopback")
 
 
+def for_role(role: str) -> Callable[[Endpoint], Endpoint]:
+    """Declare who may use a route: ADMINISTRATOR (the default), CLIENT for both roles, ANYONE or HEALTH."""
+
+    def declare(endpoint: Endpoint) -> Endpoint:
+        endpoint.role = role  # type: ignore[attr-defined]  # read by the gate
+        return endpoint
+
+    return declare
+
+
 class Tokens:
     """The tokens of a file, read again whenever it changes. If the file is missing or damaged, no token is valid."""
 
@@ -41,7 +53,7 @@ class Tokens:
         self._file = file
         self._version: tuple[int, ...] | None = None
         self._entries: list[tuple[bytes, Holder]] = []
-        _require_private(file)
+        require_private(file, 0o022, "Others on this machine may write tokens into it.")
         wrong = self._refresh()
         if wrong:
             raise InputError(f"{file}, line {wrong[0]}: not 'role name sha256'. Make tokens with 'serve-token'.")
@@ -109,13 +121,14 @@ def _entries(lines: list[str]) -> tuple[list[tuple[bytes, Holder]], list[int]]:
     return entries, wrong
 
 
-def _require_private(file: Path) -> None:
+def require_private(file: Path, forbidden: int, why: str) -> None:
+    """Refuse a file whose mode has one of the forbidden bits."""
     try:
-        mode = stat.S_IMODE(file.stat().st_mode)
+        mode = file.stat().st_mode
     except OSError as error:
-        raise InputError(f"The tokens file {file} cannot be read: {error_text(error)}.") from error
-    if mode & 0o022:
-        raise InputError(f"Others on this machine may write tokens into {file}. Run: chmod 600 {file}")
+        raise InputError(f"{file} cannot be read: {error_text(error)}.") from error
+    if mode & forbidden:
+        raise InputError(f"{file}: {why} Run: chmod 600 {file}")
 
 
 def _sha256(token: str) -> bytes:

@@ -12,7 +12,7 @@ from mergestream.serving.http import schemas
 from mergestream.serving.http.problems import Problem, problems
 from mergestream.serving.http.request_limits import body_of
 from mergestream.serving.http.routes.image_routes import StreamName
-from mergestream.serving.http.tokens import ADMINISTRATOR
+from mergestream.serving.http.tokens import ADMINISTRATOR, CLIENT, EVERYONE, Holder, for_role
 from mergestream.serving.service import Service
 
 router = APIRouter(tags=["streams and pool"])
@@ -30,12 +30,14 @@ def _json_body(kind: type[schemas.Document]) -> dict[str, Any]:
 
 
 @router.get("/v1/streams", summary="List streams", responses=problems())
+@for_role(CLIENT)
 async def list_streams(request: Request) -> schemas.Streams:
     """The status of every stream, by name."""
-    return schemas.Streams(streams=stream_statuses(request.app.state.service))
+    return schemas.Streams(streams=stream_statuses(request.app.state.service, request.state.holder))
 
 
 @router.get("/v1/streams/{stream}", summary="Show a stream", responses=problems("unknown_stream"))
+@for_role(CLIENT)
 async def show_stream(request: Request, stream: StreamName) -> schemas.StreamStatus:
     """Numbers of steps and images, and the numbers and findings of its last step."""
     return _status_of(request.app.state.service, stream)
@@ -44,6 +46,7 @@ async def show_stream(request: Request, stream: StreamName) -> schemas.StreamSta
 @router.get(
     "/v1/streams/{stream}/recent", summary="Show the last steps of a stream", responses=problems("unknown_stream")
 )
+@for_role(CLIENT)
 async def recent_steps(request: Request, stream: StreamName, after: After = None) -> schemas.Recent:
     """Coefficients, entropies, predictions per class and findings of the last 200 steps; restored from the log."""
     service: Service = request.app.state.service
@@ -55,6 +58,7 @@ async def recent_steps(request: Request, stream: StreamName, after: After = None
 @router.post(
     "/v1/streams/{stream}/reset", summary="Reset a stream", responses=problems("unknown_stream", "audit_unavailable")
 )
+@for_role(ADMINISTRATOR)
 async def reset_stream(request: Request, stream: StreamName) -> schemas.StreamStatus:
     """Reset its moving averages and the memory of its guards. Step numbers continue. Administrators only."""
     service: Service = request.app.state.service
@@ -68,6 +72,7 @@ async def reset_stream(request: Request, stream: StreamName) -> schemas.StreamSt
     responses=problems("unknown_stream", "nothing_to_acknowledge", *BODY_CODES),
     openapi_extra=_json_body(schemas.Acknowledgement),
 )
+@for_role(ADMINISTRATOR)
 async def acknowledge_alarms(request: Request, stream: StreamName) -> schemas.StreamStatus:
     """Log who knows of its current alarms. They stay until their findings end. Administrators only."""
     service: Service = request.app.state.service
@@ -87,21 +92,28 @@ async def acknowledge_alarms(request: Request, stream: StreamName) -> schemas.St
     response_class=Response,
     responses=problems("unknown_stream", "audit_unavailable"),
 )
+@for_role(ADMINISTRATOR)
 async def delete_stream(request: Request, stream: StreamName) -> Response:
     """Delete its averages and counts; its lines stay in the audit log. Administrators only."""
     service: Service = request.app.state.service
     await service.change("delete", request.state, partial(service.open.engine.delete, stream))
     service.recent.forget(stream)
     service.metrics.forget(stream)
+    await service.owners.release(stream)
     return Response(status_code=204)
 
 
-def stream_statuses(service: Service) -> list[schemas.StreamStatus]:
-    return [_status(stream, service.recent.last(stream["stream"]) or {}) for stream in service.open.engine.streams()]
+def stream_statuses(service: Service, holder: Holder) -> list[schemas.StreamStatus]:
+    """The status of every stream that the holder of a token may read."""
+    return [
+        _status(stream, service.recent.last(stream["stream"]) or {})
+        for stream in service.open.engine.streams()
+        if service.owners.allow(stream["stream"], holder)
+    ]
 
 
 def _status_of(service: Service, name: str) -> schemas.StreamStatus:
-    for status in stream_statuses(service):
+    for status in stream_statuses(service, EVERYONE):
         if status.name == name:
             return status
     raise Problem("unknown_stream", "Unknown stream; the first batch sent to a stream creates it.")
@@ -123,6 +135,7 @@ def _status(stream: dict[str, Any], last: dict[str, Any]) -> schemas.StreamStatu
 
 
 @router.get("/v1/pool", summary="Show the pool", responses=problems())
+@for_role(CLIENT)
 async def show_pool(request: Request) -> schemas.PoolStatus:
     """Every expert's card, without its training recipe; the method and its options."""
     lineup = request.app.state.service.open.engine.lineup
@@ -147,6 +160,7 @@ async def show_pool(request: Request) -> schemas.PoolStatus:
 
 
 @router.get("/v1/overview", summary="Data of the dashboard", responses=problems())
+@for_role(CLIENT)
 async def overview(request: Request) -> schemas.Overview:
     """Pool, streams, latency and requests."""
     service: Service = request.app.state.service
@@ -159,7 +173,7 @@ async def overview(request: Request) -> schemas.Overview:
         pool=schemas.OverviewPool(
             hash=lineup.identity["pool_sha256"], classes=list(lineup.pool.classes), experts=experts
         ),
-        streams=stream_statuses(service),
+        streams=stream_statuses(service, request.state.holder),
         latency_ms=schemas.Latency(**service.metrics.latency()),
         requests=schemas.Requests(**service.metrics.outcomes()),
         administrator=request.state.holder.role == ADMINISTRATOR,
@@ -172,6 +186,7 @@ async def overview(request: Request) -> schemas.Overview:
     summary="Reload the pool",
     responses=problems("pool_unusable", "audit_unavailable"),
 )
+@for_role(ADMINISTRATOR)
 async def reload_pool(request: Request) -> schemas.Reloaded:
     """Use the pool that is on disk now, from the next batch on. Administrators only.
 
@@ -192,6 +207,7 @@ async def reload_pool(request: Request) -> schemas.Reloaded:
     responses=problems("unknown_expert", "change_refused", *BODY_CODES),
     openapi_extra=_json_body(schemas.Switch),
 )
+@for_role(ADMINISTRATOR)
 async def switch_expert(request: Request, expert: ExpertName) -> schemas.Switched:
     """From the next batch of each stream on. The other coefficients are renormalised. Administrators only."""
     service: Service = request.app.state.service

@@ -11,6 +11,7 @@ from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http.problems import Problem, problems
 from mergestream.serving.http.request_limits import body_of
 from mergestream.serving.http.schemas import BatchAnswer
+from mergestream.serving.http.tokens import CLIENT, for_role
 from mergestream.serving.http.uploads import files_of
 from mergestream.serving.monitoring import by_expert
 from mergestream.serving.service import Service
@@ -47,6 +48,7 @@ def _form(several: bool) -> dict[str, Any]:
     responses=problems(*UPLOAD_CODES),
     openapi_extra=_form(several=True),
 )
+@for_role(CLIENT)
 async def answer_batch(
     request: Request, stream: StreamName, report: Report = None, single: Single = False
 ) -> BatchAnswer:
@@ -59,7 +61,8 @@ async def answer_batch(
     service.open  # noqa: B018 raises while the service loads
     with service.held.share() as take:
         pictures = await _pictures(request, service, stream, take)
-        answer = await service.answer_batch(stream, pictures, single=single)
+        async with service.claimed(stream, request.state.holder):
+            answer = await service.answer_batch(stream, pictures, single=single)
         return answer_document(answer, encoded_reports(pictures, answer) if report else None)
 
 
@@ -70,6 +73,7 @@ async def answer_batch(
     responses=problems(*UPLOAD_CODES, "one_picture_only"),
     openapi_extra=_form(several=False),
 )
+@for_role(CLIENT)
 async def answer_image(request: Request, stream: StreamName, report: Report = None) -> BatchAnswer:
     """One image, answered from the stream's earlier images and itself alone, whoever else sends images at that time.
 
@@ -81,7 +85,8 @@ async def answer_image(request: Request, stream: StreamName, report: Report = No
         pictures = await _pictures(request, service, stream, take)
         if len(pictures) > 1:
             raise Problem("one_picture_only", "Send several images, or a file that holds several, as a batch.")
-        answer = await service.answer_one(stream, pictures[0])
+        async with service.claimed(stream, request.state.holder):
+            answer = await service.answer_one(stream, pictures[0])
         return answer_document(answer, encoded_reports(pictures, answer) if report else None)
 
 

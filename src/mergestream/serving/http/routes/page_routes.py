@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from jinja2 import Template
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from mergestream.serving.http.problems import PROBLEMS, Problem, problems
 from mergestream.serving.http.schemas import Health
+from mergestream.serving.http.tokens import ANYONE, CLIENT, HEALTH, for_role
 
 DASHBOARD = Path(__file__).parents[2] / "dashboard"
 STYLE = Path(__file__).with_name("docs.css")
@@ -27,6 +28,7 @@ METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"sc
 
 
 def _sender(file: Path) -> Any:
+    @for_role(ANYONE)
     async def send() -> Response:
         return FileResponse(file, media_type=TYPES[file.suffix])
 
@@ -34,24 +36,38 @@ def _sender(file: Path) -> Any:
 
 
 @router.get("/docs.css", include_in_schema=False)
+@for_role(ANYONE)
 async def style() -> FileResponse:
     return FileResponse(STYLE, media_type=TYPES[".css"])
 
 
 @router.get("/docs", include_in_schema=False)
+@for_role(ANYONE)
 async def documentation(request: Request) -> HTMLResponse:
     """The OpenAPI document as a page."""
     by_status = sorted(PROBLEMS.items(), key=lambda item: (item[1].status, item[0]))
     return HTMLResponse(DOCUMENTATION.render(request.app.openapi(), problems=by_status))
 
 
+@router.get("/openapi.json", include_in_schema=False)
+@for_role(ANYONE)
+async def openapi(request: Request) -> Response:
+    """Encoded once: it is large, and anyone may ask for it."""
+    state = request.app.state
+    if not hasattr(state, "openapi"):
+        state.openapi = JSONResponse(request.app.openapi()).body
+    return Response(state.openapi, media_type="application/json")
+
+
 @router.get("/healthz", summary="Liveness")
+@for_role(HEALTH)
 async def healthz() -> Health:
     """Always ok: the process answers."""
     return Health(status="ok")
 
 
 @router.get("/readyz", summary="Readiness", responses=problems("audit_unavailable", "not_watching"))
+@for_role(HEALTH)
 async def readyz(request: Request) -> Health:
     """Not ready while it loads or shuts down, or while the audit log or the watched folder fails."""
     code = await request.app.state.service.why_not_ready()
@@ -61,6 +77,7 @@ async def readyz(request: Request) -> Health:
 
 
 @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response, responses={**METRICS, **problems()})
+@for_role(CLIENT)
 async def metrics(request: Request) -> Response:
     """Requests, latencies, images, steps, findings, audit lines, queue length, streams."""
     return Response(request.app.state.service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
