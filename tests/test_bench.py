@@ -610,3 +610,41 @@ def test_a_fixed_choice_of_images(consortium: Path, tmp_path: Path) -> None:
     )  # at most so many
     assert {line["images"] for line in more.runs} == {18}
     assert len({run.arguments["data"]["fingerprint"] for run in runs}) == len(SITES)
+
+
+CARD_FIELDS: dict[str, dict] = {
+    "loss": {"recipe": {"loss": "weighted"}},
+    "class_counts": {"class_counts": {"benign": 40, "malignant": 2, "normal": 5}},
+    "mean_probability": {
+        "metrics": {"validation": {"mean_probability": {"benign": 0.1, "malignant": 0.2, "normal": 0.7}}}
+    },
+    "accuracy": {"metrics": {"validation": {"accuracy": 1.0}}},
+}
+
+
+@pytest.mark.parametrize("field", CARD_FIELDS)
+def test_an_edited_card_gives_no_old_runs(consortium: Path, tmp_path: Path, field: str) -> None:
+    """prior_adaptive reads these fields of a card: after an edit, --out must not return the runs of before."""
+
+    def edit_card(fields: dict) -> None:
+        path = tmp_path / "pool" / "brest" / "expert.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+    def bench(out: str) -> dict[str, bytes]:
+        """The probabilities of every run that the tables are made of."""
+        words = ("--methods", "prior_adaptive", "--streams", "iid", "--seeds", "0", "--targets", "lyon")
+        done = command(*bench_arguments(tmp_path, tmp_path / out, *words))
+        assert done.returncode == 0, done.stderr
+        with (tmp_path / out / "results.csv").open() as file:
+            names = [line["run"] for line in csv.DictReader(file) if line["method"] == "prior_adaptive"]
+        return {name: contents(tmp_path / out)[name][2]["probabilities"] for name in names}
+
+    for part in ("data", "pool"):
+        shutil.copytree(consortium / part, tmp_path / part)
+    edit_card({"class_counts": {"benign": 6, "malignant": 30, "normal": 9}, "temperature": 0.5})
+    before = bench("out")
+    edit_card(CARD_FIELDS[field])
+    after, fresh = bench("out"), bench("fresh")
+    assert set(after.values()).isdisjoint(before.values()), "the card changes the answers"
+    assert after == fresh
+    assert not set(after) & set(before), "so the runs have other names"
