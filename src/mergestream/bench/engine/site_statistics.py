@@ -1,12 +1,11 @@
 """Statistics of every expert of a trained pool, measured on its own site's training images."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from mergestream.bench.engine.pool_at_target import preprocessing_of
-from mergestream.bench.evaluation import leave_one_domain_out
 from mergestream.data.datasets.data_request import DataRequest, open_data
 from mergestream.pool.checkpoint import Statistics, write_statistics
 from mergestream.pool.expert_pool import ExpertPool
@@ -33,20 +32,23 @@ def measure_pool(
             chosen[card.name] = data.batch(split_of(data, card.recipe)[0][: images[kind]])
         return chosen
 
-    subpools = [pool.without(fold.target) for fold in leave_one_domain_out(pool.names)] if BLOCKWISE in images else []
-    blockwise = {blockwise_kind(each, REGMEAN_PP): each for each in subpools}
+    # Left-out experts by the kind of statistics that the others need then. Subpools may be large copies: one at a time.
+    left_out = {blockwise_kind(pool.without(name), REGMEAN_PP): name for name in pool.names if BLOCKWISE in images}
     plain = [kind for kind in images if kind != BLOCKWISE]
-    kinds = {name: [*plain, *(k for k, each in blockwise.items() if name in each.names)] for name in pool.names}
-    if all(_has(own, kinds[name]) for name, own in zip(pool.names, pool.statistics, strict=True)):
+    if all(_has(name, own, plain, left_out) for name, own in zip(pool.names, pool.statistics, strict=True)):
         return
     measured = pool
     for kind in plain:
         measured = measure_statistics(measured, own_images(pool.names, kind), (kind,))
     statistics = _by_name(measured)
-    for kind, each in blockwise.items():
-        own = _by_name(measure_statistics(each, own_images(each.names, BLOCKWISE), (BLOCKWISE,), **REGMEAN_PP))
-        for name in each.names:
-            statistics[name] = statistics[name].with_kind(kind, dict(own[name].of(kind)), own[name].images[kind])
+    del measured
+    for kind, name in left_out.items():
+        rest = pool.without(name)
+        own = _by_name(measure_statistics(rest, own_images(rest.names, BLOCKWISE), (BLOCKWISE,), **REGMEAN_PP))
+        for expert in rest.names:
+            statistics[expert] = statistics[expert].with_kind(
+                kind, dict(own[expert].of(kind)), own[expert].images[kind]
+            )
     for card in pool.cards:
         write_statistics(folder / card.name, statistics[card.name], card)
 
@@ -55,5 +57,6 @@ def _by_name(pool: ExpertPool) -> dict[str, Statistics]:
     return {name: own for name, own in zip(pool.names, pool.statistics, strict=True) if own is not None}
 
 
-def _has(own: Statistics | None, kinds: list[str]) -> bool:
-    return own is not None and all(kind in own.images for kind in kinds)
+def _has(name: str, own: Statistics | None, plain: Sequence[str], left_out: Mapping[str, str]) -> bool:
+    needed = [*plain, *(kind for kind, other in left_out.items() if other != name)]
+    return own is not None and all(kind in own.images for kind in needed)
