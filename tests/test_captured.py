@@ -119,6 +119,22 @@ def test_known_logits_are_used_and_padded() -> None:
         assert_same(fast.step(images, expert_logits=known), slow.step(images, expert_logits=known))
 
 
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_replayed_step_counts_its_forwards(name: str, options: dict[str, Any]) -> None:
+    pool = make_pool("resnet" if "recalibrate_bn" in options else "vit")
+    fast, slow = (ms.create_method(name, each, **options) for each in (pool, eager(pool)))
+    replayed = 0
+    for seed, size in enumerate(SIZES):
+        before = dict(pool.passes)
+        one, two = (method.step(make_images(size, seed=seed)) for method in (fast, slow))
+        counted = [(step.expert_forwards, step.merged_forwards, step.backwards) for step in (one, two)]
+        assert counted[0] == counted[1]
+        images = one.graph or size  # padding runs through the networks too
+        assert pool.passes["expert"] - before["expert"] == images * one.expert_forwards
+        replayed += one.graph is not None
+    assert replayed
+
+
 def broken(images: Tensor, place: int) -> Tensor:
     images = images.float().clone()
     images[place] = torch.nan

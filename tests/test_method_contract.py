@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+import timm
 import torch
 
 import mergestream as ms
@@ -256,9 +257,77 @@ def test_precomputed_expert_logits_change_nothing(name: str, options: dict) -> N
     data = ms.DomainData("test", "nice", CLASSES, images, torch.zeros(len(images), dtype=torch.long))
     known = {view: domain_logits(pool, data, view) for view in ("original", *options.get("views", ("hflip",)))}
     live, given = (ms.create_method(name, pool, **options) for _ in range(2))
-    torch.testing.assert_close(
-        live.step(images).logits, given.step(images, expert_logits=known).logits, rtol=1e-5, atol=1e-5
-    )
+    alone, shared = live.step(images), given.step(images, expert_logits=known)
+    torch.testing.assert_close(alone.logits, shared.logits, rtol=1e-5, atol=1e-5)
+    assert (alone.expert_forwards, alone.merged_forwards) == (shared.expert_forwards, shared.merged_forwards)
+
+
+def images_in(batch: torch.Tensor) -> int:
+    """How many images a tensor holds, those of a vectorised function of one image included."""
+    functorch, count = torch._C._functorch, len(batch)
+    while functorch.is_functorch_wrapped_tensor(batch):
+        vectorised, inner = functorch.is_batchedtensor(batch), functorch.get_unwrapped(batch)
+        count *= inner.shape[functorch.maybe_get_bdim(batch)] if vectorised else 1
+        batch = inner
+    return count
+
+
+@every_run
+def test_the_counted_forwards_are_those_that_the_networks_ran(network: str, name: str, options: dict) -> None:
+    pool = pool_of(network).to()  # a pool of its own, whose networks can be watched
+    ran = {"expert": 0, "merged": 0}
+
+    def watch(module: torch.nn.Module, kind: str) -> None:
+        def count(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            ran[kind] += images_in(inputs[0])
+
+        module.register_forward_pre_hook(count)
+
+    watch(pool._working, "merged")
+    for expert in range(len(pool)):
+        watch(pool.expert(expert), "expert")
+    method = ms.create_method(name, pool, **options)
+    for batch in STREAM:
+        before = dict(ran)
+        step = method.step(batch)
+        passes = {kind: (ran[kind] - before[kind]) / len(batch) for kind in ran}
+        if name == "regmean_pp" and options.get("statistics") == "target":
+            passes = {"expert": len(pool), "merged": 2}  # block by block, so that no network runs as a whole
+        assert step.expert_forwards == pytest.approx(passes["expert"])
+        assert step.merged_forwards == pytest.approx(passes["merged"])
+        assert (step.backwards > 0) == ("gradients" in method.needs)
+    if name == "prior_adaptive" and options == {}:
+        assert step.expert_forwards + step.merged_forwards == 2 * len(pool) + 1
+
+
+@every_run
+def test_a_single_image_is_answered_as_the_first_of_a_stream(network: str, name: str, options: dict) -> None:
+    """The service answers pictures one by one: none of the methods may refuse the first, or a stream of such."""
+    method = ms.create_method(name, pool_of(network), **options)
+    for number in range(3):
+        step = method.step(make_images(1, seed=number))
+        check_step(step, make_images(1), method.pool)
+
+
+@cache
+def pool_of_one_class() -> ms.ExpertPool:
+    def factory() -> torch.nn.Module:
+        return timm.create_model(
+            "vit_tiny_patch16_224", num_classes=1, img_size=16, patch_size=8, depth=2, embed_dim=24, num_heads=2
+        )
+
+    modules, base = make_experts(factory), make_base(factory)
+    return with_statistics(ms.ExpertPool.from_modules(modules, classes=CLASSES[:1], base=base))
+
+
+@every_method
+def test_one_class_is_the_answer_to_every_image(name: str, options: dict) -> None:
+    """It used to be refused as if an image were not finite."""
+    method = ms.create_method(name, pool_of_one_class(), **options)
+    for size in (4, 1, 3):
+        logits = method.step(make_images(size)).logits
+        assert logits.shape == (size, 1)
+        assert torch.isfinite(logits).all()
 
 
 COUNTS = dict(zip(CLASSES, (50, 30, 10, 6, 4), strict=True))

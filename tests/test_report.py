@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,11 +18,13 @@ import torch
 
 import mergestream as ms
 from benching import bench_arguments, command, write_consortium
+from conftest import make_images, make_pool
 from mergestream.bench.analysis.bench_findings import seen_targets
 from mergestream.bench.analysis.collection import collect
 from mergestream.bench.analysis.confidence import reliabilities, risk_coverages
-from mergestream.bench.analysis.cost import cost_of
+from mergestream.bench.analysis.cost import costs, shown
 from mergestream.bench.drift.pool_drift import analyse_drift
+from mergestream.bench.evaluation import domain_logits
 from mergestream.bench.records import Run
 from mergestream.bench.report.figures import panel
 from mergestream.bench.report.method_figures import draw_reliability
@@ -185,45 +188,35 @@ def test_an_expert_of_the_target_is_called_leakage(bench: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "options", "forwards", "backwards", "models"),
     [
-        ("entropy_adaptive", {"views": ["hflip"], "refresh_every": 1}, 7, 0, 4),
-        ("entropy_adaptive", {"views": [], "refresh_every": 1}, 4, 0, 4),
-        ("entropy_adaptive", {"views": ["hflip"], "refresh_every": 3, "recalibrate_bn": True}, 4, 0, 4),
+        ("entropy_adaptive", {}, 7, 0, 4),
+        ("entropy_adaptive", {"views": ()}, 4, 0, 4),
+        ("entropy_adaptive", {"refresh_every": 3}, 3, 0, 4),
+        ("prior_adaptive", {}, 7 + 1 / 3, 0, 4),  # on the first batch it also looks whether a head can be fitted
         ("ensemble", {}, 3, 0, 3),
         ("select_expert", {}, 3, 0, 3),
-        ("single_expert", {}, 1, 0, 1),
-        ("mean", {"recalibrate_bn": False}, 1, 0, 4),
+        ("single_expert", {"expert": "brest"}, 1, 0, 1),
+        ("mean", {}, 1, 0, 4),
         ("ties", {}, 1, 0, 5),
         ("adamerging", {"steps": 2}, 3, 2, 6),
-        ("regmean", {"statistics": "target"}, 1, 0, 4),
+        ("regmean", {"statistics": "target", "examples": 4}, 2, 0, 4),
         ("fisher", {"statistics": "source"}, 1, 0, 10),
     ],
 )
-def test_the_cost_of_a_batch(method: str, options: dict, forwards: float, backwards: float, models: float) -> None:
-    cost = cost_of(method, method, options, 3)
-    assert (cost.forwards, cost.backwards, cost.models) == (forwards, backwards, models)
-
-
-@pytest.mark.parametrize("name", ["entropy_adaptive", "ensemble", "mean", "select_expert"])
-def test_the_cost_is_what_a_step_does(name: str, bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = ms.ExpertPool.load(bench / "pool")
-    method = ms.create_method(name, pool)
-    images = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
-    method.step(images)
-    passes = []
-    logits_of_views, forward = type(pool).logits_of_views, type(pool).forward
-
-    def counted_views(self, batch, views=("original",)):
-        passes.append(len(views) * len(pool))
-        return logits_of_views(self, batch, views)
-
-    def counted_forward(self, *arguments, **options):
-        passes.append(1)
-        return forward(self, *arguments, **options)
-
-    monkeypatch.setattr(type(pool), "logits_of_views", counted_views)
-    monkeypatch.setattr(type(pool), "forward", counted_forward)
-    method.step(images)
-    assert sum(passes) == cost_of(name, name, method.options(), len(pool)).forwards
+@pytest.mark.parametrize("shared", [False, True])
+def test_costs_are_what_the_steps_counted(
+    method: str, options: dict, forwards: float, backwards: float, models: float, shared: bool
+) -> None:
+    """Also where a benchmark computes the experts' logits once for all methods."""
+    pool, images = make_pool("vit", base=True, statistics=True), make_images(12)
+    data = ms.DomainData("test", "nice", pool.classes, images, torch.arange(12) % len(pool.classes))
+    known = {view: domain_logits(pool, data, view) for view in ("original", "hflip")} if shared else None
+    created = ms.create_method(method, pool, **options)
+    run = ms.evaluate(created, data, np.arange(12).reshape(3, 4), expert_logits=known)
+    (cost,) = costs([run])
+    assert (cost.forwards, cost.backwards, cost.models) == (pytest.approx(forwards), backwards, models)
+    earlier = [{key: value for key, value in step.items() if "wards" not in key} for step in run.steps]
+    (unknown,) = costs([replace(run, steps=earlier)])
+    assert (unknown.forwards, shown(unknown.forwards)) == (None, "not counted")
 
 
 def test_reliability_gives_the_calibration_error_of_torchmetrics(bench: Path) -> None:

@@ -49,6 +49,9 @@ def step_record(number: int, step: Step, indices: np.ndarray) -> dict[str, Any]:
         "class_shift": _numbers(step.class_shift),
         "lambdas": None if step.lambdas is None else _numbers(step.lambdas.reshape(len(step.lambdas), -1).mean(dim=1)),
         "predictions": step.logits.argmax(dim=-1).tolist(),
+        "expert_forwards": step.expert_forwards,
+        "merged_forwards": step.merged_forwards,
+        "backwards": step.backwards,
         "seconds": round(step.seconds, 6),
     }
 

@@ -44,7 +44,8 @@ def clumped(probabilities: Tensor, usual: Tensor, shares: Tensor) -> Tensor:
     """
     mean = (probabilities * shares[:, None]).sum(dim=0)
     one = (shares**2).sum()  # 1/B
-    departure = (mean - usual).square().sum() / (usual * (1 - usual)).sum()
+    spread = (usual * (1 - usual)).sum().clamp_min(LEAST_SPREAD)  # 0 where there is one class
+    departure = (mean - usual).square().sum() / spread
     return torch.where(one < 1, (departure - one) / (1 - one).clamp_min(LEAST), 0.0)
 
 

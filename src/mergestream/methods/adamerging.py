@@ -12,7 +12,6 @@ from mergestream.methods.base import option
 from mergestream.methods.merged_model import BASE_HEADS, MergedModel, base_of
 from mergestream.methods.state import INSEPARABLE, State
 from mergestream.methods.task_arithmetic import add_task_vectors, resolve_lambda
-from mergestream.networks.architecture import logits_of
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, NetworkError
 from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
@@ -115,11 +114,12 @@ def entropy_gradients(pool: ExpertPool, weights: Tensor, images: Tensor) -> list
         names = [entry.name for entry in pool.layout.parameters]
         parameters = {name: module.get_parameter(name).detach().requires_grad_() for name in names}
         batch = images.clone() if images.is_inference() else images
-        logits = logits_of(pool.layout.call(module, parameters, batch))
+        logits = pool.logits_with(parameters, batch)
         entropy = scoring.entropy(logits[None].float(), torch.ones(1, device=logits.device)).sum()
         if not entropy.requires_grad:
             raise NetworkError(
                 "'adamerging' needs gradients, but this network's answers carry none (it runs under no_grad, or on "
                 "integers). Choose a method that needs forward passes only."
             )
+        pool.passes["backward"] += len(batch)
         return list(torch.autograd.grad(entropy, list(parameters.values()), materialize_grads=True))

@@ -136,15 +136,23 @@ class Method(ABC, Generic[S]):
         started = time.perf_counter()
         step = None if self._recorder is None else self._replayed(images, expert_logits or {}, with_experts)
         if step is None:
+            passes, before = self.pool.passes, self.pool.passes.copy()
             batch = images if isinstance(images, Batch) else Batch(self.pool.prepare(images))
             for view, logits in (expert_logits or {}).items():
                 batch.expert_logits[view] = logits.to(self.pool.device)
+                batch.given.add(view)
             step, state = self.advance(batch, self.start() if self._state is None else self._state)
             if not bool(torch.isfinite(step.logits).all()):
                 require_finite(step.logits, ANSWER)
             if with_experts:
                 step = replace(step, expert_logits=self.pool.logits_of_views(batch)[ORIGINAL])
-            self._state = state
+            self._state, count = state, len(batch.images)
+            step = replace(
+                step,
+                expert_forwards=(passes["expert"] - before["expert"]) / count,
+                merged_forwards=(passes["merged"] - before["merged"]) / count,
+                backwards=(passes["backward"] - before["backward"]) / count,
+            )
         return replace(step, names=self.pool.names, seconds=time.perf_counter() - started)
 
     def __call__(self, images: Tensor) -> Tensor:

@@ -39,7 +39,11 @@ class Mean(MergedModel[State]):
 
     @cached_property
     def _members(self) -> ExpertPool:
-        return self.pool if self.variant == "uniform" else _candidates(self.pool, self.variant)
+        if self.variant == "uniform":
+            return self.pool
+        members = _candidates(self.pool, self.variant)
+        members.passes = self.pool.passes  # counted together
+        return members
 
     def merge_parameters(self, state: State, out: Tensor) -> None:
         shares = self._coefficients

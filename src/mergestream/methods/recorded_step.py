@@ -95,6 +95,7 @@ class RecordedStep:
         self._counts: list[int] = []  # flags of each owner: one per image, of every view it saw
         self._pieces: list[_Piece] = []
         self._flat = torch.empty(0, device=device)
+        self._pool_passes, self._passes = method.pool.passes, dict.fromkeys(method.pool.passes, 0)
         self._fill(inputs, state)
         self._replay = record(lambda: self._run(method))
 
@@ -102,6 +103,8 @@ class RecordedStep:
         """Take the step; the flat result belongs to the caller."""
         self._fill(inputs, state)
         self._replay()
+        for kind, images in self._passes.items():
+            self._pool_passes[kind] += images
         return self._flat.clone()
 
     @property
@@ -133,7 +136,9 @@ class RecordedStep:
             fields[EXPERTS] = fields[EXPERTS][:, :batch]
         after, first = numbers(self._after), numbers(self._state)
         counted = {name: value + after[name] - first[name] for name, value in numbers(before).items()}
-        return Step(**fields, graph=self.batch), replaced(self._after, {**carried, **counted})  # type: ignore[arg-type]
+        expert, merged, backward = (self._passes[kind] / self.batch for kind in ("expert", "merged", "backward"))
+        step = Step(**fields, graph=self.batch, expert_forwards=expert, merged_forwards=merged, backwards=backward)  # type: ignore[arg-type]
+        return step, replaced(self._after, {**carried, **counted})
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -157,12 +162,16 @@ class RecordedStep:
         # What the graph does not merge, it finds merged.
         method.held_from = method.merged_from(self._state) if method.reuses_weights else None
         expert_logits = {name: place for name, place in self._inputs.items() if name != IMAGES}
+        before = method.pool.passes.copy()
         with method.pool.recording() as recording:
-            batch = Batch(method.pool.prepare(self._inputs[IMAGES]), expert_logits, self._shares)
+            batch = Batch(method.pool.prepare(self._inputs[IMAGES]), expert_logits, self._shares, {*expert_logits})
             step, self._after = method.advance(batch, self._state)
             results = {name: value for name, value in vars(step).items() if isinstance(value, Tensor)}
             if self._with_experts:
                 results[EXPERTS] = method.pool.logits_of_views(batch)[ORIGINAL]
+        # A replay counts these passes; recording them is no step.
+        self._passes = {kind: images - before[kind] for kind, images in method.pool.passes.items()}
+        method.pool.passes.update(before)
         finite = torch.cat([finite_images(step.logits), *recording.finite])
         # A batch that will be refused leaves no trace in the state.
         sound, places = finite.all(), tensors(self._state)

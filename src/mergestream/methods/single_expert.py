@@ -30,7 +30,8 @@ class SingleExpert(Method[State]):
 
     def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
         if ORIGINAL in batch.expert_logits:
-            logits = self.pool.logits_of_views(batch)[ORIGINAL][self._index]
+            logits = batch.expert_logits[ORIGINAL][self._index]
+            self.pool.passes["expert"] += len(logits)
         else:
             logits = self.pool.expert_logits(self._index, batch.images)
         return Step(logits, self._coefficients.clone(), self._coefficients.clone()), state

@@ -24,6 +24,11 @@ class Step:
     class_shift: Tensor | None = None
     # The experts' own logits [K,B,C] on the batch; only with step(..., with_experts=True).
     expert_logits: Tensor | None = None
+    # How often an image passed through an expert, through a merged model, and backwards, on average over the batch.
+    # Expert logits that were given to the step count as if it had run the experts.
+    expert_forwards: float | None = None
+    merged_forwards: float | None = None
+    backwards: float | None = None
     graph: int | None = None  # batch size of the CUDA graph that was replayed; None for an eager step
     names: tuple[str, ...] = ()
     seconds: float = 0.0

@@ -6,10 +6,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 @torch.no_grad()
-def reestimate(module: nn.Module, batch: Tensor) -> None:
+def reestimate(module: nn.Module, batch: Tensor) -> bool:
     """Overwrite every layer's running mean and variance with those of batch [B,c,H,W], in one forward pass.
 
-    A layer that sees a single value per channel cannot estimate a variance; its statistics are unchanged.
+    A layer that sees a single value per channel cannot estimate a variance; its statistics are unchanged. Returns
+    whether the network has such layers, and so ran.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.running_mean is not None]
     handles = [layer.register_forward_pre_hook(_measure) for layer in layers]
@@ -19,6 +20,7 @@ def reestimate(module: nn.Module, batch: Tensor) -> None:
     finally:
         for handle in handles:
             handle.remove()
+    return bool(layers)
 
 
 def _measure(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:

@@ -22,6 +22,7 @@ from mergestream.pool.execution import Execution, Recording, patches_as_products
 from mergestream.pool.parts import Parts
 from mergestream.runtime.errors import InputError, MergestreamError, NetworkError
 
+MERGED = "The merged model"
 Coefficients = Sequence[float] | Tensor
 ExpertLogits = Mapping[str, Tensor]  # [K,B,C] by the name of the view, the unaltered batch as ORIGINAL
 
@@ -36,6 +37,7 @@ class Batch:
     images: Tensor
     expert_logits: dict[str, Tensor] = field(default_factory=dict)
     shares: Tensor | None = None
+    given: set[str] = field(default_factory=set)  # views whose logits came with the batch and are not used yet
 
 
 class PoolRunner:
@@ -45,6 +47,8 @@ class PoolRunner:
         self._parts = parts
         self._recording: Recording | None = None
         self._attached: Tensor | None = None
+        # How many images have passed through an expert, through a merged model, and backwards through either.
+        self.passes = {"expert": 0, "merged": 0, "backward": 0}
         self.execution = execution or Execution()
         self.bank, self.template, self.layout = parts.bank, parts.network, parts.layout
         self.device, self.preprocessing = parts.bank.device, parts.network.preprocessing
@@ -84,6 +88,9 @@ class PoolRunner:
         for view in views:
             if view not in answers:
                 inputs[view] = batch.images if view == ORIGINAL else self._views[view](batch.images)
+            elif view in batch.given:  # somebody ran the experts for it
+                batch.given.remove(view)
+                self.passes["expert"] += len(self.names) * len(batch.images)
         if inputs and self._recording is not None:  # one forward per expert: larger products, fewer launches
             stacked = torch.cat(list(inputs.values()))
             tasks = [partial(self._run, *expert, stacked) for expert in zip(self._owners, self._experts, strict=True)]
@@ -112,8 +119,19 @@ class PoolRunner:
             self.module_with(weights)
         if recalibrate_bn:
             with self.input_errors(batch):
-                reestimate(self._working, batch)
-        return self._run("The merged model", self._working, batch)
+                self.passes["merged"] += len(batch) * reestimate(self._working, batch)
+        return self._run(MERGED, self._working, batch)
+
+    def logits_with(
+        self, parameters: Mapping[str, Tensor], batch: Tensor, *, expert: int | None = None, images: int | None = None
+    ) -> Tensor:
+        """Logits [B,C] of an expert or the merged model with other parameters, through which gradients flow.
+
+        `images`: how many the batch stands for, where a function of one image is vectorised.
+        """
+        self.passes["merged" if expert is None else "expert"] += images or len(batch)
+        module = self._working if expert is None else self._experts[expert]
+        return logits_of(self.layout.call(module, parameters, batch))
 
     def forward_with_inputs(
         self, weights: Tensor, images: Tensor, *, recalibrate_bn: bool = False
@@ -232,6 +250,7 @@ class PoolRunner:
 
     def _run(self, owner: str, module: nn.Module, batch: Tensor) -> Tensor:
         """A network's logits [B,C] in fp32; what is not finite is refused, or noted where a step is recorded."""
+        self.passes["merged" if owner is MERGED else "expert"] += len(batch)
         try:
             output = module(batch)
         except (AssertionError, RuntimeError, ValueError):

@@ -1,4 +1,4 @@
-"""Cost of a batch per method, from its options: forwards, backwards, models in memory."""
+"""Cost of a step per method: forwards and backwards as they were counted, and models in memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,18 +8,19 @@ from mergestream.bench.analysis.comparison import SINGLES
 from mergestream.bench.records import Run
 
 ONE_MODEL = "single_expert"
+NOT_COUNTED = "not counted"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one batch: passes, and models in memory with the K experts included (docs/methods.md)."""
+    """Passes per image, and models in memory with the K experts included (docs/methods.md)."""
 
     label: str
     experts: int
-    forwards: float
-    backwards: float
+    forwards: float | None  # of experts and merged models; None in a run that was recorded before they were counted
+    backwards: float | None
     models: float
-    at_start: str = ""  # extra cost of the first batches, or of the merge before them
+    at_start: str = ""  # what is done once, before most batches
 
 
 def costs(runs: Sequence[Run]) -> list[Cost]:
@@ -28,37 +29,45 @@ def costs(runs: Sequence[Run]) -> list[Cost]:
     for run in runs:
         arguments = run.arguments
         label = SINGLES if arguments["method"] == ONE_MODEL else arguments["label"]
-        cost = cost_of(label, arguments["method"], arguments["options"], len(arguments["pool"]["experts"]))
-        if label not in by_label or cost.experts > by_label[label].experts:
-            by_label[label] = cost
+        experts = len(arguments["pool"]["experts"])
+        if label not in by_label or experts > by_label[label].experts:
+            held = _models_held(arguments["method"], arguments["options"], experts)
+            by_label[label] = Cost(label, experts, forwards_of(run), per_image(run, "backwards"), *held)
     single = [by_label.pop(SINGLES)] if SINGLES in by_label else []
     return [*by_label.values(), *single]
 
 
-def cost_of(label: str, method: str, options: dict[str, Any], experts: int) -> Cost:
-    """Cost of a step that computes its own expert logits."""
-    again = 1 if options.get("recalibrate_bn") else 0
-    if method in ("entropy_adaptive", "prior_adaptive"):
-        scored = experts * (1 + len(options["views"])) / options["refresh_every"]
-        return Cost(label, experts, scored + 1 + again, 0, experts + 1)
-    if method in ("ensemble", "select_expert"):
-        return Cost(label, experts, experts, 0, experts)
-    if method == "adamerging":
-        return Cost(label, experts, options["steps"] + 1 + again, options["steps"], experts + 3)
-    if method == ONE_MODEL:
-        return Cost(label, experts, 1, 0, 1)
-    models, at_start = _merge_cost(method, options.get("statistics") == "target", experts)
-    return Cost(label, experts, 1 + again, 0, models, at_start)
+def forwards_of(run: Run) -> float | None:
+    """Forward passes per image of a run, through experts and merged models; None where they were not counted."""
+    expert, merged = per_image(run, "expert_forwards"), per_image(run, "merged_forwards")
+    return None if expert is None or merged is None else expert + merged
 
 
-def _merge_cost(method: str, from_target: bool, experts: int) -> tuple[int, str]:
-    """Models in memory while merging, and the cost before most batches, of a method that merges once."""
+def per_image(run: Run, passes: str) -> float | None:
+    """The mean over a run's images of what its steps counted; None where a step did not."""
+    counted = [(step.get(passes), step["images"]) for step in run.steps]
+    if any(each is None for each, _ in counted):
+        return None
+    return float(sum(each * images for each, images in counted) / sum(images for _, images in counted))
+
+
+def shown(passes: float | None) -> str:
+    return NOT_COUNTED if passes is None else f"{passes:.4g}"
+
+
+def _models_held(method: str, options: dict[str, Any], experts: int) -> tuple[int, str]:
+    """Models in memory while a method merges or answers, and what it does once."""
+    from_target = options.get("statistics") == "target"
     if method == "fisher":
         if from_target:
-            return 4 * experts + 2, "backwards of every expert on the first images"
+            return 4 * experts + 2, "Fisher information of every expert on the first images"
         return 2 * experts + 4, "one merge; each site measures its Fisher information"
     if method in ("regmean", "regmean_pp"):
-        passes = experts + (method == "regmean_pp")
-        source = f"{passes} forwards on the first images" if from_target else "each site measures its Gram matrices"
+        source = "the experts on the first images" if from_target else "each site measures its Gram matrices"
         return experts + 1, f"one solve per layer; {source}"
+    always = {"entropy_adaptive": 1, "prior_adaptive": 1, "ensemble": 0, "select_expert": 0, "adamerging": 3}
+    if method == ONE_MODEL:
+        return 1, ""
+    if method in always:
+        return experts + always[method], ""
     return experts + (2 if method in ("task_arithmetic", "ties") else 1), "one merge"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage
-from mergestream.bench.analysis.cost import Cost
+from mergestream.bench.analysis.cost import Cost, shown
 from mergestream.bench.analysis.traces import Trace
 from mergestream.bench.report.figures import Panel, colours_of, css_colour, panel
 from mergestream.bench.report.method_figures import (
@@ -112,8 +112,8 @@ def cost_table(report: ReportFindings) -> ResultTable:
         times.setdefault(row.label, []).extend([] if row.milliseconds is None else [row.milliseconds])
     columns: dict[str, Callable[[Cost], str]] = {
         "method": lambda cost: cost.label,
-        "forwards per batch": lambda cost: f"{cost.forwards:g}",
-        "backwards per batch": lambda cost: f"{cost.backwards:g}",
+        "forwards per image": lambda cost: shown(cost.forwards),
+        "backwards per image": lambda cost: shown(cost.backwards),
         "ms per step": lambda cost: format_number(median(times[cost.label]) if times.get(cost.label) else None, 1),
         "models held": lambda cost: f"{cost.models:g}",
         "MB held": lambda cost: "–" if size is None else f"{cost.models * size / 1e6:,.1f}",
@@ -121,10 +121,11 @@ def cost_table(report: ReportFindings) -> ResultTable:
     }
     one_model = "size unknown, since the pool was moved" if size is None else f"{size / 1e6:,.1f} MB of weights"
     note = (
-        f"Forwards and backwards follow from the options, expert logits not given. ms: median over runs of a step with "
-        f"precomputed expert logits, on the machine under Provenance: the merge and the merged model's forward. Models "
-        f"held: while merging, the experts included; a method that merges once then answers with one model. One model: "
-        f"{one_model}. Activations, gradients and statistics are not counted."
+        f"Forwards and backwards: counted in every step, mean over images; shared expert logits count for each method "
+        f"that used them. ms: median over runs of a step with precomputed expert logits, on the machine under "
+        f"Provenance: the merge and the merged model's forward. Models held: while merging, the experts included; a "
+        f"method that merges once then answers with one model. One model: {one_model}. Activations, gradients and "
+        f"statistics are not in it."
     )
     return record_table("Cost of a batch", report.costs, columns, note)
 
@@ -133,9 +134,9 @@ def cost_figure(report: ReportFindings) -> tuple[Panel, list[LegendKey]]:
     """Accuracy on the first stream against forward passes."""
     stream, forwards = report.streams[0], {each.label: each.forwards for each in report.costs}
     rows = [row for row in report.bench.rows if row.stream == stream and row.label in report.plain_methods]
-    points = {row.label: (forwards[row.label], row.accuracy.mean) for row in rows}
-    listed = "; ".join(f"{label} {x:g} forwards, {100 * y:.1f} %" for label, (x, y) in points.items())
-    alternative = f"Accuracy on {stream} against forward passes per batch: {listed}."
+    points = {row.label: (x, row.accuracy.mean) for row in rows if (x := forwards[row.label]) is not None}
+    listed = "; ".join(f"{label} {shown(x)} forwards, {100 * y:.1f} %" for label, (x, y) in points.items())
+    alternative = f"Accuracy on {stream} against forward passes per image: {listed or 'not counted'}."
     return panel("cost", alternative, partial(draw_cost, points=points), title=stream), keys_of(points)
 
 

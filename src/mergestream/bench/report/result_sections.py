@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from mergestream.bench.analysis.comparison import OUTCOMES, Duel, ResultRow
+from mergestream.bench.analysis.cost import shown
 from mergestream.bench.report.bench_tables import all_tables
 from mergestream.bench.report.figures import Panel, panel
 from mergestream.bench.report.method_figures import draw_differences, draw_intervals
@@ -79,12 +80,10 @@ def _winner(
 
 def _cost_and_warnings(report: ReportFindings) -> list[str]:
     sentences = []
-    highest = max(report.costs, key=lambda cost: cost.forwards)
-    lowest = min(report.costs, key=lambda cost: cost.forwards)
-    if highest.forwards > lowest.forwards:
-        sentences.append(
-            f"Forward passes per batch: {highest.label} {highest.forwards:g}, {lowest.label} {lowest.forwards:g}."
-        )
+    counted = sorted((cost.forwards, cost.label) for cost in report.costs if cost.forwards is not None)
+    if counted and counted[-1][0] > counted[0][0]:
+        (least, lowest), (most, highest) = counted[0], counted[-1]
+        sentences.append(f"Forward passes per image: {highest} {shown(most)}, {lowest} {shown(least)}.")
     count = len(report.bench.sentences)
     return [*sentences, f"{count} warning{'s' * (count != 1)}: see Warnings." if count else "No warnings."]
 

@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 
 from mergestream.bench.analysis.comparison import Estimate
+from mergestream.bench.analysis.cost import shown
 from mergestream.bench.report.bench_tables import percent
 from mergestream.bench.report.result_table import ResultTable, grid_table, to_markdown
 from mergestream.bench.study.results_plan import COMPARED, HEAD_INITS, LOSS, MAIN_STREAMS, METRICS, OURS, PAPER
@@ -139,7 +140,7 @@ def costs_table(groups: Sequence[Group]) -> str:
         for name, row in cells.items():
             cost = by.get(name)
             other = "" if cost is None or cost["dtype"] == first["dtype"] else f" ({cost['dtype']})"
-            row += ["–", "–"] if cost is None else [f"{cost['ms']:.2f}{other}", f"{cost['forwards']:g}"]
+            row += ["–", "–"] if cost is None else [f"{cost['ms']:.2f}{other}", shown(cost["forwards"])]
     return _markdown(columns, [tuple(row) for row in cells.values()])
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from mergestream.bench.analysis.comparison import by_label_and_stream, mean_draws
-from mergestream.bench.analysis.cost import cost_of
+from mergestream.bench.analysis.cost import forwards_of
 from mergestream.bench.records import Run
 from mergestream.bench.study.results_plan import METRICS, OURS, PoolRecipe, Stage
 from mergestream.runtime.errors import CheckpointError, InputError
@@ -100,13 +100,12 @@ def _counts(run: Run) -> list[int]:
 
 
 def _cost(run: Run) -> dict[str, Any]:
-    """Measured milliseconds of a step, and the forward passes per image that its arithmetic takes."""
+    """Measured milliseconds of a step, and its forward passes per image as they were counted."""
     arguments = run.arguments
-    cost = cost_of(arguments["label"], arguments["method"], arguments["options"], len(arguments["pool"]["experts"]))
     return {
         "method": arguments["method"],
         "ms": round(1000 * (run.seconds_per_step or 0.0), 4),
-        "forwards": cost.forwards,
+        "forwards": forwards_of(run),
         "experts": len(arguments["pool"]["experts"]),
         "batch_size": arguments["batch_size"],
         "dtype": arguments.get("dtype", "float32"),

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mergestream.runtime.errors import NetworkError
 
-Answer = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+Answer = Callable[[Mapping[str, Tensor], Tensor, int], Tensor]  # of parameters, a batch, and how many images it is
 log = logging.getLogger(__name__)
 
 # At most this many numbers in the gradients of single examples at a time.
@@ -61,7 +61,7 @@ def _vectorised(answer: Answer, examples: Tensor, weights: dict[str, Tensor]) ->
         probabilities = _log_probabilities(answer, weights, examples).exp()
 
     def log_p(values: dict[str, Tensor], image: Tensor, label: int) -> Tensor:
-        return _log_probabilities(answer, values, image[None])[0, label]
+        return _log_probabilities(answer, values, image[None], len(examples))[0, label]
 
     total: dict[str, Tensor] = {}
     plain = {name: tensor.detach() for name, tensor in weights.items()}
@@ -85,8 +85,8 @@ def _one_by_one(answer: Answer, examples: Tensor, weights: dict[str, Tensor]) ->
     return total
 
 
-def _log_probabilities(answer: Answer, weights: dict[str, Tensor], batch: Tensor) -> Tensor:
-    return torch.log_softmax(answer(weights, batch).float(), dim=-1)
+def _log_probabilities(answer: Answer, weights: dict[str, Tensor], batch: Tensor, images: int | None = None) -> Tensor:
+    return torch.log_softmax(answer(weights, batch, images or len(batch)).float(), dim=-1)
 
 
 def _gradients(value: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from mergestream.functional.merging import Rows, merge_layer
 from mergestream.functional.scores import require_finite
-from mergestream.networks.architecture import logits_of
 from mergestream.networks.blocks import Blocks
 from mergestream.pool.checkpoint import Statistics
 from mergestream.pool.expert_pool import ExpertPool
@@ -53,6 +52,9 @@ def merge_block_by_block(
         if block + 1 < len(walk.merged):
             walk.advance(block)
     walk.settle(walk.measure_head())
+    images = [sum(map(len, own)) for own in batches]
+    pool.passes["expert"] += sum(images[k % len(images)] for k in range(len(pool)))
+    pool.passes["merged"] += sum(images)
     return walk.grams
 
 
@@ -254,8 +256,12 @@ def fisher_information(pool: ExpertPool, expert: int, batch: Tensor, kind: str) 
     """Sums over a prepared batch of the diagonal Fisher information of one expert, by parameter name."""
     views = pool.layout.views(pool.bank[expert])
     parameters = {entry.name: views[entry.name] for entry in pool.layout.parameters}
-    module = pool.expert(expert)
-    return information(lambda own, images: logits_of(pool.layout.call(module, own, images)), batch, parameters, kind)
+
+    def answer(own: Mapping[str, Tensor], images: Tensor, count: int) -> Tensor:
+        return pool.logits_with(own, images, expert=expert, images=count)
+
+    pool.passes["backward"] += len(batch) * (len(pool.classes) if kind == "exact" else 1)
+    return information(answer, batch, parameters, kind)
 
 
 def blockwise_kind(pool: ExpertPool, settings: BlockwiseOptions) -> str:
