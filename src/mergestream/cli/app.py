@@ -15,8 +15,10 @@ from mergestream.cli.drift import drift
 from mergestream.cli.pool import pool
 from mergestream.cli.report import report
 from mergestream.cli.serve import serve, serve_token
+from mergestream.cli.terminal import echo
 from mergestream.cli.train import train
 from mergestream.runtime.errors import MergestreamError
+from mergestream.runtime.printable import PrintableFormatter
 
 INTERRUPTED = 130
 
@@ -38,7 +40,7 @@ for command in (bench, drift, report, serve, serve_token, train):
 
 def _print_version(requested: bool) -> None:
     if requested:
-        typer.echo(f"mergestream {__version__}")
+        echo(f"mergestream {__version__}")
         raise typer.Exit
 
 
@@ -49,7 +51,9 @@ def options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error, and log details.")] = False,
 ) -> None:
-    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format="%(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(name)s: %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler])
 
 
 def main() -> None:
@@ -62,9 +66,9 @@ def main() -> None:
     except MergestreamError as error:
         if "--debug" in sys.argv:
             raise
-        typer.echo(f"mergestream: {error}", err=True)
+        echo(f"mergestream: {error}", err=True)
         sys.exit(1)
     except SystemExit as end:
         if end.code == INTERRUPTED:
-            typer.echo("mergestream: interrupted. Finished work is kept: the same command continues it.", err=True)
+            echo("mergestream: interrupted. Finished work is kept: the same command continues it.", err=True)
         raise

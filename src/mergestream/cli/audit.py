@@ -1,6 +1,5 @@
 """mergestream audit …: parse, call one function, print."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import typer
 from rich.console import Console
 
 from mergestream.cli.shared_options import AsJson
+from mergestream.cli.terminal import echo, print_result, progress
 
 audit = typer.Typer(
     help="The service's audit log: verify it, anchor it, replay its steps, make a key.",
@@ -35,7 +35,7 @@ def verify_log(
 
         public_key = read_public_key(key)
     report = verify(log, public_key, read_anchor(anchor) if anchor else None)
-    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(in_words(report)))
+    print_result(as_json, report.to_json(), in_words(report))
     if not report.sound:
         raise typer.Exit(1)
 
@@ -48,7 +48,7 @@ def print_head(log: Log) -> None:
     """
     from mergestream.serving.audit.log_verification import head
 
-    typer.echo(json.dumps(head(log).to_json(), indent=2))
+    print_result(True, head(log).to_json())
 
 
 @audit.command("replay")
@@ -66,13 +66,12 @@ def replay_log(
 
     Bit for bit the same on the same hardware, versions and settings. Run 'audit verify' first.
     """
-    from mergestream.cli.terminal import progress
     from mergestream.serving.audit.replay import in_words, replay
     from mergestream.serving.engine.recomputation import Reproducer
 
     track = progress(Console(stderr=True))
     report = replay(log, images, Reproducer(pool), sequence=step, tolerance=tolerance, track=track)
-    typer.echo(json.dumps(report.to_json(), indent=2) if as_json else "\n".join(in_words(report)))
+    print_result(as_json, report.to_json(), in_words(report))
     if not report.reproduced:
         raise typer.Exit(1)
 
@@ -84,5 +83,4 @@ def make_key(
     """Make the Ed25519 key pair that signs the audit log. Nothing is overwritten."""
     from mergestream.serving.audit.keys import create_key
 
-    for path in create_key(file):
-        typer.echo(str(path))
+    echo(*map(str, create_key(file)))

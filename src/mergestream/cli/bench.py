@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from mergestream.cli.shared_options import AllowMissingClasses, AsJson, DataOption, Engine, SkipBad
-from mergestream.cli.terminal import command_text, progress, show
+from mergestream.cli.terminal import command_text, echo, progress, show
 
 SHOWN = 12  # warnings in the terminal; all of them are in the files
 
@@ -111,7 +111,7 @@ def bench(
     )
     findings = run_bench(request, out, progress(console), jobs=workers, engine=engine, command=command_text())
     if as_json:
-        typer.echo((out / "results.json").read_text(encoding="utf-8"))
+        echo(*(out / "results.json").read_text(encoding="utf-8").split("\n"))
         return
     warnings = [f"Warning: {sentence}" for sentence in findings.sentences]
     rest = [f"{len(warnings) - SHOWN} more warnings: {out / 'results.md'}"] if len(warnings) > SHOWN else []

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from mergestream.cli.shared_options import AsJson, DataOption
-from mergestream.cli.terminal import print_result, progress
+from mergestream.cli.terminal import echo, print_result, progress
 
 if TYPE_CHECKING:
     from mergestream.data.datasets.data_verification import DataVerification
@@ -57,7 +57,7 @@ def fake_data(
     source = file_source_of(name)
     with atomic_folder(folder, lambda _: False) as scratch:
         source.write_standin(scratch)
-    typer.echo(f"A stand-in of '{name}': {folder} (invented pictures, not data)")
+    echo(f"A stand-in of '{name}': {folder} (invented pictures, not data)")
 
 
 def describe_verification(verification: "DataVerification") -> list[str]:

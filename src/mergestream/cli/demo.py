@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from mergestream.cli.shared_options import AsJson
-from mergestream.cli.terminal import progress, show
+from mergestream.cli.terminal import echo, progress, show
 
 
 def demo(
@@ -33,7 +33,7 @@ def demo(
     command = f"mergestream demo --out {out}" + (" --quick" if quick else "")
     findings = run_demo(out, QUICK if quick else FULL, progress(console), command)
     if as_json:
-        typer.echo((out / "results.json").read_text(encoding="utf-8"))
+        echo(*(out / "results.json").read_text(encoding="utf-8").split("\n"))
         return
     files = {"Report": out / "report.html", "Numbers": out / "results.json", "Records": out / "runs"}
     show(console, main_tables(findings, compact=True), [*describe_duels(findings.duels), DIFFERENCES], files)

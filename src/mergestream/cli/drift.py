@@ -1,6 +1,5 @@
 """`mergestream drift`: parse, call one function, print."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 from rich.console import Console
 
 from mergestream.cli.shared_options import AsJson, DataOption
-from mergestream.cli.terminal import command_text, progress, show
+from mergestream.cli.terminal import command_text, print_result, progress, show
 
 
 def drift(
@@ -76,7 +75,7 @@ def drift(
     surface = run_landscape(request, out, progress(console), command=command) if request else None
     if as_json:
         record = measured.to_json() | ({"landscape": surface.to_json()} if surface else {})
-        typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
+        print_result(True, record)
         return
     files = {"Page": out / PAGE, "Figures": out / FIGURES, "Numbers": out / RECORD}
     files |= {"Landscape": out / LANDSCAPE} if surface else {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mergestream.cli.shared_options import AsJson
-from mergestream.cli.terminal import print_result
+from mergestream.cli.terminal import echo, print_result
 
 if TYPE_CHECKING:
     from mergestream.pool.exchange.changes import AcceptedExpert
@@ -172,6 +172,6 @@ def merge(
 
 def _print_accepted(as_json: bool, accepted: "AcceptedExpert", what: str) -> None:
     for warning in () if as_json else accepted.warnings:
-        typer.echo(f"Warning: {warning}", err=True)
+        echo(f"Warning: {warning}", err=True)
     line = f"'{accepted.expert}' {what}: version {accepted.version}, {accepted.weights_sha256[:12]}"
     print_result(as_json, asdict(accepted), [line])

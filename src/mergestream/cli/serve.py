@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mergestream.cli.terminal import echo
 from mergestream.runtime.errors import InputError
 from mergestream.serving.options import ServeOptions
 
@@ -19,7 +20,7 @@ def serve(**options: Any) -> None:
         from mergestream.serving.startup import serve as run
     except ModuleNotFoundError as error:
         raise InputError(f"The service needs {error.name}: pip install 'mergestream[serve]'.") from error
-    run(ServeOptions(**options), lambda line: typer.echo(line, err=True))
+    run(ServeOptions(**options), lambda line: echo(line, err=True))
 
 
 serve.__signature__ = inspect.signature(ServeOptions)  # type: ignore[attr-defined]  # typer reads the options from it
@@ -33,4 +34,4 @@ def serve_token(
     """Make a token and print it once: the file holds only its hash. Remove its line to revoke it."""
     from mergestream.serving.http.tokens import create_token
 
-    typer.echo(create_token(tokens, role, name))
+    echo(create_token(tokens, role, name))

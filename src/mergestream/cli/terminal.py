@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from mergestream.runtime.printable import printable
+
 if TYPE_CHECKING:
     from mergestream.bench.report.result_table import ResultTable
     from mergestream.runtime.parallel import Advance, Track
@@ -22,9 +24,14 @@ def command_text() -> str:
     return shlex.join(["mergestream", *sys.argv[1:]])
 
 
-def print_result(as_json: bool, value: Any, lines: Sequence[str]) -> None:
+def echo(*lines: str, err: bool = False) -> None:
+    """Print lines. All output of commands goes through here or `show`: nothing in it can act on the terminal."""
+    typer.echo("\n".join(map(printable, lines)), err=err)
+
+
+def print_result(as_json: bool, value: Any, lines: Sequence[str] = ()) -> None:
     """Print the value as JSON, or the lines."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
+    echo(*(json.dumps(value, indent=2, ensure_ascii=False).split("\n") if as_json else lines))
 
 
 def show(console: Console, tables: Sequence["ResultTable"], sentences: Sequence[str], files: dict[str, Path]) -> None:
@@ -34,7 +41,7 @@ def show(console: Console, tables: Sequence["ResultTable"], sentences: Sequence[
     for table in tables:
         console.print(to_rich(table))
     for line in (*sentences, *(f"{what}: {path}" for what, path in files.items())):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        console.print(printable(line), highlight=False, soft_wrap=True, markup=False)
 
 
 def progress(console: Console) -> "Track":
@@ -45,12 +52,12 @@ def progress(console: Console) -> "Track":
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         note_column = TextColumn("{task.fields[note]}", markup=False)
         with Progress(*columns, TimeRemainingColumn(), note_column, console=console, disable=total == 0) as progress:
-            task = progress.add_task(title, total=total, note="")
+            task = progress.add_task(printable(title), total=total, note="")
 
             def advance(steps: int = 1, note: str = "") -> None:
                 progress.advance(task, steps)
                 if note:
-                    progress.update(task, note=note)
+                    progress.update(task, note=printable(note))
 
             yield advance
             progress.update(task, completed=total)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from mergestream.cli.shared_options import AllowMissingClasses, DataOption, Engine, SkipBad
-from mergestream.cli.terminal import progress
+from mergestream.cli.terminal import echo, progress
 
 if TYPE_CHECKING:
     from mergestream.pool.expert_card import ExpertCard
@@ -101,7 +101,7 @@ def train(
     )
     workers = jobs if jobs is not None else default_workers(accelerator)
     trained = run_training(plan, out, progress(Console()), jobs=workers, engine=engine)
-    typer.echo("\n".join(describe_training(trained, out)))
+    echo(*describe_training(trained, out))
 
 
 def describe_training(trained: Sequence[tuple["ExpertCard", Sequence["Candidate"]]], out: Path) -> list[str]:

@@ -9,6 +9,7 @@ from mergestream.data.intake.limits import MEBIBYTE
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import make_folder
 from mergestream.runtime.option_text import parse_options
+from mergestream.runtime.printable import PrintableFormatter
 from mergestream.serving.answer_queue import QueueSettings
 from mergestream.serving.audit.keys import read_private_key
 from mergestream.serving.http.gate import is_loopback
@@ -148,7 +149,7 @@ class JsonFormatter(logging.Formatter):
 def log_to_stderr(*, as_json: bool) -> None:
     """Log requests and events of the service; of libraries only warnings."""
     handler = logging.StreamHandler()
-    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    plain = PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if as_json else plain)
     level = logging.DEBUG if logging.getLogger().level == logging.DEBUG else logging.INFO
     # Not even with --debug more: detailed messages of libraries may quote a file's header.

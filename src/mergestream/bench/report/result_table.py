@@ -9,6 +9,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from mergestream.runtime.printable import printable
+
 T = TypeVar("T")
 
 
@@ -76,8 +78,8 @@ def mark_best(
 
 def to_rich(table: ResultTable) -> RichTable:
     result = RichTable(
-        title=table.title,
-        caption=table.note,
+        title=printable(table.title),
+        caption=printable(table.note),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -85,12 +87,12 @@ def to_rich(table: ResultTable) -> RichTable:
     )
     for number, column in enumerate(table.columns):
         if number == 0:
-            result.add_column(column)
+            result.add_column(printable(column))
         else:  # a number is never cut; a heading such as dirichlet:0.05 takes two lines
-            heading = column.replace(":", "\n:")
+            heading = printable(column).replace(":", "\n:")
             width = max(map(len, [*heading.splitlines(), *(row[number] for row in table.rows)]))
             result.add_column(heading, justify="right", width=width)
-    for cells in _body(table, escape, "[bold]{}[/bold]"):
+    for cells in _body(table, lambda cell: escape(printable(cell)), "[bold]{}[/bold]"):
         result.add_row(*cells)
     return result
 
