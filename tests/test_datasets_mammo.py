@@ -10,7 +10,7 @@ import torch
 
 import mergestream as ms
 from mergestream.data.datasets import DATASETS
-from mergestream.data.datasets.cbis_ddsm import FINDINGS, crop_of, files_by_subject, read_cases
+from mergestream.data.datasets.cbis_ddsm import FINDINGS, crop_of, files_by_subject, read_lesions
 from mergestream.data.datasets.decoding import read_pixels
 from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.roots import Root
@@ -287,9 +287,9 @@ def test_a_density_outside_the_scale_is_left_out_only_as_a_domain(tcia: Path) ->
 def test_trailing_line_ends_do_not_shift_rows(roots: dict[str, Path]) -> None:
     raw = (roots["tcia"] / "calc_case_description_train_set.csv").read_text()
     assert '.dcm\n"\n' in raw
-    cases = read_cases(Root(roots["tcia"]))
+    cases = read_lesions(Root(roots["tcia"]))
     assert len(cases) == 40
-    assert {case.density for case in cases} == {"1", "2", "3", "4"}
+    assert {case.subgroups["density"] for case in cases} == {"1", "2", "3", "4"}
 
 
 def test_series_folders_are_found_through_metadata(tcia: Path) -> None:

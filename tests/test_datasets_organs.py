@@ -12,7 +12,7 @@ from PIL import Image
 
 import mergestream as ms
 from mergestream.data.datasets import DATASETS, organs
-from mergestream.data.datasets.arrays import array_names, array_shape, read_array
+from mergestream.data.datasets.arrays import array_shape, read_array
 from mergestream.data.datasets.medimeta import find_medimeta, read_medimeta
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.standins.fake_organs import FakeImage, write_medimeta, write_organ_mnist, write_organs
@@ -254,8 +254,8 @@ def test_the_largest_complete_resolution_is_used(mnist: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "match"),
     [
-        ({"val_labels": None}, "lacks the array val_labels"),
-        ({"test_images": None}, "lacks the array test_images"),
+        ({"val_labels": None}, "Cannot read the array 'val_labels'"),
+        ({"test_images": None}, "Cannot read the array 'test_images'"),
         (
             {"val_labels": np.zeros((10, 1), dtype=np.uint8)},
             r"11 images in val_images, but val_labels is uint8 \(10, 1\)",
@@ -273,7 +273,7 @@ def test_damaged_npz_files_are_refused(mnist: Path, changed: dict[str, np.ndarra
 
 def test_a_file_that_is_no_npz_is_refused(mnist: Path) -> None:
     (mnist / "organamnist_224.npz").write_bytes(b"half a download")
-    with pytest.raises(DataError, match=r"organamnist_224.npz .* is not an .npz file"):
+    with pytest.raises(DataError, match=r"train_images' of organamnist_224.npz .* not a zip file"):
         ms.load_dataset("organ_mnist", root=mnist)
 
 
@@ -289,8 +289,6 @@ def test_arrays_are_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             return content
 
     monkeypatch.setattr(Root, "open", lambda self, path: Counting(opened(self, path).detach()))
-    parts = ("train", "val", "test")
-    assert set(array_names(root, file)) == {f"{part}_{kind}" for part in parts for kind in ("images", "labels")}
     assert array_shape(root, file, "train_images") == (22, 64, 64)
     assert read_array(root, file, "train_labels").shape == (22, 1)
     assert 0 < read[0] < (tmp_path / file).stat().st_size / 4

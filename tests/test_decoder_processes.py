@@ -8,13 +8,14 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mergestream.data import intake
-from mergestream.data.intake import IntakeError, Limits, read_upload, read_uploads
+from mergestream.data.intake import IntakeError, Limits, Picture, read_upload, read_uploads
 from mergestream.serving.http.request_limits import ServiceLimits
 from mergestream.serving.service import Service
 from test_intake import chunk, drawn, npy, png, refusal, saved
@@ -79,14 +80,17 @@ def test_slow_files_do_not_make_others_wait() -> None:
     slow, limits = jpeg_of_allowed_scans(2000), Limits(seconds=1.5, pixels=16_000_002)
     service = Service(lambda _: pytest.fail("not started"), ServiceLimits(intake=limits))
 
+    def decode(files: list[bytes]) -> Awaitable[list[Picture]]:
+        return service._run(service._decoders, read_uploads, files, limits)
+
     async def waits() -> list[float]:
-        await service.decode([png_of_noise()])
-        busy = [asyncio.create_task(service.decode([slow] * 4)) for _ in range(2 + (os.cpu_count() or 1))]
+        await decode([png_of_noise()])
+        busy = [asyncio.ensure_future(decode([slow] * 4)) for _ in range(2 + (os.cpu_count() or 1))]
         await asyncio.sleep(0.2)
         seconds = []
         for _ in range(5):
             start = time.monotonic()
-            assert len(await service.decode([png_of_noise()])) == 1
+            assert len(await decode([png_of_noise()])) == 1
             seconds.append(time.monotonic() - start)
         assert not any(task.done() for task in busy)
         await asyncio.gather(*busy, return_exceptions=True)

@@ -37,16 +37,6 @@ def array_shape(root: Root, file: str, name: str) -> tuple[int, ...]:
             raise _unreadable(root, file, name, error) from error
 
 
-def array_names(root: Root, file: str) -> list[str]:
-    """The names of the arrays in an .npz file."""
-    with root.open(file) as content:
-        try:
-            with zipfile.ZipFile(content) as archive:
-                return [member.removesuffix(".npy") for member in archive.namelist()]
-        except (OSError, zipfile.BadZipFile) as error:
-            raise DataError(f"{file} in {root.location} is not an .npz file: {error}.") from error
-
-
 def _is_hdf5(file: str) -> bool:
     return file.lower().endswith((".hdf5", ".h5"))
 

@@ -7,12 +7,12 @@ two files, crop and mask. The tables' paths fit neither copy and swap the two in
 import io
 import re
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from PIL import Image
 
 from mergestream.data.datasets.decoding import read_pixels
+from mergestream.data.datasets.index import Sample
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.table_files import read_csv
 from mergestream.data.intake.shades import stretched
@@ -25,33 +25,30 @@ HEADER = 1 << 16  # bytes that surely hold an image's size
 COLUMNS = ("patient id", "breast density", "left or right breast", "image view", "abnormality id", "pathology")
 
 
-@dataclass(frozen=True)
-class CbisLesion:
-    """One lesion: a row of a case table."""
-
-    mammogram: str  # Subject ID
-    lesion: str  # Subject ID
-    patient: str
-    finding: str  # mass or calc
-    view: str  # cc or mlo
-    density: str
-    part: str
-    malignant: bool
-
-
 def table_name(finding: str, part: str) -> str:
     return f"{finding}_case_description_{part}_set.csv"
 
 
-def read_cases(root: Root) -> list[CbisLesion]:
-    """Read all lesions, in the order of the tables; a finding has both tables or none."""
-    cases = []
+def mammogram(lesion: str) -> str:
+    """The Subject ID of a lesion's mammogram."""
+    return lesion.rpartition("_")[0]
+
+
+def subgroups(density: str, finding: str, view: str) -> dict[str, str]:
+    return {"density": density or "unknown", "finding": finding, "view": view.lower() or "unknown"}
+
+
+def read_lesions(root: Root) -> list[Sample]:
+    """Read all lesions, in the order of the tables; a finding has both or none. Files and domains are not set."""
+    lesions: dict[str, Sample] = {}
     for finding in FINDINGS:
-        if any(root.named(table_name(finding, part)) for part in PARTS):
-            for part in PARTS:
-                path = root.one(table_name(finding, part))
-                cases += [_case(row, finding, part, path, line) for line, row in enumerate(_rows(root, path), start=2)]
-    return cases
+        for part in PARTS if any(root.named(table_name(finding, part)) for part in PARTS) else ():
+            path = root.one(table_name(finding, part))
+            for line, row in enumerate(_rows(root, path), start=2):
+                lesion = _lesion(row, finding, part, f"Row {line} of {path}")
+                if lesions.setdefault(lesion.id, lesion) is not lesion:
+                    raise DataError(f"The case tables name {lesion.id} twice. Keep one row of it.")
+    return list(lesions.values())
 
 
 def _rows(root: Root, path: str) -> list[dict[str, str]]:
@@ -63,19 +60,16 @@ def _rows(root: Root, path: str) -> list[dict[str, str]]:
     return rows
 
 
-def _case(row: dict[str, str], finding: str, part: str, path: str, line: int) -> CbisLesion:
-    side, view = row["left or right breast"].upper(), row["image view"].upper()
-    mammogram = f"{finding.capitalize()}-{PARTS[part]}_{row['patient id']}_{side}_{view}"
-    lesion = f"{mammogram}_{row['abnormality id']}"
+def _lesion(row: dict[str, str], finding: str, part: str, where: str) -> Sample:
+    patient, side, view = row["patient id"], row["left or right breast"].upper(), row["image view"].upper()
+    lesion = f"{finding.capitalize()}-{PARTS[part]}_{patient}_{side}_{view}_{row['abnormality id']}"
     if not SUBJECT.fullmatch(lesion) or row["pathology"].upper() not in MALIGNANT:
         raise DataError(
-            f"Row {line} of {path} is not a lesion of CBIS-DDSM: patient, side, view and number give '{lesion}', "
+            f"{where} is not a lesion of CBIS-DDSM: patient, side, view and number give '{lesion}', "
             f"and its pathology is '{row['pathology']}'."
         )
-    malignant = MALIGNANT[row["pathology"].upper()]
-    return CbisLesion(
-        mammogram, lesion, row["patient id"], finding, view.lower(), row["breast density"], part, malignant
-    )
+    label, of = int(MALIGNANT[row["pathology"].upper()]), subgroups(row["breast density"], finding, view)
+    return Sample(lesion, "", "", label, group=patient, part=part, subgroups=of)
 
 
 def files_by_subject(root: Root) -> dict[str, list[str]]:
@@ -127,22 +121,18 @@ def _area(root: Root, file: str) -> int | None:
     try:
         head = io.BytesIO(root.read(file, first=HEADER))
         if file.lower().endswith(".dcm"):
-            return _dicom_area(head)
+            import pydicom
+
+            header = pydicom.dcmread(head, stop_before_pixels=True, specific_tags=["Rows", "Columns"])
+            return int(header.Rows) * int(header.Columns)
         with Image.open(head) as image:
             return image.width * image.height
+    except ImportError as error:
+        raise DataError("CBIS-DDSM is DICOM: install pydicom (pip install 'mergestream[data]').") from error
     except DataError:
         raise
     except Exception:  # a damaged file is reported when it is decoded
         return None
-
-
-def _dicom_area(head: io.BytesIO) -> int:
-    try:
-        import pydicom
-    except ImportError as error:
-        raise DataError("CBIS-DDSM is DICOM: install pydicom (pip install 'mergestream[data]').") from error
-    header = pydicom.dcmread(head, stop_before_pixels=True, specific_tags=["Rows", "Columns"])
-    return int(header.Rows) * int(header.Columns)
 
 
 def _is_mask(root: Root, file: str) -> bool:

@@ -68,14 +68,24 @@ class FileSource:
         shape = Preprocessing((size, size) if isinstance(size, int) else size, interpolation).size
         folder = None if cache_folder is None else Path(cache_folder)
         how = Decoding(shape, interpolation, index.crop_border, folder, workers)
-        bad_images = _BadImages(whole_number("skip_bad", skip_bad, low=0), self.card.name)
-        bad_images.add([f"{file}: is missing" for file in index.missing])
+        whole_number("skip_bad", skip_bad, low=0)
+        bad = [f"{file}: is missing" for file in index.missing]
+
+        def require_few_bad_images() -> None:
+            if len(bad) > skip_bad:
+                raise DataError(
+                    f"{len(bad)} images of '{self.card.name}' are missing or cannot be read: {some(bad)}. Restore "
+                    f"them, or leave them out with --skip-bad {len(bad)} (skip_bad={len(bad)})."
+                )
+
+        require_few_bad_images()
 
         @cache
         def read_domain(domain: str) -> DomainData:
             samples = index.of(domain)
             decoded = decode(opened, samples, how, on_image)
-            bad_images.add([f"{samples[position].file}: {why}" for position, why in decoded.bad.items()])
+            bad.extend(f"{samples[position].file}: {why}" for position, why in decoded.bad.items())
+            require_few_bad_images()
             if len(decoded.bad) == len(samples):
                 raise DataError(f"No image of the domain '{domain}' of '{self.card.name}' can be read.")
             good = [position for position in range(len(samples)) if position not in decoded.bad]
@@ -95,21 +105,6 @@ class FileSource:
             tuple(index.left_out),
             dict(Counter(sample.domain for sample in index.samples)),
         )
-
-
-class _BadImages:
-    """Count of bad images, up to the number allowed."""
-
-    def __init__(self, count: int, dataset: str) -> None:
-        self._count, self._dataset, self._bad = count, dataset, list[str]()
-
-    def add(self, bad: list[str]) -> None:
-        self._bad += bad
-        if len(self._bad) > self._count:
-            raise DataError(
-                f"{len(self._bad)} images of '{self._dataset}' are missing or cannot be read: {some(self._bad)}. "
-                f"Restore them, or leave them out with --skip-bad {len(self._bad)} (skip_bad={len(self._bad)})."
-            )
 
 
 def _sample_fields(samples: list[Sample]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from threading import Lock, Thread
@@ -129,7 +130,16 @@ def _each(
 ) -> dict[int, str]:
     """Decode and use every sample, in threads since decoders release Python's lock. Return what failed."""
     bad: dict[int, str] = {}
-    pixels_of, lock = SamplePixels(root), Lock()
+    lock, reading = Lock(), Lock()
+    whole_array = cache(partial(read_array, root))
+
+    def pixels_of(sample: Sample) -> Tensor:
+        """uint8 [3,h,w]. An array in an .npy, .npz or .hdf5 file is read once."""
+        if sample.array is None:
+            return read_pixels(root.read(sample.file), sample.file)
+        with reading:
+            array = whole_array(sample.file, sample.array)
+        return array_pixels(array[sample.row])
 
     def one(position: int) -> None:
         try:
@@ -158,24 +168,6 @@ def _use_one_core() -> None:
 
 
 _changing_threads = Lock()
-
-
-class SamplePixels:
-    """Reads a sample's pixels uint8 [3,h,w], in any thread. Arrays in .npy, .npz and .hdf5 files are read once."""
-
-    def __init__(self, root: Root) -> None:
-        self._root, self._arrays, self._lock = root, dict[tuple[str, str], np.ndarray](), Lock()
-
-    def __call__(self, sample: Sample) -> Tensor:
-        return self._row(sample) if sample.array else read_pixels(self._root.read(sample.file), sample.file)
-
-    def _row(self, sample: Sample) -> Tensor:
-        assert sample.array is not None
-        key = sample.file, sample.array
-        with self._lock:
-            if key not in self._arrays:
-                self._arrays[key] = read_array(self._root, *key)
-        return array_pixels(self._arrays[key][sample.row])
 
 
 # The user's own files are trusted, so they may be large.

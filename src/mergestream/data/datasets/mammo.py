@@ -1,19 +1,19 @@
 """Mammography: lesions of CBIS-DDSM, benign or malignant, from TCIA, Kaggle or MedIMeta."""
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from mergestream.data.datasets.cbis_ddsm import (
     FINDINGS,
     PARTS,
-    CbisLesion,
     crop_of,
     files_by_subject,
-    read_cases,
+    mammogram,
+    read_lesions,
+    subgroups,
     table_name,
 )
-from mergestream.data.datasets.index import CARDS, DatasetCard, Index, LeftOut, Sample
-from mergestream.data.datasets.medimeta import MedimetaImage, find_medimeta, read_medimeta
+from mergestream.data.datasets.index import CARDS, Index, LeftOut, Sample
+from mergestream.data.datasets.medimeta import find_medimeta, read_medimeta
 from mergestream.data.datasets.roots import Root
 from mergestream.runtime.errors import DataError, unknown_name
 
@@ -23,11 +23,7 @@ DOMAINS = {
     "finding": ("mass", "calc"),
     "density": ("density_1", "density_2", "density_3", "density_4"),
 }
-NAME: dict[str, Callable[[dict[str, str]], str]] = {
-    "finding_view": lambda of: f"{of['finding']}_{of['view']}",
-    "finding": lambda of: of["finding"],
-    "density": lambda of: f"density_{of['density']}",
-}
+NAMES = {"finding_view": "{finding}_{view}", "finding": "{finding}", "density": "density_{density}"}
 PUBLISHED = {"mass": 1696, "calc": 1872}  # lesions
 
 CARD = CARDS["mammo"]
@@ -55,82 +51,54 @@ def read(root: Root, *, domain: str | None = None, image: str = "crop") -> Index
 def _from_medimeta(root: Root, domain: str | None, image: str) -> Index:
     if image != "crop":
         raise DataError(f"{root.location} is MedIMeta's copy, which has crops only: image='crop'.")
-    samples = [
-        image.sample("", image.subject, subgroups=_subgroups(finding, image))  # _index sets the domain
-        for finding in FINDINGS
-        for image in read_medimeta(root, f"mammo_{finding}", "pathology", classes=CLASSES)
-    ]
+    samples = []
+    for finding in FINDINGS:
+        for each in read_medimeta(root, f"mammo_{finding}", "pathology", classes=CLASSES):
+            of = {name.lower().replace(" ", "_"): value for name, value in each.annotations.items()}
+            of = subgroups(of.get("breast_density", ""), finding, of.get("image_view", ""))
+            samples.append(each.sample("", each.subject, subgroups=of))
     viewed = all(sample.subgroups["view"] != "unknown" for sample in samples)
-    return _index(CARD, domain or ("finding_view" if viewed else "finding"), samples)
-
-
-def _subgroups(finding: str, image: MedimetaImage) -> dict[str, str]:
-    of = {name.lower().replace(" ", "_"): value for name, value in image.annotations.items()}
-    view, density = of.get("image_view", "").lower(), of.get("breast_density", "")
-    return {"density": density or "unknown", "finding": finding, "view": view or "unknown"}
+    return _placed(Index(CARD, samples), domain or ("finding_view" if viewed else "finding"))
 
 
 def _from_cbis_ddsm(root: Root, domain: str, image: str) -> Index:
-    cases, files = read_cases(root), files_by_subject(root)
-    samples, missing, left_out = [], [], _unused(cases, files, image)
-    for subject, lesions in _by_subject(cases, image).items():
+    lesions, files = read_lesions(root), files_by_subject(root)
+    samples, missing, left_out = [], [], _unused(lesions, files, image)
+    images: dict[str, list[Sample]] = {}
+    for lesion in lesions:
+        images.setdefault(lesion.id if image == "crop" else mammogram(lesion.id), []).append(lesion)
+    for subject, shown in images.items():
         there = files.get(subject, [])
         file = crop_of(root, there) if image == "crop" else next(iter(there), None)
         if file is None:
             missing.append(f"{subject} ({image})")
             continue
-        samples.append(_sample(subject, file, lesions))
+        samples.append(replace(shown[0], id=subject, file=file, label=max(each.label for each in shown)))
         if image == "full":
             left_out += [LeftOut(other, f"a second file of {subject}") for other in there if other != file]
-    return _index(replace(CARD, parts=tuple(PARTS)), domain, samples, left_out, missing, whole=image == "crop")
+    card = replace(CARD, parts=tuple(PARTS), total=CARD.total if image == "crop" else None)
+    return _placed(Index(card, samples, left_out, missing), domain)
 
 
-def _by_subject(cases: Iterable[CbisLesion], image: str) -> dict[str, list[CbisLesion]]:
-    """The lesions of each image: one for a crop, one or more for a mammogram."""
-    by_subject: dict[str, list[CbisLesion]] = {}
-    for case in cases:
-        lesions = by_subject.setdefault(case.lesion if image == "crop" else case.mammogram, [])
-        if any(each.lesion == case.lesion for each in lesions):
-            raise DataError(f"The case tables name {case.lesion} twice. Keep one row of it.")
-        lesions.append(case)
-    return by_subject
-
-
-def _sample(subject: str, file: str, lesions: list[CbisLesion]) -> Sample:
-    first, malignant = lesions[0], any(case.malignant for case in lesions)
-    subgroups = {"density": first.density or "unknown", "finding": first.finding, "view": first.view}
-    return Sample(subject, file, "", int(malignant), group=first.patient, part=first.part, subgroups=subgroups)
-
-
-def _unused(cases: list[CbisLesion], files: dict[str, list[str]], image: str) -> list[LeftOut]:
+def _unused(lesions: list[Sample], files: dict[str, list[str]], image: str) -> list[LeftOut]:
     """Files that are not images of a lesion, one line per kind since there are thousands."""
-    lesions, mammograms = {case.lesion for case in cases}, {case.mammogram for case in cases}
-    unnamed = [subject for subject in files if subject not in lesions | mammograms]
-    other = mammograms if image == "crop" else lesions
-    kind, why = ("mammograms", "image='full' reads them") if image == "crop" else ("lesions", "image='crop' reads them")
-    counts = {
-        f"{len(other & files.keys())} {kind}": why if other & files.keys() else "",
-        f"{len(unnamed)} other subjects": f"no case table names them, such as {unnamed[0]}" if unnamed else "",
-    }
-    return [LeftOut(what, reason) for what, reason in counts.items() if reason]
+    crops, mammograms = {each.id for each in lesions}, {mammogram(each.id) for each in lesions}
+    unnamed = [subject for subject in files if subject not in crops | mammograms]
+    what, others, option = ("mammograms", mammograms, "full") if image == "crop" else ("lesions", crops, "crop")
+    unused = []
+    if there := len(others & files.keys()):
+        unused.append(LeftOut(f"{there} {what}", f"image='{option}' reads them"))
+    if unnamed:
+        unused.append(LeftOut(f"{len(unnamed)} other subjects", f"no case table names them, such as {unnamed[0]}"))
+    return unused
 
 
-def _index(
-    card: DatasetCard,
-    domain: str,
-    samples: list[Sample],
-    left_out: Iterable[LeftOut] = (),
-    missing: Iterable[str] = (),
-    *,
-    whole: bool = True,
-) -> Index:
+def _placed(index: Index, domain: str) -> Index:
     """Put samples into their domains; those without one, such as a density outside 1 to 4, are left out."""
-    placed = [replace(sample, domain=NAME[domain](dict(sample.subgroups))) for sample in samples]
-    used = tuple(sample for sample in placed if sample.domain in DOMAINS[domain])
+    placed = [replace(sample, domain=NAMES[domain].format(**sample.subgroups)) for sample in index.samples]
+    used = [sample for sample in placed if sample.domain in DOMAINS[domain]]
     strangers = [LeftOut(s.file, f"its {domain} is {s.domain}") for s in placed if s.domain not in DOMAINS[domain]]
     domains = tuple(name for name in DOMAINS[domain] if any(sample.domain == name for sample in used))
-    total = card.total if whole else None
-    counts = {name: PUBLISHED[name] for name in domains} if whole and domain == "finding" else {}
-    return Index(
-        replace(card, domains=domains, counts=counts, total=total), used, (*left_out, *strangers), list(missing)
-    )
+    counts = {name: PUBLISHED[name] for name in domains} if domain == "finding" and index.card.total else {}
+    card = replace(index.card, domains=domains, counts=counts)
+    return replace(index, card=card, samples=used, left_out=(*index.left_out, *strangers))

@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from mergestream.data.datasets.arrays import array_names, array_shape, read_array
+from mergestream.data.datasets.arrays import array_shape, read_array
 from mergestream.data.datasets.index import CARDS, Index, Sample
 from mergestream.data.datasets.medimeta import PARTS, MedimetaImage, read_medimeta
 from mergestream.data.datasets.roots import Root
@@ -53,10 +53,7 @@ def _mnist_files(root: Root, resolution: int | None) -> dict[str, str]:
 
 def _mnist_part(root: Root, file: str, domain: str, part: str) -> list[Sample]:
     images, labels = f"{part}_images", f"{part}_labels"
-    lacking = [name for name in (images, labels) if name not in array_names(root, file)]
-    if lacking:
-        raise DataError(f"{file} in {root.location} lacks the array {' and '.join(lacking)}. Fetch it again.")
-    values, count = read_array(root, file, labels), array_shape(root, file, images)[0]
+    count, values = array_shape(root, file, images)[0], read_array(root, file, labels)
     if values.shape not in ((count, 1), (count,)) or not np.issubdtype(values.dtype, np.integer):
         raise DataError(
             f"{file} in {root.location} has {count} images in {images}, but {labels} is {values.dtype} {values.shape}."

@@ -3,7 +3,8 @@
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib import import_module
 from typing import Any
 
 from mergestream.data.datasets.roots import Root
@@ -76,42 +77,34 @@ def read_sheet(root: Root, path: str, columns: tuple[str, ...]) -> Rows:
     raise DataError(f"{path} in {root.location} lacks one of the columns {list(columns)}; its first row is {seen[:8]}.")
 
 
-def _grids(root: Root, path: str) -> Iterator[Grid]:
+def _grids(root: Root, path: str) -> Iterable[Grid]:
     """The sheets of a file as text. The content decides on the format, since files get renamed."""
     content = root.read(path)
     if content.startswith(b"PK"):
-        yield from _xlsx(content, path)
+        name, read = "openpyxl", _xlsx
     elif content.startswith(b"\xd0\xcf\x11\xe0"):
-        yield from _xls(content, path)
+        name, read = "xlrd", _xls
     else:
         rows = read_csv(root, path)
-        yield [list(rows[0]), *(list(row.values()) for row in rows)] if rows else []
-
-
-def _xls(content: bytes, path: str) -> Iterator[Grid]:
+        return [[list(rows[0]), *(list(row.values()) for row in rows)]] if rows else []
     try:
-        import xlrd
+        module = import_module(name)
     except ImportError as error:
-        raise DataError(f"Reading {path} needs xlrd: pip install 'mergestream[data]'.") from error
+        raise DataError(f"Reading {path} needs {name}: pip install 'mergestream[data]'.") from error
     try:
-        sheets = xlrd.open_workbook(file_contents=content).sheets()
-    except Exception as error:  # xlrd raises anything on a damaged file
-        raise DataError(f"{path} is not a readable .xls file: {error}.") from error
-    for sheet in sheets:
-        yield [[_text(value) for value in sheet.row_values(row)] for row in range(sheet.nrows)]
+        return [[[_text(value) for value in row] for row in sheet] for sheet in read(module, content)]
+    except Exception as error:  # the libraries raise anything on a damaged file
+        raise DataError(f"{path} is not a readable {read.__name__.replace('_', '.')} file: {error}.") from error
 
 
-def _xlsx(content: bytes, path: str) -> Iterator[Grid]:
-    try:
-        import openpyxl
-    except ImportError as error:
-        raise DataError(f"Reading {path} needs openpyxl: pip install 'mergestream[data]'.") from error
-    try:
-        book = openpyxl.load_workbook(io.BytesIO(content), data_only=True)
-    except Exception as error:  # openpyxl raises anything on a damaged file
-        raise DataError(f"{path} is not a readable .xlsx file: {error}.") from error
-    for sheet in book.worksheets:
-        yield [[_text(value) for value in row] for row in sheet.iter_rows(values_only=True)]
+def _xls(library: Any, content: bytes) -> Iterator[Iterable[Any]]:
+    for sheet in library.open_workbook(file_contents=content).sheets():
+        yield (sheet.row_values(row) for row in range(sheet.nrows))
+
+
+def _xlsx(library: Any, content: bytes) -> Iterator[Iterable[Any]]:
+    for sheet in library.load_workbook(io.BytesIO(content), data_only=True).worksheets:
+        yield sheet.iter_rows(values_only=True)
 
 
 def _text(value: Any) -> str:

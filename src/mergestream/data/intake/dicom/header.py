@@ -182,26 +182,25 @@ def _number(dataset: Dataset, keyword: str, default: int | None = None) -> int:
 
 
 def _require_supported(form: PixelFormat, high_bit: int) -> None:
-    if min(form.number_of_frames, form.rows, form.columns) < 1:
-        raise damaged_dicom()
-    if form.photometric_interpretation not in SAMPLES:
-        names = ", ".join(SAMPLES)
-        raise IntakeError(
-            "unsupported_format", f"The DICOM image's kind of colour is not supported; supported: {names}."
-        )
-    if SAMPLES[form.photometric_interpretation] != form.samples_per_pixel:
-        raise damaged_dicom()
-    if form.bits_allocated not in (8, 16, 32):
-        raise IntakeError("unsupported_format", "Only DICOM pixels of 8, 16 or 32 bits are supported.")
-    if not 1 <= form.bits_stored <= form.bits_allocated or form.pixel_representation not in (0, 1):
-        raise damaged_dicom()
-    if high_bit != form.bits_stored - 1:
-        raise IntakeError("unsupported_format", "DICOM pixels that do not start at their lowest bit are not supported.")
-    if form.planar_configuration not in (0, 1):
-        raise damaged_dicom()
-    if form.photometric_interpretation.startswith("YBR") and (form.bits_allocated, form.bits_stored) != (8, 8):
-        raise IntakeError(
-            "unsupported_format", "DICOM colour as luminance and chrominance is supported with 8 bits only."
-        )
-    if form.samples_per_pixel == 3 and form.pixel_representation:
+    """Refuse numbers that contradict each other, and formats that are not supported."""
+    luminance, bits = form.photometric_interpretation.startswith("YBR"), (form.bits_allocated, form.bits_stored)
+    unsupported = {
+        f"The DICOM image's kind of colour is not supported; supported: {', '.join(SAMPLES)}.": (
+            form.photometric_interpretation not in SAMPLES
+        ),
+        "Only DICOM pixels of 8, 16 or 32 bits are supported.": form.bits_allocated not in (8, 16, 32),
+        "DICOM pixels that do not start at their lowest bit are not supported.": high_bit != form.bits_stored - 1,
+        "DICOM colour as luminance and chrominance is supported with 8 bits only.": luminance and bits != (8, 8),
+    }
+    for sentence, true in unsupported.items():
+        if true:
+            raise IntakeError("unsupported_format", sentence)
+    if (
+        min(form.number_of_frames, form.rows, form.columns) < 1
+        or SAMPLES[form.photometric_interpretation] != form.samples_per_pixel
+        or not 1 <= form.bits_stored <= form.bits_allocated
+        or form.pixel_representation not in (0, 1)
+        or form.planar_configuration not in (0, 1)
+        or (form.samples_per_pixel == 3 and form.pixel_representation)
+    ):
         raise damaged_dicom()
