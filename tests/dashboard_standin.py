@@ -1,4 +1,4 @@
-"""A stand-in for the service, for what a real one cannot be made to say: hostile names, refusals, many experts."""
+"""A stand-in for the service, for what a real one cannot be made to answer: hostile names, refusals, many experts."""
 
 import json
 import math
@@ -21,15 +21,17 @@ TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".s
 
 @dataclass
 class StandIn:
-    """What is told, to be changed at any time; `asked` keeps what came that is not a question for numbers."""
+    """What the service answers, to be changed at any time; `changes` are the requests that are not for data."""
 
     experts: list[str]
     classes: list[str]
     streams: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     off: set[str] = field(default_factory=set)
     token: str | None = None
-    refusal: tuple[int, dict[str, str]] | None = None  # to whatever an administrator asks for
-    asked: list[tuple[str, str, Any]] = field(default_factory=list)
+    unknown: set[str] = field(default_factory=set)  # streams whose alarms are unknown since a restart
+    acknowledged: dict[str, str] = field(default_factory=dict)  # stream -> the person
+    refusal: tuple[int, dict[str, str]] | None = None  # of every change
+    changes: list[tuple[str, str, Any]] = field(default_factory=list)
     version: str = "0.1.0"
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -44,26 +46,28 @@ class StandIn:
         ]
         return {
             "pool": {"hash": "5f" * 32, "classes": self.classes, "experts": cards},
-            "streams": [summary(name, steps) for name, steps in self.streams.items()],
+            "streams": [self._status(name, steps) for name, steps in self.streams.items()],
             "latency_ms": {"p50": 8.1, "p95": 12.4, "p99": 21.9},
             "requests": {"answered": sum(map(len, self.streams.values())), "refused": 2, "failed": 0},
             "version": self.version,
             **self.extra,
         }
 
-
-def summary(name: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
-    last = steps[-1]
-    coefficients = last["encoder_coefficients"]
-    return {
-        "name": name,
-        "steps": len(steps),
-        "images": sum(step["images"] for step in steps),
-        "last_step_at": last["time"],
-        "encoder_coefficients": coefficients,
-        "head_expert": max(coefficients, key=coefficients.__getitem__) if coefficients else None,
-        "alarms": last["findings"],
-    }
+    def _status(self, name: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
+        last = steps[-1]
+        coefficients = last["encoder_coefficients"]
+        person = self.acknowledged.get(name)
+        details = {"step": last["step"], "since": "2026-11-16T08:15:00.000000Z", "next": "Check the scanner."}
+        details |= {"acknowledged_by": person, "acknowledged_at": person and "2026-11-16T08:20:00.000000Z"}
+        return {
+            "name": name,
+            "steps": len(steps),
+            "images": sum(step["images"] for step in steps),
+            "last_step_at": last["time"],
+            "encoder_coefficients": coefficients,
+            "head_expert": max(coefficients, key=coefficients.__getitem__) if coefficients else None,
+            "alarms": None if name in self.unknown else [finding | details for finding in last["findings"]],
+        }
 
 
 def made_up_step(
@@ -90,9 +94,9 @@ def made_up_step(
 
 
 @contextmanager
-def served(told: StandIn) -> Iterator[str]:
-    """The address of the dashboard over what is told, while the block lasts."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(told))
+def served(standin: StandIn) -> Iterator[str]:
+    """The address of the dashboard over the stand-in, while the block lasts."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(standin))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -103,7 +107,7 @@ def served(told: StandIn) -> Iterator[str]:
         thread.join()
 
 
-def _handler(told: StandIn) -> type[BaseHTTPRequestHandler]:
+def _handler(standin: StandIn) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def _send(self, status: int, content: bytes, kind: str) -> None:
             self.send_response(status)
@@ -121,12 +125,12 @@ def _handler(told: StandIn) -> type[BaseHTTPRequestHandler]:
             path, _, query = self.path.partition("?")
             if not path.startswith("/v1/"):
                 return self._file(path.strip("/") or "index.html")
-            if told.token is not None and self.headers.get("Authorization") != f"Bearer {told.token}":
+            if standin.token is not None and self.headers.get("Authorization") != f"Bearer {standin.token}":
                 return self._json({"title": "Token needed", "detail": "Send one.", "code": "unauthorised"}, 401)
             if path == "/v1/overview":
-                return self._json(told.overview())
+                return self._json(standin.overview())
             after = int(query.removeprefix("after=") or -1)
-            for name, steps in list(told.streams.items()):
+            for name, steps in list(standin.streams.items()):
                 if path == f"/v1/streams/{_quoted(name)}/recent":
                     newer = [step for step in steps if step["step"] > after]
                     return self._json({"stream": name, "steps": newer[-200:]})
@@ -140,9 +144,12 @@ def _handler(told: StandIn) -> type[BaseHTTPRequestHandler]:
 
         def _change(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
-            told.asked.append((self.command, self.path, json.loads(self.rfile.read(length) or b"null")))
-            if told.refusal is not None:
-                return self._json(told.refusal[1], told.refusal[0])
+            body = json.loads(self.rfile.read(length) or b"null")
+            standin.changes.append((self.command, self.path, body))
+            if standin.refusal is not None:
+                return self._json(standin.refusal[1], standin.refusal[0])
+            if self.path.endswith("/acknowledge"):
+                standin.acknowledged[self.path.split("/")[-2]] = body["name"]
             return self._json({})
 
         do_POST = do_PUT = do_DELETE = do_PATCH = _change

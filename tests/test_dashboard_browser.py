@@ -1,4 +1,4 @@
-"""The dashboard in a real browser (Debian's chromium) over the real service, or a stand-in for what that never says."""
+"""The dashboard in a real browser (Debian's chromium) over the real service, or over a stand-in for it."""
 
 import os
 import re
@@ -64,7 +64,7 @@ def form_of(pictures: Pictures, folder: Path) -> tuple[bytes, str]:
 
 
 class Running:
-    """A real `mergestream serve`, told to listen at a free port."""
+    """A real `mergestream serve` at a free port."""
 
     def __init__(self, folder: Path, pool: Path, *arguments: str) -> None:
         self.folder = folder
@@ -87,20 +87,20 @@ class Running:
 
     def _when_ready(self) -> str:
         for _ in range(600):
-            said = (self.folder / "serve.log").read_text()
-            if found := re.search(r"Ready: (http://[^ ]+)", said):
-                return found[1]
+            log = (self.folder / "serve.log").read_text()
+            if ready := re.search(r"Ready: (http://[^ ]+)", log):
+                return ready[1]
             if self.process.poll() is not None:
                 break
             time.sleep(0.1)
         self.stop()
-        raise AssertionError(said)
+        raise AssertionError(log)
 
     def send(self, stream: str, pictures: Pictures, token: str | None = None) -> None:
         body, kind = form_of(pictures, self.folder)
         headers = {"Content-Type": kind} | ({"Authorization": f"Bearer {token}"} if token else {})
-        asked = urllib.request.Request(f"{self.address}v1/streams/{stream}/batches", body, headers)
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        request = urllib.request.Request(f"{self.address}v1/streams/{stream}/batches", body, headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.status == 200
 
     def stop(self) -> None:
@@ -139,7 +139,7 @@ def opened(
     page.on("pageerror", lambda error: troubles.append(str(error)))
     page.on("dialog", lambda dialog: troubles.append(dialog.message))
     origin = re.match(r"http://[^/]+/", address)[0]  # type: ignore[index]
-    page.on("request", lambda asked: troubles.append(asked.url) if not asked.url.startswith(origin) else None)
+    page.on("request", lambda request: troubles.append(request.url) if not request.url.startswith(origin) else None)
     page.goto(address)
     yield page
     context.close()
@@ -162,9 +162,9 @@ def wait_for_step(page: Any, step: int) -> None:
 def grave_findings(page: Any) -> list[tuple[str, str]]:
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(page).response
-    assert found["passes"]
-    grave = [each for each in found["violations"] if each["impact"] in ("serious", "critical")]
+    report = Axe().run(page).response
+    assert report["passes"]
+    grave = [each for each in report["violations"] if each["impact"] in ("serious", "critical")]
     return [(each["id"], node["html"][:200]) for each in grave for node in each["nodes"]]
 
 
@@ -188,7 +188,7 @@ def test_from_the_first_batch_to_an_alarm(browser: Any, service: Running) -> Non
         assert len(answers) == len(CLASSES)
         assert sum(map(int, answers)) == 4
         assert page.locator("#alarm-list li").all_inner_texts() == []
-        assert page.locator("#no-alarms").is_visible()
+        assert page.locator("#no-alarms").inner_text() == "None on the last batch of any stream."
 
         service.send("north", gradients(4))
         wait_for_step(page, 3)
@@ -251,7 +251,7 @@ def test_a_chart_is_a_table_too(browser: Any, service: Running) -> None:
     for number in range(3):
         service.send("c-table", gradients(number))
     with opened(browser, f"{service.address}#stream=c-table") as page:
-        said = drawn(page)
+        sentence = drawn(page)
         button = page.locator("#figure-encoder button")
         button.press("Enter")
         assert button.get_attribute("aria-expanded") == "true"
@@ -259,7 +259,7 @@ def test_a_chart_is_a_table_too(browser: Any, service: Running) -> None:
         newest = page.locator("#encoder-table tbody tr").first.locator("th, td").all_inner_texts()
         assert newest[0] == "2"
         assert sum(map(float, newest[2:])) == pytest.approx(1, abs=0.02)
-        assert all(value in said for value in newest[2:])
+        assert all(value in sentence for value in newest[2:])
         assert not page.locator("#figure-encoder .picture").is_visible()
         service.send("c-table", gradients(7))
         until(page, "document.querySelector('#encoder-table tbody th').textContent === '3'")
@@ -275,14 +275,14 @@ def test_earlier_steps_are_looked_at(browser: Any, service: Running) -> None:
         page.locator("#step").focus()
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("ArrowLeft")
-        told = page.locator("#step ~ output")
-        assert told.inner_text().startswith("1, ")
+        step_text = page.locator("#step ~ output")
+        assert step_text.inner_text().startswith("1, ")
         assert page.locator("#figure-head .picked").is_visible()
         service.send("d-steps", gradients(8))
         until(page, "document.querySelector('#step').max === '4'")
-        assert told.inner_text().startswith("1, ")  # stays where the reader looks
+        assert step_text.inner_text().startswith("1, ")  # stays where the reader looks
         page.keyboard.press("End")
-        assert told.inner_text().startswith("4 (newest)")
+        assert step_text.inner_text().startswith("4 (newest)")
         page.locator("#figure-entropy").scroll_into_view_if_needed()
         box = page.locator("#figure-entropy .chart").bounding_box()
         page.mouse.move(box["x"] + 50, box["y"] + 80)
@@ -339,10 +339,10 @@ def test_what_an_administrator_does(browser: Any, service: Running) -> None:
         card.locator("button").click()
         page.locator("#confirm-yes").click()
         until(page, f"document.querySelector('#experts [data-key={first}] .onoff').textContent === 'on'")
-        for name, said in (("Reset averages", "f-admin was reset."), ("Delete stream", "f-admin was deleted.")):
+        for name, announcement in (("Reset averages", "f-admin was reset."), ("Delete stream", "f-admin was deleted.")):
             page.locator("#panel").get_by_role("button", name=name).click()
             page.locator("#confirm-yes").click()
-            until(page, f"document.querySelector('#announcement').textContent === '{said}'")
+            until(page, f"document.querySelector('#announcement').textContent === '{announcement}'")
         until(page, "!document.querySelector('#tabs [data-key=f-admin]')")
         page.locator("#reload").click()
         page.locator("#confirm-yes").click()
@@ -397,16 +397,183 @@ def test_tokens_roles_and_a_lost_connection(browser: Any, pool: Path, tmp_path: 
         running.stop()
 
 
+# --- what the page knows, and what it does not ----------------------------------------------------------------
+
+BLANK = {"code": "blank_pictures", "severity": "warning", "sentence": "4 of 4 images are blank."}
+DRIFT = {"code": "entropy_drift", "severity": "alarm", "sentence": "The entropies have changed."}
+STATES = [(viewport, scheme) for viewport in (DESKTOP, PHONE) for scheme in ("light", "dark")]
+
+
+def alarmed(*findings: dict[str, str], **options: Any) -> StandIn:
+    """Two wards: one with these findings on its last batch, the other without any."""
+    standin = StandIn(["lyon", "brest"], ["a", "b"], **options)
+    standin.add_step("calm-ward")
+    standin.add_step("ward", findings=list(findings))
+    return standin
+
+
+def assert_fits(page: Any) -> None:
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert not grave_findings(page)
+
+
+@pytest.mark.parametrize(("viewport", "scheme"), STATES)
+def test_before_sign_in_nothing_is_claimed(browser: Any, viewport: dict[str, int], scheme: str) -> None:
+    with (
+        served(alarmed(DRIFT, token="right")) as address,
+        opened(browser, address, viewport, scheme, expected="401") as page,
+    ):
+        page.wait_for_selector("[data-state=signed-out]")
+        assert page.locator("#state-text").inner_text() == "Not signed in."
+        assert page.locator("#no-data-title").inner_text() == "Not signed in"
+        assert page.title() == "(not signed in) mergestream"
+        text = page.locator("body").inner_text()
+        assert "None" not in text
+        assert not any(part in text for part in ("Alarms\n", "Pool\n", "Streams\n", "No stream"))
+        assert page.locator("#token").is_visible()
+        assert_fits(page)
+
+
+def test_a_wrong_or_expired_token_is_not_signed_in(browser: Any) -> None:
+    standin = alarmed(DRIFT, token="right")
+    with served(standin) as address, opened(browser, address, expected="401") as page:
+        page.wait_for_selector("#token:visible")
+        page.keyboard.type("wrong")
+        page.keyboard.press("Enter")
+        until(page, "document.querySelector('#state-text').textContent === 'Not signed in: the token was refused.'")
+        assert not page.locator("#content").is_visible()
+        page.locator("#token").fill("right")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#alarm-list li.alarm")
+        assert "At step 0" in drawn(page)
+        standin.token = "another"  # this one has expired
+        page.wait_for_selector("[data-state=signed-out]")
+        assert not page.locator("#content").is_visible()
+        assert "ward" not in page.locator("body").inner_text()
+        standin.token = "right"
+        page.wait_for_selector("#alarm-list li.alarm")
+        page.locator("#token-open").click()
+        page.locator("#token-forget").click()
+        page.wait_for_selector("[data-state=signed-out]")
+        assert "entropy_drift" not in page.locator("body").inner_text()
+
+
+@pytest.mark.parametrize(("viewport", "scheme"), STATES)
+def test_alarms_that_are_unknown_are_not_none(browser: Any, viewport: dict[str, int], scheme: str) -> None:
+    standin = alarmed(unknown={"ward"})
+    with served(standin) as address, opened(browser, address, viewport, scheme) as page:
+        line = page.locator("#alarm-list li")
+        line.wait_for()
+        assert "Unknown since the service was restarted" in line.inner_text()
+        assert page.locator("#no-alarms").inner_text() == ""
+        assert "Unknown" in page.locator("#tabs [data-key=ward]").inner_text()
+        assert "Unknown" not in page.locator("#tabs [data-key=calm-ward]").inner_text()
+        assert_fits(page)
+        standin.unknown.clear()  # after its next batch
+        until(page, "document.querySelector('#no-alarms').textContent === 'None on the last batch of any stream.'")
+
+
+@pytest.mark.parametrize(("viewport", "scheme"), STATES)
+def test_an_alarm_is_acknowledged_by_a_person(browser: Any, viewport: dict[str, int], scheme: str) -> None:
+    standin = alarmed(BLANK, DRIFT)
+    with served(standin) as address, opened(browser, address, viewport, scheme) as page:
+        first = page.locator("#alarm-list li").first
+        first.wait_for()
+        assert "entropy_drift" in first.inner_text()  # an alarm comes before a warning
+        assert "Since 16 Nov 2026, " in first.inner_text() or "Since 08:15:00" in first.inner_text()
+        assert "step 0. What to do: Check the scanner." in first.inner_text()
+        assert "Not acknowledged." in first.inner_text()
+        first.get_by_role("button", name="Acknowledge").click()
+        page.wait_for_selector("#confirm[open]")
+        assert page.evaluate("document.activeElement.id") == "person"
+        assert "all 2 alarms of ward" in page.locator("#confirm-title").inner_text()
+        assert_fits(page)
+        page.keyboard.press("Enter")
+        assert page.locator("#confirm").is_visible()  # not without a name
+        page.keyboard.type("Dr. Grace")
+        page.locator("#note").fill("scanner 2 is stopped")
+        page.locator("#confirm-yes").click()
+        until(
+            page,
+            "document.querySelectorAll('.acknowledgement')[1].textContent.startsWith('Acknowledged by Dr. Grace, ')",
+        )
+        assert standin.changes == [
+            ("POST", "/v1/streams/ward/acknowledge", {"name": "Dr. Grace", "note": "scanner 2 is stopped"})
+        ]
+        assert page.title() == "(2) mergestream"  # an acknowledged alarm is still there
+        assert page.get_by_role("button", name="Acknowledge").count() == 0
+        assert_fits(page)
+
+
+def test_only_administrators_may_acknowledge(browser: Any) -> None:
+    with served(alarmed(DRIFT, extra={"administrator": False})) as address, opened(browser, address) as page:
+        page.wait_for_selector("#alarm-list li")
+        assert "Not acknowledged." in page.locator("#alarm-list").inner_text()
+        assert not page.locator("#alarm-list [data-administrator]").is_visible()
+
+
+@pytest.mark.parametrize(("viewport", "scheme"), STATES)
+def test_without_a_connection_the_data_are_marked_as_old(browser: Any, viewport: dict[str, int], scheme: str) -> None:
+    with served(alarmed()) as address, opened(browser, address, viewport, scheme, "ERR_FAILED|Failed") as page:
+        until(page, "document.querySelector('#no-alarms').textContent === 'None on the last batch of any stream.'")
+        page.route("**/v1/**", lambda route: route.abort())
+        page.wait_for_selector("[data-state=lost]")
+        assert re.search(
+            r"^None at the last update, \d\d:\d\d:\d\d\. What happened since then is unknown\.$",
+            page.locator("#no-alarms").inner_text(),
+        )
+        assert re.search(r"Not current. Last update: \d\d:\d\d:\d\d", page.locator("#stale").inner_text())
+        assert page.title() == "(not current) mergestream"
+        assert_fits(page)
+        page.unroute("**/v1/**")
+        page.wait_for_selector("[data-state=live]")
+        assert not page.locator("#stale").is_visible()
+
+
+def test_a_page_that_was_never_answered_claims_nothing(browser: Any) -> None:
+    with served(alarmed()) as address, opened(browser, "about:blank", expected="ERR_FAILED|Failed") as page:
+        page.route("**/v1/**", lambda route: route.abort())
+        page.goto(address)
+        page.wait_for_selector("[data-state=lost]")
+        assert page.locator("#no-data-title").inner_text() == "No data"
+        assert "None" not in page.locator("body").inner_text()
+
+
+def test_alarms_and_their_acknowledgement_outlive_a_restart(browser: Any, pool: Path, tmp_path: Path) -> None:
+    running = Running(tmp_path, pool, *CALM)
+    running.send("ward", gradients(1))
+    running.send("ward", black())
+    for acknowledged in (False, True):
+        running.stop()
+        running = Running(tmp_path, pool, *CALM)
+        with opened(browser, running.address) as page:
+            line = page.locator("#alarm-list li")
+            line.wait_for()
+            assert "blank_pictures" in line.inner_text()
+            assert "step 1. What to do: " in line.inner_text()
+            assert ("Acknowledged by Dr. Grace, " in line.inner_text()) == acknowledged
+            assert "At step 1" in drawn(page)  # its steps are restored too
+            if not acknowledged:
+                line.get_by_role("button", name="Acknowledge").click()
+                page.locator("#person").fill("Dr. Grace")
+                page.locator("#confirm-yes").click()
+                until(page, "document.querySelector('#alarm-list').textContent.includes('Acknowledged by Dr. Grace')")
+    running.stop()
+
+
+# --- names, numbers and streams beyond the usual --------------------------------------------------------------
+
+
 def test_names_are_text(browser: Any) -> None:
-    told = StandIn([HOSTILE, "__proto__", "constructor"], [HOSTILE, "toString"])
+    standin = StandIn([HOSTILE, "__proto__", "constructor"], [HOSTILE, "toString"])
     finding = {"code": HOSTILE, "severity": HOSTILE, "sentence": HOSTILE}
-    told.add_step(HOSTILE, findings=[finding])
-    told.refusal = (409, {"title": HOSTILE, "detail": HOSTILE, "code": HOSTILE})
-    with served(told) as address, opened(browser, address, expected="409") as page:
+    standin.add_step(HOSTILE, findings=[finding])
+    standin.refusal = (409, {"title": HOSTILE, "detail": HOSTILE, "code": HOSTILE})
+    with served(standin) as address, opened(browser, address, expected="409") as page:
         drawn(page)
         assert page.locator("#stream-title").inner_text() == HOSTILE
         assert page.locator("#alarm-list .sentence").inner_text() == HOSTILE
-        assert page.locator("#experts .name").all_inner_texts() == told.experts
+        assert page.locator("#experts .name").all_inner_texts() == standin.experts
         page.locator("#experts button").first.click()
         page.locator("#confirm-yes").click()
         page.wait_for_selector("#messages [role=alert]")
@@ -414,25 +581,25 @@ def test_names_are_text(browser: Any) -> None:
         page.locator("#figure-predictions button").click()
         assert page.locator("img, main script").count() == 0
         assert "owned" not in page.title()
-        method, path, body = told.asked[0]
+        method, path, body = standin.changes[0]
         assert (method, body) == ("PUT", {"on": False})
         assert path.startswith("/v1/pool/experts/%3Cimg%20")
 
 
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_many_of_everything(browser: Any, viewport: dict[str, int]) -> None:
-    told = StandIn([f"hospital-{k}" for k in range(19)], [f"class-{k}" for k in range(65)])
+    standin = StandIn([f"hospital-{k}" for k in range(19)], [f"class-{k}" for k in range(65)])
     for number in range(40):
-        told.add_step(f"scanner-{number}", seed=number)
+        standin.add_step(f"scanner-{number}", seed=number)
     for _ in range(230):
-        told.add_step("scanner-7")
-    with served(told) as address, opened(browser, f"{address}#stream=scanner-7", viewport) as page:
+        standin.add_step("scanner-7")
+    with served(standin) as address, opened(browser, f"{address}#stream=scanner-7", viewport) as page:
         assert "steps 31 to 230" in drawn(page)
         assert page.locator("#figure-predictions .legend li").count() == 8
         assert "58 other classes" in page.locator("#figure-predictions .legend").inner_text()
         page.locator("#figure-predictions button").click()
         assert page.locator("#predictions-table tbody tr").count() == 200
-        assert page.locator("#predictions-table thead th").count() == 2 + len(told.classes)
+        assert page.locator("#predictions-table thead th").count() == 2 + len(standin.classes)
         page.locator("#figure-predictions button").click()  # axe takes long over 13,000 cells
         page.locator("#filter").fill("scanner-3")
         assert page.locator("[role=tab]:visible").count() == 12  # 3, 30 to 39, and the chosen one
@@ -441,26 +608,26 @@ def test_many_of_everything(browser: Any, viewport: dict[str, int]) -> None:
 
 
 def test_a_batch_without_a_merged_model_is_told(browser: Any) -> None:
-    told = StandIn(["lyon", "brest"], ["a", "b"])
+    standin = StandIn(["lyon", "brest"], ["a", "b"])
     for _ in range(3):
-        told.add_step("ward")
-    told.streams["ward"][1].update(
+        standin.add_step("ward")
+    standin.streams["ward"][1].update(
         encoder_coefficients={}, head_coefficients={}, entropies={"lyon": None, "brest": 0.2}
     )
-    with served(told) as address, opened(browser, address) as page:
+    with served(standin) as address, opened(browser, address) as page:
         assert "At step 2" in drawn(page)
         assert page.evaluate(FILLED, 4) == [True, False, True, False]  # a gap, not a zero
-        told.add_step("ward")
-        told.streams["ward"][-1].update(encoder_coefficients={}, head_coefficients={})
+        standin.add_step("ward")
+        standin.streams["ward"][-1].update(encoder_coefficients={}, head_coefficients={})
         until(page, "document.querySelector('#figure-encoder .chart').ariaLabel.includes('there are none')")
 
 
 def test_a_stream_begun_again_is_not_mixed_with_the_old_one(browser: Any) -> None:
-    told = StandIn(["lyon", "brest"], ["a", "b"])
+    standin = StandIn(["lyon", "brest"], ["a", "b"])
     for _ in range(9):
-        told.add_step("ward")
-    with served(told) as address, opened(browser, address) as page:
+        standin.add_step("ward")
+    with served(standin) as address, opened(browser, address) as page:
         assert "steps 0 to 8" in drawn(page)
-        told.streams["ward"] = []
-        told.add_step("ward", seed=5)
+        standin.streams["ward"] = []
+        standin.add_step("ward", seed=5)
         until(page, "document.querySelector('#figure-encoder .chart').ariaLabel.includes('steps 0 to 0')")

@@ -59,21 +59,21 @@ def spread(*vectors: list[float], base: list[float] | None = None) -> Spread:
     ids=["equal", "orthogonal", "antiparallel", "scaled", "scaled and opposed", "45 degrees"],
 )
 def test_two_vectors(one: list[float], other: list[float], angle: float, ratio: float, lost: float | None) -> None:
-    found = spread(one, other)
-    assert found.mean_angle == pytest.approx(angle, abs=1e-5)
-    assert found.angles == (found.mean_angle,)
-    assert found.norm_ratios == pytest.approx((ratio,))
-    assert found.implied_loss == pytest.approx(100 * (1 - math.cos(math.radians(angle) / 2)), abs=1e-6)
+    result = spread(one, other)
+    assert result.mean_angle == pytest.approx(angle, abs=1e-5)
+    assert result.angles == (result.mean_angle,)
+    assert result.norm_ratios == pytest.approx((ratio,))
+    assert result.implied_loss == pytest.approx(100 * (1 - math.cos(math.radians(angle) / 2)), abs=1e-6)
     if lost is not None:
-        assert found.measured_loss == pytest.approx(lost, abs=1e-6)
+        assert result.measured_loss == pytest.approx(lost, abs=1e-6)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 9])
 def test_orthogonal_heads_of_equal_norm_lose_all_but_a_root_of_their_number(count: int) -> None:
-    found = spread(*(5 * torch.eye(count)).tolist())
-    assert found.angles == pytest.approx((90,) * (count * (count - 1) // 2))
-    assert found.measured_loss == pytest.approx(100 * (1 - 1 / math.sqrt(count)))
-    assert found.implied_loss == pytest.approx(100 * (1 - math.sqrt(0.5)))
+    result = spread(*(5 * torch.eye(count)).tolist())
+    assert result.angles == pytest.approx((90,) * (count * (count - 1) // 2))
+    assert result.measured_loss == pytest.approx(100 * (1 - 1 / math.sqrt(count)))
+    assert result.implied_loss == pytest.approx(100 * (1 - math.sqrt(0.5)))
 
 
 def test_the_implied_loss_reaches_half_at_120_degrees_only() -> None:
@@ -89,27 +89,27 @@ def test_angles_are_exact_where_an_arc_cosine_is_not(degrees: float) -> None:
 
 
 def test_zero_vectors_have_no_angle_and_are_left_out_of_means() -> None:
-    found = spread([0.0, 0.0], [1.0, 0.0], [0.0, 1.0])
-    assert found.angles == (None, None, pytest.approx(90))
-    assert found.mean_angle == pytest.approx(90)
-    assert found.norm_ratios == (None, None, pytest.approx(1))
-    assert found.measured_loss == pytest.approx(100 * (1 - math.sqrt(2) / 2))
+    result = spread([0.0, 0.0], [1.0, 0.0], [0.0, 1.0])
+    assert result.angles == (None, None, pytest.approx(90))
+    assert result.mean_angle == pytest.approx(90)
+    assert result.norm_ratios == (None, None, pytest.approx(1))
+    assert result.measured_loss == pytest.approx(100 * (1 - math.sqrt(2) / 2))
     nothing = spread([0.0, 0.0], [0.0, 0.0])
     assert (nothing.mean_angle, nothing.implied_loss, nothing.measured_loss) == (None, None, None)
 
 
 def test_one_expert_has_no_pair_and_loses_nothing() -> None:
-    found = spread([3.0, 4.0], base=[3.0, 0.0])
-    assert (found.angles, found.mean_angle, found.measured_loss) == ((), None, 0)
-    assert found.from_base is not None
-    assert found.from_base.relative_norms == pytest.approx((4 / 3,))
+    result = spread([3.0, 4.0], base=[3.0, 0.0])
+    assert (result.angles, result.mean_angle, result.measured_loss) == ((), None, 0)
+    assert result.from_base is not None
+    assert result.from_base.relative_norms == pytest.approx((4 / 3,))
 
 
 def test_drift_from_a_base() -> None:
-    found = spread([2.0, 0.0], [1.0, 3.0], base=[1.0, 0.0]).from_base
-    assert found is not None
-    assert (found.base_norm, found.norms) == (1, (1, 3))
-    assert found.mean_angle == pytest.approx(90)
+    result = spread([2.0, 0.0], [1.0, 3.0], base=[1.0, 0.0]).from_base
+    assert result is not None
+    assert (result.base_norm, result.norms) == (1, (1, 3))
+    assert result.mean_angle == pytest.approx(90)
     zero = spread([2.0, 0.0], [1.0, 3.0], base=[0.0, 0.0]).from_base
     assert zero is not None
     assert zero.relative_norms == (None, None)
@@ -122,11 +122,11 @@ def test_slices_add_up_and_match_numpy(seed: int, count: int, size: int, cut: in
     base = torch.randn(size, generator=generator, dtype=torch.float64)
     cut = min(cut, size)
     pieces = [moments_of(vectors[:, span], base[span]) for span in (slice(cut), slice(cut, None))]
-    found, whole = spread_of(total(pieces)), naive(vectors.numpy(), base.numpy())
-    assert found.angles == pytest.approx(whole["angles"], abs=1e-5)
-    assert found.measured_loss == pytest.approx(whole["measured_loss"], abs=1e-6)
-    assert found.from_base is not None
-    assert found.from_base.angles == pytest.approx(whole["base_angles"], abs=1e-5)
+    result, whole = spread_of(total(pieces)), naive(vectors.numpy(), base.numpy())
+    assert result.angles == pytest.approx(whole["angles"], abs=1e-5)
+    assert result.measured_loss == pytest.approx(whole["measured_loss"], abs=1e-6)
+    assert result.from_base is not None
+    assert result.from_base.angles == pytest.approx(whole["base_angles"], abs=1e-5)
 
 
 def naive(vectors: np.ndarray, base: np.ndarray) -> dict[str, object]:
@@ -159,10 +159,10 @@ EXPECTED = {
 def test_a_pool_on_disk_matches_experts_in_memory(kind: str, tmp_path: Path) -> None:
     make_pool(kind, base=True).save(tmp_path / "pool")
     experts, base = make_experts(FACTORIES[kind]), make_base(FACTORIES[kind])
-    found = analyse_drift(tmp_path / "pool", network=HandWritten() if kind == "hand_written" else None)
-    assert [layer.name for layer in found.layers] == list(EXPECTED[kind])
-    assert found.experts == tuple(experts)
-    for layer, starts in zip(found.layers, EXPECTED[kind].values(), strict=True):
+    drift = analyse_drift(tmp_path / "pool", network=HandWritten() if kind == "hand_written" else None)
+    assert [layer.name for layer in drift.layers] == list(EXPECTED[kind])
+    assert drift.experts == tuple(experts)
+    for layer, starts in zip(drift.layers, EXPECTED[kind].values(), strict=True):
         for spread_found, bias in ((layer.whole, None), (layer.weights, False), (layer.biases, True)):
             vectors = [flat(module, starts, bias) for module in (*experts.values(), base)]
             if not len(vectors[0]):
@@ -192,24 +192,24 @@ def flat(module: nn.Module, starts: tuple[str, ...], bias: bool | None) -> np.nd
 def test_components_of_a_layer_hold_all_its_numbers_and_buffers_none(tmp_path: Path) -> None:
     pool = make_pool("resnet")
     pool.save(tmp_path / "pool")
-    found = analyse_drift(tmp_path / "pool")
+    drift = analyse_drift(tmp_path / "pool")
     parameters = sum(tensor.numel() for tensor in FACTORIES["resnet"]().parameters())
-    assert sum(layer.whole.numbers for layer in found.layers) == parameters
-    for layer in found.layers:
+    assert sum(layer.whole.numbers for layer in drift.layers) == parameters
+    for layer in drift.layers:
         assert sum(part.numbers for part in layer.components.values()) == layer.whole.numbers
-    assert found.components == ["convolution", "downsampling", "norms", "head"]
-    assert not found.has_base
-    assert all(layer.whole.from_base is None for layer in found.layers)
-    assert any("Buffers" in note for note in found.notes)
+    assert drift.components == ["convolution", "downsampling", "norms", "head"]
+    assert not drift.has_base
+    assert all(layer.whole.from_base is None for layer in drift.layers)
+    assert any("Buffers" in note for note in drift.notes)
 
 
 def test_half_precision_is_summed_in_double(tmp_path: Path) -> None:
     pool = make_pool("vit").to("cpu", dtype=torch.bfloat16)
     pool.save(tmp_path / "pool")
-    found = analyse_drift(tmp_path / "pool")
+    drift = analyse_drift(tmp_path / "pool")
     files = [load_file(tmp_path / "pool" / name / "weights.safetensors")["head.weight"] for name in pool.names]
     reference = naive(np.stack([file.double().flatten().numpy() for file in files]), np.zeros(files[0].numel()))
-    head = found.layers[-1].weights
+    head = drift.layers[-1].weights
     assert head is not None
     assert head.angles == pytest.approx(reference["angles"], abs=1e-5)
 
@@ -317,16 +317,16 @@ def test_a_network_that_cannot_be_built_is_grouped_by_name() -> None:
 
 def test_an_authors_own_network_works_without_it_and_says_what_is_lost(tmp_path: Path) -> None:
     make_pool("hand_written", base=True).save(tmp_path / "pool")
-    found = analyse_drift(tmp_path / "pool")
-    known = analyse_drift(tmp_path / "pool", network=HandWritten())
-    assert BY_NAME in found.notes
-    assert BY_NAME not in known.notes
-    assert [layer.name for layer in known.layers] == ["stem", "norm", "mix", "head"]
-    by_name = {layer.name: layer.whole for layer in found.layers}
-    for layer in known.layers:
+    drift = analyse_drift(tmp_path / "pool")
+    built = analyse_drift(tmp_path / "pool", network=HandWritten())
+    assert BY_NAME in drift.notes
+    assert BY_NAME not in built.notes
+    assert [layer.name for layer in built.layers] == ["stem", "norm", "mix", "head"]
+    by_name = {layer.name: layer.whole for layer in drift.layers}
+    for layer in built.layers:
         assert by_name[layer.name] == layer.whole
     # 'scale' is a buffer; without the network nothing tells it from a parameter, and the note says so.
-    assert set(by_name) - {layer.name for layer in known.layers} == {"scale"}
+    assert set(by_name) - {layer.name for layer in built.layers} == {"scale"}
 
 
 def test_the_order_of_experts_changes_no_mean(tmp_path: Path) -> None:
@@ -389,16 +389,16 @@ def test_no_pool_and_an_empty_pool_are_refused(tmp_path: Path) -> None:
         analyse_drift(tmp_path)
 
 
-def test_frozen_layers_and_zero_heads_are_drawn_and_told(tmp_path: Path) -> None:
+def test_frozen_layers_and_zero_heads_are_drawn_and_described(tmp_path: Path) -> None:
     def zero(_: str, state: dict[str, Tensor]) -> None:
         for name in ("head.weight", "head.bias"):
             state[name] = torch.zeros_like(state[name])
 
     write_vits(tmp_path / "pool", zero, ("a", "b"))
-    found = analyse_drift(tmp_path / "pool")
-    assert all(static_figure(figure).axes for figure in figures_of(found))
-    assert found.layers[-1].whole.mean_angle is None
-    assert any("all zero" in sentence for sentence in describe_drift(found))
+    drift = analyse_drift(tmp_path / "pool")
+    assert all(static_figure(figure).axes for figure in figures_of(drift))
+    assert drift.layers[-1].whole.mean_angle is None
+    assert any("all zero" in sentence for sentence in describe_drift(drift))
 
 
 # --- memory ---------------------------------------------------------------------------------------------------
@@ -445,26 +445,26 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_pool("vit", base=True).save(folder / "pool")
     done = command("drift", str(folder / "pool"), "--out", str(folder / "out"))
     assert done.returncode == 0, done.stderr
-    (folder / "said.txt").write_text(done.stdout)
+    (folder / "output.txt").write_text(done.stdout)
     return folder
 
 
 def test_the_command_writes_numbers_figures_and_a_page(written: Path) -> None:
-    found = analyse_drift(written / "pool")
+    drift = analyse_drift(written / "pool")
     record = json.loads((written / "out" / "drift.json").read_text())
     jsonschema.validate(record, SCHEMA)
-    assert Drift.load(written / "out" / "drift.json") == Drift.from_json(record) == found
+    assert Drift.load(written / "out" / "drift.json") == Drift.from_json(record) == drift
     names = {f"{name}.{kind}" for name in FIGURE_NAMES for kind in FORMATS}
     assert {path.name for path in (written / "out" / "figures").iterdir()} == names
-    said = (written / "said.txt").read_text()
-    blocks = np.mean([layer.whole.mean_angle for layer in found.layers if layer.kind == "block"])
-    assert f"Encoder blocks: {blocks:.1f} degrees apart on average" in said
-    head = found.layers[-1].whole
-    assert f"The head: {head.mean_angle:.1f} degrees apart on average" in said
-    assert f"averaging loses {head.measured_loss:.1f} % of the signal there" in said
-    above = [layer.name for layer in found.layers if (layer.whole.mean_angle or 0) > 45]
+    output = (written / "output.txt").read_text()
+    blocks = np.mean([layer.whole.mean_angle for layer in drift.layers if layer.kind == "block"])
+    assert f"Encoder blocks: {blocks:.1f} degrees apart on average" in output
+    head = drift.layers[-1].whole
+    assert f"The head: {head.mean_angle:.1f} degrees apart on average" in output
+    assert f"averaging loses {head.measured_loss:.1f} % of the signal there" in output
+    above = [layer.name for layer in drift.layers if (layer.whole.mean_angle or 0) > 45]
     assert "head" in above
-    assert f"Layers more than 45 degrees apart: {', '.join(above)}." in said
+    assert f"Layers more than 45 degrees apart: {', '.join(above)}." in output
 
 
 def test_the_page_is_whole_and_asks_for_nothing(written: Path) -> None:
@@ -494,13 +494,13 @@ def test_without_plotly_figures_are_written_and_the_extra_is_named(tmp_path: Pat
 
 
 def test_figures_show_the_numbers_that_are_in_the_record(written: Path) -> None:
-    found = Drift.load(written / "out" / "drift.json")
-    figures = {figure.name: static_figure(figure) for figure in figures_of(found)}
+    drift = Drift.load(written / "out" / "drift.json")
+    figures = {figure.name: static_figure(figure) for figure in figures_of(drift)}
     (ax,) = figures["signal_loss"].axes
     lines = {line.get_label(): line.get_ydata() for line in ax.lines}
-    assert lines["measured on the mean of all"] == pytest.approx([layer.whole.measured_loss for layer in found.layers])
+    assert lines["measured on the mean of all"] == pytest.approx([layer.whole.measured_loss for layer in drift.layers])
     assert lines["implied by the mean angle of two"] == pytest.approx(
-        [layer.whole.implied_loss for layer in found.layers]
+        [layer.whole.implied_loss for layer in drift.layers]
     )
     (ax,) = figures["weights_and_biases"].axes
     assert {text.get_text() for text in ax.texts} >= {"45°", "80°"}
@@ -511,21 +511,21 @@ def test_figures_show_the_numbers_that_are_in_the_record(written: Path) -> None:
 
 def test_one_expert_is_told_and_drawn(tmp_path: Path) -> None:
     make_pool("vit", names=("lyon",), base=True).save(tmp_path / "pool")
-    found = run_drift(tmp_path / "pool", tmp_path / "out", quiet, "command")
-    assert found.pairs == []
+    drift = run_drift(tmp_path / "pool", tmp_path / "out", quiet, "command")
+    assert drift.pairs == []
     assert {path.stem for path in (tmp_path / "out" / "figures").iterdir()} == {"drift_from_base"}
-    assert describe_drift(found)[0] == "One expert (lyon): there is no pair to compare."
-    assert all(layer.whole.mean_angle is None and layer.whole.measured_loss == 0 for layer in found.layers)
+    assert describe_drift(drift)[0] == "One expert (lyon): there is no pair to compare."
+    assert all(layer.whole.mean_angle is None and layer.whole.measured_loss == 0 for layer in drift.layers)
     jsonschema.validate(json.loads((tmp_path / "out" / "drift.json").read_text()), SCHEMA)
     assert (tmp_path / "out" / "drift.html").read_text().count('class="plotly-graph-div"') == 1
 
 
 def test_a_pool_without_base_says_so(tmp_path: Path) -> None:
     make_pool("vit").save(tmp_path / "pool")
-    found = analyse_drift(tmp_path / "pool")
-    assert not any("from_base" in figure.name for figure in figures_of(found))
-    assert any("no base/" in sentence for sentence in describe_drift(found))
-    assert "no base/" in render_drift(found, "command")
+    drift = analyse_drift(tmp_path / "pool")
+    assert not any("from_base" in figure.name for figure in figures_of(drift))
+    assert any("no base/" in sentence for sentence in describe_drift(drift))
+    assert "no base/" in render_drift(drift, "command")
 
 
 def test_a_foreign_record_is_refused() -> None:

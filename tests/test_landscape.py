@@ -1,4 +1,4 @@
-"""The loss landscape: geometry, a network whose loss is known in closed form, the record, the figures, the command."""
+"""The loss landscape: geometry, a network whose loss has a closed form, the record, the figures, the command."""
 
 import json
 from dataclasses import replace
@@ -153,61 +153,61 @@ def test_experts_on_one_line_are_refused(third: tuple[float, float]) -> None:
 
 
 def test_the_plane_segments_and_barriers_of_a_bowl_are_its_formula() -> None:
-    found = measure_landscape(
+    landscape = measure_landscape(
         bowls((0, 0), (3, 0), (0, 4)), nothing(), torch.zeros(4, dtype=torch.long), resolution=5, margin=0.5
     )
-    assert (found.x[0], found.x[-1], found.y[0], found.y[-1]) == pytest.approx((-2, 5, -2, 6))
-    assert found.loss == [[pytest.approx(bowl_loss(x, y), rel=1e-5) for x in found.x] for y in found.y]
-    assert [segment.length for segment in found.segments] == pytest.approx([3, 4, 5])
+    assert (landscape.x[0], landscape.x[-1], landscape.y[0], landscape.y[-1]) == pytest.approx((-2, 5, -2, 6))
+    assert landscape.loss == [[pytest.approx(bowl_loss(x, y), rel=1e-5) for x in landscape.x] for y in landscape.y]
+    assert [segment.length for segment in landscape.segments] == pytest.approx([3, 4, 5])
     places = {"e0": (0, 0), "e1": (3, 0), "e2": (0, 4)}
-    for segment in found.segments:
+    for segment in landscape.segments:
         start, end = np.array(places[segment.start]), np.array(places[segment.end])
         want = [bowl_loss(*((1 - t) * start + t * end)) for t in segment.positions]
         assert segment.loss == pytest.approx(want, rel=1e-5)
         assert segment.barrier is not None
         assert (segment.barrier.height, segment.barrier.at) == (0, 0)  # a bowl is convex
-    (mean,) = found.of_kind("mean")
+    (mean,) = landscape.of_kind("mean")
     assert (mean.x, mean.y, mean.distance, mean.loss) == pytest.approx((1, 4 / 3, 0, bowl_loss(1, 4 / 3)), abs=1e-6)
-    assert "in a valley" in describe_landscape(found)[0]
-    assert "no barrier" in describe_landscape(found)[1]
+    assert "in a valley" in describe_landscape(landscape)[0]
+    assert "no barrier" in describe_landscape(landscape)[1]
 
 
 def test_a_hill_has_a_barrier_of_its_height_and_the_mean_on_its_ridge() -> None:
-    found = measure_landscape(
+    landscape = measure_landscape(
         bowls((0, 0), (3, 0), (0, 4)), nothing(), torch.ones(4, dtype=torch.long), resolution=5, margin=0.5
     )
 
     def hill(x: float, y: float) -> float:  # label 1: the loss of the other class
         return bowl_loss(x, y) - (x - 1) ** 2 - (y - 1) ** 2
 
-    longest = found.segments[2]
+    longest = landscape.segments[2]
     want = [hill(3 - 3 * t, 4 * t) - ((1 - t) * hill(3, 0) + t * hill(0, 4)) for t in longest.positions]
     assert longest.barrier is not None
     assert longest.barrier.height == pytest.approx(max(want), rel=1e-5)
     assert longest.barrier.at == longest.positions[int(np.argmax(want))]
-    words = describe_landscape(found)
+    words = describe_landscape(landscape)
     assert "on a ridge" in words[0]
-    highest = max(segment.barrier.height for segment in found.segments if segment.barrier)
+    highest = max(segment.barrier.height for segment in landscape.segments if segment.barrier)
     assert f"highest barrier is {highest:.3f}" in words[1]
 
 
 def test_a_barrier_has_the_interval_of_its_images() -> None:
     losses = [np.array([1.0, 3.0]), np.array([2.0, 6.0]), np.array([1.0, 5.0])]
-    found = barrier_of([0, 0.5, 1], losses)
+    barrier = barrier_of([0, 0.5, 1], losses)
     rises = np.array([1.0, 2.0])  # 2 − 1 and 6 − 4
     half = 1.96 * rises.std(ddof=1) / np.sqrt(2)
-    assert (found.height, found.at, found.low, found.high) == pytest.approx((1.5, 0.5, 1.5 - half, 1.5 + half))
+    assert (barrier.height, barrier.at, barrier.low, barrier.high) == pytest.approx((1.5, 0.5, 1.5 - half, 1.5 + half))
 
 
 @pytest.mark.parametrize("kind", FACTORIES)
 def test_marks_are_the_experts_own_losses_and_the_mean_methods(kind: str) -> None:
     pool, images = make_pool(kind), pixels()
-    found = survey(pool)
+    landscape = survey(pool)
     answers = [pool.forward(row, images) for row in pool.bank] + [ms.create_method("mean", pool)(images)]
-    for mark, logits in zip(found.marks, answers, strict=True):
+    for mark, logits in zip(landscape.marks, answers, strict=True):
         assert mark.loss == pytest.approx(float(F.cross_entropy(logits, LABELS)), rel=1e-6)
         assert mark.accuracy == float((logits.argmax(dim=-1) == LABELS).double().mean())
-    for k, difference in enumerate(found.differences):
+    for k, difference in enumerate(landscape.differences):
         each = F.cross_entropy(answers[3], LABELS, reduction="none") - F.cross_entropy(
             answers[k], LABELS, reduction="none"
         )
@@ -230,13 +230,13 @@ def test_the_blend_at_an_experts_place_is_that_expert_bit_for_bit_however_many_t
 
 def test_without_labels_the_loss_is_the_entropy() -> None:
     pool, images = make_pool("vit"), pixels()
-    found = survey(pool, labels=None)
-    assert (found.measure, found.accuracy) == ("entropy", None)
-    for mark, row in zip(found.marks, pool.bank, strict=False):
+    landscape = survey(pool, labels=None)
+    assert (landscape.measure, landscape.accuracy) == ("entropy", None)
+    for mark, row in zip(landscape.marks, pool.bank, strict=False):
         want = torch.distributions.Categorical(logits=pool.forward(row, images)).entropy().mean()
         assert mark.loss == pytest.approx(float(want), rel=1e-5)
         assert mark.accuracy is None
-    assert "No labels were used" in describe_landscape(found)[-1]
+    assert "No labels were used" in describe_landscape(landscape)[-1]
 
 
 def test_batchnorm_is_blended_or_re_estimated_from_every_batch() -> None:
@@ -253,13 +253,15 @@ def test_batchnorm_is_blended_or_re_estimated_from_every_batch() -> None:
 def test_networks_without_finite_answers_are_holes_not_errors() -> None:
     """Far outside, a blended BatchNorm variance is negative, and its root no number."""
     pool = make_pool("hand_written")
-    found = survey(pool, margin=40.0)
-    assert any(value is None for row in found.loss for value in row)
-    assert found.accuracy is not None
-    assert [[v is None for v in row] for row in found.loss] == [[v is None for v in row] for row in found.accuracy]
-    assert "left blank" in describe_landscape(found)[-1]
-    landscape_figure(found).canvas.draw()
-    json.dumps(found.to_json(), allow_nan=False)
+    landscape = survey(pool, margin=40.0)
+    assert any(value is None for row in landscape.loss for value in row)
+    assert landscape.accuracy is not None
+    assert [[v is None for v in row] for row in landscape.loss] == [
+        [v is None for v in row] for row in landscape.accuracy
+    ]
+    assert "left blank" in describe_landscape(landscape)[-1]
+    landscape_figure(landscape).canvas.draw()
+    json.dumps(landscape.to_json(), allow_nan=False)
 
 
 def test_bad_options_are_refused_with_a_sentence() -> None:
@@ -278,21 +280,21 @@ def test_bad_options_are_refused_with_a_sentence() -> None:
 
 def test_a_path_of_one_expert_lies_at_that_expert() -> None:
     pool = make_pool("hand_written")
-    found = survey(pool, path=streamed(pool, "single_expert", expert="brest"))
-    expert = found.marks[pool.index("brest")]
-    assert len(found.path) == 3
-    for point in found.path:
+    landscape = survey(pool, path=streamed(pool, "single_expert", expert="brest"))
+    expert = landscape.marks[pool.index("brest")]
+    assert len(landscape.path) == 3
+    for point in landscape.path:
         assert (point.x, point.y, point.distance) == pytest.approx((expert.x, expert.y, 0), abs=1e-9)
         assert (point.loss, point.accuracy) == (expert.loss, expert.accuracy)
-    assert "they are in the plane" in describe_landscape(found)[2]
+    assert "they are in the plane" in describe_landscape(landscape)[2]
 
 
 def test_the_mean_methods_path_lies_at_the_mean(four: ms.ExpertPool) -> None:
     """Of four experts it is the pool's mean, off the plane through three of them."""
-    found = survey(four, path=streamed(four, "mean"), experts=NAMES)
-    (mean,), (whole,) = found.of_kind("mean"), found.of_kind("pool mean")
+    landscape = survey(four, path=streamed(four, "mean"), experts=NAMES)
+    (mean,), (whole,) = landscape.of_kind("mean"), landscape.of_kind("pool mean")
     assert mean.distance < 1e-5 < 0.01 < whole.distance
-    point = found.path[0]
+    point = landscape.path[0]
     assert (point.x, point.y, point.distance, point.loss) == (whole.x, whole.y, whole.distance, whole.loss)
     assert point.encoder_coefficients == [0.25] * 4
 
@@ -326,9 +328,9 @@ def test_head_rows_seen_and_learning_methods_walk_with_the_weights_they_answered
         pool = pool.annotate(name, class_counts=own)
     images = make_images(6)
     for walk in (streamed(pool, "entropy_adaptive", head_rows="seen"), streamed(pool, "adamerging", learning_rate=0.1)):
-        found = measure_landscape(pool, images, LABELS, resolution=2, path=walk)
+        landscape = measure_landscape(pool, images, LABELS, resolution=2, path=walk)
         walk.method.reset()
-        for point, batch in zip(found.path, walk.stream, strict=True):
+        for point, batch in zip(landscape.path, walk.stream, strict=True):
             picked = torch.as_tensor(batch)
             step = walk.method.step(images[picked])
             own = measure_landscape(pool, images[picked], LABELS[picked], resolution=2, path=walk).path[point.batch]
@@ -356,24 +358,24 @@ def test_the_record_survives_json_and_keeps_its_schema(walked: Landscape, tmp_pa
     walked.save(tmp_path / "landscape.json")
     assert Landscape.load(tmp_path / "landscape.json") == walked
     jsonschema.validate(json.loads((tmp_path / "landscape.json").read_text()), SCHEMA)
-    told = walked.to_json()
-    (tmp_path / "other.json").write_text(json.dumps({**told, "schema_version": 2}))
+    record = walked.to_json()
+    (tmp_path / "other.json").write_text(json.dumps({**record, "schema_version": 2}))
     with pytest.raises(CheckpointError, match="schema_version 2"):
         Landscape.load(tmp_path / "other.json")
     with pytest.raises(CheckpointError, match="not a landscape"):
-        Landscape.from_json({key: value for key, value in told.items() if key != "segments"})
+        Landscape.from_json({key: value for key, value in record.items() if key != "segments"})
     with pytest.raises(CheckpointError, match="not a landscape"):
-        Landscape.from_json({**told, "marks": [{"name": "lyon"}]})
+        Landscape.from_json({**record, "marks": [{"name": "lyon"}]})
 
 
 def test_words_follow_the_intervals(walked: Landscape) -> None:
-    def said(*bounds: tuple[float, float]) -> str:
-        found = [LossDifference(n, sum(b) / 2, *b) for n, b in zip(walked.experts, bounds, strict=True)]
-        return describe_landscape(replace(walked, differences=found))[0]
+    def sentence(*bounds: tuple[float, float]) -> str:
+        differences = [LossDifference(n, sum(b) / 2, *b) for n, b in zip(walked.experts, bounds, strict=True)]
+        return describe_landscape(replace(walked, differences=differences))[0]
 
-    assert "in a valley: lower than every expert" in said((-3, -1), (-2, -1), (-9, -0.1))
-    assert "on a ridge: higher than every expert" in said((1, 3), (0.1, 1), (2, 3))
-    mixed = said((1, 3), (-1, 1), (-3, -2))
+    assert "in a valley: lower than every expert" in sentence((-3, -1), (-2, -1), (-9, -0.1))
+    assert "on a ridge: higher than every expert" in sentence((1, 3), (0.1, 1), (2, 3))
+    mixed = sentence((1, 3), (-1, 1), (-3, -2))
     assert "lower than turin; higher than lyon; not clearly different from brest" in mixed
 
 
@@ -436,20 +438,20 @@ def test_the_command_writes_record_figures_and_words(consortium: Path, tmp_path:
     assert "The mean of the three experts is" in done.stdout
     for kind in ("png", "pdf", "svg"):
         assert (out / "figures" / f"landscape.{kind}").stat().st_size > 1000
-    told = json.loads((out / "landscape.json").read_text())
-    jsonschema.validate(told, SCHEMA)
-    found = Landscape.load(out / "landscape.json")
-    assert (found.experts, found.images, found.measure) == (tuple(names), 8, "cross-entropy")
-    assert found.provenance["trained_on_target"] == [names[0]]
-    assert found.provenance["pool"] == ms.ExpertPool.load(consortium / "pool").fingerprint()
-    assert found.provenance["path"]["stream"]["batches"] == len(found.path)
+    record = json.loads((out / "landscape.json").read_text())
+    jsonschema.validate(record, SCHEMA)
+    landscape = Landscape.load(out / "landscape.json")
+    assert (landscape.experts, landscape.images, landscape.measure) == (tuple(names), 8, "cross-entropy")
+    assert landscape.provenance["trained_on_target"] == [names[0]]
+    assert landscape.provenance["pool"] == ms.ExpertPool.load(consortium / "pool").fingerprint()
+    assert landscape.provenance["path"]["stream"]["batches"] == len(landscape.path)
     drift = Drift.load(out / "drift.json")
     with (
         mock.patch("mergestream.bench.drift.drift_report.run_drift", return_value=drift),
-        mock.patch("mergestream.bench.landscape.landscape_run.run_landscape", return_value=found) as run,
+        mock.patch("mergestream.bench.landscape.landscape_run.run_landscape", return_value=landscape) as run,
     ):
         again = command(*arguments, *small, "--unlabelled", "--json")
-    assert json.loads(again.stdout) == {**json.loads((out / "drift.json").read_text()), "landscape": told}
+    assert json.loads(again.stdout) == {**json.loads((out / "drift.json").read_text()), "landscape": record}
     assert not run.call_args.args[0].use_labels
 
 
@@ -460,7 +462,7 @@ def test_the_targets_own_expert_is_left_out_unless_it_is_named(consortium: Path,
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"target": "nowhere"}, "no domain in 'table' called 'nowhere'"),
         ({"target": None}, "Name the target: --target and one of brest, lyon, turin"),
@@ -471,8 +473,8 @@ def test_the_targets_own_expert_is_left_out_unless_it_is_named(consortium: Path,
         ({"device": "tpu"}, "tpu"),
     ],
 )
-def test_wrong_usage_is_a_sentence(consortium: Path, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_wrong_usage_is_a_sentence(consortium: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     data = DataRequest("table", str(consortium / "data"))
-    asked = {"target": "lyon", "experts": ("brest", "lyon", "turin"), **changes}
-    with pytest.raises(MergestreamError, match=said):
-        run_landscape(LandscapeRequest(str(consortium / "pool"), data, **asked), tmp_path, quiet)
+    arguments = {"target": "lyon", "experts": ("brest", "lyon", "turin"), **changes}
+    with pytest.raises(MergestreamError, match=message):
+        run_landscape(LandscapeRequest(str(consortium / "pool"), data, **arguments), tmp_path, quiet)

@@ -1,4 +1,4 @@
-"""The report from a folder of runs: what it computes, what the page holds, what the command line says."""
+"""The report from a folder of runs: its numbers, its page, the command line."""
 
 import json
 import os
@@ -58,11 +58,11 @@ def page(bench: Path) -> str:
 
 
 class Outline(HTMLParser):
-    """What a page asks for, its headings, figures and rows."""
+    """What a page loads, its headings, figures and rows."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.asked, self.headings, self.pictures, self.rows, self.ids = [], [], [], [], []
+        self.requests, self.headings, self.pictures, self.rows, self.ids = [], [], [], [], []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
@@ -74,18 +74,18 @@ class Outline(HTMLParser):
             self.pictures.append(values.get("aria-label") or values.get("alt"))
         if tag in ("script", "img", "link", "iframe", "use", "image"):
             source = values.get("src") or values.get("href") or values.get("xlink:href")
-            self.asked += [source] if source and not source.startswith(("data:", "#")) else []
+            self.requests += [source] if source and not source.startswith(("data:", "#")) else []
 
 
-def test_the_page_asks_for_nothing_and_says_what_it_is(page: str) -> None:
+def test_the_page_loads_nothing_and_says_what_it_is(page: str) -> None:
     outline = Outline(page)
-    assert not outline.asked
+    assert not outline.requests
     assert not re.search(r"url\((?!#)|@import", page)
     assert "Not a medical device" in page
     assert "default-src 'none'" in page
     assert outline.headings.count("h1") == 1
     assert len(outline.pictures) >= 6
-    assert all(seen and len(seen) > 40 for seen in outline.pictures)
+    assert all(text and len(text) > 40 for text in outline.pictures)
     assert len(set(outline.pictures)) == len(outline.pictures)
     assert len(set(outline.ids)) == len(outline.ids)
     for title in ("Summary", "Results", "Ablation", "Streams", "Cost", "Confidence", "Warnings", "Data and licences",
@@ -153,14 +153,14 @@ def test_a_folder_without_runs_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_runs_are_those_that_the_benchmark_lists(bench: Path, tmp_path: Path) -> None:
     copy = tmp_path / "runs"
     shutil.copytree(bench / "runs", copy)
-    found = collect(copy)
-    assert found.older_runs == 0
+    collection = collect(copy)
+    assert collection.older_runs == 0
     stranger = copy / "runs" / "0123456789abcdef"
     shutil.copytree(next((copy / "runs").glob("[!.]*")), stranger)
     again = collect(copy)
     assert again.older_runs == 1
-    assert [run.hash for run in again.runs] == [run.hash for run in found.runs]
-    shutil.rmtree(copy / "runs" / found.runs[0].hash)
+    assert [run.hash for run in again.runs] == [run.hash for run in collection.runs]
+    shutil.rmtree(copy / "runs" / collection.runs[0].hash)
     with pytest.raises(InputError, match=r"1 of the .* are missing"):
         collect(copy)
 
@@ -172,9 +172,9 @@ def test_runs_without_a_list_are_found_and_the_newest_of_a_kind_counts(bench: Pa
     newer.save(tmp_path / newer.hash)
     header = tmp_path / first.hash / "run.json"
     os.utime(header, (1, 1))
-    found = collect(tmp_path)
-    assert [run.hash for run in found.runs] == [newer.hash]
-    assert found.older_runs == 1
+    collection = collect(tmp_path)
+    assert [run.hash for run in collection.runs] == [newer.hash]
+    assert collection.older_runs == 1
 
 
 def test_an_expert_of_the_target_is_called_leakage(bench: Path) -> None:
@@ -243,8 +243,8 @@ def test_a_figure_takes_the_pages_colours_and_names_its_methods(bench: Path) -> 
     curves = reliabilities(
         [run for run in collect(bench / "runs").runs if run.arguments["label"] in ("mean", "ensemble")]
     )
-    one, two = (panel(name, "what is seen", lambda ax: draw_reliability(ax, curves)).svg for name in "ab")
-    assert 'aria-label="what is seen"' in one
+    one, two = (panel(name, "text alternative", lambda ax: draw_reliability(ax, curves)).svg for name in "ab")
+    assert 'aria-label="text alternative"' in one
     assert "currentColor" in one
     assert "var(--c1)" in one
     assert 'data-method="ensemble"' in one

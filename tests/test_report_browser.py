@@ -42,7 +42,7 @@ def open_page(browser: Any, address: str) -> Iterator[Any]:
         page = context.new_page()
         page.on("console", lambda message: troubles.append(message.text) if message.type in ("error", "warning") else 0)
         page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("request", lambda asked: troubles.append(asked.url) if asked.url != address else 0)
+        page.on("request", lambda request: troubles.append(request.url) if request.url != address else 0)
         page.goto(address)
         return page
 
@@ -125,8 +125,8 @@ def test_every_figure_is_drawn_and_told(open_page: Any) -> None:
         box = figure.bounding_box()
         assert box["width"] > 100
         assert box["height"] > 60
-        said = figure.get_attribute("aria-label") or figure.get_attribute("alt")
-        assert len(said) > 40
+        text = figure.get_attribute("aria-label") or figure.get_attribute("alt")
+        assert len(text) > 40
     drawn = "[...document.querySelectorAll('svg')].every((each) => each.getBBox().width > 50)"
     assert page.evaluate(drawn)
     assert page.locator("figure").count() == page.locator("figure > figcaption").count()
@@ -139,11 +139,11 @@ def test_axe_finds_nothing_serious(open_page: Any, viewport: dict[str, int], sch
 
     page = open_page(viewport, scheme)
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
-    found = Axe().run(page).response
-    assert found["passes"]
+    report = Axe().run(page).response
+    assert report["passes"]
     grave = [
         (each["id"], each["nodes"][0]["html"][:200])
-        for each in found["violations"]
+        for each in report["violations"]
         if each["impact"] in ("serious", "critical")
     ]
     assert not grave

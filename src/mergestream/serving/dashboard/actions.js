@@ -2,16 +2,23 @@
 
 import * as api from "./api.js";
 import { byId, create, say } from "./dom.js";
+import { listed } from "./words.js";
 
-const confirmed = (title, text, yes) =>
+// What the person entered, or null if they cancelled. Only some questions ask for a name.
+const confirmed = ({ title, text, yes, asksName = false }) =>
   new Promise((resolve) => {
-    const dialog = byId("confirm");
+    const [dialog, name, note] = ["confirm", "person", "note"].map(byId);
     say(byId("confirm-title"), title);
     say(byId("confirm-text"), text);
     say(byId("confirm-yes"), yes);
+    byId("confirm-person").hidden = !asksName;
+    name.disabled = note.disabled = !asksName;
+    note.value = "";
     dialog.returnValue = "no";
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+    const answer = () => resolve(dialog.returnValue === "yes" ? { name: name.value.trim(), note: note.value.trim() } : null);
+    dialog.addEventListener("close", answer, { once: true });
     dialog.showModal();
+    if (asksName) name.focus();
   });
 
 export const showError = (what, error) => {
@@ -34,14 +41,15 @@ export const showError = (what, error) => {
 // onDone: update the page; onRefused: the token does not allow it.
 export const createActions = ({ onDone, onRefused, onDeleted }) => {
   const act = async (question, call, done) => {
-    if (!(await confirmed(...question))) return false;
+    const person = await confirmed(question);
+    if (!person) return false;
     try {
-      await call();
+      await call(person);
       byId("messages").replaceChildren();
       say(byId("announcement"), done);
       return true;
     } catch (error) {
-      showError(`${question[2]} failed.`, error);
+      showError(`${question.yes} failed.`, error);
       if (error.status === 401 || error.status === 403) onRefused(error);
       return false;
     } finally {
@@ -49,23 +57,36 @@ export const createActions = ({ onDone, onRefused, onDeleted }) => {
     }
   };
   return {
+    // codes: the alarms of the stream that nobody has acknowledged
+    acknowledge: (stream, codes) =>
+      act(
+        {
+          title: `Acknowledge ${codes.length === 1 ? "the alarm" : `all ${codes.length} alarms`} of ${stream}?`,
+          text: `${listed(codes)}. Your name, the time and the note are written to the audit log. ` +
+            "An alarm stays until its finding ends.",
+          yes: "Acknowledge",
+          asksName: true,
+        },
+        (person) => api.acknowledge(stream, person),
+        `The alarms of ${stream} were acknowledged.`,
+      ),
     reset: (stream) =>
       act(
-        [
-          `Reset ${stream}?`,
-          "Its moving averages and the memory of its guards begin again. The audit log records it.",
-          "Reset averages",
-        ],
+        {
+          title: `Reset ${stream}?`,
+          text: "Its moving averages and the memory of its guards begin again. The audit log records it.",
+          yes: "Reset averages",
+        },
         () => api.resetStream(stream),
         `${stream} was reset.`,
       ),
     remove: async (stream) => {
       const gone = await act(
-        [
-          `Delete ${stream}?`,
-          "Its averages and counts are deleted; its lines stay in the audit log. Its next batch begins a new stream.",
-          "Delete stream",
-        ],
+        {
+          title: `Delete ${stream}?`,
+          text: "Its averages and counts are deleted; its lines stay in the audit log. Its next batch begins a new stream.",
+          yes: "Delete stream",
+        },
         () => api.deleteStream(stream),
         `${stream} was deleted.`,
       );
@@ -73,23 +94,23 @@ export const createActions = ({ onDone, onRefused, onDeleted }) => {
     },
     switchExpert: (expert, on) =>
       act(
-        [
-          `Switch ${expert} ${on ? "on" : "off"}?`,
-          on
+        {
+          title: `Switch ${expert} ${on ? "on" : "off"}?`,
+          text: on
             ? "It is used again from the next batch of every stream on."
             : "It is not used from the next batch of every stream on; the other coefficients are renormalised.",
-          `Switch ${on ? "on" : "off"}`,
-        ],
+          yes: `Switch ${on ? "on" : "off"}`,
+        },
         () => api.switchExpert(expert, on),
         `${expert} was switched ${on ? "on" : "off"}.`,
       ),
     reload: () =>
       act(
-        [
-          "Reload the pool?",
-          "The experts are read from disk again. If the pool has changed, the averages of all streams begin again.",
-          "Reload pool",
-        ],
+        {
+          title: "Reload the pool?",
+          text: "The experts are read from disk again. If the pool has changed, the averages of all streams begin again.",
+          yes: "Reload pool",
+        },
         api.reloadPool,
         "The pool was reloaded.",
       ),

@@ -56,6 +56,8 @@ const name = encodeURIComponent;
 export const overview = () => request("GET", "v1/overview");
 export const recent = (stream, after) =>
   request("GET", `v1/streams/${name(stream)}/recent${after === null ? "" : `?after=${after}`}`);
+export const acknowledge = (stream, person) =>
+  request("POST", `v1/streams/${name(stream)}/acknowledge`, person, SLOW);
 export const resetStream = (stream) => request("POST", `v1/streams/${name(stream)}/reset`, undefined, SLOW);
 export const deleteStream = (stream) => request("DELETE", `v1/streams/${name(stream)}`, undefined, SLOW);
 export const switchExpert = (expert, on) => request("PUT", `v1/pool/experts/${name(expert)}`, { on }, SLOW);

@@ -1,6 +1,6 @@
-// Asks the service again and again, and shows the state: live, paused, lost, or refused.
+// Asks the service again and again, and holds the state: connecting, live, paused, lost, slow, or signed out.
 
-import { Lost, Problem } from "./api.js";
+import { hasToken, Lost, Problem } from "./api.js";
 import { byId, say } from "./dom.js";
 import { clock } from "./words.js";
 
@@ -15,10 +15,13 @@ export class Connection {
   #isUpdating = false;
   #isRepeatDue = false;
   isPaused = false;
+  state = "connecting";
+  lastUpdate = null; // when the service last answered
 
-  constructor(update, onProblem) {
+  // update: gets the data, false if they came too late to be used; onChange: shows them, with the error if there is one
+  constructor(update, onChange) {
     this.update = update;
-    this.onProblem = onProblem;
+    this.onChange = onChange;
     document.addEventListener("visibilitychange", () => {
       if (!document.hidden) this.now();
     });
@@ -33,18 +36,23 @@ export class Connection {
     this.#isUpdating = true;
     let wait = EVERY;
     try {
-      await this.update();
-      this.#answered();
+      if ((await this.update()) !== false) this.#answered();
     } catch (error) {
       wait = this.#failed(error);
     } finally {
       this.#isUpdating = false;
     }
-    if (this.#isRepeatDue) {
-      this.#isRepeatDue = false;
-      wait = 0;
-    }
-    if (!this.isPaused) this.#timer = setTimeout(() => this.now(), document.hidden ? Math.max(wait, HIDDEN) : wait);
+    const isRepeat = this.#isRepeatDue;
+    this.#isRepeatDue = false;
+    if (isRepeat) this.now();
+    else if (!this.isPaused) this.#timer = setTimeout(() => this.now(), document.hidden ? Math.max(wait, HIDDEN) : wait);
+  }
+
+  // The data shown so far are not this reader's any more: another token is in use.
+  restart() {
+    this.lastUpdate = null;
+    this.#show("connecting", "Connecting…");
+    this.now();
   }
 
   pause(isPaused) {
@@ -52,34 +60,39 @@ export class Connection {
     if (isPaused) {
       clearTimeout(this.#timer);
       this.#show("paused", `Paused at ${clock(new Date())}`);
+      this.onChange(null);
     } else this.now();
   }
 
   #answered() {
     this.#failures = 0;
     this.#lostSince = null;
-    if (!this.isPaused) this.#show("live", "Live");
+    this.lastUpdate = new Date();
+    if (this.isPaused) this.#show("paused", `Paused at ${clock(this.lastUpdate)}`);
+    else this.#show("live", "Live");
+    this.onChange(null);
   }
 
   #failed(error) {
     this.#failures += 1;
     this.#lostSince ??= new Date();
     const since = clock(this.#lostSince);
-    if (error instanceof Lost) {
-      this.#show("lost", `Connection lost since ${since}: ${error.message}. The data shown are older.`);
-    } else if (error.status === 401) this.#show("refused", "The service asks for a token.");
-    else if (error.status === 429) this.#show("slow", "The service asks this page to slow down.");
+    if (error instanceof Lost) this.#show("lost", `Connection lost since ${since}: ${error.message}.`);
+    else if (error.status === 401) {
+      this.#show("signed-out", hasToken() ? "Not signed in: the token was refused." : "Not signed in.");
+    } else if (error.status === 429) this.#show("slow", "The service asks this page to slow down.");
     else if (error instanceof Problem) this.#show("lost", `The service has refused since ${since}. ${error.message}`);
     else {
       console.error(error);
       this.#show("lost", `This page cannot show the data of the service: ${error.message}`);
     }
-    this.onProblem(error);
+    this.onChange(error);
     const longer = Math.min(LONGEST, EVERY * this.#failures);
     return error.retryAfter ? Math.max(longer, error.retryAfter * 1000) : longer;
   }
 
   #show(state, words) {
+    this.state = state;
     byId("state").dataset.state = state;
     say(byId("state-text"), words);
   }

@@ -12,10 +12,11 @@ import { showPool } from "./pool.js";
 import { Tabs } from "./tabs.js";
 import { startTheme } from "./theme.js";
 import { startToken } from "./token.js";
-import { milliseconds, whole } from "./words.js";
+import { clock, milliseconds, whole } from "./words.js";
 
 const history = new History();
-let overview = null;
+let overview = null; // null: nothing is known, and nothing is shown
+let reader = 0; // raised with every change of the token: answers for the one before are not shown
 let mayAdminister = true; // until the service refuses this token
 let selected = inAddress(); // the name of the stream that is shown in detail
 
@@ -30,12 +31,25 @@ const actions = createActions({
 const panel = new Panel(actions);
 const tabs = new Tabs((name) => select(name));
 const connection = new Connection(update, (problem) => {
-  if (problem.status === 401) token.open(problem.message);
+  const isUnexpected = problem && !(problem instanceof api.Lost || problem instanceof api.Problem);
+  if (connection.state === "signed-out" || isUnexpected) forget();
+  if (connection.state === "signed-out") token.open(problem.message);
+  show();
 });
 const token = startToken(() => {
   mayAdminister = true;
-  connection.now();
+  forget();
+  connection.restart();
+  show();
 });
+
+// Data of another reader, or that this page cannot show, are removed.
+function forget() {
+  reader += 1;
+  overview = null;
+  history.clear();
+  byId("person").value = "";
+}
 
 function inAddress() {
   return new URLSearchParams(location.hash.slice(1)).get("stream");
@@ -56,36 +70,63 @@ function select(name) {
 }
 
 async function update() {
-  overview = await api.overview();
+  const asker = reader;
+  const latest = await api.overview();
+  if (asker !== reader) return false;
+  overview = latest;
   history.compare(overview.streams);
   const stream = selectedStream()?.name;
   if (stream !== undefined) await updateSteps(stream);
-  show();
+  return asker === reader;
 }
 
 async function updateSteps(stream) {
   try {
+    const asker = reader;
     const { steps } = await api.recent(stream, history.last(stream));
-    if (steps.length) history.add(stream, steps);
+    if (steps.length && asker === reader) history.add(stream, steps);
   } catch (error) {
     if (error.status !== 404) throw error; // deleted in between
   }
 }
 
 function show() {
-  if (!overview) return;
+  byId("content").hidden = overview === null;
+  byId("no-data").hidden = overview !== null;
+  if (!overview) {
+    showNoData();
+    return;
+  }
   const { streams, pool } = overview;
   const experts = pool.experts.map(({ name }) => name);
   const stream = selectedStream();
+  const asOf = connection.state === "live" ? null : connection.lastUpdate;
+  byId("content").classList.toggle("stale", asOf !== null);
+  byId("stale").hidden = asOf === null;
+  if (asOf) say(byId("stale"), `Not current. Last update: ${clock(asOf)}.`);
   showNumbers();
-  const alarms = showAlarms(streams, select);
-  document.title = alarms ? `(${alarms}) mergestream` : "mergestream";
+  const alarms = showAlarms(streams, asOf, select, actions);
+  document.title = `${asOf ? "(not current) " : alarms ? `(${alarms}) ` : ""}mergestream`;
   tabs.show(streams, stream?.name ?? null, experts);
   showPool(pool, actions);
   const content = stream ? panel.element : firstBatch();
   if (byId("panel").firstElementChild !== content) byId("panel").replaceChildren(content);
   if (stream) showStream(stream, experts);
   showAdministration();
+}
+
+const NO_DATA = {
+  "signed-out": ["Not signed in", "Alarms, streams and the pool are shown after sign-in with an access token."],
+  connecting: ["Connecting", "The service has not answered yet. Whether there are alarms is unknown."],
+};
+const NO_ANSWER = ["No data", "The service has not answered this page. Whether there are alarms is unknown."];
+
+function showNoData() {
+  const [title, text] = NO_DATA[connection.state] ?? NO_ANSWER;
+  document.title = `(${title.toLowerCase()}) mergestream`;
+  say(byId("no-data-title"), title);
+  say(byId("no-data-text"), text);
+  byId("panel").replaceChildren();
 }
 
 function showStream(stream, experts) {

@@ -25,6 +25,10 @@ export class History {
     this.#streams.delete(stream);
   }
 
+  clear() {
+    this.#streams.clear();
+  }
+
   // A stream with fewer steps than before was deleted and begun again.
   compare(streams) {
     const counts = new Map(streams.map((each) => [each.name, each.steps]));

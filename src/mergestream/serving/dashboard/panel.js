@@ -4,7 +4,7 @@ import { create, say } from "./dom.js";
 import { Findings } from "./findings.js";
 import { Figure } from "./figure.js";
 import { QUANTITIES } from "./quantities.js";
-import { ago, clock, NONE, plural } from "./words.js";
+import { ago, clock, NONE, plural, whole } from "./words.js";
 
 export class Panel {
   #hovered = null; // a place among the steps, under the pointer
@@ -102,7 +102,7 @@ export class Panel {
     });
     this.slider.disabled = steps.length < 2;
     if (!steps.length) {
-      say(this.stepText, "no step since the service started");
+      say(this.stepText, "The steps before the restart of the service are unknown.");
       return;
     }
     const picked = this.#picked;
@@ -110,7 +110,7 @@ export class Panel {
     const last = steps.length - 1;
     const step = steps[picked ?? last];
     const words = `${step.step}${picked === null ? " (newest)" : ""}, ${clock(step.time)}, ${
-      plural(step.images, "image")
+      step.images === 1 ? "1 image alone" : `${whole(step.images)} images answered together`
     }`;
     say(this.stepText, words);
     this.slider.max = last;

@@ -3,7 +3,7 @@
 import { bar } from "./swatches.js";
 import { byId, create, keyed, say } from "./dom.js";
 import { expertStyle } from "./quantities.js";
-import { gravity, icon, wordOf, worst } from "./severity.js";
+import { gravity, icon, UNKNOWN, wordOf, worst } from "./severity.js";
 import { ago, plural } from "./words.js";
 
 const FILTER_FROM = 9; // streams
@@ -55,7 +55,7 @@ export class Tabs {
     tab.setAttribute("aria-selected", String(isChosen));
     tab.tabIndex = isChosen ? 0 : -1;
     say(tab.querySelector(".quiet"), `${plural(stream.steps, "step")} · ${ago(stream.last_step_at)}`);
-    this.#showWorst(tab.querySelector(".chip"), stream.alarms ?? []);
+    this.#showWorst(tab.querySelector(".chip"), stream.alarms ?? [{ severity: UNKNOWN }]);
     const given = stream.encoder_coefficients ?? {};
     const drawn = JSON.stringify([given, experts]);
     const place = tab.querySelector(".tab-bar");

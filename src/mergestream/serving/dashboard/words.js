@@ -22,9 +22,16 @@ export const clock = (time) => {
   return date ? date.toLocaleTimeString("en-GB") : NONE;
 };
 
+// With the date, unless it is today's.
+export const moment = (time, now = new Date()) => {
+  const date = dateOf(time);
+  if (!date || date.toDateString() === now.toDateString()) return clock(date);
+  return `${date.toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" })}, ${clock(date)}`;
+};
+
 export const ago = (time, now = Date.now()) => {
   const date = dateOf(time);
-  if (!date) return "none since the service started";
+  if (!date) return "time unknown since the restart";
   const seconds = Math.max(0, (now - date.getTime()) / 1000);
   if (seconds < 2) return "just now";
   if (seconds < 60) return `${Math.floor(seconds)} s ago`;
