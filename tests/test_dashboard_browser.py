@@ -129,9 +129,17 @@ def service(browser: Any, pool: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @contextmanager
 def opened(
-    browser: Any, address: str, viewport: dict[str, int] = DESKTOP, scheme: str = "light", expected: str = "^$"
+    browser: Any,
+    address: str,
+    viewport: dict[str, int] = DESKTOP,
+    scheme: str = "light",
+    expected: str = "^$",
+    is_cut_off: bool = False,
 ) -> Iterator[Any]:
-    """A page on which nothing goes wrong but what is expected, and which asks no other host for anything."""
+    """A page on which nothing goes wrong but what is expected, and which asks no other host for anything.
+
+    A page that is cut off gets its own files but no data.
+    """
     context = browser.new_context(viewport=viewport, color_scheme=scheme, reduced_motion="reduce")
     troubles: list[str] = []
     page = context.new_page()
@@ -140,6 +148,8 @@ def opened(
     page.on("dialog", lambda dialog: troubles.append(dialog.message))
     origin = re.match(r"http://[^/]+/", address)[0]  # type: ignore[index]
     page.on("request", lambda request: troubles.append(request.url) if not request.url.startswith(origin) else None)
+    if is_cut_off:
+        page.route("**/v1/**", lambda route: route.abort())
     page.goto(address)
     yield page
     context.close()
@@ -203,7 +213,7 @@ def test_from_the_first_batch_to_an_alarm(browser: Any, service: Running) -> Non
         assert "blank_pictures" in alarm.inner_text()
         assert page.title() == "(1) mergestream"
         assert page.locator("#tabs [data-key=south]").inner_text().count("Warning") == 1
-        alarm.locator("button").click()
+        alarm.locator("button.link").click()
         until(page, "document.querySelector('#stream-title').textContent === 'south'")
         page.wait_for_selector("#findings-title ~ .scroll tbody tr")
         service.send("south", black())
@@ -531,9 +541,10 @@ def test_without_a_connection_the_data_are_marked_as_old(browser: Any, viewport:
 
 
 def test_a_page_that_was_never_answered_claims_nothing(browser: Any) -> None:
-    with served(alarmed()) as address, opened(browser, "about:blank", expected="ERR_FAILED|Failed") as page:
-        page.route("**/v1/**", lambda route: route.abort())
-        page.goto(address)
+    with (
+        served(alarmed()) as address,
+        opened(browser, address, expected="ERR_FAILED", is_cut_off=True) as page,
+    ):
         page.wait_for_selector("[data-state=lost]")
         assert page.locator("#no-data-title").inner_text() == "No data"
         assert "None" not in page.locator("body").inner_text()
