@@ -383,7 +383,7 @@ def test_tokens_roles_and_a_lost_connection(browser: Any, pool: Path, tmp_path: 
         running.send("ward", gradients(0), tokens["client"])
         with opened(browser, running.address, expected="40[13]|ERR_CONNECTION_REFUSED|Failed to fetch|503") as page:
             page.wait_for_selector("#token:visible")
-            assert "token" in page.locator("#state-text").inner_text()
+            assert page.locator("#state-text").inner_text() == "Not signed in."
             page.keyboard.type(tokens["client"])  # the field has the focus
             page.keyboard.press("Enter")
             drawn(page)
@@ -462,6 +462,7 @@ def test_a_wrong_or_expired_token_is_not_signed_in(browser: Any) -> None:
         assert "ward" not in page.locator("body").inner_text()
         standin.token = "right"
         page.wait_for_selector("#alarm-list li.alarm")
+        assert not page.locator("#token").is_visible()
         page.locator("#token-open").click()
         page.locator("#token-forget").click()
         page.wait_for_selector("[data-state=signed-out]")

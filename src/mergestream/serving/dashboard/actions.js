@@ -40,6 +40,7 @@ export const showError = (what, error) => {
 
 // onDone: update the page; onRefused: the token does not allow it.
 export const createActions = ({ onDone, onRefused, onDeleted }) => {
+  byId("confirm-no").addEventListener("click", () => byId("confirm").close("no"));
   const act = async (question, call, done) => {
     const person = await confirmed(question);
     if (!person) return false;

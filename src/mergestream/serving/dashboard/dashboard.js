@@ -17,6 +17,7 @@ import { clock, milliseconds, whole } from "./words.js";
 const history = new History();
 let overview = null; // null: nothing is known, and nothing is shown
 let reader = 0; // raised with every change of the token: answers for the one before are not shown
+let isSignedOut = false;
 let mayAdminister = true; // until the service refuses this token
 let selected = inAddress(); // the name of the stream that is shown in detail
 
@@ -34,6 +35,8 @@ const connection = new Connection(update, (problem) => {
   const isUnexpected = problem && !(problem instanceof api.Lost || problem instanceof api.Problem);
   if (connection.state === "signed-out" || isUnexpected) forget();
   if (connection.state === "signed-out") token.open(problem.message);
+  else if (isSignedOut) token.close();
+  isSignedOut = connection.state === "signed-out";
   show();
 });
 const token = startToken(() => {

@@ -27,6 +27,7 @@ export const startToken = (onChange) => {
   forget.addEventListener("click", () => use(""));
   show(false);
   return {
+    close: () => show(false),
     // If it is open already, the focus stays where it is.
     open: (why) => {
       say(
