@@ -205,6 +205,46 @@ def test_streams_do_not_wait_for_each_other() -> None:
     run(work)
 
 
+def test_a_busy_stream_delays_another_one_by_a_round_at_most() -> None:
+    recorder = Recorder()
+
+    async def work() -> None:
+        recorder.gate.clear()
+        with ThreadPoolExecutor(1) as threads:
+            queue = AnswerQueue(recorder, QueueSettings(), threads, 1)
+            busy = [asyncio.create_task(queue.answer_one("busy", each)) for each in pictures(500)]
+            await asyncio.sleep(0.01)
+            others = [asyncio.create_task(queue.answer_one(name, picture(0))) for name in ("one", "two")]
+            others.append(asyncio.create_task(queue.answer_batch("three", pictures(2))))
+            await asyncio.sleep(0.01)
+            recorder.gate.set()
+            await asyncio.gather(*busy, *others)
+
+    run(work)
+    turns = [stream for stream, _ in recorder.batches]
+    assert turns[:6] == ["busy", "busy", "one", "two", "three", "busy"]  # the second waited before the others came
+    assert max(len(hashes) for _, hashes in recorder.batches) == 8
+    assert sum(len(hashes) for _, hashes in recorder.batches) == 504
+
+
+def test_images_that_would_wait_too_long_are_refused_by_the_measured_throughput() -> None:
+    recorder = Recorder(seconds=0.02)
+
+    async def work() -> None:
+        with ThreadPoolExecutor(1) as threads:
+            queue = AnswerQueue(recorder, QueueSettings(longest_wait=0.1), threads, 1)
+            for number in range(3):
+                await queue.answer_one("a", picture(number))
+            tasks = [asyncio.create_task(queue.answer_one(f"s{i}", picture(i))) for i in range(20)]
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            refused = [each for each in results if isinstance(each, OverloadedError)]
+            assert 10 < len(refused) < 18
+            assert all(each.retry_after == 1 and "about 0 s" in str(each) for each in refused)
+            assert (await queue.answer_one("a", picture(0))).stream == "a"  # nothing waits any more
+
+    run(work)
+
+
 def test_the_queue_is_bounded_for_all_and_for_one() -> None:
     recorder = Recorder()
 

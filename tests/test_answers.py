@@ -14,10 +14,11 @@ import httpx
 import numpy as np
 import pydicom
 import pytest
+import torch
 from PIL import Image
 
 import mergestream as ms
-from conftest import make_pool
+from conftest import PREPROCESSING, make_pool
 from dicoms import dicom
 from mergestream.data.intake import Limits, Picture, read_upload
 from mergestream.runtime.errors import InputError
@@ -366,3 +367,42 @@ def test_work_that_would_wait_too_long_is_refused_and_told_when_to_come_back(
         assert (await running.post("a", "images", png(waves(0))))["step"] == 3  # and then it goes on
 
     run(tmp_path, pool, talk, limits=ServiceLimits(queue=QueueSettings(longest_wait=0.4)))
+
+
+# --- cards and pools --------------------------------------------------------------------------------------------------
+
+
+def test_a_text_in_a_cards_risk_table_is_no_fault_of_the_service(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    rows = [["high", 0.9, 0.1], [0.5, 0.9, 0.1]]
+    try:
+        told = pool.annotate("lyon", metrics={"validation": {"accuracy": 0.75, "risk_by_confidence": rows}})
+    except ms.MergestreamError as error:  # refused where the card is read: better still
+        assert "risk_by_confidence" in str(error)  # noqa: PT017
+        return
+
+    async def talk(running: Running) -> None:
+        answer = await running.post("a", "batches", png(waves(0)))
+        expert = answer["abstention"]["source_validation"]["lyon"]
+        assert expert == {"error": 0.25, "coverage": None, "risk": None}
+
+    run(tmp_path, told, talk, EngineSettings(guards=GuardSettings(fallback="none", abstain_below=0.1)))
+
+
+def test_a_pool_of_one_class_is_refused_and_no_image_is_blamed(tmp_path: Path) -> None:
+    class OneClass(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(3, 1)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.head(images.mean(dim=(2, 3)))
+
+    pool = ms.ExpertPool.from_modules(
+        {"a": OneClass(), "b": OneClass()}, classes=("only",), preprocessing=PREPROCESSING
+    )
+
+    async def talk(_: Running) -> None:
+        pytest.fail("it started")
+
+    with pytest.raises(ms.MergestreamError, match="class"):
+        run(tmp_path, pool, talk)

@@ -353,7 +353,8 @@ def test_abstention_has_the_source_risk_beside_it(pool: ms.ExpertPool, tmp_path:
     known = {"validation": {"accuracy": 0.875, "risk_by_confidence": rows}}
     assert source_risk(known, 0.6) == {"error": 0.125, "coverage": 0.6, "risk": 0.04}
     assert source_risk(known, 0.95) == {"error": 0.125, "coverage": None, "risk": None}
-    for unknown in ({}, {"validation": None}, {"validation": {"risk_by_confidence": [1, 2]}}):
+    tables = ([1, 2], [["high", 0.9, 0.1], [0.5, 0.9, 0.1]], [[0.5, 0.9, None]], [[[], 1, 1]], "rows", {"0.5": 1})
+    for unknown in ({}, {"validation": None}, *({"validation": {"risk_by_confidence": each}} for each in tables)):
         assert source_risk(unknown, 0.6) == {"error": None, "coverage": None, "risk": None}
     told = pool.annotate("lyon", metrics=known)
     guards = GuardSettings(fallback="none", abstain_on=(), abstain_below=0.5)

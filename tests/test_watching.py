@@ -152,6 +152,22 @@ def test_what_cannot_be_read_is_refused_with_a_reason(tmp_path: Path) -> None:
     assert (refused / "letter.txt.2").read_text() == "another one"
 
 
+def test_a_refused_file_overwrites_no_other_ones_reason(tmp_path: Path) -> None:
+    """Not even one that is called as the reason of another is."""
+    own = {"letter.txt": "a", "letter.txt.reason.json": "{}", "letter.txt.2": "c"}
+    with watched(tmp_path, Model()):
+        for name in reversed(own):
+            (tmp_path / name).write_text(own[name])
+            until(lambda: not waiting(tmp_path))
+        (tmp_path / "letter.txt").write_text("d")
+        until(lambda: not waiting(tmp_path))
+    refused = tmp_path / "refused"
+    contents = sorted(path.read_text() for path in refused.iterdir() if len(path.read_text()) < 5)
+    assert contents == ["a", "c", "d", "{}"]
+    assert len(names(refused)) == 8
+    assert all(json.loads((refused / name).read_text()) for name in names(refused) if len(name) > 30)
+
+
 def test_another_file_of_the_same_name_has_an_answer_of_its_own(tmp_path: Path) -> None:
     model = Model()
     with watched(tmp_path, model):

@@ -93,15 +93,15 @@ class Dropbox:
         self._move(incoming.name, self._done, incoming.sha256)
 
     def refuse(self, name: str, code: str, sentence: str) -> None:
-        """Write the reason, then move the file."""
-        label = self._free_label(_short(name, hashlib.sha256(os.fsencode(name)).hexdigest()))
-        write_json(self._refused / f"{label}.reason.json", {"code": code, "reason": sentence})
-        (self._folder / name).replace(self._refused / label)
-
-    def _free_label(self, label: str) -> str:
-        """A name that no earlier refused file has."""
-        labels = chain([label], (f"{label}.{number}" for number in count(2)))
-        return next(free for free in labels if not (self._refused / free).exists())
+        """Write the reason, then move the file. Neither overwrites anything of an earlier refused file."""
+        label, reason = _short(name, hashlib.sha256(os.fsencode(name)).hexdigest()), {"code": code, "reason": sentence}
+        for free in chain([label], (f"{label}.{number}" for number in count(2))):
+            file, beside = self._refused / free, self._refused / f"{free}.reason.json"
+            # The same reason without a file: this process or an earlier one was killed before it moved the file.
+            if not file.exists() and (not beside.exists() or _document(beside) == reason):
+                break
+        write_json(beside, reason)
+        (self._folder / name).replace(file)
 
     def _answer_path(self, name: str, sha256: str) -> Path:
         """Where the answer goes. Different files of the same name get different answers."""
@@ -120,10 +120,16 @@ class Dropbox:
 
 def _answered(path: Path) -> str | None:
     """The hash of the file that an answer is for; None if there is no answer."""
+    return _document(path).get("sha256")
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """A JSON document; {} if there is none."""
     try:
-        return str(json.loads(path.read_bytes())["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _short(name: str, sha256: str) -> str:

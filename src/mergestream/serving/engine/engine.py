@@ -75,7 +75,7 @@ class Engine:
         load_pool: Callable[[], ExpertPool] | None = None,
     ) -> None:
         self.settings = settings or EngineSettings()
-        self.settings.guards.require_expert(pool.names)
+        _require_usable(pool, self.settings)
         self._audit, self._load_pool = audit, load_pool
         self._compute, self._changing = threading.Lock(), threading.Lock()
         self._versions = library_versions()
@@ -244,7 +244,7 @@ class Engine:
             raise PoolError(
                 f"The pool now has the classes {pool.classes}, not {old.pool.classes}: start a new service."
             )
-        self.settings.guards.require_expert(pool.names)
+        _require_usable(pool, self.settings)
         return _ready(Lineup(pool, old.method, old.options, [name for name in old.off if name in pool.names]))
 
     def _save(self, stream: ServedStream) -> None:
@@ -279,6 +279,12 @@ class _Computed(NamedTuple):
     lineup: Lineup
     outcome: Outcome
     body: dict[str, Any]
+
+
+def _require_usable(pool: ExpertPool, settings: EngineSettings) -> None:
+    settings.guards.require_expert(pool.names)
+    if len(pool.classes) < 2:
+        raise PoolError(f"The pool has one class only, {pool.classes[0]!r}: it cannot tell images apart.")
 
 
 def _ready(lineup: Lineup) -> Lineup:
