@@ -1,15 +1,19 @@
 """The small trainer: experts from one start, the same bits every time, never redone."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import mergestream as ms
+from mergestream.bench.engine import site_statistics
 from mergestream.data.datasets import phantom
+from mergestream.pool.checkpoint import Statistics
 from mergestream.pool.expert_card import read_card
-from mergestream.training import Recipe, split, train_base, train_expert
+from mergestream.training import Recipe, expert_training, split, train_base, train_expert, training_loop
 from mergestream.training.training_loop import fit_temperature
 
 MICRO = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -106,6 +110,72 @@ def test_split_is_disjoint_and_seeded() -> None:
     assert sorted([*training.tolist(), *validation.tolist()]) == list(range(50))
     assert len(validation) == 10
     assert torch.equal(split(50, 0.2, seed=1)[0], training)
+
+
+def test_one_image_is_not_split() -> None:
+    with pytest.raises(ms.MergestreamError, match="One image cannot be split"):
+        split(1, 0.2, seed=0)
+
+
+def grouped(groups: list[str]) -> ms.DomainData:
+    """A domain whose n-th image is uniformly of the grey n, so that it can be recognised anywhere."""
+    greys = torch.arange(len(groups), dtype=torch.uint8)[:, None, None, None].expand(-1, 3, 32, 32).contiguous()
+    return ms.DomainData("test", "lyon", ("a", "b"), greys, torch.arange(len(groups)) % 2, groups=groups)
+
+
+def groups_of(data: ms.DomainData, indices: torch.Tensor) -> set[str]:
+    return {data.groups[int(index)] for index in indices}
+
+
+@given(
+    st.lists(st.sampled_from("abcdefg"), min_size=2, max_size=60).filter(lambda groups: len(set(groups)) > 1),
+    st.floats(0.01, 0.99),
+    st.integers(0, 1000),
+    st.none() | st.integers(0, 1000),
+)
+def test_no_group_is_on_both_sides_of_a_split(groups: list[str], share: float, seed: int, own: int | None) -> None:
+    data = grouped(groups)
+    recipe = Recipe(validation_share=share, seed=seed, split_seed=own)
+    training, validation = training_loop.split_of(data, asdict(recipe))
+    assert sorted([*training.tolist(), *validation.tolist()]) == list(range(len(groups)))
+    assert len(training) > 0
+    assert len(validation) > 0
+    assert not groups_of(data, training) & groups_of(data, validation)
+
+
+PATIENTS = [f"patient{n * n % 11}" for n in range(44)]
+GROUPED = replace(RECIPE, augmentation=0, seed=3, split_seed=8, validation_share=0.4)
+
+
+def test_everything_that_is_trained_or_measured_leaves_the_groups_of_the_validation_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = grouped(PATIENTS)
+    _, validation = split(len(data), 0.4, 8, PATIENTS)
+    held_out = groups_of(data, validation)
+    train_base(tmp_path / "base", "vit_tiny_patch16_224", MICRO, data, data.classes, GROUPED)
+    network = expert_training.load_network(tmp_path / "base", read_card(tmp_path / "base"))
+    loop = training_loop._Loop(network, network.preprocessing, data, GROUPED, None)
+    assert torch.equal(loop._validation, validation)
+    assert not groups_of(data, loop.stepper._batches.unique()) & held_out
+
+    inputs: list[torch.Tensor] = []
+    monkeypatch.setattr(expert_training, "fit_probe", lambda _, batches, labels: inputs.extend(batches))
+    expert_training.probe(tmp_path / "base", data, GROUPED)
+    greys = ((torch.cat(inputs)[:, 0, 0, 0] * 0.5 + 0.5) * 255).round()
+    assert not groups_of(data, greys) & held_out
+
+    train_expert(tmp_path / "lyon", tmp_path / "base", data, GROUPED)
+    monkeypatch.setattr(site_statistics, "open_data", lambda *_: {"lyon": data})
+    measured: list[torch.Tensor] = []
+
+    def measure(pool: ms.ExpertPool, images: dict[str, torch.Tensor], _: object) -> ms.ExpertPool:
+        measured.append(images["lyon"])
+        return pool.with_statistics({"lyon": Statistics({}, {})})
+
+    monkeypatch.setattr(site_statistics, "measure_statistics", measure)
+    site_statistics.measure_pool(tmp_path, None, tmp_path, {"gram": 1000})
+    assert not groups_of(data, measured[0][:, 0, 0, 0]) & held_out
 
 
 def test_a_diverging_fit_is_reported(tmp_path: Path) -> None:

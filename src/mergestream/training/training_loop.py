@@ -226,6 +226,8 @@ def split(count: int, share: float, seed: int, groups: Sequence[str] | None = No
     """Shuffle with a seed and return training and validation indices; a group (slide, patient, lesion) stays whole."""
     generator = torch.Generator().manual_seed(seed)
     held_out = max(1, int(share * count))
+    if count < 2:
+        raise TrainingError("One image cannot be split: training needs at least one, validation another.")
     if groups is None:
         order = torch.randperm(count, generator=generator)
         return order[held_out:], order[:held_out]
