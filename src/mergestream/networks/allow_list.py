@@ -52,7 +52,7 @@ REFUSED = re.compile(
     r"_.*|weights.*|(.*_)?(pretrained|checkpoint|cache|hub|url|file|remote|quantization|backbone|kernels)(_.*)?"
 )
 LABELS = ("id2label", "label2id")
-LARGEST, DEEPEST, MOST_ITEMS, LONGEST = 1 << 20, 4, 1000, 200
+LARGEST, DEEPEST, MOST_ITEMS, LONGEST = 100_000, 4, 1000, 200
 MOST_NUMBERS, MOST_OPERATIONS = 1 << 33, 300_000
 
 

@@ -138,7 +138,7 @@ def read_json(path: Path, schema_version: int) -> dict[str, Any]:
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version != schema_version:
         raise CheckpointError(
-            f"{path} has schema_version {version}; this mergestream reads version {schema_version}. "
+            f"{path} has schema_version {version!r:.60}; this mergestream reads version {schema_version}. "
             f"Install the mergestream that wrote it, or write it again with this one."
         )
     return value
