@@ -75,6 +75,10 @@ class Service:
         self._add_gauges()
 
     @property
+    def loading(self) -> bool:
+        return self._open is None
+
+    @property
     def open(self) -> OpenEngine:
         if self._open is None:
             raise Problem("loading", "The service is loading its pool. Try again in a moment.")

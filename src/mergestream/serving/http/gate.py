@@ -101,7 +101,7 @@ class Gate:
         """No web page may make a browser on this machine, and no proxy, use a service that needs no token."""
         headers, service = exchange.headers, self._service
         host, origin = headers.get("host", ""), headers.get("origin")
-        if origin is not None and _authority(origin) != host:
+        if origin not in (None, f"http://{host}", f"https://{host}"):
             raise Problem(
                 "foreign_origin", "Open the dashboard from this service, or use a client other than a browser."
             )
@@ -199,13 +199,6 @@ def _role_and_stream(scope: Scope) -> tuple[str, str | None]:
             role = getattr(details.get("endpoint"), "role", ADMINISTRATOR)
             return role, details.get("path_params", {}).get("stream")
     return ANYONE, None  # no route runs: 404 or 405
-
-
-def _authority(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).netloc or None
-    except ValueError:
-        return None
 
 
 def _name_of(host: str) -> str:

@@ -74,6 +74,7 @@ class Listener:
             if reserved is None:
                 sock.close()
                 continue
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or every answer takes 40 ms more
             connection = self._connect()
             connection.address, connection.app_state = address, {"reserved": reserved}
             self._connections.add(connection)

@@ -11,7 +11,6 @@ from starlette.responses import Response
 from mergestream.data.intake import REFUSALS, IntakeError
 from mergestream.runtime.errors import InputError, OutputError, UnknownNameError
 from mergestream.serving.answer_queue import ClosingError, OverloadedError
-from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.registry import TooManyStreamsError
 from mergestream.serving.http.schemas import ProblemDocument
 
@@ -67,6 +66,16 @@ OWN = {
 PROBLEMS = OWN | {code: ProblemType(refusal.status, refusal.meaning) for code, refusal in REFUSALS.items()}
 TEMPORARY = ("rate_limited", "loading", "closing", "overloaded", "audit_unavailable", "not_watching", "timed_out")
 
+# In this order. Without a sentence: the error's own. Messages of OutputError name files of this machine.
+ENGINE_ERRORS: tuple[tuple[type[Exception], str, str], ...] = (
+    (OutputError, "audit_unavailable", "The step could not be logged, so it was not taken. Send it again later."),
+    (ClosingError, "closing", ""),
+    (TooManyStreamsError, "too_many_streams", ""),
+    (UnknownNameError, "unknown_stream", "Unknown stream; the first batch sent to a stream creates it."),
+    (InputError, "unusable_picture", ""),
+    (TimeoutError, "timed_out", "The answer took too long. It may be in the audit log nevertheless."),
+)  # fmt: skip
+
 
 @dataclass(eq=False)
 class Problem(Exception):  # noqa: N818 a word of RFC 9457
@@ -101,22 +110,10 @@ def problem_of(error: Exception) -> Problem | None:
 
 
 def _of_engine(error: Exception) -> Problem | None:
-    """Messages of AuditError and OutputError name files of this machine, so they are not passed on."""
-    if isinstance(error, AuditError | OutputError):
-        return Problem("audit_unavailable", "The step could not be logged, so it was not taken. Send it again later.")
     if isinstance(error, OverloadedError):
         return Problem("overloaded", str(error), {"Retry-After": str(error.retry_after)})
-    if isinstance(error, ClosingError):
-        return Problem("closing", str(error))
-    if isinstance(error, TooManyStreamsError):
-        return Problem("too_many_streams", str(error))
-    if isinstance(error, UnknownNameError):
-        return Problem("unknown_stream", "Unknown stream; the first batch sent to a stream creates it.")
-    if isinstance(error, InputError):
-        return Problem("unusable_picture", str(error))
-    if isinstance(error, TimeoutError):
-        return Problem("timed_out", "The answer took too long. It may be in the audit log nevertheless.")
-    return None
+    matches = ((code, sentence) for kind, code, sentence in ENGINE_ERRORS if isinstance(error, kind))
+    return next((Problem(code, sentence or str(error)) for code, sentence in matches), None)
 
 
 def document(problem: Problem, request_id: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""uvicorn around the application: slow connections are closed, and a signal ends it in an orderly way."""
+"""uvicorn around the application: it listens while the service loads, and a signal ends it in an orderly way."""
 
 import asyncio
 import logging
@@ -17,7 +17,6 @@ from mergestream.runtime.files import error_text
 from mergestream.serving.http import listener
 from mergestream.serving.http.application import create_app
 from mergestream.serving.http.connection import KEEP_ALIVE_SECONDS, Connection
-from mergestream.serving.http.request_limits import ServiceLimits
 from mergestream.serving.options import ServeOptions
 from mergestream.serving.service import Service
 
@@ -30,9 +29,9 @@ log = logging.getLogger(__name__)
 class Server(uvicorn.Server):
     """A signal ends the server but not the process: the caller chooses the exit code."""
 
-    def __init__(self, config: uvicorn.Config, options: ServeOptions) -> None:
-        super().__init__(config)
-        self._options = options
+    def __init__(self, service: Service, options: ServeOptions) -> None:
+        super().__init__(_config(service, options))
+        self._service, self._options = service, options
         self._connections = cast("set[Connection]", self.server_state.connections)
         self._deadline = math.inf  # of the end, by the clock of time.monotonic
 
@@ -49,15 +48,21 @@ class Server(uvicorn.Server):
             sockets[0],
             lambda: Connection(self.config, self.server_state, {}),
             self._connections,
-            most=listener.most_connections(CONNECTIONS_PER_REQUEST * ServiceLimits.requests),
+            most=listener.most_connections(CONNECTIONS_PER_REQUEST * self._service.limits.requests),
             per_address=self._options.connections_per_address,
             proxies=self._options.proxies or (),
             tls=self.config.ssl,
         )
         self.started = True
 
+    async def on_tick(self, counter: int) -> bool:
+        if self._service.loading:  # Ray replaces the handlers of signals, and would end the process
+            self.catch_signals()
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002
         """Finish requests in progress until the grace period or a second signal ends; then close all connections."""
+        self._service.closing = True  # so that it is not ready, and refuses requests over open connections
         self._listener.close()
         self._deadline = time.monotonic() + self._options.grace_seconds
         connections, tasks = self._connections, self.server_state.tasks
@@ -86,7 +91,6 @@ class Server(uvicorn.Server):
                     asyncio.get_running_loop().remove_signal_handler(number)
 
     def catch_signals(self) -> None:
-        """Repeated while the service loads: Ray replaces the handlers, and would end the process."""
         loop = asyncio.get_running_loop()
         with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
             for number in SIGNALS:
@@ -105,8 +109,7 @@ def run(service: Service, options: ServeOptions, on_ready: Callable[[str], None]
 
 
 async def _serve(service: Service, options: ServeOptions, sock: socket.socket, on_ready: Callable[[str], None]) -> None:
-    server, url = Server(_config(service, options), options), url_of(options, sock)
-    failure: list[BaseException] = []
+    server, url = Server(service, options), _url_of(options, sock)
 
     async def load() -> None:
         try:
@@ -114,27 +117,18 @@ async def _serve(service: Service, options: ServeOptions, sock: socket.socket, o
             server.catch_signals()
             if not server.should_exit:  # a signal may have come meanwhile
                 on_ready(url)
-        except BaseException as error:
-            failure.append(error)
+        except BaseException:
             server.should_exit = True
+            raise
 
-    async def watch_for_end() -> None:
-        """From then on the service is not ready and refuses requests over open connections."""
-        while not server.should_exit:
-            await asyncio.sleep(0.05)
-            if not loading.done():
-                server.catch_signals()
-        service.closing = True
-
-    loading, watching = asyncio.create_task(load()), asyncio.create_task(watch_for_end())
+    loading = asyncio.create_task(load())
     try:
         await server.serve(sockets=[sock])
     finally:
         server.should_exit = True
-        await asyncio.gather(loading, watching)
+        await asyncio.wait([loading])
         await service.stop(server.seconds_left)
-    if failure:
-        raise failure[0]
+    await loading
 
 
 def _config(service: Service, options: ServeOptions) -> uvicorn.Config:
@@ -161,14 +155,11 @@ def _config(service: Service, options: ServeOptions) -> uvicorn.Config:
 @contextmanager
 def _listening(options: ServeOptions) -> Iterator[socket.socket]:
     """Open the listening socket, so that an address in use is an error before anything is loaded."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
-        addresses = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-        family, kind, protocol, _, place = addresses[0]
-        # asyncio sets TCP_NODELAY only if the protocol is given; without it every answer takes 40 ms more.
-        sock = socket.socket(family, kind, protocol)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(place)
-        sock.listen(1024)
+        sock = socket.create_server(
+            (options.host, options.port), family=family, backlog=1024, dualstack_ipv6=options.host == "::"
+        )
     except (OSError, OverflowError) as error:
         message = f"Cannot listen at {options.host}, port {options.port}: {error}. Choose another --host or --port."
         raise InputError(message) from error
@@ -176,6 +167,6 @@ def _listening(options: ServeOptions) -> Iterator[socket.socket]:
         yield sock
 
 
-def url_of(options: ServeOptions, sock: socket.socket) -> str:
+def _url_of(options: ServeOptions, sock: socket.socket) -> str:
     host = f"[{options.host}]" if ":" in options.host else options.host
     return f"{'https' if options.tls_cert else 'http'}://{host}:{sock.getsockname()[1]}"
