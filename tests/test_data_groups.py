@@ -123,19 +123,6 @@ def test_numbered_file_names_raise_no_question(tmp_path: Path, name: str) -> Non
     assert ms.load_dataset("folder", str(folder_with(tmp_path, name)), size=8)["lyon"].groups is None
 
 
-def test_a_file_of_groups_answers_the_question(tmp_path: Path) -> None:
-    root = folder_with(tmp_path, "P{patient:03d}_{number}.png")
-    images = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
-    lines = [f"{image},{Path(image).stem[:4]}" for image in images]
-    (root / "groups.csv").write_text("\n".join(["image,group", *lines]))
-    dataset = ms.load_dataset("folder", str(root), size=8)
-    require_whole_groups(dataset, 4)
-    assert not dataset.left_out
-    (root / "groups.csv").write_text("\n".join(["image,group", *lines[1:]]))
-    with pytest.raises(DataError, match=r"groups\.csv .* names no group of 'brest/benign/P000_0\.png'"):
-        ms.load_dataset("folder", str(root))
-
-
 def test_a_pattern_must_be_one_and_match(tmp_path: Path) -> None:
     write_folder(tmp_path)
     with pytest.raises(DataError, match="regular expression"):

@@ -42,12 +42,12 @@ def small(folder: Path) -> Path:
 
 def test_every_image_gets_its_own_label_part_and_annotations(standin: Path) -> None:
     entries = read_medimeta(Root(standin), "organs_coronal", TASK)
-    assert [entry.label for entry in entries] == list(range(11)) * 5
-    assert {entry.names for entry in entries} == {organs.ORGANS.classes}
+    assert [entry.sample.label for entry in entries] == list(range(11)) * 5
+    assert [entry.label_name for entry in entries] == list(organs.ORGANS.classes) * 5
     one = entries[23]  # the second organ of the third scan
-    assert one.id == "organs_coronal/000023"
-    assert one.file.endswith("organs_coronal/images/000023.tiff")
-    assert (one.array, one.row, one.part) == (None, 0, "val")
+    assert one.sample.id == "organs_coronal/000023"
+    assert one.sample.file.endswith("organs_coronal/images/000023.tiff")
+    assert (one.sample.array, one.sample.row, one.sample.part) == (None, 0, "val")
     assert one.annotations["organ_name"] == "left lung"
 
 
@@ -62,7 +62,7 @@ def test_hdf5_serves_where_there_are_no_tiffs(standin: Path, copy: Path) -> None
     for plane in organs.PLANES:
         shutil.rmtree(copy / f"organs_{plane}" / "images")
     entries = read_medimeta(Root(copy), "organs_sagittal", TASK)
-    assert [(entry.array, entry.row) for entry in entries] == [("images", n) for n in range(55)]
+    assert [(entry.sample.array, entry.sample.row) for entry in entries] == [("images", n) for n in range(55)]
     whole, packed = (ms.load_dataset("organs", root=root, size=20) for root in (standin, copy))
     for plane in organs.PLANES:
         assert packed[plane].fingerprint() == whole[plane].fingerprint()
@@ -111,7 +111,7 @@ def test_a_folder_of_another_name_is_known_by_its_id(tmp_path: Path) -> None:
     root = Root(tmp_path)
     assert find_medimeta(root, "mammo_mass") == "unpacked"
     assert find_medimeta(root, "mammo_calc") is None
-    assert [entry.id for entry in read_medimeta(root, "mammo_mass", "pathology")][-1] == "mammo_mass/000002"
+    assert [entry.sample.id for entry in read_medimeta(root, "mammo_mass", "pathology")][-1] == "mammo_mass/000002"
 
 
 def test_two_copies_of_one_folder_are_refused(copy: Path) -> None:

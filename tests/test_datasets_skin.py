@@ -276,14 +276,6 @@ def test_derm7pt_without_the_lists(root: Path) -> None:
     assert [label_of(name) for name in ("melanosis", "Melanoma metastasis", "Basal cell carcinoma")] == [0, 1, None]
 
 
-def test_the_lists_alone_with_images_beside_them(root: Path) -> None:
-    (root / "release_v0" / "images" / "NEL").rename(root / "datasets" / "edraAtlas" / "images")
-    shutil.rmtree(root / "release_v0")
-    found = index(root)
-    assert Counter(labels(found, "derm7pt_clinic").values()) == {0: 4, 1: 4}
-    assert found.of("derm7pt_clinic")[0].group == "1E2"
-
-
 def test_derm7pt_of_medimeta(root: Path) -> None:
     shutil.rmtree(root / "release_v0")
     shutil.rmtree(root / "datasets")
@@ -305,12 +297,7 @@ def test_derm7pt_of_medimeta(root: Path) -> None:
 PH2 = {f"ph2/IMD{3 + 7 * n:03d}": int(n % 3 == 2) for n in range(6)}
 
 
-@pytest.mark.parametrize("table", ["PH2_dataset.txt", "ph2.csv"])
-def test_ph2_by_each_of_its_tables(root: Path, table: str) -> None:
-    if table == "ph2.csv":
-        (root / "PH2Dataset" / "PH2_dataset.txt").unlink()
-        lines = [f"portoPH2,,{id_.removeprefix('ph2/')},dermoscopic,{label}" for id_, label in PH2.items()]
-        (root / "PH2Dataset" / table).write_text("\n".join(["dataset,split,image,image_type,label", *lines]))
+def test_ph2_by_its_table(root: Path) -> None:
     write_picture(root / "PH2Dataset" / "masks" / "IMD003.bmp", picture("mask", 0, 0))  # some mirrors gather the masks
     found = index(root)
     assert labels(found, "ph2") == PH2
@@ -363,7 +350,6 @@ def test_lists_without_images_are_no_set(root: Path) -> None:
     found = index(root)
     assert found.outside == ("ph2", "pad_ufes")
     assert not found.missing
-    assert any(each.what.endswith("atlas-clinical-all.csv") for each in found.left_out)
 
 
 def test_tables_without_any_image_are_refused(root: Path) -> None:

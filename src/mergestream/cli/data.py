@@ -65,7 +65,7 @@ def describe_verification(verification: "DataVerification") -> list[str]:
     from mergestream.data.datasets.index import some
 
     lines = [f"{verification.index.card.name} in {verification.location}"]
-    for domain, counts in verification.counts.items():
+    for domain, counts in verification.index.counts().items():
         published = verification.published.get(domain)
         beside = "" if published is None else f" (published: {published:,})"
         classes = ", ".join(f"{name} {count:,}" for name, count in counts.items())

@@ -41,6 +41,11 @@ def require_positive(stream: str, parameter: str, value: float) -> None:
         raise InputError(f"{stream} needs {parameter} above 0 (at least 1e-6) and finite, got {value}.")
 
 
+def require_change(change: str) -> None:
+    if change not in CHANGES:
+        raise unknown_name("mixture", change, CHANGES)
+
+
 def require_batch_size(batch_size: int) -> None:
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise InputError(f"A batch holds at least one sample, got batch_size={batch_size}.")
@@ -145,8 +150,7 @@ def mixture(
     if len(names) != len(values) or len(kinds) < 2:
         raise InputError(f"mixture needs one domain per label and at least two domains; got {len(kinds)}.")
     arrivals = {"smooth": _smooth_arrivals, "abrupt": _abrupt_arrivals}
-    if change not in CHANGES:
-        raise unknown_name("mixture", change, CHANGES)
+    require_change(change)
     time = np.empty(len(values))
     for position, kind in enumerate(random.permutation(kinds)):
         mine = names == kind
@@ -177,11 +181,13 @@ def parse_stream(spec: str) -> tuple[str, dict[str, Any]]:
         raise InputError(f"Write the stream '{name}' with its number, for example '{name}:0.05'.")
     if not value or parameter is None:
         return name, {}
-    if parameter == "change" and value not in CHANGES:
-        raise unknown_name("mixture", value, CHANGES)
     if parameter == "change":
+        require_change(value)
         return name, {parameter: value}
-    number = _number(spec, value)
+    try:
+        number = float(value)
+    except ValueError:
+        raise InputError(f"'{value}' in the stream '{spec}' is not a number.") from None
     require_positive(name, parameter, number)
     return name, {parameter: number}
 
@@ -195,13 +201,6 @@ def create_stream(spec: str, labels: Labels, *, batch_size: int = 32, seed: int 
     if column == "domains" and options["domains"] is None:
         raise InputError("mixture needs the domain of every sample: hold out two or more target domains.")
     return STREAMS[name][0](labels, batch_size=batch_size, seed=seed, **options)
-
-
-def _number(spec: str, value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise InputError(f"'{value}' in the stream '{spec}' is not a number.") from None
 
 
 def _shuffled_by_class(values: np.ndarray, random: np.random.RandomState) -> list[list[int]]:

@@ -1,6 +1,7 @@
 """Arrays in .npy, .npz and .hdf5 files, read without the rest of the file. Pickles are refused."""
 
 import zipfile
+from importlib import import_module
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -42,11 +43,15 @@ def _is_hdf5(file: str) -> bool:
 
 
 def _hdf5(content: BinaryIO) -> Any:
+    return needed_library("h5py", "Reading .hdf5").File(content, "r")
+
+
+def needed_library(name: str, purpose: str, extra: str = "data") -> Any:
+    """Import an optional library; the error says what it is needed for, and how to install it."""
     try:
-        import h5py
+        return import_module(name)
     except ImportError as error:
-        raise DataError("Reading .hdf5 needs h5py: pip install 'mergestream[data]'.") from error
-    return h5py.File(content, "r")
+        raise DataError(f"{purpose} needs {name.split('.')[0]}: pip install 'mergestream[{extra}]'.") from error
 
 
 def _unreadable(root: Root, file: str, name: str, error: Exception) -> DataError:

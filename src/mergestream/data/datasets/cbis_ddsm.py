@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 
 from PIL import Image
 
+from mergestream.data.datasets.arrays import needed_library
 from mergestream.data.datasets.decoding import read_pixels
 from mergestream.data.datasets.index import Sample
 from mergestream.data.datasets.roots import Root
@@ -121,14 +122,11 @@ def _area(root: Root, file: str) -> int | None:
     try:
         head = io.BytesIO(root.read(file, first=HEADER))
         if file.lower().endswith(".dcm"):
-            import pydicom
-
+            pydicom = needed_library("pydicom", "CBIS-DDSM is DICOM, which")
             header = pydicom.dcmread(head, stop_before_pixels=True, specific_tags=["Rows", "Columns"])
             return int(header.Rows) * int(header.Columns)
         with Image.open(head) as image:
             return image.width * image.height
-    except ImportError as error:
-        raise DataError("CBIS-DDSM is DICOM: install pydicom (pip install 'mergestream[data]').") from error
     except DataError:
         raise
     except Exception:  # a damaged file is reported when it is decoded

@@ -20,11 +20,6 @@ class DataVerification:
     unreadable: tuple[str, ...]
 
     @property
-    def counts(self) -> dict[str, dict[str, int]]:
-        """Images by domain and class."""
-        return self.index.counts()
-
-    @property
     def published(self) -> dict[str, int]:
         """Images by domain, if published. A domain for testing only may be absent altogether."""
         index = self.index
@@ -44,7 +39,7 @@ class DataVerification:
     @property
     def lacking(self) -> dict[str, list[str]]:
         """Classes without any image, per domain."""
-        empty = {d: [name for name, count in counts.items() if not count] for d, counts in self.counts.items()}
+        empty = {d: [name for name, count in counts.items() if not count] for d, counts in self.index.counts().items()}
         return {domain: names for domain, names in empty.items() if names}
 
     @property
@@ -61,7 +56,7 @@ class DataVerification:
             "complete": self.complete,
             "images_found": self.index.images_found,
             "usable": self.usable,
-            "counts": self.counts,
+            "counts": self.index.counts(),
             "published": self.published,
             "published_total": self.index.total,
             "differing": {d: {"found": a, "published": b} for d, (a, b) in self.differing.items()},

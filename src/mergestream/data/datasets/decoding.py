@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from threading import Lock, Thread
 
@@ -16,7 +15,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from mergestream.data.datasets.arrays import read_array
+from mergestream.data.datasets.arrays import needed_library, read_array
 from mergestream.data.datasets.index import Sample
 from mergestream.data.datasets.roots import Root
 from mergestream.data.intake.input_files import read_upload
@@ -208,8 +207,7 @@ def crop_border(image: Tensor) -> Tensor:
 
 
 def _dicom(content: bytes, name: str) -> Tensor:
-    if find_spec("pydicom") is None:
-        raise DataError(f"{name} is DICOM: install pydicom (pip install 'mergestream[data]').")
+    needed_library("pydicom", f"{name} is DICOM, which")
     try:
         pictures = read_upload(content, OWN)
     except IntakeError as error:

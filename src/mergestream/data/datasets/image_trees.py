@@ -37,11 +37,9 @@ def _find_domains(root: Root, card: DatasetCard) -> dict[str, str]:
     folder, domains = _search(root, card)
     if len(domains) < len(card.domains):
         absent = [domain for domain in card.domains if domain not in domains]
-        seen = f"{folder or 'it'} lacks {', '.join(absent)}" if domains else f"it holds {root.glance()}"
-        raise DataError(
-            f"{root.location} is not a root of '{card.name}': it should hold the folders "
-            f"{', '.join(card.domains)}, each with a folder per class; {seen}."
-        )
+        contents = f"{folder or 'it'} lacks {', '.join(absent)}" if domains else ""
+        expected = f"the folders {', '.join(card.domains)}, each with a folder per class"
+        raise root.refused(card.name, expected, contents)
     return {domain: _unwrapped(root, path) for domain, path in domains.items()}
 
 

@@ -50,7 +50,12 @@ def read(root: Root, *, bias: str = "0_1") -> Index:
         elif each:
             skin_set.left_out.append(LeftOut(each.table, "none of the images that it names is under the root"))
     if not skin_set.samples and not outside:
-        raise DataError(_nothing(root, skin_set))
+        named = f"its tables name {len(skin_set.missing)} images, none of which is there; " if skin_set.missing else ""
+        expected = (
+            f"the artefact tables (train_bias_0_1.csv or {INFERRED}) with the images, EPVT's folders "
+            f"ISIC2019_train/<artefact>/ben, or one of {', '.join(CARD.outside)}"
+        )
+        raise root.refused("isic", expected, f"{named}it holds {root.glance()}")
     every = [skin_set, *outside.values()] if skin_set.samples else list(outside.values())
     left_out = dict.fromkeys(each for one in (skin_set, *outside.values()) for each in one.left_out)
     published = {domain for domain in CARD.domains if as_published}
@@ -159,12 +164,3 @@ def _join(root: Root, rows: Iterable[Sample], files: Mapping[str, str], table: s
 def _column(root: Root, name: str, column: str) -> dict[str, str]:
     table = find_table(root, name, ("image", column))
     return {row["image"]: row[column] for row in table.rows} if table else {}
-
-
-def _nothing(root: Root, skin_set: SkinSet) -> str:
-    named = f"its tables name {len(skin_set.missing)} images, none of which is there; " if skin_set.missing else ""
-    return (
-        f"{root.location} is not a root of 'isic': it should hold the artefact tables (train_bias_0_1.csv or "
-        f"{INFERRED}) with the images, EPVT's folders ISIC2019_train/<artefact>/ben, or one of "
-        f"{', '.join(CARD.outside)}; {named}it holds {root.glance()}."
-    )

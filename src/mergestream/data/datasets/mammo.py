@@ -42,10 +42,8 @@ def read(root: Root, *, domain: str | None = None, image: str = "crop") -> Index
         return _from_medimeta(root, domain, image)
     if tables:
         return _from_cbis_ddsm(root, domain or "finding_view", image)
-    raise DataError(
-        f"{root.location} is not a root of 'mammo': it should hold {table_name('mass', 'train')} and the images, or "
-        f"MedIMeta's mammo_mass and mammo_calc; it holds {root.glance()}."
-    )
+    expected = f"{table_name('mass', 'train')} and the images, or MedIMeta's mammo_mass and mammo_calc"
+    raise root.refused("mammo", expected)
 
 
 def _from_medimeta(root: Root, domain: str | None, image: str) -> Index:
@@ -56,7 +54,7 @@ def _from_medimeta(root: Root, domain: str | None, image: str) -> Index:
         for each in read_medimeta(root, f"mammo_{finding}", "pathology", classes=CLASSES):
             of = {name.lower().replace(" ", "_"): value for name, value in each.annotations.items()}
             of = subgroups(of.get("breast_density", ""), finding, of.get("image_view", ""))
-            samples.append(each.sample("", each.subject, subgroups=of))
+            samples.append(replace(each.sample, group=each.subject, subgroups=of))
     viewed = all(sample.subgroups["view"] != "unknown" for sample in samples)
     return _placed(Index(CARD, samples), domain or ("finding_view" if viewed else "finding"))
 

@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml  # type: ignore[import-untyped]
@@ -19,23 +18,15 @@ PARTS = ("train", "val", "test")
 SUBJECT = re.compile(r"(patient|subject|case|scan|volume)([ _-]?(id|number|name))?", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class MedimetaImage:
-    """One image of a MedIMeta folder. `array` is None if `file` is the image itself."""
+class MedimetaImage(NamedTuple):
+    """One image of a MedIMeta folder: a sample without domain and group, and its row of annotations.csv, or nothing.
 
-    id: str  # folder and number: organs_axial/000123
-    file: str
-    array: str | None
-    row: int
-    label: int
-    names: tuple[str, ...]  # of all labels of the task, from info.yaml
-    part: str | None  # train, val or test
-    annotations: Mapping[str, str]  # its row of annotations.csv, or empty
+    The sample's id is folder and number, as in organs_axial/000123; `label_name` is its label in info.yaml.
+    """
 
-    def sample(self, domain: str, group: str | None, **other: Any) -> Sample:
-        """The image as a sample of a data set; `other` replaces its fields."""
-        sample = Sample(self.id, self.file, domain, self.label, group, part=self.part, array=self.array, row=self.row)
-        return replace(sample, **other)
+    sample: Sample
+    label_name: str
+    annotations: Mapping[str, str]
 
     @property
     def subject(self) -> str | None:
@@ -73,10 +64,12 @@ def read_medimeta(
     labels = _labels(root, _inside(home, "task_labels", f"{task}.npy"), names)
     places = _places(root, home, len(labels))
     parts, annotations = _parts(root, home, len(labels)), _annotations(root, home)
-    return [
-        MedimetaImage(f"{folder_name}/{n:06d}", *places[n], label, names, parts.get(n), annotations.get(n, {}))
-        for n, label in enumerate(labels)
-    ]
+    images = []
+    for n, label in enumerate(labels):
+        file, array, row = places[n]
+        sample = Sample(f"{folder_name}/{n:06d}", file, "", label, part=parts.get(n), array=array, row=row)
+        images.append(MedimetaImage(sample, names[label], annotations.get(n, {})))
+    return images
 
 
 def _inside(home: str, *parts: str) -> str:

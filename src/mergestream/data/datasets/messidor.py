@@ -23,15 +23,20 @@ TAKEN = re.compile(r"(\d{8})_(\d+)_\d+_pp", re.IGNORECASE)
 
 def read(root: Root, *, errata: bool = True) -> Index:
     samples, left_out, missing = list[Sample](), list[LeftOut](), list[str]()
-    images, named = _Images(root), set[str]()
+    images = [path for path in root.images if TAKEN.fullmatch(PurePosixPath(path).stem) or _base_of(path)]
+    files, named = defaultdict[tuple[str, str], list[str]](list), set[str]()
+    for path in images:
+        files[_base_of(path), PurePosixPath(path).stem.lower()].append(path)
     for base, table in _annotations(root).items():
         for row in read_sheet(root, table, COLUMNS):
             stem, grade = PurePosixPath(row["Image name"]).stem, _grade(row["Retinopathy grade"], row, table)
-            file = images.find(base, stem)
-            if file is None:
+            matches = files.get((base, stem.lower())) or files.get(("", stem.lower())) or []  # '': one flat folder
+            if len(matches) > 1:
+                raise DataError(f"{base} has the image {stem} twice: {matches[0]} and {matches[1]}. Keep one of them.")
+            if not matches:
                 missing.append(f"{base}/{row['Image name']}")
                 continue
-            named.add(file)
+            named.add(file := matches[0])
             erratum = CARD.errata.get(f"{base}/{stem}", grade) if errata else grade
             if isinstance(erratum, str):
                 left_out.append(LeftOut(file, f"a copy of {erratum} (publisher's erratum)"))
@@ -40,7 +45,7 @@ def read(root: Root, *, errata: bool = True) -> Index:
                 left_out.append(LeftOut(f"grade {grade} of {base}/{stem}", f"is {erratum} (publisher's erratum)"))
             domain = department(row["Ophthalmologic department"], table)
             samples.append(Sample(f"{base}/{stem}", file, domain, erratum, acquired=acquired(stem)))
-    left_out += [LeftOut(path, "no annotation names it") for path in images.all if path not in named]
+    left_out += [LeftOut(path, "no annotation names it") for path in images if path not in named]
     samples.sort(key=lambda sample: sample.id)
     return Index(CARD, samples, left_out, missing, crop_border=True)
 
@@ -78,27 +83,8 @@ def _annotations(root: Root) -> dict[str, str]:
             raise DataError(f"{root.location} has two annotations of {base}: {tables[base]} and {path}. Keep one.")
         tables[base] = path
     if not tables:
-        raise DataError(
-            f"{root.location} is not a root of 'messidor': it should hold Annotation_Base11.xls and so on next to or "
-            f"in Base11 and so on; it holds {root.glance()}."
-        )
+        raise root.refused("messidor", "Annotation_Base11.xls and so on next to or in Base11 and so on")
     return dict(sorted(tables.items()))
-
-
-class _Images:
-    """Images by Base and name, or by name alone in a flat folder."""
-
-    def __init__(self, root: Root) -> None:
-        self.all = [path for path in root.images if TAKEN.fullmatch(PurePosixPath(path).stem) or _base_of(path)]
-        self._files: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for path in self.all:
-            self._files[_base_of(path), PurePosixPath(path).stem.lower()].append(path)
-
-    def find(self, base: str, stem: str) -> str | None:
-        matches = self._files.get((base, stem.lower())) or self._files.get(("", stem.lower())) or []
-        if len(matches) > 1:
-            raise DataError(f"{base} has the image {stem} twice: {matches[0]} and {matches[1]}. Keep one of them.")
-        return matches[0] if matches else None
 
 
 def _base_of(path: str) -> str:

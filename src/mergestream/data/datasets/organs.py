@@ -1,5 +1,6 @@
 """Organs in computed tomography, in three planes: MedIMeta (Woerner et al. 2024) and MedMNIST (Yang et al. 2023)."""
 
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -17,7 +18,9 @@ PLANES = ORGANS.domains
 
 def read_organs(root: Root) -> Index:
     folders = {plane: read_medimeta(root, f"organs_{plane}", TASK, classes=ORGANS.classes) for plane in PLANES}
-    samples = [image.sample(plane, _scan(image)) for plane, images in folders.items() for image in images]
+    samples = [
+        replace(image.sample, domain=plane, group=_scan(image)) for plane, images in folders.items() for image in images
+    ]
     return Index(ORGANS, samples)
 
 

@@ -1,8 +1,7 @@
 """The skin data sets outside ISIC: PH2, PAD-UFES-20 and Derm7pt."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from mergestream.data.datasets.index import LeftOut, Sample
@@ -65,19 +64,20 @@ PH2_IMAGE = re.compile(r"IMD\d+", re.IGNORECASE)
 
 
 def read_ph2(root: Root) -> SkinSet | None:
-    """Read PH2 by its own PH2_dataset.txt, or by ph2.csv, which agree."""
-    texts, table = root.named("PH2_dataset.txt"), find_table(root, "ph2.csv", ("image", "label"))
-    if texts:
-        skin_set, labels = SkinSet(texts[0]), _text_labels(root, texts[0])
-    elif table:
-        skin_set = SkinSet(table.path)
-        labels = {row["image"]: binary_label(row["label"], table.path, row["image"]) for row in table.rows}
-    else:
-        return None
-    files = _dermoscopic(root)
-    for image, label in labels.items():
-        skin_set.add("ph2", image, files.get(image.lower()), label)
-    return skin_set
+    """Read PH2 by PH2_dataset.txt: rows '|| IMD003 || histology || clinical diagnosis || ...', and a legend."""
+    for path in root.named("PH2_dataset.txt")[:1]:
+        skin_set, files = SkinSet(path), _dermoscopic(root)
+        for line in decode_text(root.read(path)).splitlines():
+            cells = [cell.strip() for cell in line.split("||")]
+            if len(cells) < 4 or not PH2_IMAGE.fullmatch(cells[1]):
+                continue
+            if cells[3] not in ("0", "1", "2"):
+                raise DataError(f"{path} gives {cells[1]} the clinical diagnosis '{cells[3]}', none of 0, 1 and 2.")
+            skin_set.add("ph2", cells[1], files.get(cells[1].lower()), MELANOMA if cells[3] == "2" else BENIGN)
+        if not skin_set.samples and not skin_set.missing:
+            raise DataError(f"{path} in {root.location} has no row such as '|| IMD003 ||  || 0 ||'.")
+        return skin_set
+    return None
 
 
 def _dermoscopic(root: Root) -> dict[str, str]:
@@ -87,34 +87,15 @@ def _dermoscopic(root: Root) -> dict[str, str]:
     return by_stem(published or named)
 
 
-def _text_labels(root: Root, path: str) -> dict[str, int]:
-    """Rows are '|| IMD003 || histology || clinical diagnosis || ...', and a legend follows."""
-    labels: dict[str, int] = {}
-    for line in decode_text(root.read(path)).splitlines():
-        cells = [cell.strip() for cell in line.split("||")]
-        if len(cells) < 4 or not PH2_IMAGE.fullmatch(cells[1]):
-            continue
-        if cells[3] not in ("0", "1", "2"):
-            raise DataError(f"{path} gives {cells[1]} the clinical diagnosis '{cells[3]}', none of 0, 1 and 2.")
-        labels[cells[1]] = MELANOMA if cells[3] == "2" else BENIGN
-    if not labels:
-        raise DataError(f"{path} in {root.location} has no row such as '|| IMD003 ||  || 0 ||'.")
-    return labels
-
-
 # --- PAD-UFES-20: lesions photographed with smartphones (Pacheco et al. 2020) -------------------------------
 
-# EPVT's tables: the release's own, and the list of Bissoto et al. without carcinomas.
-PAD_TABLES = ("metadata.csv", "padufes-test-wocarc.csv")
-PAD_COLUMNS = ("patient_id", "diagnostic", "img_id")
 PAD_LABELS = {"NEV": BENIGN, "SEK": BENIGN, "MEL": MELANOMA}
 CARCINOMAS = {"ACK": "actinic keratosis", "BCC": "basal cell carcinoma", "SCC": "squamous cell carcinoma"}
 
 
 def read_pad_ufes(root: Root) -> SkinSet | None:
     """Read nevi, seborrhoeic keratoses and melanomas: 244, 235 and 52. The rest is left out, as in EPVT."""
-    tables = (find_table(root, name, PAD_COLUMNS) for name in PAD_TABLES)
-    table = next((table for table in tables if table), None)
+    table = find_table(root, "metadata.csv", ("patient_id", "diagnostic", "img_id"))
     if table is None:
         return None
     skin_set = SkinSet(table.path)
@@ -144,13 +125,12 @@ TASKS = ("Diagnosis", "diagnosis", "Diagnosis grouped")  # as releases spell it
 def read_derm7pt(root: Root, kind: str) -> SkinSet | None:
     """Read the dermoscopic ('derm') or clinical ('clinic') images; None if no known table is there."""
     meta = find_table(root, "meta.csv", ("case_num", "diagnosis", "derm", "clinic"))
-    atlas = find_table(root, ATLAS[kind], ("image", "label"))
     if meta:
-        return _release(root, kind, meta, atlas)
+        return _release(root, kind, meta, find_table(root, ATLAS[kind], ("image", "label")))
     for folder in MEDIMETA[kind]:
         if find_medimeta(root, folder) is not None:
             return _medimeta(root, kind, folder)
-    return _atlas(root, kind, atlas) if atlas else None
+    return None
 
 
 def label_of(diagnosis: str) -> int | None:
@@ -164,7 +144,8 @@ def _release(root: Root, kind: str, meta: SkinTable, atlas: SkinTable | None) ->
     """Read the original release. meta.csv may spell paths in another case than the disk."""
     skin_set = SkinSet(meta.path, as_published=atlas is not None)
     home, files = PurePosixPath(meta.path).parent.parent / "images", {path.lower(): path for path in root.images}
-    labels, seen = _atlas_labels(atlas) if atlas else {}, set[str]()
+    seen, listed = set[str](), atlas.rows if atlas else []
+    labels = {row["image"].lower(): binary_label(row["label"], ATLAS[kind], row["image"]) for row in listed}
     for row in meta.rows:
         stem, path = PurePosixPath(row[kind]).stem.lower(), (home / row[kind]).as_posix()
         label = labels.get(stem) if atlas else label_of(row["diagnosis"])
@@ -181,28 +162,14 @@ def _release(root: Root, kind: str, meta: SkinTable, atlas: SkinTable | None) ->
     return skin_set
 
 
-def _atlas(root: Root, kind: str, atlas: SkinTable) -> SkinSet:
-    """Read the atlas list alone, with the images next to it."""
-    skin_set, folder = SkinSet(atlas.path), str(PurePosixPath(atlas.path).parent)
-    files = by_stem(path for path in root.images if path.startswith(f"{folder}/") or folder == ".")
-    cases = {row["image"].lower(): row.get("case", "") for row in atlas.rows}
-    for stem, label in _atlas_labels(atlas).items():
-        skin_set.add(f"derm7pt_{kind}", stem, files.get(stem), label, cases[stem])
-    return skin_set
-
-
 def _medimeta(root: Root, kind: str, folder: str) -> SkinSet:
     skin_set = SkinSet(f"{folder}/info.yaml", as_published=False)
     for entry in read_medimeta(root, folder, *TASKS):
-        name = entry.names[entry.label]
-        label = label_of(name)
+        sample, label, domain = entry.sample, label_of(entry.label_name), f"derm7pt_{kind}"
         if label is None:
-            skin_set.left_out.append(LeftOut(entry.file if entry.array is None else f"{entry.id}.tiff", name))
+            what = sample.file if sample.array is None else f"{sample.id}.tiff"
+            skin_set.left_out.append(LeftOut(what, entry.label_name))
             continue
-        id_ = f"derm7pt_{kind}/{entry.id.rpartition('/')[2]}"
-        skin_set.samples.append(entry.sample(f"derm7pt_{kind}", entry.subject, id=id_, label=label, part=None))
+        id_ = f"{domain}/{sample.id.rpartition('/')[2]}"
+        skin_set.samples.append(replace(sample, id=id_, domain=domain, label=label, group=entry.subject, part=None))
     return skin_set
-
-
-def _atlas_labels(atlas: SkinTable) -> Mapping[str, int]:
-    return {row["image"].lower(): binary_label(row["label"], atlas.path, row["image"]) for row in atlas.rows}

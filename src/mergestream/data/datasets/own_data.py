@@ -22,7 +22,6 @@ SUBJECT = re.compile(
 )
 # P001_1 and P001-left: an identifier with a digit, and what tells its images apart.
 SEVERAL = re.compile(r"(.*\d.*)[ _.-][^ _.-]+")
-GROUPS_FILE = "groups.csv"
 LEAK = "must not be in training and validation at once"
 
 
@@ -36,32 +35,22 @@ def read_folder(root: Root, *, group: str | None = "") -> Index:
     classes = tuple(sorted({parts[1] for parts in split.values()}))
     domains = tuple(sorted({parts[0] for parts in split.values()}))
     _require_no_empty_domain(root, inside, domains)
-    listed = PurePosixPath(inside, GROUPS_FILE).as_posix()
-    groups = _folder_groups(root, listed, ["/".join(parts) for parts in split.values()], group)
+    images = ["/".join(parts) for parts in split.values()]
+    if group == "":
+        _require_no_series(images)
+    pattern = None if group in (None, "", "none") else str(group)
     samples = [
-        Sample("/".join(p), path, p[0], classes.index(p[1]), groups.get("/".join(p))) for path, p in split.items()
+        Sample("/".join(parts), path, parts[0], classes.index(parts[1]), _matched(pattern, PurePosixPath(path).stem))
+        for path, parts in split.items()
     ]
-    left_out = [LeftOut(path, "not a supported image file") for path in root.files if path not in (*split, listed)]
+    left_out = [LeftOut(path, "not a supported image file") for path in root.files if path not in split]
     return Index(_own_card(FOLDER, classes, domains, samples), samples, left_out)
 
 
-def _folder_groups(root: Root, listed: str, images: Sequence[str], group: str | None) -> dict[str, str]:
-    """The group of each image by groups.csv or by a pattern of file names; none if images are independent."""
-    if group in (None, "none"):
-        return {}
-    if group:
-        return {image: _matched(str(group), PurePosixPath(image).stem) for image in images}
-    if listed not in root.files:
-        _require_no_series(images)
-        return {}
-    groups = {row["image"]: row["group"] for row in read_csv(root, listed, ("image", "group"))}
-    lacking = [image for image in images if not groups.get(image)]
-    if lacking:
-        raise DataError(f"{listed} in {root.location} names no group of {some(lacking, 3)}. Add a row for each image.")
-    return groups
-
-
-def _matched(pattern: str, stem: str) -> str:
+def _matched(pattern: str | None, stem: str) -> str | None:
+    """The group in a file name: the pattern's first bracket, or all that it matches."""
+    if pattern is None:
+        return None
     try:
         match = re.search(pattern, stem)
     except re.error as error:
@@ -82,8 +71,8 @@ def _require_no_series(images: Sequence[str]) -> None:
         if other != image and len(in_folder[str(PurePosixPath(image).parent)]) > 1:
             raise DataError(
                 f"'{other}' and '{image}' look like two images of one patient, who {LEAK}. Say how file names begin "
-                f"with the patient, as in group='(.+)_' (--data-option 'group=(.+)_'), list the columns image and "
-                f"group in {GROUPS_FILE} beside the domains, or say group=none if all images are independent."
+                f"with the patient, as in group='(.+)_' (--data-option 'group=(.+)_'), use 'table' with a column of "
+                f"patients, or say group=none if all images are independent."
             )
 
 

@@ -107,6 +107,11 @@ class Root:
         start = f"{folder}/" if folder else ""
         return {PurePosixPath(f).name: f for f in self.folders if f and f.startswith(start) and f.count("/") == depth}
 
+    def refused(self, dataset: str, expected: str, contents: str = "") -> DataError:
+        """The error of a root that lacks what a data set consists of; it says what is there instead."""
+        contents = contents or f"it holds {self.glance()}"
+        return DataError(f"{self.location} is not a root of '{dataset}': it should hold {expected}; {contents}.")
+
     def glance(self) -> str:
         """The first few entries, to show in an error what is there instead."""
         top = list(dict.fromkeys(path.split("/")[0] for path in self.files))

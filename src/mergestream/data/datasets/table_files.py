@@ -4,9 +4,9 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator
-from importlib import import_module
 from typing import Any
 
+from mergestream.data.datasets.arrays import needed_library
 from mergestream.data.datasets.roots import Root
 from mergestream.runtime.errors import DataError
 
@@ -70,7 +70,8 @@ def read_sheet(root: Root, path: str, columns: tuple[str, ...]) -> Rows:
             if all(_plain(column) in places for column in columns):
                 column_places = {column: places[_plain(column)] for column in columns}
                 rows = [
-                    {column: _cell(row, place) for column, place in column_places.items()} for row in grid[number + 1 :]
+                    {column: row[place] if place < len(row) else "" for column, place in column_places.items()}
+                    for row in grid[number + 1 :]
                 ]
                 return [row for row in rows if any(row.values())]
             seen = seen or [cell for cell in cells if cell]
@@ -87,10 +88,7 @@ def _grids(root: Root, path: str) -> Iterable[Grid]:
     else:
         rows = read_csv(root, path)
         return [[list(rows[0]), *(list(row.values()) for row in rows)]] if rows else []
-    try:
-        module = import_module(name)
-    except ImportError as error:
-        raise DataError(f"Reading {path} needs {name}: pip install 'mergestream[data]'.") from error
+    module = needed_library(name, f"Reading {path}")
     try:
         return [[[_text(value) for value in row] for row in sheet] for sheet in read(module, content)]
     except Exception as error:  # the libraries raise anything on a damaged file
@@ -112,10 +110,6 @@ def _text(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return "" if value is None else str(value).strip()
-
-
-def _cell(row: list[str], place: int) -> str:
-    return row[place] if place < len(row) else ""
 
 
 def _plain(name: str) -> str:

@@ -1,6 +1,7 @@
 """Small pictures for stand-ins, and their files. The class is a pattern, the domain a colour, the number a shade."""
 
 import io
+import tomllib
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+TABLES = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
 FORMATS = {".bmp": "BMP", ".jpg": "JPEG", ".png": "PNG", ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP"}
 Content = np.ndarray | bytes | Sequence[str]  # a picture uint8 [H,W] or [H,W,3], bytes, or lines of text
 

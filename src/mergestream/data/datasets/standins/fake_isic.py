@@ -5,26 +5,10 @@ from pathlib import Path
 import numpy as np
 
 from mergestream.data.datasets.isic import ARTEFACTS, CARD
-from mergestream.data.datasets.standins.drawing import Content, picture, write_files
+from mergestream.data.datasets.standins.drawing import TABLES, Content, picture, write_files
 
-SCORES = ",image,dark_corner,hair,gel_border,gel_bubble,ruler,ink,patches,vasc,label,label_string"
 SIZES = {"train": 4, "val": 2, "test": 2}  # images per part, artefact and class
-ATLAS = (
-    "dataset,split,image,image_type,diagnosis,diagnosis_method,diagnosis_difficulty,diagnosis_confidence,"
-    "lesion_thickness,lesion_diameter,lesion_location,age,sex,case,alias,semiduplicate,label"
-)
-META = (
-    "case_num,diagnosis,seven_point_score,pigment_network,streaks,pigmentation,regression_structures,"
-    "dots_and_globules,blue_whitish_veil,vascular_structures,level_of_diagnostic_difficulty,elevation,location,sex,"
-    "management,clinic,derm,case_id,notes"
-)
-DIAGNOSES = ("basal cell carcinoma", "blue nevus", "clark nevus", "melanosis", "miscellaneous")
-MELANOMAS = ("melanoma (in situ)", "melanoma (less than 0.76 mm)", "melanoma", "melanoma metastasis")
-PAD = (
-    "patient_id,lesion_id,smoke,drink,background_father,background_mother,age,pesticide,gender,skin_cancer_history,"
-    "cancer_history,has_piped_water,has_sewage_system,fitspatrick,region,diameter_1,diameter_2,diagnostic,itch,grew,"
-    "hurt,changed,bleed,elevation,img_id,biopsed"
-)
+ISIC = TABLES["isic"]
 
 
 def write_isic(folder: Path) -> None:
@@ -35,7 +19,7 @@ def _isic_2019() -> dict[str, Content]:
     files: dict[str, Content] = {}
     truth = ["image,MEL,NV,BCC,AK,BKL,DF,VASC,SCC,UNK"]
     metadata = ["image,age_approx,anatom_site_general,lesion_id,sex"]
-    tables: dict[str, list[str]] = {part: [SCORES] for part in SIZES}
+    tables: dict[str, list[str]] = {part: [ISIC["scores"]] for part in SIZES}
     inside = "ISIC_2019_Training_Input/ISIC_2019_Training_Input/{}.jpg"
     cells = [(part, d, c, n) for part, each in SIZES.items() for d in CARD.domains for c in (0, 1) for n in range(each)]
     for number, (part, domain, label, n) in enumerate(cells):
@@ -52,7 +36,7 @@ def _isic_2019() -> dict[str, Content]:
         files[inside.format(image)] = picture("carcinoma", 0, len(image))
         truth.append(f"{image},0.0,0.0,1.0,0.0,0.0,0.0,0.0,0.0,0.0")
         metadata.append(f"{image},70.0,head/neck,,male")
-    every = [SCORES, *(line for lines in tables.values() for line in lines[1:])]
+    every = [ISIC["scores"], *(line for lines in tables.values() for line in lines[1:])]
     return {
         **files,
         "ISIC_2019_Training_GroundTruth.csv": truth,
@@ -74,8 +58,12 @@ def _scores(domain: str, number: int) -> str:
 
 def _derm7pt() -> dict[str, Content]:
     """One lesion in two pictures; letters of file names in any case, the lists in lower case."""
-    meta, rows, files = [META], {"dermoscopic": [ATLAS], "clinical": [ATLAS]}, dict[str, Content]()
-    diagnoses = [*DIAGNOSES, *MELANOMAS]
+    meta, rows, files = (
+        [ISIC["meta"]],
+        {kind: [ISIC["atlas"]] for kind in ("dermoscopic", "clinical")},
+        dict[str, Content](),
+    )
+    diagnoses = ISIC["diagnoses"]
     for case, diagnosis in enumerate(diagnoses, start=1):
         label = int("melanoma" in diagnosis)
         clinic, derm = f"NEL/NEL{23 + 2 * case:03d}.JPG", f"NEL/Nel{24 + 2 * case:03d}.jpg"
@@ -120,7 +108,7 @@ def _ph2() -> dict[str, Content]:
 
 def _pad_ufes() -> dict[str, Content]:
     """Three archives of images, two of them unpacked into nested folders of their own name."""
-    lines, files = [PAD], dict[str, Content]()
+    lines, files = [ISIC["pad"]], dict[str, Content]()
     for number, diagnosis in enumerate(("NEV", "SEK", "MEL", "ACK", "BCC", "SCC") * 2):
         patient, part = f"PAT_{1500 + number // 2}", f"imgs_part_{1 + number % 3}"
         image = f"{patient}_{1700 + number}_{300 + number}.png"

@@ -9,16 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from mergestream.data.datasets.arrays import needed_library
 from mergestream.data.datasets.cbis_ddsm import FINDINGS, PARTS, table_name
-from mergestream.data.datasets.standins.drawing import Content, grey, write_files
-from mergestream.runtime.errors import DataError
+from mergestream.data.datasets.standins.drawing import TABLES, Content, grey, write_files
 
 MANIFEST = "manifest-ZkhPvrLo5216730872708713142"
-OWN_COLUMNS = {"mass": "breast_density,mass shape,mass margins", "calc": "breast density,calc type,calc distribution"}
-COLUMNS = (
-    "patient_id,{},left or right breast,image view,abnormality id,abnormality type,{},{},assessment,pathology,subtlety,"
-    "image file path,cropped image file path,ROI mask file path"
-)
 SERIES_COLUMNS = ["Series UID", "Subject ID", "Series Description", "Number of Images", "File Location"]
 PATHOLOGY = ("BENIGN", "BENIGN_WITHOUT_CALLBACK", "MALIGNANT")
 FULL, CROP = (30, 22), (14, 12)  # height, width
@@ -106,7 +101,7 @@ def images_of(lesion: Lesion) -> Iterator[tuple[str, str, list[np.ndarray]]]:
 def write_tables(folder: Path) -> None:
     """Paths end with a line end inside their quotes, and always call the crop 000000.dcm, which it often is not."""
     for finding in FINDINGS:
-        head = COLUMNS.format(*OWN_COLUMNS[finding].split(",")).split(",")
+        head = TABLES["mammo"]["columns"].format(*TABLES["mammo"][finding].split(",")).split(",")
         for part in PARTS:
             rows = [_table_row(each) for each in lesions(finding) if each.part == part]
             write_csv(folder / table_name(finding, part), [head, *rows])
@@ -127,15 +122,11 @@ def write_csv(path: Path, rows: list[list[str]]) -> None:
 
 
 def _dicom(pixels: np.ndarray, subject: str, kind: str) -> bytes:
-    try:
-        from pydicom.dataset import Dataset, FileMetaDataset
-        from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
-    except ImportError as error:
-        raise DataError("Writing DICOM needs pydicom: pip install 'mergestream[data]'.") from error
-    file, buffer = Dataset(), io.BytesIO()
-    file.file_meta = FileMetaDataset()
-    file.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    file.SOPClassUID = SecondaryCaptureImageStorage
+    pydicom = needed_library("pydicom", "Writing DICOM")
+    file, buffer = pydicom.Dataset(), io.BytesIO()
+    file.file_meta = pydicom.dataset.FileMetaDataset()
+    file.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    file.SOPClassUID = pydicom.uid.SecondaryCaptureImageStorage
     file.SOPInstanceUID = f"{uid(subject, kind)}.{zlib.crc32(pixels.tobytes())}"
     file.Modality, file.SeriesDescription, file.PatientID = "MG", kind, subject
     file.set_pixel_data(pixels, "MONOCHROME2", 8 * pixels.itemsize, generate_instance_uid=False)

@@ -9,9 +9,9 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from mergestream.data.datasets import organs
+from mergestream.data.datasets.arrays import needed_library
 from mergestream.data.datasets.medimeta import PARTS
 from mergestream.data.datasets.standins.drawing import Content, grey, write_files
-from mergestream.runtime.errors import DataError
 
 SCANS = ("volume-0", "volume-1", "volume-28", "test-volume-0", "test-volume-1")
 PART_OF_SCAN = dict(zip(SCANS, ("train", "train", "val", "test", "test"), strict=True))
@@ -42,7 +42,8 @@ def write_medimeta(folder: Path, task: str, names: Sequence[str], rows: Sequence
     files["annotations.csv"] = [",".join(line) for line in lines]
     files["info.yaml"] = yaml.safe_dump(_info(folder.name, task, names, rows), sort_keys=False).encode()
     write_files(folder, files)
-    _write_hdf5(folder / "images.hdf5", np.stack([row.pixels for row in rows]))
+    with needed_library("h5py", "Writing .hdf5").File(folder / "images.hdf5", "w") as file:
+        file.create_dataset("images", data=np.stack([row.pixels for row in rows]))
     (folder / "task_labels").mkdir()
     np.save(folder / "task_labels" / f"{task}.npy", np.array([row.label for row in rows]))
 
@@ -56,15 +57,6 @@ def write_organs(folder: Path) -> None:
                 annotations = {"original_filepath": f"{place}/{scan}.nii", "organ_name": name}
                 rows.append(FakeImage(grey(plane, label, number), label, PART_OF_SCAN[scan], annotations))
         write_medimeta(folder / f"organs_{plane}", organs.TASK, organs.ORGANS.classes, rows)
-
-
-def _write_hdf5(path: Path, images: np.ndarray) -> None:
-    try:
-        import h5py
-    except ImportError as error:
-        raise DataError("Writing .hdf5 needs h5py: pip install 'mergestream[data]'.") from error
-    with h5py.File(path, "w") as file:
-        file.create_dataset("images", data=images)
 
 
 def _info(id_: str, task: str, names: Sequence[str], rows: Sequence[FakeImage]) -> dict[str, Any]:

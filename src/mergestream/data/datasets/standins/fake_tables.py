@@ -10,23 +10,13 @@ from uuid import NAMESPACE_URL, uuid5
 import numpy as np
 
 from mergestream.data.datasets import midog, terra
-from mergestream.data.datasets.standins.drawing import Content, picture, write_files
-from mergestream.runtime.errors import DataError
+from mergestream.data.datasets.arrays import needed_library
+from mergestream.data.datasets.standins.drawing import TABLES, Content, picture, write_files
 
 # --- MIDOG 2025, track 2: the CSV and numbered images -------------------------------------------------------
 
-HEADER = "image_id,filename,coordinateX,coordinateY,Tumor,Scanner,Origin,Species,expert1,expert2,expert3,majority"
 IMAGES = "MIDOG25_Binary_Classification_Train_Set"
-# Scanner and origin by slide; one spelling of a scanner is wrong as published.
-SLIDES = {
-    "canine cutaneous mast cell tumor": [("Aperio CS2", "FU Berlin")],
-    "canine lung cancer": [("3D Histech", "VMU Vienna")],
-    "canine lymphoma": [("3D Histech", "VMU Vienna")],
-    "canine soft tissue sarcoma": [("3D Histech", "AMC New York"), ("3D Histech", "VMU Vienna")],
-    "human breast cancer": [(s, "UMC Utrecht") for s in ("Aperio CS2", "Hamamatsu S360", "Hamammatsu XR")],
-    "human melanoma": [("Hamamatsu XR", "UMC Utrecht")],
-    "human neuroendocrine tumor": [("Hamamatsu XR", "UMC Utrecht")],
-}
+SLIDES = TABLES["midog"]["slides"]
 SLIDES_PER_TUMOUR = 3
 # The first two experts, the third where they differ, and the majority: two cells per class and slide.
 VOTES = ("NMF,NMF,,NMF", "AMF,NMF,NMF,NMF", "AMF,AMF,,AMF", "NMF,AMF,AMF,AMF")
@@ -34,7 +24,7 @@ VOTES = ("NMF,NMF,,NMF", "AMF,NMF,NMF,NMF", "AMF,AMF,,AMF", "NMF,AMF,AMF,AMF")
 
 def write_midog(folder: Path) -> None:
     """As published: one image for two cells, both rows twice; the next but one image has no row."""
-    lines, number, files = [HEADER], count(1), dict[str, Content]()
+    lines, number, files = [TABLES["midog"]["columns"]], count(1), dict[str, Content]()
 
     def draw(tumour: str) -> int:
         image = next(number)
@@ -89,10 +79,7 @@ def write_messidor(folder: Path) -> None:
 
 def xls(rows: list[tuple[str | int, ...]]) -> bytes:
     """An .xls file of one sheet."""
-    try:
-        import xlwt
-    except ImportError as error:
-        raise DataError("Writing an .xls stand-in needs xlwt: pip install 'mergestream[dev]'.") from error
+    xlwt = needed_library("xlwt", "Writing an .xls stand-in", "dev")
     book, buffer = xlwt.Workbook(encoding="utf-8"), io.BytesIO()
     page = book.add_sheet("Feuil1")
     for number, cells in enumerate(rows):
@@ -119,9 +106,7 @@ def _fundus(department: str, grade: int, number: int, base: int) -> np.ndarray:
 # --- Terra Incognita: LILA's annotation files and images ----------------------------------------------------
 
 SPLITS = ("train", "cis_val", "cis_test", "trans_val", "trans_test")
-# Numbers with gaps, and categories that the protocol leaves out.
-NAMES = ["opossum", "raccoon", "squirrel", "bobcat", "skunk", "dog", "coyote", "rabbit", "bird", "cat", "empty", "car"]
-CATEGORIES = dict(zip(NAMES, (1, 3, 5, 6, 7, 8, 9, 10, 11, 16, 30, 33), strict=True))
+CATEGORIES = TABLES["terra"]["categories"]
 LOCATIONS, FRAMES = (100, 38, 43, 46), 3
 
 Annotated = tuple[dict[str, Any], tuple[str, ...]]  # an image, and the category of each of its annotations
@@ -140,7 +125,7 @@ def write_terra(folder: Path) -> None:
     entries += [(_frame(location, str(20 + n), 1), shown) for n, (location, shown) in enumerate(odd)]
     files: dict[str, Content] = {}
     for number, (image, shown) in enumerate(entries):
-        pixels = picture(f"location_{image['location']}", NAMES.index(shown[0]), number)
+        pixels = picture(f"location_{image['location']}", list(CATEGORIES).index(shown[0]), number)
         files[f"eccv_18_all_images_sm/{image['file_name']}"] = pixels
     for position, split in enumerate(SPLITS):
         # A burst is not cut by a split.
