@@ -1,12 +1,15 @@
 """Parts of the report's last sections: data and licences, provenance."""
 
 import json
+from collections import defaultdict
 
-from mergestream.bench.analysis.collection import RunProvenance
+from mergestream.bench.analysis.collection import RunCollection
 from mergestream.bench.report.dataset_card import describe_card
 from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.bench.report.result_table import ResultTable, grid_table
 from mergestream.data.datasets import DATASETS
+
+SOURCES = {"base", "statistics", "candidates"}  # hashes of what a method uses beside the experts
 
 
 def card_lines(report: ReportFindings) -> list[str]:
@@ -17,8 +20,9 @@ def card_lines(report: ReportFindings) -> list[str]:
 
 def target_table(report: ReportFindings) -> ResultTable:
     lines = {line["target"]: line for line in report.bench.runs}
+    hashes = {run.target: run.arguments["data"]["fingerprint"][:16] for run in report.provenance.runs}
     rows = tuple(
-        (name, f"{line['images']:,}", str(line["batches"]), str(line["experts"]), report.provenance.data[name][:16])
+        (name, f"{line['images']:,}", str(line["batches"]), str(line["experts"]), hashes[name])
         for name, line in lines.items()
     )
     note = "Fingerprint: the first 16 digits of a hash over images and labels."
@@ -28,40 +32,49 @@ def target_table(report: ReportFindings) -> ResultTable:
 def commands(report: ReportFindings) -> str:
     """The commands of the runs and of the page."""
     bench = report.bench.command or f"(unknown: no results.json in {report.provenance.folder})"
-    return "\n".join(dict.fromkeys([bench, report.provenance.report_command]))
+    return "\n".join(dict.fromkeys([bench, report.command]))
 
 
 def plan_text(report: ReportFindings) -> str:
     return json.dumps(report.bench.plan, indent=1, ensure_ascii=False)
 
 
-def run_hashes(provenance: RunProvenance) -> str:
-    return "\n".join(f"{label}\n  {' '.join(names)}" for label, names in provenance.hashes.items())
+def run_hashes(collection: RunCollection) -> str:
+    hashes: dict[str, list[str]] = defaultdict(list)
+    for run in collection.runs:
+        hashes[run.label].append(run.hash)
+    return "\n".join(f"{label}\n  {' '.join(names)}" for label, names in hashes.items())
 
 
-def version_table(provenance: RunProvenance) -> ResultTable:
-    machines = {f"machine {number}": each for number, each in enumerate(provenance.environments, start=1)}
+def version_table(collection: RunCollection) -> ResultTable:
+    machines = {f"machine {number}": each for number, each in enumerate(collection.environments, start=1)}
     cells = {(name, machine): str(value) for machine, each in machines.items() for name, value in each.items()}
     return grid_table("Versions and machines", "library", cells, str, note="As the runs recorded them.")
 
 
-def method_table(provenance: RunProvenance) -> ResultTable:
-    rows = tuple(
-        (label, str(each["revision"]), json.dumps(each["options"], ensure_ascii=False), _sources(each["sources"]))
-        for label, each in provenance.methods.items()
-    )
-    return ResultTable("Methods as they were run", ("method", "revision", "options", "also depends on"), rows)
+def method_table(collection: RunCollection) -> ResultTable:
+    methods = {run.label: run.arguments for run in collection.runs}
+    hashes: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for run in collection.runs:
+        for name in SOURCES & run.arguments.keys():
+            hashes[run.label, name].add(run.arguments[name][:16])
+    rows = []
+    for label, arguments in methods.items():
+        own = {name: sorted(hashes[label, name]) for name in sorted(SOURCES) if hashes[label, name]}
+        sources = "; ".join(f"{name} {', '.join(values)}" for name, values in own.items()) or "–"
+        options = json.dumps(arguments["options"], ensure_ascii=False)
+        rows.append((label, str(arguments["revision"]), options, sources))
+    return ResultTable("Methods as they were run", ("method", "revision", "options", "also depends on"), tuple(rows))
 
 
-def _sources(sources: dict[str, set[str]]) -> str:
-    return "; ".join(f"{name} {', '.join(sorted(hashes))}" for name, hashes in sources.items()) or "–"
-
-
-def pool_table(provenance: RunProvenance) -> ResultTable:
-    rows = tuple((fingerprint, ", ".join(experts)) for fingerprint, experts in provenance.pools.items())
+def pool_table(collection: RunCollection) -> ResultTable:
+    pools = {run.arguments["pool"]["fingerprint"]: run.arguments["pool"]["experts"] for run in collection.runs}
+    rows = tuple((fingerprint, ", ".join(experts)) for fingerprint, experts in pools.items())
     return ResultTable("Pools that answered", ("fingerprint", "experts in order"), rows)
 
 
-def stream_table(provenance: RunProvenance) -> ResultTable:
-    rows = tuple((name, target, str(seed), value) for (name, target, seed), value in provenance.streams.items())
+def stream_table(collection: RunCollection) -> ResultTable:
+    every = [(run.stream, run.target, str(run.arguments["seed"])) for run in collection.runs]
+    hashes = [run.arguments["stream"]["hash"] for run in collection.runs]
+    rows = tuple((*place, value) for place, value in dict(zip(every, hashes, strict=True)).items())
     return ResultTable("Streams", ("stream", "target", "seed", "hash"), rows)

@@ -11,7 +11,7 @@ from mergestream.bench.analysis.bench_findings import (
     seen_targets,
     unpredicted_classes,
 )
-from mergestream.bench.analysis.collection import RunCollection, RunProvenance, provenance_of
+from mergestream.bench.analysis.collection import RunCollection
 from mergestream.bench.analysis.comparison import ORACLE, SINGLES, Duel, ResultRow, duel, rows_of
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage, reliabilities, risk_coverages
 from mergestream.bench.analysis.cost import Cost, costs
@@ -44,7 +44,8 @@ class ReportFindings:
     reliabilities: Sequence[Reliability]
     risk_coverages: Sequence[RiskCoverage]
     passed_checks: Sequence[str]  # problems that were looked for and not found
-    provenance: RunProvenance
+    provenance: RunCollection
+    command: str  # of the report itself
     claims: Sequence[ClaimFinding] = ()
     drift: Drift | None = None
     landscape: Landscape | None = None
@@ -111,7 +112,8 @@ def analyse_runs(
         reliabilities=reliabilities(merged),
         risk_coverages=risk_coverages(merged),
         passed_checks=_passed_checks(runs),
-        provenance=provenance_of(collection, command),
+        provenance=collection,
+        command=command,
         claims=claims,
         drift=drift,
         landscape=landscape,
