@@ -44,15 +44,15 @@ def write_pool(
     seed: int = 0,
     classes: tuple[str, ...] = CLASSES,
 ) -> None:
-    known = create_network("vit_tiny_patch16_224", num_classes=len(classes), **NETWORK)
+    architecture = create_network("vit_tiny_patch16_224", num_classes=len(classes), **NETWORK)
     factory = partial(network, classes)
     base = write_expert(
-        folder / BASE, make_base(factory, seed).state_dict(), ExpertCard.for_network(BASE, known, classes)
+        folder / BASE, make_base(factory, seed).state_dict(), ExpertCard.for_network(BASE, architecture, classes)
     )
     for site, expert in make_experts(factory, sites, seed).items():
         card = ExpertCard.for_network(
             site,
-            known,
+            architecture,
             classes,
             domain=(domains or {}).get(site, site),
             recipe=(recipes or {}).get(site, {}),
@@ -93,7 +93,7 @@ def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 def bench_arguments(folder: Path, out: Path, *more: str) -> tuple[str, ...]:
-    """A benchmark of the consortium on two streams and two seeds, in this process unless told otherwise."""
+    """A benchmark of the consortium on two streams and two seeds, in this process by default."""
     settled = {
         "--methods": "all",
         "--streams": "iid,dirichlet:0.05",
@@ -111,7 +111,7 @@ def bench_arguments(folder: Path, out: Path, *more: str) -> tuple[str, ...]:
 
 def contents(out: Path) -> dict[str, Any]:
     """Everything a benchmark wrote that is not a time: predictions bit for bit, steps, metrics."""
-    found: dict[str, Any] = {}
+    runs: dict[str, Any] = {}
     for folder in sorted((out / "runs").glob("[!.]*")):  # a killed writer leaves crumbs that begin with a dot
         header = json.loads((folder / "run.json").read_text())
         steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
@@ -120,5 +120,5 @@ def contents(out: Path) -> dict[str, Any]:
         for timed in (*steps, header):
             for key in ("seconds", "seconds_per_step", "environment"):
                 timed.pop(key, None)
-        found[folder.name] = (header, steps, arrays)
-    return found
+        runs[folder.name] = (header, steps, arrays)
+    return runs

@@ -90,8 +90,8 @@ def test_another_empty_folder_gives_the_same_bits(consortium: Path, benched: tup
 
 @pytest.mark.slow
 def test_processes_give_the_bits_of_one(consortium: Path, benched: tuple[Path, str], tmp_path: Path) -> None:
-    said = command(*bench_arguments(consortium, tmp_path / "again", "--jobs", "2"))
-    assert said.returncode == 0, said.stderr
+    done = command(*bench_arguments(consortium, tmp_path / "again", "--jobs", "2"))
+    assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "again") == contents(benched[0])
 
 
@@ -251,8 +251,8 @@ def test_mixtures_hold_several_targets_out(consortium: Path, tmp_path: Path) -> 
     refused = command(*line)
     assert refused.returncode == 1
     assert "--targets pairs" in refused.stderr
-    said = command(*line, "--targets", "pairs")
-    assert said.returncode == 0, said.stderr
+    done = command(*line, "--targets", "pairs")
+    assert done.returncode == 0, done.stderr
     for folder in (tmp_path / "out" / "runs").iterdir():
         run = ms.Run.load(folder)
         held_out = set(run.arguments["data"]["domain"].split("+"))
@@ -272,8 +272,8 @@ def test_another_reference(consortium: Path, tmp_path: Path) -> None:
 
 
 def test_a_mixture_needs_two_experts(consortium: Path, tmp_path: Path) -> None:
-    told = refusal(consortium, tmp_path / "out", "--streams", "mixture:abrupt", "--targets", "lyon+brest")
-    assert "Without the experts of brest+lyon only 'turin' is left" in told
+    message = refusal(consortium, tmp_path / "out", "--streams", "mixture:abrupt", "--targets", "lyon+brest")
+    assert "Without the experts of brest+lyon only 'turin' is left" in message
 
 
 def test_ood_uses_all_experts_on_the_outside_sets(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_ood_uses_all_experts_on_the_outside_sets(tmp_path: Path) -> None:
     runs = [ms.Run.load(folder) for folder in (tmp_path / "out" / "runs").iterdir()]
     assert {run.arguments["data"]["domain"] for run in runs} == set(source.card.outside)
     assert all(set(run.arguments["pool"]["experts"]) == set(names) for run in runs)
-    assert any("lesion" in warning for warning in findings.warnings)  # the overlap is told
+    assert any("lesion" in warning for warning in findings.warnings)  # the overlap is a warning
     write_pool(tmp_path / "seen", ("ph2", "hair"), classes=source.card.classes)
     leaky = replace(plan, pools=(str(tmp_path / "seen"),))
     with pytest.raises(ms.MergestreamError, match="Leakage: the expert 'ph2'"):
@@ -319,9 +319,9 @@ def test_organs_are_never_flipped(tmp_path: Path) -> None:
 def test_several_pools_are_paired_by_pool(consortium: Path, tmp_path: Path) -> None:
     write_pool(tmp_path / "other", seed=5)
     more = ("--pool", str(tmp_path / "other"), "--json")
-    said = command(*bench_arguments(consortium, tmp_path / "out", "--methods", "mean,ensemble", "--seeds", "0"), *more)
-    assert said.returncode == 0, said.stderr
-    results = json.loads(said.stdout)
+    done = command(*bench_arguments(consortium, tmp_path / "out", "--methods", "mean,ensemble", "--seeds", "0"), *more)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
     rows = {(row["label"], row["stream"]): row["runs"] for row in results["results"]}
     assert rows["mean", "iid"] == 2 * len(SITES)
     assert all(duel["wins"] + duel["losses"] <= 2 * len(SITES) for duel in results["duels"])
@@ -521,7 +521,7 @@ def test_other_classes_are_refused_before_an_image_is_read(consortium: Path, tmp
         assert not (tmp_path / "again" / "cache").exists()
 
 
-def test_tables_that_are_replaced_are_told(consortium: Path, tmp_path: Path) -> None:
+def test_replaced_tables_give_a_warning(consortium: Path, tmp_path: Path) -> None:
     plan = plan_for(consortium, consortium / "pool")
     run_bench(plan, tmp_path, quiet, command="the first")
     assert not any("replaced" in warning for warning in run_bench(plan, tmp_path, quiet).warnings)
@@ -547,9 +547,9 @@ def test_workers_end_with_their_parent(consortium: Path, tmp_path: Path, how: st
         time.sleep(0.05)
     if how == "interrupt":
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=20)
         assert process.returncode == 130
-        assert "interrupted. Finished work is kept" in said
+        assert "interrupted. Finished work is kept" in errors
     else:
         process.kill()
         process.wait()
@@ -572,12 +572,12 @@ def group_lives(group: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_told(tmp_path: Path) -> None:
+def test_a_killed_worker_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ms.MergestreamError, match=r"A worker process was killed.*fewer --jobs"):
         run_jobs(os._exit, [(1,), (1,)], workers=2, on_done=lambda: None)
 
 
-def test_a_pool_of_strangers_is_told(consortium: Path, tmp_path: Path) -> None:
+def test_a_pool_of_strangers_gives_a_warning(consortium: Path, tmp_path: Path) -> None:
     write_pool(tmp_path / "pool", ("a", "b"))
     plan = plan_from(dataset="table", root=consortium / "data", pools=[str(tmp_path / "pool")], methods="mean")
     findings = run_bench(plan, tmp_path / "out", quiet)
@@ -588,11 +588,11 @@ def test_unreadable_images_stop_unless_allowed(consortium: Path, tmp_path: Path)
     shutil.copytree(consortium, tmp_path / "copy")
     for name in ("lyon_benign_0.png", "turin_normal_3.png"):
         (tmp_path / "copy" / "data" / "images" / name).write_bytes(b"\x89PNG broken")
-    told = refusal(tmp_path / "copy", tmp_path / "out")
-    assert "lyon_benign_0.png" in told
-    assert "--skip-bad" in told
-    said = command(*bench_arguments(tmp_path / "copy", tmp_path / "out", "--methods", "mean"), "--skip-bad", "2")
-    assert said.returncode == 0, said.stderr
+    message = refusal(tmp_path / "copy", tmp_path / "out")
+    assert "lyon_benign_0.png" in message
+    assert "--skip-bad" in message
+    done = command(*bench_arguments(tmp_path / "copy", tmp_path / "out", "--methods", "mean"), "--skip-bad", "2")
+    assert done.returncode == 0, done.stderr
     sizes = {
         run.arguments["data"]["domain"]: len(run.labels)
         for run in map(ms.Run.load, (tmp_path / "out" / "runs").iterdir())
@@ -601,8 +601,8 @@ def test_unreadable_images_stop_unless_allowed(consortium: Path, tmp_path: Path)
 
 
 def test_a_fixed_choice_of_images(consortium: Path, tmp_path: Path) -> None:
-    said = command(*bench_arguments(consortium, tmp_path / "out", "--methods", "mean,ensemble"), "--images", "10")
-    assert said.returncode == 0, said.stderr
+    done = command(*bench_arguments(consortium, tmp_path / "out", "--methods", "mean,ensemble"), "--images", "10")
+    assert done.returncode == 0, done.stderr
     runs = [ms.Run.load(folder) for folder in (tmp_path / "out" / "runs").iterdir()]
     assert {len(run.labels) for run in runs} == {10}
     more = run_bench(

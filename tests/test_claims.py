@@ -57,8 +57,8 @@ def test_counts_stand_for_a_resample(seed: int) -> None:
     picked = random.randint(15, size=(4, 15))
     counts = np.stack([np.bincount(each, minlength=15) for each in picked])
     for ours, theirs in ((spearman, stats.spearmanr), (kendall, stats.kendalltau)):
-        wanted = [theirs(x[each], y[each]).statistic for each in picked]
-        np.testing.assert_allclose(ours(x, y, counts), wanted, atol=1e-12)
+        expected = [theirs(x[each], y[each]).statistic for each in picked]
+        np.testing.assert_allclose(ours(x, y, counts), expected, atol=1e-12)
 
 
 def make_evidence(entropy: np.ndarray, error: np.ndarray, target: str = "graz") -> Evidence:
@@ -118,10 +118,10 @@ def test_entropy_and_max_softmax_of_probabilities_by_hand() -> None:
         }  # fmt: skip
         steps, batches = [{"seconds": None}] * 2, [np.array([0]), np.array([1])]
         runs.append(Run.finish(arguments, ("a", "b"), steps, batches, torch.tensor([0, 1]), probabilities))
-    (found,) = evidence_of_runs(runs)
-    np.testing.assert_allclose(found.entropy, -(p * np.log(p) + (1 - p) * np.log(1 - p)), rtol=2e-3)
-    np.testing.assert_allclose(found.max_softmax, 1 - p, atol=1e-3)
-    assert found.error.tolist() == [[0, 0], [1, 0]]
+    (evidence,) = evidence_of_runs(runs)
+    np.testing.assert_allclose(evidence.entropy, -(p * np.log(p) + (1 - p) * np.log(1 - p)), rtol=2e-3)
+    np.testing.assert_allclose(evidence.max_softmax, 1 - p, atol=1e-3)
+    assert evidence.error.tolist() == [[0, 0], [1, 0]]
 
 
 DEFAULTS = {"score": "entropy", "weighting": "inverse", "encoder_sharpness": 1.0, "head": "entropy_gap"}
@@ -131,7 +131,7 @@ def make_run(label: str, right: float, target: str = "graz", pool: str = "p", se
     """Thirty batches of ten; `right` is the share of right answers, the same images for every method."""
     ease = np.random.RandomState(len(target)).rand(300)
     labels = torch.arange(300) % 3
-    said = torch.where(torch.from_numpy(ease < right), labels, (labels + 1) % 3)
+    answers = torch.where(torch.from_numpy(ease < right), labels, (labels + 1) % 3)
     method = label.partition("(")[0]
     arguments = {
         "method": method, "label": label, "seed": seed, "pool": {"fingerprint": pool, "experts": ["x", "y"]},
@@ -139,7 +139,7 @@ def make_run(label: str, right: float, target: str = "graz", pool: str = "p", se
         "data": {"domain": target}, "stream": {"name": "iid", "hash": f"{target}{seed}"},
     }  # fmt: skip
     batches = np.split(np.arange(300), 30)
-    probabilities = torch.nn.functional.one_hot(said, 3) * 0.7 + 0.1
+    probabilities = torch.nn.functional.one_hot(answers, 3) * 0.7 + 0.1
     return Run.finish(arguments, CLASSES, [{"seconds": None} for _ in batches], batches, labels, probabilities)
 
 
@@ -211,11 +211,11 @@ def test_the_share_has_fiellers_interval() -> None:
     """Normal draws have a closed form: the roots of (m_p - s m_w)^2 = z^2 (v_p + s^2 v_w)."""
     random = np.random.RandomState(0)
     part, whole = (mean + 0.1 * random.randn(1, 200_000) for mean in (1.0, 2.0))
-    found = share_of((np.array([1.0]), part), (np.array([2.0]), whole), ["graz"])
+    share = share_of((np.array([1.0]), part), (np.array([2.0]), whole), ["graz"])
     variance = (stats.norm.ppf(0.975) * 0.1) ** 2
     roots = np.sort(np.roots([2.0**2 - variance, -2 * 1.0 * 2.0, 1.0**2 - variance]))
-    assert found.mean == pytest.approx(0.5)
-    np.testing.assert_allclose([found.low, found.high], roots, atol=2e-3)
+    assert share.mean == pytest.approx(0.5)
+    np.testing.assert_allclose([share.low, share.high], roots, atol=2e-3)
 
 
 def test_an_interval_decides_only_as_a_whole() -> None:
@@ -232,7 +232,7 @@ def test_nothing_given_says_what_is_missing_for_every_claim() -> None:
     assert len({finding.claim for finding in findings}) == 9
 
 
-def test_runs_without_labels_are_not_verdict_of() -> None:
+def test_runs_without_labels_are_left_out() -> None:
     bare = SimpleNamespace(labels=torch.full((300,), -1), arguments=make_run("mean", 0.5).arguments)
     assert [f.reason for f in check_claims([bare])] == [f.reason for f in check_claims([])]
 

@@ -26,16 +26,16 @@ CLASSES = ("a", "b", "c")
 
 
 def make_run(label: str, target: str, right: list[bool], seed: int = 0, **more) -> Run:
-    """A run of batches of two whose answers are right or wrong as told."""
+    """A run of batches of two whose answers are right or wrong as given."""
     labels = torch.arange(len(right)) % 3
-    said = torch.where(torch.tensor(right), labels, (labels + 1) % 3)
+    answers = torch.where(torch.tensor(right), labels, (labels + 1) % 3)
     arguments = {
         "method": more.pop("method", label), "label": label, "seed": seed, "pool": {"fingerprint": "p", "experts": []},
         "data": {"domain": target}, "stream": {"name": "iid", "hash": f"{target}{seed}"},
     }  # fmt: skip
     batches = np.split(np.arange(len(right)), len(right) // 2)
     steps = [{"seconds": 0.01} for _ in batches]
-    probabilities = torch.nn.functional.one_hot(said, 3) * 0.7 + 0.1
+    probabilities = torch.nn.functional.one_hot(answers, 3) * 0.7 + 0.1
     return Run.finish(arguments, CLASSES, steps, batches, labels, probabilities, **more)
 
 
@@ -64,21 +64,21 @@ def shares(*counts: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("experts", "said", "lost"),
+    ("experts", "answers", "lost"),
     [
         ([shares(80, 20), shares(60, 40)], shares(95, 5), ["b"]),  # 5 % is less than a fifth of 30 %
-        ([shares(80, 20), shares(60, 40)], shares(94, 6), []),  # exactly a fifth is kept
+        ([shares(80, 20), shares(60, 40)], shares(94, 6), []),  # exactly a fifth is left
         ([shares(95, 5), shares(60, 40)], shares(100, 0), ["b"]),  # 5 % counts as predicted
         ([shares(96, 4), shares(60, 40)], shares(100, 0), []),  # one expert hardly predicts it
         ([shares(50, 50), shares(50, 50)], shares(0, 100), ["a"]),
     ],
 )
-def test_the_collapse_check_at_its_bounds(experts: list[list[int]], said: list[int], lost: list[str]) -> None:
-    found = collapsed_classes(torch.tensor(experts), torch.tensor(said), ("a", "b"))
-    assert [each["class"] for each in found] == lost
-    for each in found:
+def test_the_collapse_check_at_its_bounds(experts: list[list[int]], answers: list[int], lost: list[str]) -> None:
+    lost_classes = collapsed_classes(torch.tensor(experts), torch.tensor(answers), ("a", "b"))
+    assert [each["class"] for each in lost_classes] == lost
+    for each in lost_classes:
         c = "ab".index(each["class"])
-        assert each["share"] == pytest.approx(np.mean(np.array(said) == c))
+        assert each["share"] == pytest.approx(np.mean(np.array(answers) == c))
         assert each["experts"] == pytest.approx(np.mean(np.array(experts) == c))
 
 
@@ -89,21 +89,21 @@ def test_collapses_name_method_target_and_class_but_not_single_experts() -> None
     alone = make_run("single_expert(expert=x)", "lyon", [False] * 12, method="single_expert", experts=experts)
     assert collapses([run, alone]) == []
     assert lost.metrics["collapsed"] == collapsed_classes(experts, lost.predictions, CLASSES)
-    (found,) = collapses([run, lost, alone])
-    assert (found.label, found.target, found.class_name) == ("fisher", "lyon", "b")
-    other = replace(found, target="brest", stream="sorted", share=0.02)
-    (sentence,) = describe_collapses([found, other])
+    (collapse,) = collapses([run, lost, alone])
+    assert (collapse.label, collapse.target, collapse.class_name) == ("fisher", "lyon", "b")
+    other = replace(collapse, target="brest", stream="sorted", share=0.02)
+    (sentence,) = describe_collapses([collapse, other])
     assert sentence.startswith(
         "fisher: the class 'b' has nearly vanished at lyon, brest (iid, sorted); at worst it is 0.0 %"
     )
 
 
-def test_a_class_that_no_expert_answers_is_told() -> None:
-    heard = make_run("single_expert(expert=x)", "lyon", [True] * 12, method="single_expert")
+def test_a_class_that_no_expert_predicts_gives_a_warning() -> None:
+    predicted = make_run("single_expert(expert=x)", "lyon", [True] * 12, method="single_expert")
     deaf = make_run(
         "single_expert(expert=x)", "lyon", [c % 3 != 2 and c % 3 != 1 for c in range(12)], method="single_expert"
     )
-    assert unpredicted_classes([heard]) == unpredicted_classes([]) == []
+    assert unpredicted_classes([predicted]) == unpredicted_classes([]) == []
     (sentence,) = unpredicted_classes([deaf])  # it says a for a, c for b and a for c
     assert "hardly ever predict 'b': 0.0 % of their answers, 33.3 % of the labels" in sentence
 
@@ -115,13 +115,15 @@ def test_ranks_wins_and_losses_with_ties() -> None:
         for label, of in accuracy.items()
         for target, n in of.items()
     ]
-    found = {each.label: each for each in rank_methods(runs)}
-    assert found["mean"].mean_rank == (1.5 + 1) / 2
-    assert found["ties"].mean_rank == (1.5 + 3) / 2
-    assert found["fisher"].mean_rank == (3 + 2) / 2
-    assert [(found[name].wins, found[name].losses) for name in accuracy] == [(3, 0), (1, 2), (1, 3)]
+    standings = {each.label: each for each in rank_methods(runs)}
+    assert standings["mean"].mean_rank == (1.5 + 1) / 2
+    assert standings["ties"].mean_rank == (1.5 + 3) / 2
+    assert standings["fisher"].mean_rank == (3 + 2) / 2
+    assert [(standings[name].wins, standings[name].losses) for name in accuracy] == [(3, 0), (1, 2), (1, 3)]
     partial = [*runs, make_run("mean", "graz", [True] * 6)]  # a cell that the others lack
-    assert {each.label: each.mean_rank for each in rank_methods(partial)} == {n: e.mean_rank for n, e in found.items()}
+    assert {each.label: each.mean_rank for each in rank_methods(partial)} == {
+        n: e.mean_rank for n, e in standings.items()
+    }
 
 
 def test_a_duel_counts_targets_and_widens_across_them() -> None:
@@ -129,11 +131,11 @@ def test_a_duel_counts_targets_and_widens_across_them() -> None:
     for target, ours, theirs in (("lyon", 12, 10), ("brest", 10, 10), ("turin", 8, 4), ("graz", 4, 6)):
         runs += [make_run("mean", target, [True] * ours + [False] * (12 - ours))]
         runs += [make_run("ties", target, [True] * theirs + [False] * (12 - theirs))]
-    (found,) = duel(runs, "mean", "ties")
-    assert (found.wins, found.losses) == (2, 1)
-    assert found.difference.mean == found.across_targets.mean == pytest.approx((2 + 0 + 4 - 2) / 48)
-    width = found.difference.high - found.difference.low
-    assert found.across_targets.high - found.across_targets.low > width
+    (result,) = duel(runs, "mean", "ties")
+    assert (result.wins, result.losses) == (2, 1)
+    assert result.difference.mean == result.across_targets.mean == pytest.approx((2 + 0 + 4 - 2) / 48)
+    width = result.difference.high - result.difference.low
+    assert result.across_targets.high - result.across_targets.low > width
 
 
 def naive_gap(ours, theirs, run: int, random: np.random.RandomState) -> float:

@@ -105,10 +105,10 @@ def test_a_static_method_is_only_reordered_by_another_stream(
 
 
 def test_precomputed_logits_serve_a_whole_domain(vit_pool: ms.ExpertPool, data: ms.DomainData, stream) -> None:
-    known = {view: domain_logits(vit_pool, data, view, batch_size=16) for view in ("original", "hflip")}
-    assert known["original"].shape == (3, len(data), len(CLASSES))
+    expert_logits = {view: domain_logits(vit_pool, data, view, batch_size=16) for view in ("original", "hflip")}
+    assert expert_logits["original"].shape == (3, len(data), len(CLASSES))
     method = ms.create_method("entropy_adaptive", vit_pool)
-    live, given = ms.evaluate(method, data, stream), ms.evaluate(method, data, stream, expert_logits=known)
+    live, given = ms.evaluate(method, data, stream), ms.evaluate(method, data, stream, expert_logits=expert_logits)
     torch.testing.assert_close(live.probabilities, given.probabilities, rtol=1e-4, atol=1e-5)
 
 

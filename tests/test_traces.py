@@ -38,9 +38,9 @@ def make_run(entropy: np.ndarray | None, *, labels: list[int] | None = None, siz
         "stream": {"name": "iid", "hash": "h"},
     }  # fmt: skip
     batches = tuple(np.split(np.arange(size * count), count))
-    known = torch.tensor([0] * size * count if labels is None else labels)
-    said = torch.zeros(size * count, dtype=torch.long)
-    return Run(arguments, ("a", "b"), steps, batches, known, said, torch.ones(size * count, 2) / 2, {})
+    truth = torch.tensor([0] * size * count if labels is None else labels)
+    answers = torch.zeros(size * count, dtype=torch.long)
+    return Run(arguments, ("a", "b"), steps, batches, truth, answers, torch.ones(size * count, 2) / 2, {})
 
 
 def test_the_effective_number_is_k_for_equal_and_1_for_one_hot_coefficients() -> None:
@@ -158,13 +158,13 @@ def test_noise_gives_an_alarm_in_few_streams(batches: int, columns: int) -> None
         assert alarms / 400 <= 0.09  # 7 % and two standard errors of 400 streams
 
 
-def test_a_shift_of_three_noise_widths_is_nearly_always_found() -> None:
-    random, found = np.random.RandomState(0), 0
+def test_a_shift_of_three_noise_widths_is_nearly_always_detected() -> None:
+    random, detected = np.random.RandomState(0), 0
     for _ in range(100):
         series = random.randn(32, 3)
         series[16:] += 3 / np.sqrt(3)
-        found += any(abs(place - 16) <= 2 for place in change_points(series))
-    assert found >= 95
+        detected += any(abs(place - 16) <= 2 for place in change_points(series))
+    assert detected >= 95
 
 
 @pytest.mark.parametrize("series", [np.zeros((0, 3)), np.zeros((1, 3)), np.ones((50, 3)), np.random.rand(9, 2)])
@@ -189,9 +189,9 @@ def test_the_best_split_is_that_of_a_naive_search() -> None:
             ((part - part.mean(axis=0)) ** 2).sum() for part in parts
         )
 
-    place, found = best_split(values, 4)
+    place, best = best_split(values, 4)
     assert place == max(range(4, 22), key=rise)
-    assert found == pytest.approx(rise(place))
+    assert best == pytest.approx(rise(place))
 
 
 DRAWINGS = (

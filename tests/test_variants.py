@@ -12,15 +12,15 @@ from mergestream.bench.engine.variants import Variant, parse_variants
 
 def test_names_options_and_grids() -> None:
     text = "mean, entropy_adaptive(head=shared|select, momentum=0|0.9),ensemble( average = probabilities )"
-    found = parse_variants(text)
-    assert found[0] == Variant("mean")
-    assert found[1:5] == tuple(
+    variants = parse_variants(text)
+    assert variants[0] == Variant("mean")
+    assert variants[1:5] == tuple(
         Variant("entropy_adaptive", (("head", head), ("momentum", momentum)))
         for head in ("shared", "select")
         for momentum in (0, 0.9)
     )
-    assert found[5] == Variant("ensemble", (("average", "probabilities"),))
-    assert len(found) == 6
+    assert variants[5] == Variant("ensemble", (("average", "probabilities"),))
+    assert len(variants) == 6
 
 
 def test_values_of_all_kinds() -> None:
