@@ -7,24 +7,14 @@ from itertools import product
 
 import numpy as np
 
+from mergestream.bench.analysis import cost
 from mergestream.bench.analysis.comparison import Estimate
-from mergestream.bench.analysis.cost import shown
 from mergestream.bench.report.bench_tables import percent
-from mergestream.bench.report.result_table import ResultTable, grid_table, to_markdown
+from mergestream.bench.report.page import environment
+from mergestream.bench.report.result_table import grid_table, to_markdown
+from mergestream.bench.study import results_plan, study_bars
 from mergestream.bench.study.results_plan import COMPARED, HEAD_INITS, LOSS, MAIN_STREAMS, METRICS, OURS, PAPER
-from mergestream.bench.study.study_bars import (
-    TITLES,
-    Setting,
-    all_bars,
-    collapses_of,
-    difference,
-    estimate,
-    loud_rows,
-    methods_of,
-    places,
-    select,
-    settings_of,
-)
+from mergestream.bench.study.study_bars import TITLES, Setting, collapses_of, estimate, methods_of, select, settings_of
 from mergestream.bench.study.study_record import SINGLE, Group
 
 LATER = " (later run)"
@@ -83,22 +73,6 @@ def _grid(corner: str, cells: Mapping[tuple[str, str], str], competing: Collecti
     return to_markdown(replace(table, best=frozenset(best)))
 
 
-def _markdown(
-    columns: Sequence[str], rows: Sequence[tuple[str, ...]], bold: frozenset[tuple[int, int]] = frozenset()
-) -> str:
-    return to_markdown(ResultTable("", tuple(columns), tuple(rows), bold))
-
-
-def differences_table(groups: Sequence[Group]) -> str:
-    """The paired differences on every stream; bold where the interval excludes 0."""
-    rows, clear = list[tuple[str, ...]](), set[tuple[int, int]]()
-    for place, own, at, metric in (each for d in METRICS for each in places(groups, d, ("main", "streams"))):
-        gaps = [difference(own, a, b, at, metric) for a, b in PAIRS]
-        clear |= {(len(rows), c) for c, gap in enumerate(gaps, 1) if gap and (gap.low > 0 or gap.high < 0)}
-        rows.append((place.replace(" heads", ""), *("–" if gap is None else gap.points() for gap in gaps)))
-    return _markdown(("points", *(f"{a} - {b}" for a, b in PAIRS)), rows, frozenset(clear))
-
-
 def streams_table(groups: Sequence[Group], kind: str, dataset: str) -> str:
     """The compared methods on the other streams, or in batches of all sizes."""
     parts = []
@@ -110,75 +84,23 @@ def streams_table(groups: Sequence[Group], kind: str, dataset: str) -> str:
     return "\n".join(parts)
 
 
-def ablation_table(groups: Sequence[Group], dataset: str) -> str:
-    """Every variant, and its paired difference to the paper's rule."""
-    rows = []
-    columns = list(product(MAIN_STREAMS, METRICS[dataset]))
-    for start in HEAD_INITS:
-        own = select(groups, "ablation", dataset, start)
-        for name in methods_of(own):
-            cells = []
-            for stream, metric in columns:
-                value, gap = (
-                    estimate(own, name, Setting(stream), metric),
-                    difference(own, name, PAPER, Setting(stream), metric),
-                )
-                shown = "" if name == PAPER or gap is None else f" ({gap.points()})"
-                cells.append("–" if value is None else f"{100 * value.mean:.1f}{shown}")
-            rows.append((f"{start}: {name}", *cells))
-    return _markdown(("heads: variant", *(f"{s}, {m.replace('_', ' ')}" for s, m in columns)), rows)
+def kinds_of(groups: Sequence[Group]) -> list[tuple[str, str, str]]:
+    """Data sets, losses and head starts, in the order of the groups."""
+    return list(dict.fromkeys((g["dataset"], g["loss"], g["head_init"]) for g in groups))
 
 
-def costs_table(groups: Sequence[Group]) -> str:
-    measured = [group for group in groups if group["kind"] == "costs" and not group["later"]]
-    names = dict.fromkeys(cost["method"] for group in measured for cost in group["costs"])
-    columns, cells = ["method"], {name: [name] for name in names}
-    for group in measured:
-        by = {cost["method"]: cost for cost in group["costs"]}
-        first = next(iter(by.values()))
-        columns += [f"{TITLES[group['dataset']]}, {first['experts']} experts: ms per step", "forwards per image"]
-        for name, row in cells.items():
-            cost = by.get(name)
-            other = "" if cost is None or cost["dtype"] == first["dtype"] else f" ({cost['dtype']})"
-            row += ["–", "–"] if cost is None else [f"{cost['ms']:.2f}{other}", shown(cost["forwards"])]
-    return _markdown(columns, [tuple(row) for row in cells.values()])
+def vanished(groups: Sequence[Group], kind: tuple[str, str, str], method: str) -> str:
+    """In how many runs a class vanished that every expert predicts."""
+    count, collapsed = collapses_of([g for g in groups if kinds_of([g]) == [kind] and not g["later"]], method)
+    return f"{len({text.split(': ')[0] for text in collapsed})} of {count}"
 
 
-def hostile_table(groups: Sequence[Group]) -> str:
-    rows = []
-    for dataset, metrics in METRICS.items():
-        for method in COMPARED:
-            for condition, row in loud_rows(groups, dataset, method).items():
-                scores = " / ".join(f"{100 * row[metric]:.1f}" for metric in metrics)
-                agreed = f"{100 * row['agrees_with_loud']:.1f}"
-                rows.append((f"{TITLES[dataset]}: {method}, {condition}", scores, agreed))
-    return _markdown(("shared heads, iid", "score", "answers that are the loud expert's, %"), rows)
-
-
-def collapses_table(groups: Sequence[Group]) -> str:
-    """In how many runs a class vanished that every expert predicts, by data set, loss and head start."""
-    main = [group for group in groups if group["kind"] == "main"]
-    kinds = dict.fromkeys((g["dataset"], g["loss"], g["head_init"]) for g in main)
-    rows = []
-    for name in (name for name in methods_of(main) if not name.startswith(SINGLE)):
-        cells = []
-        for kind in kinds:
-            own = [g for g in groups if (g["dataset"], g["loss"], g["head_init"]) == kind and not g["later"]]
-            count, collapsed = collapses_of(own, name)
-            cells.append(f"{len({text.split(': ')[0] for text in collapsed})} of {count}")
-        rows.append((name, *cells))
-    columns = [f"{TITLES[dataset]}, {loss} loss, {start} heads" for dataset, loss, start in kinds]
-    return _markdown(("runs in which a class vanished", *columns), rows)
-
-
-def times_table(groups: Sequence[Group]) -> str:
-    """Seconds of every stage; pools trained or benched again are left out."""
+def seconds_by_stage(groups: Sequence[Group]) -> dict[str, list[float]]:
+    """Seconds of every pool; pools trained or benched again are left out."""
     seconds: dict[str, dict[str, float]] = {}
     for group in (group for group in groups if not group["later"]):
         seconds.setdefault(group["stage"], {}).setdefault(group["pool"], group["seconds"])
-    rows = [(stage, str(len(pools)), f"{sum(pools.values()):.0f}") for stage, pools in seconds.items()]
-    total = sum(sum(pools.values()) for pools in seconds.values())
-    return _markdown(("stage", "pools", "seconds"), [*rows, ("all", "", f"{total:.0f}")])
+    return {stage: list(pools.values()) for stage, pools in seconds.items()}
 
 
 def summary_table(groups: Sequence[Group]) -> str:
@@ -193,12 +115,14 @@ def summary_table(groups: Sequence[Group]) -> str:
 
 
 def all_blocks(groups: Sequence[Group]) -> dict[str, str]:
-    """Every block by name, of first runs; those of later ones as later-NAME."""
-    return {
-        name if run == "first" else f"{run}-{name}": text
-        for run, own in runs_of(groups).items()
-        for name, text in _blocks(own).items()
-    }
+    """Every section of the template study.md.j2 by its heading, of first runs; those of later ones as later-NAME."""
+    template, blocks = environment().get_template("study.md.j2"), {}
+    for run, own in runs_of(groups).items():
+        sections = template.render({**vars(cost), **vars(results_plan), **vars(study_bars), **globals()}, groups=own)
+        for section in f"\n{sections}".split("\n## ")[1:]:
+            name, _, text = section.partition("\n")
+            blocks[name if run == "first" else f"{run}-{name}"] = f"{text.strip()}\n"
+    return blocks
 
 
 def runs_of(groups: Sequence[Group]) -> dict[str, list[Group]]:
@@ -206,35 +130,3 @@ def runs_of(groups: Sequence[Group]) -> dict[str, list[Group]]:
     late = [{**group, "later": False, "only_later": True} for group in groups if group["later"]]
     first = list(groups) if any(not group["later"] for group in groups if "ours" in group) else late
     return {"first": first} | ({"later": late} if late else {})
-
-
-def _blocks(groups: Sequence[Group]) -> dict[str, str]:
-    blocks = {
-        "summary": summary_table(groups),
-        "bars": _bars(groups),
-        "pacs": main_table(groups, "pacs"),
-        "midog": main_table(groups, "midog"),
-        "differences": differences_table(groups),
-    }
-    for dataset in METRICS:
-        blocks |= {
-            f"streams-{dataset}": streams_table(groups, "streams", dataset),
-            f"batches-{dataset}": streams_table(groups, "batches", dataset),
-            f"ablation-{dataset}": ablation_table(groups, dataset),
-        }
-    return blocks | {
-        "costs": costs_table(groups),
-        "hostile": hostile_table(groups),
-        "collapses": collapses_table(groups),
-        "times": times_table(groups),
-    }
-
-
-def _bars(groups: Sequence[Group]) -> str:
-    """One line per bar, and how many hold."""
-    bars = all_bars(groups)
-    counts = [sum(bar.holds is state for bar in bars) for state in (True, False, None)]
-    head = f"{counts[0]} of {len(bars)} bars hold, {counts[1]} do not, {counts[2]} were not measured."
-    if any(group.get("only_later") for group in groups):
-        head += " All rows are of a **later run**: the rule had been run on these data before."
-    return head + "\n\n" + "\n".join(f"- {bar.sentence}" for bar in bars) + "\n"
