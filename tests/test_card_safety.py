@@ -17,6 +17,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import mergestream as ms
 from benching import command
+from mergestream.bench.engine.pool_at_target import load_pool
 from mergestream.networks.architecture import Architecture, create_network
 from mergestream.pool.checkpoint import write_expert
 from mergestream.pool.exchange.pool_inspection import verify_pool
@@ -365,10 +366,11 @@ def test_a_pool_of_one_class_is_refused_with_the_reason(tmp_path: Path) -> None:
     network = create_network("vit_tiny_patch16_224", num_classes=1, **SMALL)
     card = ExpertCard.for_network("a", network, ("only",))
     write_expert(tmp_path / "pool" / "a", network.module.state_dict(), card)
-    pool = ms.ExpertPool.load(tmp_path / "pool")
-    for name in ("entropy_adaptive", "mean", "prior_adaptive"):
-        with pytest.raises(ms.MergestreamError, match="at least two classes"):
-            ms.create_method(name, pool)
+    with pytest.raises(ms.MergestreamError, match="has one class only, 'only'"):
+        load_pool(str(tmp_path / "pool"), "cpu")
+    shown = command("serve", str(tmp_path / "pool"), "--state", str(tmp_path / "state"), "--port", "0")
+    assert shown.returncode == 1
+    assert "has one class only, 'only'" in shown.stderr
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from mergestream.methods.step import Step
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import Batch, ExpertLogits
-from mergestream.runtime.errors import InputError, MergestreamError, PoolError
+from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.log_once import log_once
 from mergestream.runtime.option_checks import whole_number
 
@@ -60,11 +60,6 @@ class Method(ABC, Generic[S]):
 
     def __post_init__(self) -> None:
         """Check the options. A subclass derives what it needs from them afterwards."""
-        if len(self.pool.classes) < 2:
-            raise PoolError(
-                f"The pool's only class is '{self.pool.classes[0]}': there is nothing to decide, and entropies are all "
-                f"zero. Methods, benchmarks and the service need a pool of at least two classes."
-            )
         for about in fields(self):
             if "check" in about.metadata:
                 checked = about.metadata["check"](about.name.removesuffix("_"), getattr(self, about.name))

@@ -174,7 +174,10 @@ def load_pool(folder: str, device: str, dtype: str = "float32") -> ExpertPool:
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("There is no CUDA device here: --device cpu, or auto.")
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    return ExpertPool.load(folder, device=chosen, dtype=None if dtype == "float32" else getattr(torch, dtype))
+    pool = ExpertPool.load(folder, device=chosen, dtype=None if dtype == "float32" else getattr(torch, dtype))
+    if len(pool.classes) < 2:
+        raise PoolError(f"The pool has one class only, {pool.classes[0]!r}: it cannot tell images apart.")
+    return pool
 
 
 def preprocessing_of(pool: ExpertPool, folder: str) -> Preprocessing:
