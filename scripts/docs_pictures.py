@@ -1,6 +1,7 @@
-"""Make the pictures of docs/report.md and docs/dashboard.md: python scripts/docs_pictures.py DEMO
+"""Make the pictures of docs/report.md and docs/dashboard.md: python scripts/docs_pictures.py DEMO [NAME ...]
 
-DEMO is a folder that `mergestream demo` wrote. Needs Debian's chromium (scripts/install_browser.sh).
+DEMO is a folder that `mergestream demo` wrote; NAMEs are pictures, by default all. Needs Debian's chromium
+(scripts/install_browser.sh).
 """
 
 import io
@@ -23,12 +24,16 @@ import mergestream as ms
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-# File: screen, colours, and the element at the top of the picture.
+# File: screen, colours, the element at the top of the picture, and whether it shows the whole page.
 REPORT = {
-    "report-desktop-light": (DESKTOP, "light", "body"),
-    "report-desktop-dark": (DESKTOP, "dark", "#streams"),
-    "report-phone-light": (PHONE, "light", "#results"),
-    "report-phone-dark": (PHONE, "dark", "#confidence figure"),
+    "report-desktop-light": (DESKTOP, "light", "body", False),
+    "report-desktop-dark": (DESKTOP, "dark", "#streams", False),
+    "report-phone-light": (PHONE, "light", "#results", False),
+    "report-phone-dark": (PHONE, "dark", "#confidence figure", False),
+}
+DASHBOARD = {
+    "dashboard-desktop-light": (DESKTOP, "light", "body", True),
+    "dashboard-phone-dark": (PHONE, "dark", "body", False),
 }
 BATCH = 32
 
@@ -38,8 +43,8 @@ def photograph(browser: Browser, address: str, name: str, viewport: Any, colours
     page.goto(address)
     page.wait_for_timeout(3000)  # the dashboard's charts come with its second update
     page.evaluate("(top) => document.querySelector(top).scrollIntoView()", top)
-    if top != "body":
-        page.evaluate("scrollBy(0, -70)")  # below the bar of tools
+    if "figure" in top:
+        page.evaluate("scrollBy(0, -70)")  # below the bar of tools; sections have that margin themselves
     page.screenshot(path=FIGURES / f"{name}.png", full_page=whole)
     page.close()
 
@@ -86,19 +91,19 @@ def fill(address: str) -> None:
             send(address, stream, data.images[dice.choice(candidates, BATCH)].numpy())
 
 
-def main(demo: Path) -> None:
+def main(demo: Path, names: list[str]) -> None:
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    with sync_playwright() as driver, service(demo / "pool") as address:
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for name, (viewport, colours, top) in REPORT.items():
-            page = (demo / "report.html").resolve().as_uri()
-            photograph(browser, page, name, viewport, colours, top, whole=False)
-        fill(address)
-        chosen = f"{address}#stream=day-clinic"
-        photograph(browser, chosen, "dashboard-desktop-light", DESKTOP, "light", "body", whole=True)
-        photograph(browser, chosen, "dashboard-phone-dark", PHONE, "dark", "body", whole=False)
+        for name in REPORT.keys() & names:
+            photograph(browser, (demo / "report.html").resolve().as_uri(), name, *REPORT[name])
+        if DASHBOARD.keys() & names:
+            with service(demo / "pool") as address:
+                fill(address)
+                for name in DASHBOARD.keys() & names:
+                    photograph(browser, f"{address}#stream=day-clinic", name, *DASHBOARD[name])
         browser.close()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:] or [*REPORT, *DASHBOARD])

@@ -59,21 +59,18 @@ def measure_landscape(
     batch_size: int = 128,
     recalibrate_bn: bool = False,
     path: StreamedMethod | None = None,
-    workers: int | None = None,
     track: Track = quiet,
     provenance: dict[str, Any] | None = None,
 ) -> Landscape:
     """Measure the loss of images [N,...] over the plane through three experts (default: the pool's first three).
 
-    `margin` widens the box around all marks, as a share of its longer side. `workers` are threads, one per core.
+    `margin` widens the box around all marks, as a share of its longer side.
     """
     whole_number("resolution", resolution, low=2)
     whole_number("batch_size", batch_size, low=1)
     number("margin", margin, low=0)
     yes_or_no("recalibrate_bn", recalibrate_bn)
-    if workers is None:
-        workers = 1 if pool.device.type == "cuda" else os.cpu_count() or 1
-    whole_number("workers", workers, low=1)
+    workers = 1 if pool.device.type == "cuda" else os.cpu_count() or 1
     plane = Plane.through(pool, pool.names[:3] if experts is None else experts)
     surface = Surface(pool, images, labels, batch_size=batch_size, recalibrate_bn=recalibrate_bn)
     # One thread per network: faster for small networks, and the bits do not depend on the number of cores.

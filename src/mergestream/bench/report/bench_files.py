@@ -73,5 +73,5 @@ def _csv(lines: Sequence[dict[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: "" if value is None else value for key, value in line.items()} for line in lines)
+    writer.writerows(lines)
     return text.getvalue()
