@@ -155,7 +155,7 @@ def test_everything_that_is_trained_or_measured_leaves_the_groups_of_the_validat
     held_out = groups_of(data, validation)
     train_base(tmp_path / "base", "vit_tiny_patch16_224", MICRO, data, data.classes, GROUPED)
     network = expert_training.load_network(tmp_path / "base", read_card(tmp_path / "base"))
-    loop = training_loop._Loop(network, network.preprocessing, data, GROUPED, None)
+    loop = training_loop._Loop(network, data, GROUPED, None)
     assert torch.equal(loop._validation, validation)
     assert not groups_of(data, loop.stepper._batches.unique()) & held_out
 

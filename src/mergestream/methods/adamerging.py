@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mergestream.functional import scores as scoring
 from mergestream.functional.merging import Rows
 from mergestream.methods.base import option
-from mergestream.methods.merged_model import BASE_HEADS, MergedModel, base_of
+from mergestream.methods.merged_model import TaskVectorModel
 from mergestream.methods.state import INSEPARABLE, State
 from mergestream.methods.task_arithmetic import add_task_vectors, resolve_lambda
 from mergestream.pool.expert_pool import ExpertPool
@@ -24,11 +24,10 @@ class AdaMergingState(State):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class AdaMerging(MergedModel[AdaMergingState]):
+class AdaMerging(TaskVectorModel[AdaMergingState]):
     """On every batch: `steps` updates of the lambdas by Adam on the batch's mean entropy, then the answer.
 
-    With `clamp` a lambda that leaves [0, 1] gets no gradient there, as published. base_head='zero' is for experts whose
-    heads did not start together.
+    With `clamp` a lambda that leaves [0, 1] gets no gradient there, as published.
     """
 
     name: ClassVar[str] = "adamerging"
@@ -39,16 +38,13 @@ class AdaMerging(MergedModel[AdaMergingState]):
     learning_rate: float = option(1e-3, number, low=0)  # Adam's, with betas 0.9 and 0.999
     steps: int = option(1, whole_number, low=1)
     clamp: bool = option(True, yes_or_no)
-    base_head: str = option("saved", one_of, BASE_HEADS)
 
     def __post_init__(self) -> None:
-        self._base = base_of(self.pool, self.name, self.base_head)
         super().__post_init__()
         self._first = resolve_lambda(self.lambda_, len(self.pool), single=True)[0]
         if self.clamp and not 0 <= self._first <= 1:
-            raise InputError(
-                f"With clamp, 'lambda' starts within [0, 1], else it would never move; got {self.lambda_!r}."
-            )
+            message = "With clamp, 'lambda' starts within [0, 1], else it would never move"
+            raise InputError(f"{message}; got {self.lambda_!r}.")
 
     def start(self) -> AdaMergingState:
         experts, tensors = len(self.pool), len(self.pool.layout.parameters)
@@ -92,13 +88,9 @@ class AdaMerging(MergedModel[AdaMergingState]):
             add_task_vectors(self._base, self._rows, lambdas.tolist(), out)
             return
         for column, entry in enumerate(self.pool.layout.parameters):
-            start, stop = entry.start, entry.end
-            add_task_vectors(
-                self._base[start:stop],
-                Rows(self._rows.span(start, stop), self._rows.head[:, :0]),
-                lambdas[:, column].tolist(),
-                out[start:stop],
-            )
+            place, rows = slice(entry.start, entry.end), self._rows.span(entry.start, entry.end)
+            layer = Rows(rows, rows[:, :0])
+            add_task_vectors(self._base[place], layer, lambdas[:, column].tolist(), out[place])
 
     def merged_from(self, state: AdaMergingState) -> tuple[Tensor, ...]:
         return (state.lambdas,)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from mergestream.functional.scores import require_finite
 from mergestream.methods.capture import Graphs, recorder_for
-from mergestream.methods.provenance import provenance_of
 from mergestream.methods.recorded_step import ANSWER
 from mergestream.methods.state import S, State, from_plain, to_plain
 from mergestream.methods.step import Step
@@ -255,8 +254,23 @@ class Method(ABC, Generic[S]):
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Everything that answers depend on, beside images and state; collected once, since nothing of it changes."""
-        return provenance_of(self)
+        """Everything that answers depend on, beside images and state: collected here and nowhere else.
+
+        Run hashes, state checks, audit lines and reloads go by it. Values that are absent are left out.
+
+        pool    hash of the experts' weights, order and classes, the network, its preprocessing and its type of numbers
+        cards   values that the method resolved from the experts' cards: another card is another value, or no change
+        """
+        described = {
+            "method": self.name,
+            "revision": self.revision,
+            "options": self.options(),
+            "pool": self.pool.fingerprint(),
+            "base": self.pool.base_fingerprint() if "base" in self.needs else None,
+            **self.source_hashes(),
+            "cards": self.card_values() or None,
+        }
+        return {name: value for name, value in described.items() if value is not None}
 
     def source_hashes(self) -> dict[str, str]:
         """Hashes of statistics or candidates, where it merges by them."""

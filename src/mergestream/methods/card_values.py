@@ -20,7 +20,7 @@ def resolve_temperature(temperature: float | Sequence[float] | str, pool: Expert
     if isinstance(temperature, str):
         one_of("temperature", temperature, ("card",))
         # Without an error at home the best temperature is 0 at any scale of logits: it tells nothing.
-        faultless = torch.tensor([_on_validation(card, "accuracy") == 1 for card in pool.cards], device=pool.device)
+        faultless = torch.tensor([card.validation("accuracy") == 1 for card in pool.cards], device=pool.device)
         return torch.where(faultless, pool.temperatures.clamp_min(1.0), pool.temperatures)
     try:
         values = torch.as_tensor(temperature, dtype=torch.float32, device=pool.device)
@@ -31,11 +31,6 @@ def resolve_temperature(temperature: float | Sequence[float] | str, pool: Expert
     if not bool(torch.isfinite(values).all()) or not bool((values > 0).all()):
         raise InputError(f"A temperature must be finite and above 0, got {temperature}.")
     return values.expand(len(pool))
-
-
-def _on_validation(card: ExpertCard, metric: str) -> Any:
-    validation = card.metrics.get("validation", {})
-    return validation.get(metric) if isinstance(validation, dict) else None
 
 
 def resolve_home(home: str | Sequence[float], pool: ExpertPool) -> Tensor:
@@ -100,6 +95,7 @@ def _mean_mix(mixes: Iterable[Mapping[str, float]], pool: ExpertPool) -> Tensor:
 
 
 def _home_of(card: ExpertCard) -> dict[str, float]:
-    mean = _on_validation(card, "mean_probability")
+    validation: Any = card.metrics.get("validation")
+    mean = validation.get("mean_probability") if isinstance(validation, dict) else None
     mix = mean if isinstance(mean, dict) and sum(mean.values()) > 0 else card.class_counts
     return dict(mix) if sum(mix.values()) > 0 else {}

@@ -41,13 +41,18 @@ class Mean(MergedModel[State]):
     def _members(self) -> ExpertPool:
         if self.variant == "uniform":
             return self.pool
-        members = _candidates(self.pool, self.variant)
+        if self.pool.candidates is None:
+            raise PoolError(
+                f"variant='{self.variant}' averages the runs that the experts were chosen from, and this pool kept "
+                f"none. Put them into a pool folder of the same name with '.candidates' behind it, or use "
+                f"pool.with_candidates(runs)."
+            )
+        members = self.pool.candidates.to(self.pool.device, self.pool.bank.dtype)
         members.passes = self.pool.passes  # counted together
         return members
 
     def merge_parameters(self, state: State, out: Tensor) -> None:
-        shares = self._coefficients
-        self._members.merge(shares, out=out, rows=self._rows_of(shares))
+        self._members.merge(self._coefficients, out=out, rows=self._rows_of(self._coefficients))
 
     def _buffer_coefficients(self) -> Tensor:
         return self._coefficients
@@ -81,21 +86,12 @@ class Mean(MergedModel[State]):
                 f"simulation has in one place: runs=mergestream.methods.soups.select_runs(pool.candidates, validation, "
                 f"'{self.variant}')."
             )
+        members = self._members
         for name in self.runs:
-            if name not in self._members.names:
-                raise unknown_name("run among this pool's candidates", name, self._members.names)
-        chosen = {self._members.index(name) for name in self.runs}
-        share = [1 / len(chosen) if k in chosen else 0.0 for k in range(len(self._members))]
-        return torch.tensor(share, device=self._members.device)
+            if name not in members.names:
+                raise unknown_name("run among this pool's candidates", name, members.names)
+        shares = [1 / len(self.runs) if name in self.runs else 0.0 for name in members.names]
+        return torch.tensor(shares, device=members.device)
 
     def source_hashes(self) -> dict[str, str]:
         return {} if self.variant == "uniform" else {"candidates": self._members.fingerprint()}
-
-
-def _candidates(pool: ExpertPool, variant: str) -> ExpertPool:
-    if pool.candidates is None:
-        raise PoolError(
-            f"variant='{variant}' averages the runs that the experts were chosen from, and this pool kept none. Put "
-            f"them into a pool folder of the same name with '.candidates' behind it, or use pool.with_candidates(runs)."
-        )
-    return pool.candidates.to(pool.device, pool.bank.dtype)

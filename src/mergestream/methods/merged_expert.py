@@ -73,26 +73,17 @@ def _card(out: Path, pool: ExpertPool, base: ExpertCard | None, described: dict[
         if (a, h) != (0, 0)
     ]
     used = [card for card in pool.cards if card.name in {part["name"] for part in parts}]
+    counts = {name: sum(card.class_counts.get(name, 0) for card in used) for name in pool.classes}
+    # Rules that compare answers with class shares depend on the loss, where all were trained with the same.
+    losses = {card.recipe.get("loss") for card in used}
+    common = {"loss": losses.pop()} if len(losses) == 1 and None not in losses else {}
     return ExpertCard.for_network(
         out.name,
         pool.template,
         pool.classes,
         # All sites whose data went in, so that a benchmark at one of them sees the leakage.
         domain="+".join(dict.fromkeys(card.domain or card.name for card in used)),
-        class_counts=_summed(used),
-        recipe={"merged_from": parts, "method": described.get("method", "coefficients"), **_common_loss(used)},
+        class_counts=counts if all(card.class_counts for card in used) else {},
+        recipe={"merged_from": parts, "method": described.get("method", "coefficients"), **common},
         base_sha256=base.weights_sha256 if base and all(card.base_sha256 for card in used) else None,
     )
-
-
-def _common_loss(cards: Sequence[ExpertCard]) -> dict[str, Any]:
-    """The loss that all were trained with: rules that compare answers with class shares depend on its weights."""
-    losses = {card.recipe.get("loss") for card in cards}
-    return {"loss": losses.pop()} if len(losses) == 1 and None not in losses else {}
-
-
-def _summed(cards: Sequence[ExpertCard]) -> dict[str, int]:
-    """How many images of each class went in; empty where a card does not tell."""
-    if not all(card.class_counts for card in cards):
-        return {}
-    return {name: sum(card.class_counts.get(name, 0) for card in cards) for name in cards[0].classes}

@@ -1,7 +1,7 @@
 """Methods that answer with one merged network, whose weights [P] are rebuilt only when they change."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,9 +18,7 @@ from mergestream.methods.step import Step
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import Batch
 from mergestream.runtime.errors import PoolError
-from mergestream.runtime.option_checks import yes_or_no
-
-BASE_HEADS = ("saved", "zero")
+from mergestream.runtime.option_checks import one_of, yes_or_no
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -102,15 +100,22 @@ class MergedModel(Method[S]):
             weighted_sum(self._members.bank[:, span], self._buffer_coefficients(), out[span])
 
 
-def base_of(pool: ExpertPool, method: str, base_head: str) -> Tensor:
-    """theta_0 [P], its head as saved or zero; refused where the pool has none."""
-    if pool.base is None:
-        raise PoolError(
-            f"'{method}' needs the weights that all experts started from, and this pool has none. Give base= to "
-            f"ExpertPool.from_modules or from_state_dicts, or put the shared start into the pool's folder as 'base'."
-        )
-    if base_head == "saved":
-        return pool.base
-    base = pool.base.clone()
-    base[pool.layout.encoder_size :] = 0
-    return base
+@dataclass(kw_only=True, eq=False, repr=False)
+class TaskVectorModel(MergedModel[S]):
+    """Methods that merge what the experts changed in the base theta_0."""
+
+    needs: tuple[str, ...] = field(default=("base",), init=False)
+    base_head: str = option("saved", one_of, ("saved", "zero"))  # 'zero': for heads that did not start together
+
+    def __post_init__(self) -> None:
+        if self.pool.base is None:
+            raise PoolError(
+                f"'{self.name}' needs the weights that all experts started from, and this pool has none. Give base= "
+                f"to ExpertPool.from_modules or from_state_dicts, or put the shared start into the pool's folder as "
+                f"'base'."
+            )
+        super().__post_init__()
+        self._base = self.pool.base  # [P]
+        if self.base_head == "zero":
+            self._base = self.pool.base.clone()
+            self._base[self.pool.layout.encoder_size :] = 0

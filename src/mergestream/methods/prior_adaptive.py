@@ -9,21 +9,12 @@ import torch
 from torch import Tensor
 
 from mergestream.functional import class_mix, merging
+from mergestream.methods import prior_units as units
 from mergestream.methods.base import Method, option
 from mergestream.methods.card_values import resolve_home, resolve_temperature, resolve_tilt, resolve_untilted_home
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.entropy_options import EntropyState
 from mergestream.methods.expert_rows import even_heads, restored
-from mergestream.methods.prior_units import (
-    ClassPrior,
-    ClassPriorState,
-    FadingWindow,
-    FitState,
-    FittedHead,
-    ScaleMatch,
-    ScaleState,
-    common_answer,
-)
 from mergestream.methods.state import PART, State
 from mergestream.methods.step import Step
 from mergestream.networks.last_layer import class_entries
@@ -44,9 +35,9 @@ NEAR = 0.05  # of the largest logit: what a half type may round in a last layer
 @dataclass(frozen=True)
 class PriorState(State):
     rule: EntropyState = field(metadata=PART)
-    prior: ClassPriorState = field(metadata=PART)
-    scale: ScaleState | None = field(metadata=PART)
-    fit: FitState | None = field(metadata={"prefix": "fit_"})
+    prior: units.ClassPriorState = field(metadata=PART)
+    scale: units.ScaleState | None = field(metadata=PART)
+    fit: units.FitState | None = field(metadata={"prefix": "fit_"})
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -93,24 +84,18 @@ class PriorAdaptive(Method[PriorState]):
         for name in SHARED_OPTIONS:
             setattr(self, name, getattr(self._rule, name))
         self.takes_padding, self.period = self._rule.takes_padding, self._rule.period
-        self._scale = ScaleMatch(self._temperature, len(pool.classes))
-        self._prior = self._class_prior(pool)
-        self._fitted = self._fitted_head(pool)
-        self._fits: bool | None = None  # whether the last layer writes the logits, known after the first batch
-
-    def _class_prior(self, pool: ExpertPool) -> ClassPrior:
+        self._scale = units.ScaleMatch(self._temperature, len(pool.classes))
         tilt = resolve_tilt(self.home, pool) if self.untilt else None
         self._home, self._untilted_home = resolve_home(self.home, pool), resolve_untilted_home(self.home, pool)
-        home, untilted_home = (class_mix.as_mix(mix.to(pool.device)) for mix in (self._home, self._untilted_home))
-        return ClassPrior(home, untilted_home, None if tilt is None else tilt.to(pool.device), self.anchor, self.before)
-
-    def _fitted_head(self, pool: ExpertPool) -> FittedHead | None:
-        if not self.refit:
-            return None
-        if pool.last_layer is not None:
-            return FittedHead(pool.last_layer, self.refit_before, pool.device)
-        self._warn_that_no_head_is_fitted()
-        return None
+        home, untilted = (class_mix.as_mix(mix.to(pool.device)) for mix in (self._home, self._untilted_home))
+        tilt = None if tilt is None else tilt.to(pool.device)
+        self._prior = units.ClassPrior(home, untilted, tilt, self.anchor, self.before)
+        self._fitted = None
+        if self.refit and pool.last_layer is not None:
+            self._fitted = units.FittedHead(pool.last_layer, self.refit_before, pool.device)
+        elif self.refit:
+            self._warn_that_no_head_is_fitted()
+        self._fits: bool | None = None  # whether the last layer writes the logits, known after the first batch
 
     def _warn_that_no_head_is_fitted(self) -> None:
         network = self.pool.template.architecture
@@ -128,12 +113,9 @@ class PriorAdaptive(Method[PriorState]):
         self._of_base = torch.tensor([1 - self._restored], device=pool.device)  # not sent there at every step
 
     def start(self) -> PriorState:
-        return PriorState(
-            self._rule.start(),
-            self._prior.start(),
-            self._scale.start() if self.match_scale else None,
-            None if self._fitted is None or self._fits is False else self._fitted.start(),
-        )
+        scale = self._scale.start() if self.match_scale else None
+        fit = None if self._fitted is None or self._fits is False else self._fitted.start()
+        return PriorState(self._rule.start(), self._prior.start(), scale, fit)
 
     def advance(self, batch: Batch, state: PriorState) -> tuple[Step, PriorState]:
         due = state.rule.batches % self.refresh_every == 0
@@ -143,7 +125,7 @@ class PriorAdaptive(Method[PriorState]):
             self.held_from = None
         weights = self.merged(state)
         expert_logits = self.pool.logits_of_views(batch, (ORIGINAL, *self.views)) if due else None
-        window = FadingWindow.of(batch, self.memory)
+        window = units.FadingWindow.of(batch, self.memory)
         logits, fit = self._answer(batch, state, weights, expert_logits, window)
         scale = state.scale
         if scale is not None:
@@ -160,8 +142,8 @@ class PriorAdaptive(Method[PriorState]):
         state: PriorState,
         weights: Tensor,
         expert_logits: dict[str, Tensor] | None,
-        window: FadingWindow,
-    ) -> tuple[Tensor, FitState | None]:
+        window: units.FadingWindow,
+    ) -> tuple[Tensor, units.FitState | None]:
         """The merged model's logits [B,C], with its last layer fitted where that is possible."""
         if self._fitted is None or state.fit is None or not self._writes_the_logits(batch, weights):
             return self.pool.forward(weights, batch.images, recalibrate_bn=self.recalibrate_bn), None
@@ -169,7 +151,7 @@ class PriorAdaptive(Method[PriorState]):
         _, inputs = self.pool.forward_with_inputs(weights, batch.images, recalibrate_bn=self.recalibrate_bn)
         if expert_logits is not None:
             views = torch.stack([expert_logits[view].float() for view in (ORIGINAL, *self.views)])
-            fit = self._fitted.learn(fit, inputs, common_answer(views, state.rule.encoder * self._evened), window)
+            fit = self._fitted.learn(fit, inputs, units.common_answer(views, state.rule.encoder * self._evened), window)
         return self._fitted.answer(fit, weights, inputs)
 
     def _writes_the_logits(self, batch: Batch, weights: Tensor) -> bool:
@@ -204,10 +186,8 @@ class PriorAdaptive(Method[PriorState]):
             weight, bias = last.of_weights(weights) if fitted is None or fit is None else fitted.layer(fit, weights)
             last.write(weights, scale * weight, scale * bias + state.prior.shift)
             return weights
-        classes = len(self.pool.classes)
-        entries = [
-            entry for head in self.pool.template.head for entry in class_entries(self.pool.layout, head, classes)
-        ]
+        heads, classes = self.pool.template.head, len(self.pool.classes)
+        entries = [entry for head in heads for entry in class_entries(self.pool.layout, head, classes)]
         for entry in entries:
             place = slice(entry.start, entry.stop)
             weights[place] = (scale * weights[place].float()).to(weights.dtype)

@@ -131,19 +131,15 @@ class ClassPriorState(State):
     untilted: Tensor | None = field(default=None, metadata=OF_ALL_EXPERTS)
 
 
+@dataclass(frozen=True)
 class ClassPrior:
-    """The unit's functions.
+    """The unit's functions."""
 
-    home            the mix of classes that experts answer with at home [C]
-    untilted_home   the same once the class weights of their losses are taken off [C]
-    tilt            log-odds that those weights took from the classes [C]; None where there are none
-    anchor          how far the long-run mix is taken back to the home: 0 not at all, 1 wholly
-    before          how many images of the home mix the long run starts with
-    """
-
-    def __init__(self, home: Tensor, untilted_home: Tensor, tilt: Tensor | None, anchor: float, before: float) -> None:
-        self.home, self.untilted_home, self.tilt = home, untilted_home, tilt
-        self._anchor, self._before = anchor, before
+    home: Tensor  # the mix of classes that experts answer with at home [C]
+    untilted_home: Tensor  # the same once the class weights of their losses are taken off [C]
+    tilt: Tensor | None  # log-odds that those weights took from the classes [C]; None where there are none
+    anchor: float  # how far the long-run mix is taken back to the home: 0 not at all, 1 wholly
+    before: float  # how many images of the home mix the long run starts with
 
     def start(self) -> ClassPriorState:
         classes, nothing = torch.zeros_like(self.home), torch.zeros((), device=self.home.device)
@@ -162,8 +158,8 @@ class ClassPrior:
             without = torch.softmax(logits + self.tilt, dim=-1)
             untilted = window.add(untilted, (without * shares[:, None]).sum(dim=0))
         images = window.faded * state.images + window.images
-        assumed = class_mix.as_mix(counts + self._before * self.home)
-        expected = class_mix.between(assumed, self._at_home(assumed, untilted), self._anchor)
+        assumed = class_mix.as_mix(counts + self.before * self.home)
+        expected = class_mix.between(assumed, self._at_home(assumed, untilted), self.anchor)
         before = BATCHES_BEFORE / (1 + CONCENTRATION_BEFORE)
         concentration = class_mix.concentration((clumped + before) / (clumps + BATCHES_BEFORE))
         mix = class_mix.mix_of_batch(probabilities, assumed, expected, concentration, shares)
@@ -177,5 +173,5 @@ class ClassPrior:
         """
         if untilted is None:
             return self.home
-        usual = class_mix.as_mix(untilted + self._before * self.untilted_home)
+        usual = class_mix.as_mix(untilted + self.before * self.untilted_home)
         return class_mix.as_mix(assumed * self.untilted_home / usual)

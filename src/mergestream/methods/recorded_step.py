@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,12 +26,7 @@ EXPERTS = "expert_logits"
 LARGE = 1 << 14  # numbers of a state that is no longer small beside a Step
 
 
-class Replay(Protocol):
-    """A recorded function: calling it does again what the function did."""
-
-    def __call__(self) -> None: ...
-
-
+Replay = Callable[[], None]  # does again what a recorded function did
 Record = Callable[[Callable[[], None]], Replay]
 
 
@@ -63,6 +58,10 @@ class _Piece:
     name: str
     shape: torch.Size
     dtype: torch.dtype
+
+    @property
+    def is_state(self) -> bool:
+        return self.name.startswith("state.")
 
     def of(self, part: Tensor) -> Tensor:
         return part.view(self.shape).to(self.dtype)
@@ -123,11 +122,11 @@ class RecordedStep:
     def split(self, flat: Tensor, batch: int, before: State) -> tuple[Step, State]:
         """The Step and the next state, as views of a flat result."""
         sizes = [piece.shape.numel() for piece in self._pieces]
-        large = sum(size for piece, size in zip(self._pieces, sizes, strict=True) if _is_state(piece)) > LARGE
+        large = sum(size for piece, size in zip(self._pieces, sizes, strict=True) if piece.is_state) > LARGE
         fields: dict[str, Tensor] = {}
         carried: dict[str, Tensor] = {}
         for piece, part in zip(self._pieces, flat[self.checked :].split(sizes), strict=True):
-            if _is_state(piece):
+            if piece.is_state:
                 carried[piece.name.removeprefix("state.")] = piece.of(part)
             else:  # Steps may be kept for long, and a view would keep the whole state with them
                 fields[piece.name] = piece.of(part.clone() if large else part)
@@ -181,7 +180,3 @@ class RecordedStep:
         self._counts = [self.batch, *map(len, recording.finite)]
         self._pieces = [_Piece(name, tensor.shape, tensor.dtype) for name, tensor in results.items()]
         self._flat = torch.cat([part.reshape(-1).to(torch.float32) for part in (finite, *results.values())])
-
-
-def _is_state(piece: _Piece) -> bool:
-    return piece.name.startswith("state.")

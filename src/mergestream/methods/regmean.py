@@ -51,9 +51,8 @@ class RegMean(StatisticsModel[RegMeanState]):
         return "gram"
 
     def learn(self, images: Tensor, state: RegMeanState) -> RegMeanState:
-        if state.seen >= self.examples:
-            return state
-        return RegMeanState(state.seen + len(images), self._measured(images, state))
+        more = state.seen < self.examples
+        return RegMeanState(state.seen + len(images), self._measured(images, state)) if more else state
 
     def _measured(self, images: Tensor, state: RegMeanState) -> list[Grams]:
         """Every expert's Gram matrices, those of a batch added."""

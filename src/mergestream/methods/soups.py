@@ -42,9 +42,16 @@ def select_runs(
     if odd:
         raise InputError(f"The classes of '{odd[0]}' are not those of the runs, in this order: {runs.classes}.")
 
+    @torch.no_grad()
     def accuracy(members: Sequence[str]) -> float:
         on_average()
-        return _accuracy(runs, members, validation, batch_size)
+        weights = runs.merge([1 / len(members) if name in members else 0.0 for name in runs.names])
+        right = 0
+        for data in validation:
+            for picked in torch.arange(len(data)).split(batch_size):
+                answers = runs.forward(weights, data.batch(picked)).argmax(dim=-1)
+                right += int((answers.cpu() == data.labels[picked]).sum())
+        return right / sum(map(len, validation))
 
     alone = {name: accuracy([name]) for name in runs.names}
     # By name where they tie: the order of runs must not decide.
@@ -55,15 +62,3 @@ def select_runs(
         if score > best or (rule == "restricted" and score == best):
             chosen, best = [*chosen, name], score
     return chosen
-
-
-@torch.no_grad()
-def _accuracy(runs: ExpertPool, members: Sequence[str], validation: Sequence[DomainData], batch_size: int) -> float:
-    weights = runs.merge([1 / len(members) if name in members else 0.0 for name in runs.names])
-    right = total = 0
-    for data in validation:
-        for picked in torch.arange(len(data)).split(batch_size):
-            answers = runs.forward(weights, data.batch(picked)).argmax(dim=-1)
-            right += int((answers.cpu() == data.labels[picked]).sum())
-            total += len(picked)
-    return right / total

@@ -7,7 +7,7 @@ is one flat dict: it is what is saved, hashed and written into audit lines. A fi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -33,7 +33,11 @@ S = TypeVar("S", bound=State)
 
 def to_plain(state: State) -> dict[str, Any]:
     """One flat dict that shares no memory with the state."""
-    return {key: _copied(value) for key, _, value in _walk(state) if value is not None}
+    return {
+        key: _nested(value, lambda tensor: tensor.detach().clone())
+        for key, _, value in _walk(state)
+        if value is not None
+    }
 
 
 def from_plain(start: S, plain: Mapping[str, Any], device: torch.device) -> S:
@@ -51,7 +55,7 @@ def from_plain(start: S, plain: Mapping[str, Any], device: torch.device) -> S:
                 raise ValueError(f"'{key}' has the shape {tuple(value.shape)}, not {tuple(initial.shape)}")
             return value.to(device, initial.dtype)
         rebuild = about.metadata.get("read") or (lambda nested: nested)
-        return rebuild(_moved(value, device))
+        return rebuild(_nested(value, lambda tensor: tensor.to(device)))
 
     return _mapped(start, read)
 
@@ -121,22 +125,15 @@ def _mapped(state: S, change: Callable[[str, Field[Any], Any], Any], prefix: str
     return replace(state, **changes)
 
 
-def _copied(value: Any) -> Any:
+def _nested(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A plain form of nested values with their tensors changed."""
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return change(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+        value = vars(value)
     if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _moved(item, device) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_moved(item, device) for item in value]
-    return value.to(device) if isinstance(value, Tensor) else value
+        return {key: _nested(item, change) for key, item in value.items()}
+    return [_nested(item, change) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _renormalised(values: Tensor, before: Sequence[str], after: Sequence[str]) -> Tensor:

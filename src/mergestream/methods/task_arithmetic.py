@@ -10,25 +10,20 @@ import torch
 from torch import Tensor
 
 from mergestream.functional.merging import Rows, weighted_sum
-from mergestream.methods.base import option
-from mergestream.methods.merged_model import BASE_HEADS, MergedModel, base_of
+from mergestream.methods.merged_model import TaskVectorModel
 from mergestream.methods.state import State
 from mergestream.runtime.errors import InputError
-from mergestream.runtime.option_checks import number, one_of
+from mergestream.runtime.option_checks import number
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class TaskArithmetic(MergedModel[State]):
-    """lambda: a number for all experts, one per expert, or '1/K', which is the mean. base_head: 'saved', or 'zero' for
-    experts whose heads did not start together."""
+class TaskArithmetic(TaskVectorModel[State]):
+    """lambda: a number for all experts, one per expert, or '1/K', which is the mean."""
 
     name: ClassVar[str] = "task_arithmetic"
-    needs = ("base",)
     lambda_: float | Sequence[float] | str = 0.3
-    base_head: str = option("saved", one_of, BASE_HEADS)
 
     def __post_init__(self) -> None:
-        self._base = base_of(self.pool, self.name, self.base_head)
         super().__post_init__()
         self._lambdas = resolve_lambda(self.lambda_, len(self.pool))
         self._on_device = torch.tensor(self._lambdas, device=self.pool.device)  # copied once: a step may be captured

@@ -8,7 +8,7 @@ from torch import Tensor
 from mergestream.functional.merging import Part, ties
 from mergestream.functional.merging.ties import DISJOINT_MERGES
 from mergestream.methods.base import option
-from mergestream.methods.merged_model import BASE_HEADS, MergedModel, base_of
+from mergestream.methods.merged_model import TaskVectorModel
 from mergestream.methods.state import State
 from mergestream.methods.task_arithmetic import resolve_lambda
 from mergestream.networks.flat_layout import Layout
@@ -18,19 +18,16 @@ SCOPES = ("global", "encoder_head_separately", "tensor")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Ties(MergedModel[State]):
-    """Options of the paper by default; base_head='zero' is for experts whose heads did not start together."""
+class Ties(TaskVectorModel[State]):
+    """The options are the paper's by default."""
 
     name: ClassVar[str] = "ties"
-    needs = ("base",)
     keep: float = option(0.2, number, above=0, high=1)  # share of every task vector that survives, by magnitude
     trim_scope: str = option("global", one_of, SCOPES)  # what is trimmed together: all numbers, or parts of them
     merge: str = option("mean", one_of, DISJOINT_MERGES)  # of the entries that agree with the elected sign
     lambda_: float | str = 0.3  # multiplier of the merged task vector: a number, or '1/K'
-    base_head: str = option("saved", one_of, BASE_HEADS)
 
     def __post_init__(self) -> None:
-        self._base = base_of(self.pool, self.name, self.base_head)
         super().__post_init__()
         self._scale = resolve_lambda(self.lambda_, len(self.pool), single=True)[0]
 

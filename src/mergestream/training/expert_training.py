@@ -20,18 +20,10 @@ from mergestream.runtime.errors import CheckpointError, MergestreamError, Networ
 from mergestream.runtime.files import sha256_of_json
 from mergestream.runtime.option_checks import one_of
 from mergestream.runtime.seeding import cpu_threads, seeded
-from mergestream.training.heads import HEAD_INITS, fit_probe, head_state, redraw_head, zero_head
+from mergestream.training.heads import HEAD_INITS, fit_probe, head_state, redraw_head, require_preprocessing, zero_head
 from mergestream.training.recipe import Recipe
 from mergestream.training.stepper import choose_device
-from mergestream.training.training_loop import (
-    FitCheckpoint,
-    OnStep,
-    OnValidation,
-    fit,
-    ignore,
-    require_preprocessing,
-    split_of,
-)
+from mergestream.training.training_loop import FitCheckpoint, OnStep, OnValidation, fit, ignore, split_of
 
 # Raise this whenever the same recipe gives other weights: cached experts are then trained again.
 REVISION = 3

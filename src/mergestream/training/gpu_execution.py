@@ -62,10 +62,7 @@ class CapturedStep:
 def preserved_state(module: nn.Module, optimiser: torch.optim.Optimizer) -> Iterator[None]:
     """A block after which weights and optimiser state have their old values again, in the same memory."""
     weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    state = {
-        parameter: {key: value.clone() for key, value in values.items()}
-        for parameter, values in optimiser.state.items()
-    }
+    state = {weight: {key: value.clone() for key, value in own.items()} for weight, own in optimiser.state.items()}
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mergestream.networks.architecture import Network, from_architecture
+from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import NetworkError
 from mergestream.runtime.seeding import seeded
 
@@ -29,6 +30,12 @@ def redraw_head(network: Network, seed: int, domain: str) -> None:
     with seeded(zlib.crc32(f"{domain}:{seed}".encode())):
         fresh = from_architecture(network.architecture)
     network.module.load_state_dict({**network.module.state_dict(), **head_state(fresh)})
+
+
+def require_preprocessing(network: Network) -> Preprocessing:
+    if network.preprocessing is None:
+        raise NetworkError("Training needs to know the network's preprocessing; give preprocessing=.")
+    return network.preprocessing
 
 
 def head_of(network: Network) -> nn.Module:

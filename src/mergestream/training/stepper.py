@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 from mergestream.networks.architecture import Network, logits_of
-from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.execution import warm_up
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.log_once import log_once
 from mergestream.training import augmentation
 from mergestream.training.gpu_execution import CapturedStep, compiled_augmentation, compiled_forward, preserved_state
-from mergestream.training.heads import add_dropout
+from mergestream.training.heads import add_dropout, require_preprocessing
 from mergestream.training.recipe import Recipe
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -41,9 +40,7 @@ class Stepper:
         class_weights: Tensor | None = None,
     ) -> None:
         """`images` uint8 [N,3,H,W] of the network's size, `labels` [N], `batches` [steps,B] of indices into them."""
-        assert network.preprocessing is not None
-        device = images.device
-        self._preprocessing: Preprocessing = network.preprocessing
+        device, self._preprocessing = images.device, require_preprocessing(network)
         self._recipe, self._device = recipe, device
         self._images, self._labels, self._class_weights = images, labels, class_weights
         self._batches = batches.to(device)

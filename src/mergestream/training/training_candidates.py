@@ -50,10 +50,9 @@ class ProgressFile:
         self.progress["step"] = int(line["step"])
         if self._tensorboard is not None:
             self._writer = self._writer or _open_tensorboard(self._tensorboard)
-            for key, value in line.items():
-                if key != "step":
-                    split, _, kind = key.partition("_")
-                    self._writer.add_scalar(f"{kind}/{split}", value, int(line["step"]))
+            for key in line.keys() - {"step"}:
+                split, _, kind = key.partition("_")
+                self._writer.add_scalar(f"{kind}/{split}", line[key], int(line["step"]))
 
     def close(self) -> None:
         if self.progress["curve"]:  # otherwise the expert was cached, and the earlier file stays valid

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from mergestream.data.datasets.domain_data import DomainData
 from mergestream.functional.metrics import risk_by_confidence, summarise
 from mergestream.networks.architecture import Network, logits_of
-from mergestream.networks.preprocessing import Preprocessing, resizer
-from mergestream.runtime.errors import CheckpointError, NetworkError, TrainingError
+from mergestream.networks.preprocessing import resizer
+from mergestream.runtime.errors import CheckpointError, TrainingError
 from mergestream.runtime.seeding import cpu_threads, seeded
 from mergestream.runtime.state_file import read_state, write_state
 from mergestream.training.gpu_execution import shared_network
-from mergestream.training.heads import minimise
+from mergestream.training.heads import minimise, require_preprocessing
 from mergestream.training.recipe import Recipe
 from mergestream.training.stepper import COMPILED, Stepper, autocast, choose_device, choose_execution
 
@@ -55,10 +55,8 @@ class FitCheckpoint:
     def load(self) -> dict[str, Any] | None:
         """Return the saved state, or None if there is none or it is damaged."""
         self._written = time.monotonic()
-        if not self.path.exists():
-            return None
         try:
-            return read_state(self.path)
+            return read_state(self.path) if self.path.exists() else None
         except CheckpointError:
             return None
 
@@ -86,7 +84,7 @@ def fit(
     reports its earlier validations again.
     """
     with seeded(recipe.seed), cpu_threads(recipe.threads):
-        loop = _Loop(network, require_preprocessing(network), data, recipe, checkpoint)
+        loop = _Loop(network, data, recipe, checkpoint)
         for line in loop.history:
             on_validation(line)
         for step in range(loop.step + 1, recipe.steps + 1):
@@ -100,15 +98,8 @@ def fit(
 class _Loop:
     """A fit under way; `_state` lists what its checkpoint holds."""
 
-    def __init__(
-        self,
-        network: Network,
-        preprocessing: Preprocessing,
-        data: DomainData,
-        recipe: Recipe,
-        checkpoint: FitCheckpoint | None,
-    ) -> None:
-        device = choose_device(recipe)
+    def __init__(self, network: Network, data: DomainData, recipe: Recipe, checkpoint: FitCheckpoint | None) -> None:
+        preprocessing, device = require_preprocessing(network), choose_device(recipe)
         if choose_execution(recipe, device) == COMPILED:
             network = shared_network(network, recipe)
         network.module.to(device)
@@ -208,12 +199,6 @@ def class_weights(data: DomainData, training: Tensor) -> Tensor:
     counts = torch.bincount(data.labels[training], minlength=len(data.classes)).float()
     present = counts > 0
     return torch.where(present, counts.sum() / (present.sum() * counts.clamp_min(1)), 0)
-
-
-def require_preprocessing(network: Network) -> Preprocessing:
-    if network.preprocessing is None:
-        raise NetworkError("Training needs to know the network's preprocessing; give preprocessing=.")
-    return network.preprocessing
 
 
 def split_of(data: DomainData, recipe: Mapping[str, Any]) -> tuple[Tensor, Tensor]:

@@ -46,7 +46,9 @@ def run_training(
     open_data.cache_clear()  # files may have changed since an earlier call
     preprocessing = _preprocessing(plan)
     dataset = open_data(plan.data, preprocessing, work)
-    domains = _domains(plan, dataset)
+    domains = dataset.domains if plan.domain is None else (plan.domain,)
+    if plan.domain not in (None, *dataset.domains):
+        raise unknown_name(f"domain in '{dataset.name}'", str(plan.domain), dataset.domains)
     with track("reading images", len(domains)) as advance:
         for domain in domains:
             dataset[domain]
@@ -74,14 +76,6 @@ def _preprocessing(plan: TrainPlan) -> Preprocessing:
     if preprocessing is None:
         raise NetworkError(f"The preprocessing of '{plan.network}' is unknown, so it cannot be trained from files.")
     return preprocessing
-
-
-def _domains(plan: TrainPlan, dataset: Dataset) -> tuple[str, ...]:
-    if plan.domain is None:
-        return dataset.domains
-    if plan.domain not in dataset.domains:
-        raise unknown_name(f"domain in '{dataset.name}'", plan.domain, dataset.domains)
-    return (plan.domain,)
 
 
 def _write_base(

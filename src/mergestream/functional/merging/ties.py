@@ -120,34 +120,26 @@ def _chunks(spans: Sequence[Span], size: int) -> Iterator[Span]:
 
 # Half the width of the first bracket, in standard deviations of the rank of a sampled quantile.
 WIDTH = 6
-# At most this many magnitudes are copied out and sorted.
-COPIED = 1 << 22
 
 Chunks = Callable[[], Iterator[Tensor]]
 
 
-def kth_smallest(chunks: Chunks, sample: Tensor, count: int, k: int, *, copied: int = COPIED) -> float:
+def kth_smallest(chunks: Chunks, sample: Tensor, count: int, k: int) -> float:
     """The k-th smallest (from 1) of the `count` numbers >= 0 that each call of `chunks` yields.
 
-    A sample brackets the answer; one pass counts the numbers below the bracket and sorts the few inside it. Only after
-    a bad sample, or for millions of near ties, are all numbers in memory at once.
+    A sample brackets the answer; one pass counts the numbers below the bracket and copies the few inside it. Only after
+    a bad sample are all numbers in memory at once.
     """
     if not 1 <= k <= count:
         raise ValueError(f"k must lie between 1 and {count}, got {k}")
     ordered = sample.sort().values
     rank, margin = (k - 0.5) / count * len(ordered), WIDTH * (len(ordered) / 4) ** 0.5 + 1
-    low = float(ordered[max(int(rank - margin), 0)])
-    high = float(ordered[min(int(rank + margin), len(ordered) - 1)])
-    below, inside, copies = 0, 0, []
+    low, high = ordered[max(int(rank - margin), 0)], ordered[min(int(rank + margin), len(ordered) - 1)]
+    below, inside = 0, []
     for chunk in chunks():
         below += int(torch.count_nonzero(chunk < low))
-        between = (chunk >= low) & (chunk <= high)
-        inside += int(torch.count_nonzero(between))
-        if inside <= copied:
-            copies.append(chunk[between])
-    if below < k <= below + inside:
-        if low == high:
-            return low
-        if inside <= copied:
-            return float(torch.cat(copies).kthvalue(k - below).values)
-    return float(torch.cat(list(chunks())).kthvalue(k).values)
+        inside.append(chunk[(chunk >= low) & (chunk <= high)])
+    bracket = torch.cat(inside)
+    if not below < k <= below + len(bracket):
+        below, bracket = 0, torch.cat(list(chunks()))
+    return float(bracket.kthvalue(k - below).values)
