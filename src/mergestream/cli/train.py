@@ -25,8 +25,7 @@ def train(
     out: Annotated[Path, typer.Option(help="The pool's folder, which also holds the base.")],
     root: Annotated[Path | None, typer.Option(help="The data set's folder or zip.")] = None,
     domain: Annotated[
-        str | None,
-        typer.Option(help="Train only this site, from the base in --out.", show_default="all domains"),
+        str | None, typer.Option(help="Train only this site, from the base in --out.", show_default="all domains")
     ] = None,
     init: Annotated[
         str, typer.Option(help="Initial encoder weights: pretrained (timm's), a safetensors file, or random.")
@@ -36,12 +35,10 @@ def train(
     ] = "shared",
     loss: Annotated[str, typer.Option(help="Training loss: plain, or weighted by class.")] = "plain",
     criterion: Annotated[
-        str,
-        typer.Option(help="Validation cross-entropy that chooses the step: plain, or balanced over classes."),
+        str, typer.Option(help="Validation cross-entropy that chooses the step: plain, or balanced over classes.")
     ] = "plain",
     settings: Annotated[
-        str,
-        typer.Option(help="Recipes: one, diwa, domainbed:20, or a grid: 'learning_rate=1e-5|5e-5, dropout=0|0.1'."),
+        str, typer.Option(help="Recipes: one, diwa, domainbed:20, or a grid: 'learning_rate=1e-5|5e-5, dropout=0|0.1'.")
     ] = "one",
     steps: Annotated[int, typer.Option(help="Steps per fit.")] = 5001,
     batch_size: Annotated[int, typer.Option(help="Images per step.")] = 32,

@@ -54,7 +54,7 @@ def resolve_tilt(home: str | Sequence[float], pool: ExpertPool) -> Tensor | None
     The mean over the experts of the centred logarithms of their class counts; classes that an expert lacks are left
     out. A home that is given takes the counts' place. None where no card has such a loss, or all classes are even.
     """
-    if _is_card(home):
+    if isinstance(home, str) and home == "card":
         tilt = torch.stack([_tilt_of(card, pool.classes) for card in pool.cards]).mean(dim=0)
     else:
         logs = class_mix.as_mix(resolve_home(home, pool)).log()
@@ -64,15 +64,11 @@ def resolve_tilt(home: str | Sequence[float], pool: ExpertPool) -> Tensor | None
 
 def resolve_untilted_home(home: str | Sequence[float], pool: ExpertPool) -> Tensor:
     """The mix [C] of answers at home once the class weights of losses are taken off: that of the class counts."""
-    if not _is_card(home):
+    if not isinstance(home, str) or home != "card":
         return resolve_home(home, pool)
     by_counts = [_is_weighted(card) and sum(card.class_counts.values()) > 0 for card in pool.cards]
     mixes = [card.class_counts if own else _home_of(card) for card, own in zip(pool.cards, by_counts, strict=True)]
     return _mean_mix(mixes, pool)
-
-
-def _is_card(home: str | Sequence[float]) -> bool:
-    return isinstance(home, str) and home == "card"
 
 
 def _is_weighted(card: ExpertCard) -> bool:

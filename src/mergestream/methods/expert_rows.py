@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from mergestream.functional.merging.weighted_sums import Rows, fill_unseen
-from mergestream.networks.flat_layout import LayoutEntry
 from mergestream.networks.last_layer import class_entries
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import NetworkError, PoolError
@@ -53,21 +52,17 @@ def _class_spans(pool: ExpertPool) -> Sequence[tuple[slice, int]]:
     """Where in the head segment each class has its own row: the last layer's weight and bias."""
     border, spans = pool.layout.encoder_size, []
     for head in pool.template.head:
-        for entry in _last_layer(pool, head):
+        entries = class_entries(pool.layout, head, len(pool.classes))
+        layers = [entry.name.removesuffix(".weight") for entry in entries if len(entry.shape) > 1]
+        if not layers:
+            raise NetworkError(f"head_rows='seen' needs a head whose last layer has a row per class, not '{head}'.")
+        last = (f"{layers[-1]}.weight", f"{layers[-1]}.bias")
+        for entry in (entry for entry in entries if entry.name in last):
             width = (entry.stop - entry.start) // len(pool.classes)
             for label in range(len(pool.classes)):
                 start = entry.start - border + label * width
                 spans.append((slice(start, start + width), label))
     return spans
-
-
-def _last_layer(pool: ExpertPool, head: str) -> list[LayoutEntry]:
-    """Weight and bias of the last linear layer or convolution in a part of the head."""
-    entries = class_entries(pool.layout, head, len(pool.classes))
-    layers = [entry.name.removesuffix(".weight") for entry in entries if len(entry.shape) > 1]
-    if not layers:
-        raise NetworkError(f"head_rows='seen' needs a head whose last layer has a row per class; '{head}' has none.")
-    return [entry for entry in entries if entry.name in (f"{layers[-1]}.weight", f"{layers[-1]}.bias")]
 
 
 def even_heads(pool: ExpertPool) -> tuple[Rows, Tensor]:

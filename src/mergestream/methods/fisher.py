@@ -11,8 +11,8 @@ from torch import Tensor
 from mergestream.functional import coefficients as simplex
 from mergestream.functional.merging import fisher_average, merge, weighted_sum
 from mergestream.methods.base import option
+from mergestream.methods.merged_model import StatisticsModel
 from mergestream.methods.state import INSEPARABLE, State
-from mergestream.methods.statistics_model import StatisticsModel
 from mergestream.pool.statistics.fisher_information import FISHERS
 from mergestream.pool.statistics.measurement import fisher_information
 from mergestream.runtime.errors import CheckpointError, InputError

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from mergestream.functional.coefficients import on_simplex
 from mergestream.methods import create_method
 from mergestream.methods.merged_model import MergedModel
@@ -35,7 +33,13 @@ def merge_pool(
         shares, of_head = _shares(encoder, pool), _shares(head if head is not None else encoder, pool)
         network, described = pool.network(shares, of_head), {"encoder": shares, "head": of_head}
     else:
-        network, described = _by_method(str(method), pool)
+        merged = create_method(str(method), pool)
+        if not isinstance(merged, MergedModel) or not merged.static:
+            raise InputError(
+                f"'{method}' does not make one model for all batches. Merge with mean, task_arithmetic, ties, fisher "
+                f"or regmean, or give coefficients with --encoder."
+            )
+        network, described = merged.network(), {"method": method}
     return write_expert(out, network.state_dict(), _card(out, pool, present.base, described))
 
 
@@ -53,16 +57,6 @@ def _shares(values: Sequence[float], pool: ExpertPool) -> list[float]:
     except InputError as error:
         raise InputError(f"{error} The pool's experts, in this order: {', '.join(pool.names)}.") from None
     return list(values)
-
-
-def _by_method(name: str, pool: ExpertPool) -> tuple[nn.Module, dict[str, Any]]:
-    method = create_method(name, pool)
-    if not isinstance(method, MergedModel) or not method.static:
-        raise InputError(
-            f"'{name}' does not make one model for all batches. Merge with mean, task_arithmetic, ties, fisher or "
-            f"regmean, or give coefficients with --encoder."
-        )
-    return method.network(), {"method": name}
 
 
 def _card(out: Path, pool: ExpertPool, base: ExpertCard | None, described: dict[str, Any]) -> ExpertCard:

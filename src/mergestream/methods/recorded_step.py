@@ -75,13 +75,7 @@ class RecordedStep:
     """
 
     def __init__(
-        self,
-        method: Method[Any],
-        inputs: Mapping[str, Tensor],
-        *,
-        padded: bool,
-        with_experts: bool,
-        record: Record,
+        self, method: Method[Any], inputs: Mapping[str, Tensor], *, padded: bool, with_experts: bool, record: Record
     ) -> None:
         device, state = method.pool.device, method.state
         self.batch = len(inputs[IMAGES])

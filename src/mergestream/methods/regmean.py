@@ -10,8 +10,8 @@ from torch import Tensor
 from mergestream.functional import coefficients as simplex
 from mergestream.functional.merging import merge, merge_layer
 from mergestream.methods.base import option
+from mergestream.methods.merged_model import StatisticsModel
 from mergestream.methods.state import INSEPARABLE, State
-from mergestream.methods.statistics_model import StatisticsModel
 from mergestream.pool.statistics.grams import Gram, Grams, add_grams
 from mergestream.pool.statistics.measurement import input_grams
 from mergestream.runtime.errors import CheckpointError, InputError

@@ -39,7 +39,8 @@ def augment(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
     if strength == 0:
         return pixels
     crop, colour, grey = draws[:AUGMENTATION_DRAWS].split((CROP_DRAWS, COLOUR_DRAWS, GREY_DRAWS))
-    return _drop_colour(_jitter_colour(_crop(pixels, strength, crop), strength, colour), strength, grey)
+    pixels = _jitter_colour(_crop(pixels, strength, crop), strength, colour)
+    return torch.where(_per_image(grey[0]) < 0.1 * strength, _grey(pixels).expand_as(pixels), pixels)
 
 
 def apply_views(images: Tensor, draws: Tensor, views: tuple[str, ...], preprocessing: Preprocessing) -> Tensor:
@@ -91,11 +92,6 @@ def _hsv_to_rgb(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
     offsets = torch.cat([torch.full_like(hue, shift) for shift in (5.0, 3.0, 1.0)], dim=1)
     turned = (offsets + 6 * hue) % 6
     return value - value * saturation * torch.minimum(turned, 4 - turned).clamp(0, 1)
-
-
-def _drop_colour(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
-    chosen = _per_image(draws[0]) < 0.1 * strength
-    return torch.where(chosen, _grey(pixels).expand_as(pixels), pixels)
 
 
 def _grey(pixels: Tensor) -> Tensor:

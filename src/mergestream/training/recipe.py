@@ -79,11 +79,7 @@ class Recipe:
 
 
 # DiWA's values (Ramé et al. 2022), its default first.
-DIWA = {
-    "learning_rate": (5e-5, 3e-5, 1e-5),
-    "dropout": (0.0, 0.1, 0.5),
-    "weight_decay": (1e-6, 1e-4),
-}
+DIWA = {"learning_rate": (5e-5, 3e-5, 1e-5), "dropout": (0.0, 0.1, 0.5), "weight_decay": (1e-6, 1e-4)}
 # DomainBed's random ranges for images of 224 pixels (Gulrajani and Lopez-Paz 2021).
 DOMAINBED: dict[str, Callable[[np.random.RandomState], Any]] = {
     "learning_rate": lambda random: 10 ** random.uniform(-5, -3.5),

@@ -44,7 +44,9 @@ def run_training(
     out = make_folder(out).resolve()
     work = make_folder(work_folder(out))
     open_data.cache_clear()  # files may have changed since an earlier call
-    preprocessing = _preprocessing(plan)
+    preprocessing = create_network(plan.network, num_classes=2, **dict(plan.arguments)).preprocessing
+    if preprocessing is None:
+        raise NetworkError(f"The preprocessing of '{plan.network}' is unknown, so it cannot be trained from files.")
     dataset = open_data(plan.data, preprocessing, work)
     domains = dataset.domains if plan.domain is None else (plan.domain,)
     if plan.domain not in (None, *dataset.domains):
@@ -69,13 +71,6 @@ def run_training(
     if plan.statistics:
         _measure_statistics(plan, out, dataset, cards)
     return list(zip(cards, by_domain.values(), strict=True))
-
-
-def _preprocessing(plan: TrainPlan) -> Preprocessing:
-    preprocessing = create_network(plan.network, num_classes=2, **dict(plan.arguments)).preprocessing
-    if preprocessing is None:
-        raise NetworkError(f"The preprocessing of '{plan.network}' is unknown, so it cannot be trained from files.")
-    return preprocessing
 
 
 def _write_base(

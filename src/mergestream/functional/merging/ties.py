@@ -1,6 +1,5 @@
 """TIES (Yadav et al. 2023): trim each task vector, elect a sign per weight, average those that agree."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -107,8 +106,6 @@ def _wide(values: Tensor) -> Tensor:
 
 
 def _next_below(limit: float, dtype: torch.dtype) -> float:
-    if dtype == torch.float64:
-        return math.nextafter(limit, 0)
     return float(torch.nextafter(torch.tensor(limit, dtype=dtype), torch.tensor(0.0, dtype=dtype)))
 
 
