@@ -60,20 +60,19 @@ def sound(log: Path) -> VerificationReport:
 # --- killed -------------------------------------------------------------------------------------------------
 
 
-def test_killed_under_load_again_and_again_every_answer_is_in_the_log(pool: Path, tmp_path: Path) -> None:
+def test_killed_ten_times_under_load_no_answer_is_lost_or_doubled(pool: Path, tmp_path: Path) -> None:
     answers: list[dict[str, Any]] = []
-    for round_ in range(2):
+    for round_ in range(10):
         with LiveService(tmp_path, pool) as service:
-            told = {stream["name"]: stream["steps"] for stream in streams(service)}
-            assert told == Counter(line["body"]["stream"] for line in logged_steps(service.log).values())
+            steps = {stream["name"]: stream["steps"] for stream in streams(service)}
+            assert steps == Counter(line["body"]["stream"] for line in logged_steps(service.log).values())
             senders = Senders(service, PICTURES).start()
-            senders.wait_for(40 + 25 * round_)
+            senders.wait_for(10 + 3 * round_)
             service.kill()
             senders.stop()
         assert not senders.problems
         answers += senders.answers
-        done = command("audit", "verify", str(service.log))
-        assert done.returncode == 0, done.stdout + done.stderr
+        sound(service.log)
         require_logged(answers, logged_steps(service.log))
     with LiveService(tmp_path, pool) as service:
         assert service.stop() == 0
