@@ -46,9 +46,10 @@ def require_logged(answers: list[dict[str, Any]], steps: dict[int, dict[str, Any
         assert (line["hash"], body["stream"], body["step"]) == (
             answer["audit"]["hash"], answer["stream"], answer["step"],
         )  # fmt: skip
-        told = [answer["classes"].index(name) for name in answer["predictions"]]
+        names = [answer["classes"][number] for number in body["predictions"]]
+        names = [None if place in body["abstained"] else name for place, name in enumerate(names)]
         first = answer["position"]
-        assert told == (body["predictions"] if first is None else body["predictions"][first : first + 1])
+        assert answer["predictions"] == (names if first is None else names[first : first + 1])
 
 
 def sound(log: Path) -> VerificationReport:

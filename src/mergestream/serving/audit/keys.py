@@ -75,11 +75,9 @@ def create_key(file: Path) -> tuple[Path, Path]:
 
 
 def read_private_key(file: Path) -> PrivateKey:
-    pem = _read(file)
+    pem = _read(file, "PUBLIC KEY", "is a public key, which cannot sign. Give the private one, without '.pub'.")
     if stat.S_IMODE(file.stat().st_mode) & 0o007:
         raise InputError(f"Everyone on this machine may read the key {file}. Run: chmod 600 {file}")
-    if b"PUBLIC KEY" in pem:
-        raise InputError(f"{file} is a public key, which cannot sign. Give the private one, without '.pub'.")
     try:
         private = load_pem_private_key(pem, password=None)
     except TypeError as error:
@@ -92,9 +90,8 @@ def read_private_key(file: Path) -> PrivateKey:
 
 
 def read_public_key(file: Path) -> PublicKey:
-    pem = _read(file)
-    if b"PRIVATE KEY" in pem:
-        raise InputError(f"{file} is the private key, which should not leave the service. Verify with {file.name}.pub.")
+    wrong = f"is the private key, which should not leave the service. Verify with {file.name}.pub."
+    pem = _read(file, "PRIVATE KEY", wrong)
     try:
         public = load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -104,7 +101,7 @@ def read_public_key(file: Path) -> PublicKey:
     return PublicKey(public)
 
 
-def _read(file: Path) -> bytes:
+def _read(file: Path, other_kind: str, wrong: str) -> bytes:
     try:
         with file.open("rb") as opened:
             content = opened.read(LARGEST_FILE)
@@ -114,6 +111,8 @@ def _read(file: Path) -> bytes:
         raise InputError(
             f"{file} is not a PEM key. HMAC secrets are no longer used: make a key pair with 'mergestream audit key'."
         )
+    if other_kind.encode() in content:
+        raise InputError(f"{file} {wrong}")
     return content
 
 

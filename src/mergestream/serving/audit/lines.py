@@ -23,7 +23,6 @@ OWN_KINDS = (OPENED, ROTATION, RECOVERED, RESUMED)  # written by the log itself
 TEXTS, TEXTS_OR_NULL = ("hash", "kind", "previous", "time"), ("key", "signature")
 TYPES = {"body": dict, "schema_version": int, "sequence": int, **dict.fromkeys(TEXTS, str)}
 FIELDS = {*TYPES, *TEXTS_OR_NULL}
-BLOCK = 2**16
 
 
 class AuditError(OutputError):
@@ -241,16 +240,11 @@ def tail_of(path: Path, size: int | None = None) -> Tail:
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END) if size is None else size
-            length = BLOCK
-            while True:
-                start = max(0, size - length)
-                file.seek(start)
-                whole, newline, torn = file.read(size - start).rpartition(b"\n")
-                before = whole.rfind(b"\n")
-                if start == 0 or (newline and before >= 0):
-                    return Tail(whole[before + 1 :] if newline else None, size - len(torn), torn)
-                if length > 2 * LONGEST:
-                    raise InputError(f"{path} is not an audit log: a line in it has more than {LONGEST} bytes.")
-                length *= 4
+            start = file.seek(max(0, size - 2 * LONGEST - 2))  # the longest line, and as much of a torn one
+            whole, newline, torn = file.read(size - start).rpartition(b"\n")
     except OSError as error:
         raise AuditError(f"The audit log {path} cannot be read: {error_text(error)}.") from error
+    before = whole.rfind(b"\n")
+    if start and (not newline or before < 0):
+        raise InputError(f"{path} is not an audit log: a line in it has more than {LONGEST} bytes.")
+    return Tail(whole[before + 1 :] if newline else None, size - len(torn), torn)

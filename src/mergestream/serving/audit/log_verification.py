@@ -115,6 +115,8 @@ def verify(path: Path, key: "PublicKey | None" = None, anchor: Anchor | None = N
     """Check every line of every file: content, order, chain, signatures, and the tail if something shows it."""
     saved = saved_links(path.parent / STREAMS)  # before the log, which may grow meanwhile
     report, chain = VerificationReport(signatures_checked=key is not None), Chain(key)
+    evidence = {f"a state in {STREAMS}/ was saved after": saved}
+    evidence |= {"the anchor was made of": {anchor.sequence: anchor.hash}} if anchor else {}
     resumed, set_back, time = 0, 0, ""
     for raw in raw_lines(path):
         if raw.torn:
@@ -124,7 +126,11 @@ def verify(path: Path, key: "PublicKey | None" = None, anchor: Anchor | None = N
         line, wrong = chain.take(raw)
         if line is not None:
             report.anchor_checked |= anchor is not None and line["sequence"] == anchor.sequence
-            wrong += _contradictions(line, anchor, saved)
+            wrong += [
+                f"is not the line that {what}: history was rewritten or exchanged"
+                for what, hashes in evidence.items()
+                if hashes.get(line["sequence"], line["hash"]) != line["hash"]
+            ]
             if line["kind"] == RECOVERED and len(report.notes) < MOST_LISTED:
                 size, digest = line["body"].get("torn_bytes"), line["body"].get("torn_sha256")
                 about = f"a torn end of {size} bytes was moved aside here (sha-256 {digest})"
@@ -150,17 +156,6 @@ def verify(path: Path, key: "PublicKey | None" = None, anchor: Anchor | None = N
     }
     report.notes += [note for note, holds in notes.items() if holds]
     return report
-
-
-def _contradictions(line: dict[str, Any], anchor: Anchor | None, saved: Mapping[int, str]) -> list[str]:
-    """What shows that this line was not always in its place."""
-    number, digest = line["sequence"], line["hash"]
-    wrong = []
-    if anchor is not None and number == anchor.sequence and digest != anchor.hash:
-        wrong.append("is not the line the anchor was made of: history was rewritten")
-    if saved.get(number, digest) != digest:
-        wrong.append(f"is not the line that a state in {STREAMS}/ was saved after: history was rewritten or exchanged")
-    return wrong
 
 
 def _check_files(path: Path, report: VerificationReport) -> None:

@@ -197,7 +197,8 @@ def replay_step(
     except MergestreamError as error:
         return ReplayedStep(*about, "failed", reason=str(error))
     differences = compare(body, computed)
-    return ReplayedStep(*about, _outcome(differences, tolerance), differences)
+    allowed = all(each.within(tolerance) for each in differences)
+    return ReplayedStep(*about, ("close" if allowed else "different") if differences else "exact", differences)
 
 
 def _file_hashes(body: Mapping[str, Any]) -> list[str] | None:
@@ -215,12 +216,6 @@ def _content(path: Path | None, digest: str) -> bytes | None:
         return None
     # The file may have changed since it was hashed.
     return content if path and hashlib.sha256(content).hexdigest() == digest else None
-
-
-def _outcome(differences: tuple[FieldDifference, ...], tolerance: float) -> str:
-    if not differences:
-        return "exact"
-    return "close" if all(each.within(tolerance) for each in differences) else "different"
 
 
 def in_words(report: ReplayReport) -> list[str]:

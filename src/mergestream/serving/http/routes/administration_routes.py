@@ -8,11 +8,13 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import ValidationError
 
 from mergestream.runtime.errors import CheckpointError, InputError, MergestreamError, OutputError, PoolError
+from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.http import schemas
 from mergestream.serving.http.problems import Problem, problems
 from mergestream.serving.http.request_limits import body_of
 from mergestream.serving.http.routes.image_routes import StreamName
 from mergestream.serving.http.tokens import ADMINISTRATOR, CLIENT, EVERYONE, Holder, for_role
+from mergestream.serving.replicas.replicated_engine import LineupSummary
 from mergestream.serving.service import Service
 
 router = APIRouter(tags=["streams and pool"])
@@ -123,15 +125,21 @@ def _status(stream: dict[str, Any], last: dict[str, Any]) -> schemas.StreamStatu
     """`last`: the last step since the service started, or {}."""
     return schemas.StreamStatus(
         name=stream["stream"],
-        steps=stream["steps"],
-        images=stream["images"],
+        **{name: stream[name] for name in ("steps", "images", "alarms")},
+        **{name: last.get(name, {}) for name in ("encoder_coefficients", "head_coefficients", "entropies")},
         last_step_at=last.get("time"),
-        encoder_coefficients=last.get("encoder_coefficients", {}),
-        head_coefficients=last.get("head_coefficients", {}),
-        entropies=last.get("entropies", {}),
         head_expert=last.get("head_expert"),
-        alarms=stream["alarms"],
     )
+
+
+def _experts(lineup: Lineup | LineupSummary, kind: type[Body]) -> list[Body]:
+    """The experts' cards as documents of this kind."""
+    about = (
+        {"name": card.name, "on": card.name not in lineup.off, "domain": card.domain, "metrics": card.metrics,
+         "network": card.architecture.name, "temperature": card.temperature, "weights_hash": card.weights_sha256}
+        for card in lineup.pool.cards
+    )  # fmt: skip
+    return [kind(**{name: each[name] for name in kind.model_fields}) for each in about]
 
 
 @router.get("/v1/pool", summary="Show the pool", responses=problems())
@@ -144,18 +152,7 @@ async def show_pool(request: Request) -> schemas.PoolStatus:
         classes=list(lineup.pool.classes),
         method=lineup.method,
         options=lineup.options,
-        experts=[
-            schemas.PoolExpert(
-                name=card.name,
-                on=card.name not in lineup.off,
-                domain=card.domain,
-                network=card.architecture.name,
-                metrics=card.metrics,
-                temperature=card.temperature,
-                weights_hash=card.weights_sha256,
-            )
-            for card in lineup.pool.cards
-        ],
+        experts=_experts(lineup, schemas.PoolExpert),
     )
 
 
@@ -165,14 +162,9 @@ async def overview(request: Request) -> schemas.Overview:
     """Pool, streams, latency and requests."""
     service: Service = request.app.state.service
     lineup = service.open.engine.lineup
-    experts = [
-        schemas.OverviewExpert(name=card.name, on=card.name not in lineup.off, domain=card.domain, metrics=card.metrics)
-        for card in lineup.pool.cards
-    ]
+    pool_hash, experts = lineup.identity["pool_sha256"], _experts(lineup, schemas.OverviewExpert)
     return schemas.Overview(
-        pool=schemas.OverviewPool(
-            hash=lineup.identity["pool_sha256"], classes=list(lineup.pool.classes), experts=experts
-        ),
+        pool=schemas.OverviewPool(hash=pool_hash, classes=list(lineup.pool.classes), experts=experts),
         streams=stream_statuses(service, request.state.holder),
         latency_ms=schemas.Latency(**service.metrics.latency()),
         requests=schemas.Requests(**service.metrics.outcomes()),
