@@ -141,6 +141,9 @@ def test_a_stream_belongs_to_the_token_that_made_it(engine: Engine, tmp_path: Pa
             shown = {name: await client.get(path, headers=bearer(tokens[name])) for name in tokens}
             counts = {name: len(answer.json()["streams"]) for name, answer in shown.items()}
             assert counts == {"scanner": 1, "camera": 0, "boss": 1}
+        numbers = {name: (await client.get("/metrics", headers=bearer(tokens[name]))).text for name in tokens}
+        counted = {name: "mergestream_findings_total{" in text for name, text in numbers.items()}
+        assert counted == {"scanner": True, "camera": False, "boss": True}
         assert (await send("boss", "ward")).status_code == 200  # and the stream stays the scanner's
         assert (await send("scanner", "ward", "images")).status_code == 200
         assert engine.streams()[0]["steps"] == 3
@@ -148,6 +151,22 @@ def test_a_stream_belongs_to_the_token_that_made_it(engine: Engine, tmp_path: Pa
         assert (await send("camera", "ward")).status_code == 200
 
     inside(service_of(engine, tmp_path), talk)
+
+
+def test_the_stream_of_the_watched_folder_is_for_administrators(
+    engine: Engine, tmp_path: Path, tokens: dict[str, str]
+) -> None:
+    from mergestream.serving.watched_folder import FolderThread
+
+    service = service_of(engine, tmp_path)
+    service.folder = FolderThread(service, tmp_path / "watched")
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        send = sender(client, tokens)
+        require_problem(await send("scanner", "watched-folder"), "forbidden")
+        assert (await send("boss", "watched-folder")).status_code == 200
+
+    inside(service, talk)
 
 
 def test_one_token_cannot_take_all_streams(engine: Engine, tmp_path: Path, tokens: dict[str, str]) -> None:
@@ -268,6 +287,11 @@ def test_lone_surrogates_are_a_clients_error(engine: Engine) -> None:
             json_body = {"content": body, "headers": {"Content-Type": "application/json"}}
             answer = await client.put(f"/v1/pool/experts/{expert}", **json_body)
             require_problem(answer, "invalid_request")
+        assert (await client.post(f"{STREAMS}/ward/batches", files=form(png(1)))).status_code == 200
+        for body in (rb'{"name": "\ud800"}', rb'{"name": "a", "note": "\udfff"}', b'{"name": "\xed\xa0\x80"}'):
+            json_body = {"content": body, "headers": {"Content-Type": "application/json"}}
+            answer = await client.post(f"{STREAMS}/ward/acknowledge", **json_body)
+            assert 400 <= answer.status_code < 500, answer.text
         named = lone.encode("utf-8", "surrogatepass")
         for header in (b"content-type", b"host", b"origin", b"authorization", b"x-anything"):
             answer = await client.request("POST", f"{STREAMS}/a/batches", headers=[(header, named)], content=b"x")

@@ -123,7 +123,8 @@ def test_nothing_is_told_without_a_token(ask: Callable[..., Any]) -> None:
         assert refused.headers["www-authenticate"] == "Bearer"
         ask(method, path, who="wrong", code="unauthorized")
     for path in ("/healthz", "/readyz", "/docs", "/openapi.json", "/"):
-        ask("GET", path, who=None)
+        shown = ask("GET", path, who=None)
+        assert shown.headers["strict-transport-security"] == "max-age=31536000"  # the service uses TLS
 
 
 def test_clients_ask_and_administrators_change(ask: Callable[..., Any], service: LocalService) -> None:

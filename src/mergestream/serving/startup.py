@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from mergestream.data.intake.limits import MEBIBYTE
@@ -32,13 +32,13 @@ def serve(options: ServeOptions, print_line: Callable[[str], None] = lambda _: N
     """Run the service until a signal ends it. Options are checked before it listens or loads anything."""
     tokens = None if options.tokens is None else Tokens(options.tokens)
     options = with_device(options)
-    _require_safe(options)
     _require_usable(options)
     service = Service(
         partial(_open, options),
         _limits(options),
         tokens=tokens,
-        hosts=_hosts(options),
+        # A web page cannot make a browser send a request that is addressed to these names.
+        hosts=(*LOOPBACK_NAMES, options.host.lower()) if tokens is None else None,
         owners=StreamOwners(options.state / "owners.json", options.streams_per_token),
         one_thread=options.replicas == 1 and options.device != "cpu",
         threads=ENGINE_THREADS * options.replicas,
@@ -64,7 +64,14 @@ def _open(options: ServeOptions, metrics: Metrics) -> OpenEngine:
 
 
 def _require_usable(options: ServeOptions) -> None:
-    """Check what would otherwise fail only after the service listens."""
+    """Check what would be unsafe, or would fail only after the service listens."""
+    if options.tokens is None and not is_loopback(options.host):
+        raise InputError(
+            f"Everyone who can reach {options.host} could use the service. Make a token with 'mergestream serve-token' "
+            "and give its file as --tokens, or listen at 127.0.0.1."
+        )
+    if options.tls_key is not None:
+        require_private(options.tls_key, 0o027, "Others on this machine may read or change the TLS key.")
     engine_settings(options)
     parse_options(options.options or ())
     if options.audit_key is not None:
@@ -98,21 +105,6 @@ def _single(options: ServeOptions) -> bool | None:
             "defined answer. Leave out --single-image-answers, or recalibrate_bn."
         )
     return False
-
-
-def _require_safe(options: ServeOptions) -> None:
-    if options.tokens is None and not is_loopback(options.host):
-        raise InputError(
-            f"Everyone who can reach {options.host} could use the service. Make a token with 'mergestream serve-token' "
-            "and give its file as --tokens, or listen at 127.0.0.1."
-        )
-    if options.tls_key is not None:
-        require_private(options.tls_key, 0o027, "Others on this machine may read or change the TLS key.")
-
-
-def _hosts(options: ServeOptions) -> Sequence[str] | None:
-    """Without tokens, only requests addressed to this machine: a web page cannot make a browser send those."""
-    return (*LOOPBACK_NAMES, options.host.lower()) if options.tokens is None else None
 
 
 def _notices(options: ServeOptions) -> list[str]:

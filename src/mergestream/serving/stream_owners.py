@@ -32,6 +32,10 @@ class StreamOwners:
         """Forget owners of streams that do not exist: their first batch failed, or they were deleted."""
         self._owners = {stream: name for stream, name in self._owners.items() if stream in streams}
 
+    def reserve(self, stream: str) -> None:
+        """Leave a stream to administrators: no token has this name."""
+        self._owners[stream] = "(reserved)"
+
     def allow(self, stream: str, holder: Holder) -> bool:
         return holder.role == ADMINISTRATOR or self._owners.get(stream, holder.name) == holder.name
 

@@ -37,6 +37,7 @@ class FolderThread:
         self._thread = threading.Thread(target=self._run, name="watched folder")
 
     def start(self) -> None:
+        self._service.owners.reserve(STREAM)
         self._thread.start()
 
     def stop(self, seconds: float = math.inf) -> None:

@@ -80,7 +80,12 @@ async def readyz(request: Request) -> Health:
 @for_role(CLIENT)
 async def metrics(request: Request) -> Response:
     """Requests, latencies, images, steps, findings, audit lines, queue length, streams."""
-    return Response(request.app.state.service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    service = request.app.state.service
+    streams = [] if service.loading else [each["stream"] for each in service.open.engine.streams()]
+    hidden = [f'stream="{name}"'.encode() for name in streams if not service.owners.allow(name, request.state.holder)]
+    lines = service.metrics.text().splitlines(keepends=True)
+    shown = (line for line in lines if not any(label in line for label in hidden))
+    return Response(b"".join(shown), media_type=CONTENT_TYPE_LATEST)
 
 
 # Listed once, so that no path from a client is ever opened.
