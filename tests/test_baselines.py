@@ -182,7 +182,7 @@ def reference_adamerging(base, experts, batches, *, layer: bool, clamp: bool, ra
         answered = torch.func.functional_call(base, {**weights, **buffers}, (batch,))
         return answered if isinstance(answered, Tensor) else answered.logits
 
-    found = []
+    results = []
     for batch in batches:
         for _ in range(steps):
             p = torch.softmax(answer(batch), dim=-1)
@@ -190,8 +190,8 @@ def reference_adamerging(base, experts, batches, *, layer: bool, clamp: bool, ra
             adam.zero_grad()
             loss.backward()
             adam.step()
-        found.append(answer(batch).detach())
-    return found
+        results.append(answer(batch).detach())
+    return results
 
 
 @every_network
@@ -265,15 +265,15 @@ def reference_fisher(module: nn.Module, batches: list[Tensor], kind: str) -> dic
         if kind == "mergelm":
             log_p = torch.log_softmax(logits(module, batch), dim=-1)
             value = (log_p.exp().detach().sqrt() * log_p).sum()
-            found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
-            for name, gradient in zip(parameters, found, strict=True):
+            results = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+            for name, gradient in zip(parameters, results, strict=True):
                 total[name] += 0 if gradient is None else gradient**2
             continue
         for image in batch:
             for c in range(len(CLASSES)):
                 log_p = torch.log_softmax(logits(module, image[None])[0], dim=-1)[c]
-                found = torch.autograd.grad(log_p, list(parameters.values()), allow_unused=True)
-                for name, gradient in zip(parameters, found, strict=True):
+                results = torch.autograd.grad(log_p, list(parameters.values()), allow_unused=True)
+                for name, gradient in zip(parameters, results, strict=True):
                     total[name] += 0 if gradient is None else log_p.exp().item() * gradient**2
     count = sum(map(len, batches))
     return {name: value / count for name, value in total.items()}
@@ -284,17 +284,17 @@ def reference_fisher(module: nn.Module, batches: list[Tensor], kind: str) -> dic
 def test_fisher(network: str, kind: str) -> None:
     pool, experts, _ = build(network)
     pool = ms.measure_statistics(pool, IMAGES, [f"fisher_{kind}"], batch_size=3)
-    found = [
+    results = [
         reference_fisher(module.requires_grad_(True), list(pool.prepare(IMAGES[name]).split(3)), kind)
         for name, module in experts.items()
     ]
-    norms = [torch.cat([value.flatten() for value in each.values()]).norm() for each in found]
-    root = sum(value.numel() for value in found[0].values()) ** 0.5
+    norms = [torch.cat([value.flatten() for value in each.values()]).norm() for each in results]
+    root = sum(value.numel() for value in results[0].values()) ** 0.5
     scales = [1 / (norm + 1e-6) for norm in norms] if kind == "mergelm" else [root / norm for norm in norms]
     states = [floats(module.state_dict()) for module in experts.values()]
     expected = mean_of(states)
-    for name in found[0]:
-        information = [each[name] for each in found]
+    for name in results[0]:
+        information = [each[name] for each in results]
         if not any(bool(each.any()) for each in information):
             continue
         if kind == "mergelm":
@@ -403,14 +403,14 @@ def test_a_zero_base_head_is_that_of_a_base_whose_head_is_zero(name: str) -> Non
     experts, base = make_experts(micro_vit, head_noise=0.3), make_base(micro_vit)
     options = {"learning_rate": 0.05} if name == "adamerging" else {}
     saved = ms.ExpertPool.from_modules(experts, base=base)
-    asked = ms.create_method(name, saved, base_head="zero", **options)
+    zero_headed = ms.create_method(name, saved, base_head="zero", **options)
     with torch.no_grad():
         base.head.weight.zero_()
         base.head.bias.zero_()
     zeroed = ms.create_method(name, ms.ExpertPool.from_modules(experts, base=base), **options)
     for seed in range(2):
-        assert torch.equal(asked(make_images(4, seed=seed)), zeroed(make_images(4, seed=seed)))
-    assert not torch.equal(asked(make_images(4)), ms.create_method(name, saved, **options)(make_images(4)))
+        assert torch.equal(zero_headed(make_images(4, seed=seed)), zeroed(make_images(4, seed=seed)))
+    assert not torch.equal(zero_headed(make_images(4)), ms.create_method(name, saved, **options)(make_images(4)))
 
 
 @pytest.mark.parametrize("network", ["timm_vit", "timm_resnet"])
@@ -422,12 +422,12 @@ def test_regmean_pp_on_the_target_remembers_earlier_batches(network: str) -> Non
     method = ms.create_method("regmean_pp", pool, statistics="target", **options)
     for batch in batches:
         method.step(batch)
-    known = None
+    earlier_grams = None
     for batch in batches:
         out = pool.new_weights()
-        known = merge_block_by_block(pool, [[pool.prepare(batch)]], options, earlier=known, out=out)
+        earlier_grams = merge_block_by_block(pool, [[pool.prepare(batch)]], options, earlier=earlier_grams, out=out)
     torch.testing.assert_close(method.merged_weights(), out, rtol=1e-4, atol=1e-5)
-    counts = {gram.rows for own in known for gram in own.values()}
+    counts = {gram.rows for own in earlier_grams for gram in own.values()}
     fresh = merge_block_by_block(pool, [[pool.prepare(batches[1])]], options)
     assert counts != {gram.rows for own in fresh for gram in own.values()}
     assert not torch.allclose(method.merged_weights(), weights_after(pool, batches[1:], options), atol=1e-4)
@@ -467,13 +467,13 @@ def test_padding_between_tensors_stays_zero(scope: str) -> None:
 
 def test_mergelm_depends_on_the_batch_size_and_exact_does_not() -> None:
     pool, _, _ = build("timm_vit")
-    found = {}
+    results = {}
     for kind in FISHERS:
         for size in (2, 8):
             own = ms.measure_statistics(pool, {"lyon": IMAGES["lyon"]}, [f"fisher_{kind}"], batch_size=size)
-            found[kind, size] = dict(own.statistics[0].of(f"fisher_{kind}"))["head.weight"]
-    torch.testing.assert_close(found["exact", 2], found["exact", 8], rtol=1e-3, atol=1e-6)
-    assert not torch.allclose(found["mergelm", 2], found["mergelm", 8], rtol=0.1)
+            results[kind, size] = dict(own.statistics[0].of(f"fisher_{kind}"))["head.weight"]
+    torch.testing.assert_close(results["exact", 2], results["exact", 8], rtol=1e-3, atol=1e-6)
+    assert not torch.allclose(results["mergelm", 2], results["mergelm", 8], rtol=0.1)
 
 
 # --- RegMean ----------------------------------------------------------------------------------------------
@@ -481,11 +481,11 @@ def test_mergelm_depends_on_the_batch_size_and_exact_does_not() -> None:
 
 def reference_grams(module: nn.Module, batch: Tensor) -> dict[str, Tensor]:
     """By hooks; torch's own attention, which calls no Linear, is computed by hand."""
-    found: dict[str, tuple[Tensor, int]] = {}
+    results: dict[str, tuple[Tensor, int]] = {}
 
     def add(name: str, rows: Tensor) -> None:
-        total, count = found.get(name, (torch.zeros(()), 0))
-        found[name] = total + rows.transpose(-1, -2) @ rows, count + rows.shape[1]
+        total, count = results.get(name, (torch.zeros(()), 0))
+        results[name] = total + rows.transpose(-1, -2) @ rows, count + rows.shape[1]
 
     def hook(name: str) -> Callable:
         def look(layer: nn.Module, inputs: tuple) -> None:
@@ -514,7 +514,7 @@ def reference_grams(module: nn.Module, batch: Tensor) -> dict[str, Tensor]:
         module(batch)
     for handle in handles:
         handle.remove()
-    return {name: total.detach() / count for name, (total, count) in found.items()}
+    return {name: total.detach() / count for name, (total, count) in results.items()}
 
 
 @every_network

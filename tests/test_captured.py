@@ -15,7 +15,7 @@ from graphs import RECORDED, Late
 from mergestream.functional import merging
 from mergestream.methods import Batch, base, capture
 from mergestream.methods.capture import MOST_RECORDED, Recorder
-from mergestream.methods.prior_units import ClassPrior, ScaleMatch
+from mergestream.methods.prior_units import ClassPrior, FittedHead, ScaleMatch
 from mergestream.pool.execution import Execution, Recording, patch_product, patches_as_products
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.log_once import log_once
@@ -23,7 +23,7 @@ from test_training_graph import HostTraffic
 
 
 @pytest.fixture(autouse=True)
-def nothing_told(graphs_here: None) -> None:
+def nothing_logged(graphs_here: None) -> None:
     log_once.cache_clear()
 
 
@@ -66,10 +66,10 @@ def test_captured_steps_equal_eager_ones(name: str, options: dict[str, Any]) -> 
     fast, slow = ms.create_method(name, pool, **options), ms.create_method(name, eager(pool), **options)
     for seed, size in enumerate(SIZES):
         images = make_images(size, seed=seed)
-        asked = seed % 3 > 0  # by turns with the experts' logits and without: each kind has graphs of its own
-        mine, theirs = fast.step(images, with_experts=asked), slow.step(images, with_experts=asked)
+        ask_experts = seed % 3 > 0  # by turns with the experts' logits and without: each kind has graphs of its own
+        mine, theirs = fast.step(images, with_experts=ask_experts), slow.step(images, with_experts=ask_experts)
         assert_same(mine, theirs)
-        assert (mine.expert_logits is None) == (theirs.expert_logits is None) == (not asked)
+        assert (mine.expert_logits is None) == (theirs.expert_logits is None) == (not ask_experts)
         if mine.expert_logits is not None:
             torch.testing.assert_close(mine.expert_logits, theirs.expert_logits, rtol=1e-3, atol=1e-4)
     fast.settle()
@@ -89,9 +89,9 @@ def test_captured_steps_take_weights_of_losses_off() -> None:
     for seed, size in enumerate(SIZES):
         assert_same(fast.step(make_images(size, seed=seed)), slow.step(make_images(size, seed=seed)))
     assert RECORDED
-    found, wanted = (method.state_dict()["state"]["untilted"] for method in (fast, slow))
-    assert float(wanted.sum()) == pytest.approx(sum(SIZES), rel=0.02)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    captured, expected = (method.state_dict()["state"]["untilted"] for method in (fast, slow))
+    assert float(expected.sum()) == pytest.approx(sum(SIZES), rel=0.02)
+    torch.testing.assert_close(captured, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_smaller_batches_are_padded_not_recorded() -> None:
@@ -114,9 +114,9 @@ def test_known_logits_are_used_and_padded() -> None:
     fast, slow = ms.create_method("entropy_adaptive", pool), ms.create_method("entropy_adaptive", eager(pool))
     for seed, size in enumerate((5, 5, 5, 2, 3)):
         images = make_images(size, seed=seed)
-        known = pool.logits_of_views(Batch(pool.prepare(images)), ("original", "hflip"))
-        known["original"] = known["original"] * 1.5  # told apart from what the pool would compute
-        assert_same(fast.step(images, expert_logits=known), slow.step(images, expert_logits=known))
+        shared_logits = pool.logits_of_views(Batch(pool.prepare(images)), ("original", "hflip"))
+        shared_logits["original"] = shared_logits["original"] * 1.5  # told apart from what the pool would compute
+        assert_same(fast.step(images, expert_logits=shared_logits), slow.step(images, expert_logits=shared_logits))
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -208,8 +208,8 @@ def test_drift_makes_the_next_batch_scored_again() -> None:
     assert scored[0]
     assert any(scored[1:]), "the merged model's entropy moved, and nobody noticed"
     calm = ms.create_method("entropy_adaptive", pool, refresh_every=1000, refresh_drift=50.0)
-    told = [calm.step(make_images(4, seed=seed)).entropy is not None for seed in range(6)]
-    assert not any(told[1:])
+    scored = [calm.step(make_images(4, seed=seed)).entropy is not None for seed in range(6)]
+    assert not any(scored[1:])
 
 
 def test_the_merged_weights_are_those_that_answered() -> None:
@@ -319,7 +319,8 @@ def test_a_recorded_step_touches_nothing_of_the_host(
             home, untilted_home, tilt = torch.empty(3, len(pool.classes), device="cuda")
             method._prior = ClassPrior(home, untilted_home, tilt, 1.0, 32.0)
             method._scale = ScaleMatch(rule._temperature, len(pool.classes))
-            method._fits, method._fitted = True, method._fitted_head(there)
+            method._fits = True
+            method._fitted = FittedHead(there.last_layer, 32.0, there.device) if method.refit else None
             method._rows, method._evened = there.rows, torch.empty(len(pool), device="cuda")
         state = method.start()
         images = torch.empty(4, 3, 20, 20, dtype=torch.uint8, device="cuda")

@@ -77,8 +77,8 @@ def test_clumping_finds_the_concentration_that_batches_were_drawn_with(images: i
     drawn = np.random.default_rng(0).dirichlet(strength * expected.double().numpy(), 4000)
     mixes = torch.from_numpy(drawn).float()
     labels = torch.multinomial(mixes, images, replacement=True, generator=generator)
-    found = [class_mix.clumped(one_hot(batch, 3), expected, even(images)) for batch in labels]
-    assert torch.stack(found).mean() == pytest.approx(1 / (1 + strength), abs=0.015)
+    result = [class_mix.clumped(one_hot(batch, 3), expected, even(images)) for batch in labels]
+    assert torch.stack(result).mean() == pytest.approx(1 / (1 + strength), abs=0.015)
 
 
 def test_clumping_at_its_ends() -> None:
@@ -100,9 +100,9 @@ def test_between_two_mixes() -> None:
 
 
 def test_no_class_is_ever_impossible() -> None:
-    found = class_mix.as_mix(torch.tensor([1.0, 0.0, 0.0]))
-    assert found.sum() == pytest.approx(1.0)
-    assert (found > 5e-5).all()
+    result = class_mix.as_mix(torch.tensor([1.0, 0.0, 0.0]))
+    assert result.sum() == pytest.approx(1.0)
+    assert (result > 5e-5).all()
 
 
 @given(st.integers(0, 10**6), st.floats(0.1, 10), st.integers(2, 6), st.integers(1, 5))

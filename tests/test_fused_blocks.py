@@ -81,9 +81,9 @@ def test_a_fused_block_answers_as_the_block_does() -> None:
     expected = module(images)
     with fused_blocks.fused_blocks([module]):
         assert all(block.forward.__func__ is fused_blocks.fused_forward for block in module.blocks)
-        found = module(images)
+        result = module(images)
     assert all(block.forward.__func__ is Block.forward for block in module.blocks)
-    torch.testing.assert_close(found, expected, rtol=1e-2, atol=2e-3)  # GELU in its tanh form
+    torch.testing.assert_close(result, expected, rtol=1e-2, atol=2e-3)  # GELU in its tanh form
     torch.testing.assert_close(module(images), expected, rtol=0, atol=0)
 
 

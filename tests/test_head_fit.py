@@ -30,13 +30,13 @@ def even(count: int) -> Tensor:
 def exact(inputs: np.ndarray, answers: np.ndarray, counts: np.ndarray, start: np.ndarray, before: float) -> np.ndarray:
     """Answers of the ridge regression of `answers` on `inputs`, each row counting so much, towards `start`."""
     share = counts / counts.sum()
-    middle, wanted = share @ inputs, share @ answers
+    middle, expected = share @ inputs, share @ answers
     apart = inputs - middle
     covariance = (apart * share[:, None]).T @ apart
     ridge = before / counts.sum() * np.trace(covariance) / len(covariance)
-    right = (apart * share[:, None]).T @ (answers - wanted) + ridge * start.T
+    right = (apart * share[:, None]).T @ (answers - expected) + ridge * start.T
     weight = np.linalg.solve(covariance + ridge * np.eye(len(covariance)), right)
-    return apart @ weight + wanted
+    return apart @ weight + expected
 
 
 @pytest.mark.parametrize("before", [1.0, 32.0, 1000.0])
@@ -51,9 +51,9 @@ def test_a_stream_of_batches_gives_the_ridge_regression(before: float) -> None:
         sums = faded * sums + 20 * head_fit.sums(inputs[own], answers[own], even(20))
         change, bias = head_fit.fitted(sums, start, torch.zeros(CLASSES), before, change)
     counts = faded ** (19 - np.arange(IMAGES) // 20)
-    wanted = exact(inputs.double().numpy(), answers.double().numpy(), counts, start.double().numpy(), before)
-    found = inputs @ (start + change).T + bias
-    torch.testing.assert_close(found.double(), torch.tensor(wanted), rtol=0, atol=0.02)
+    expected = exact(inputs.double().numpy(), answers.double().numpy(), counts, start.double().numpy(), before)
+    result = inputs @ (start + change).T + bias
+    torch.testing.assert_close(result.double(), torch.tensor(expected), rtol=0, atol=0.02)
 
 
 @given(seed=st.integers(0, 10_000), count=st.integers(40, 80))
@@ -126,8 +126,8 @@ def test_inputs_far_from_zero_lose_no_digits() -> None:
     for batch in range(0, IMAGES, 20):
         own = slice(batch, batch + 20)
         state = head.learn(state, inputs[own], answers[own], window)
-        found, state = head.answer(state, merged, inputs[own])
-    torch.testing.assert_close(found, answers[own], rtol=0, atol=1e-3)
+        result, state = head.answer(state, merged, inputs[own])
+    torch.testing.assert_close(result, answers[own], rtol=0, atol=1e-3)
     weight, bias = head.layer(state, merged)
     again = inputs[own].double() @ weight.T.double() + bias
     torch.testing.assert_close(again, answers[own].double(), rtol=0, atol=1e-2)

@@ -24,13 +24,13 @@ def naive_ties(base: Tensor, experts: Tensor, keep: float, merge: str, scale: fl
         task = task * (task.abs() >= bound)
     sign = torch.sign(task.sum(dim=0))
     sign[sign == 0] = torch.sign(sign.sum())
-    kept = task * torch.where(sign[None] > 0, task > 0, task < 0)
+    agreeing = task * torch.where(sign[None] > 0, task > 0, task < 0)
     if merge == "mean":
-        merged = kept.sum(dim=0) / (kept != 0).sum(dim=0).clamp(min=1)
+        merged = agreeing.sum(dim=0) / (agreeing != 0).sum(dim=0).clamp(min=1)
     elif merge == "sum":
-        merged = kept.sum(dim=0)
+        merged = agreeing.sum(dim=0)
     else:
-        merged = kept.abs().max(dim=0).values * sign
+        merged = agreeing.abs().max(dim=0).values * sign
     return base + scale * merged
 
 
@@ -110,8 +110,8 @@ def test_kth_smallest_is_that_of_a_sort(values: list[float], data: st.DataObject
     numbers = torch.tensor(values)
     k = data.draw(st.integers(1, len(values)))
     sample = numbers[:: data.draw(st.integers(1, 20))]
-    found = kth_smallest(lambda: iter(numbers.split(size)), sample, len(values), k)
-    assert found == numbers.sort().values[k - 1].item()
+    smallest = kth_smallest(lambda: iter(numbers.split(size)), sample, len(values), k)
+    assert smallest == numbers.sort().values[k - 1].item()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -122,8 +122,8 @@ def test_kth_smallest_of_many(order: str, dtype: torch.dtype) -> None:
     numbers = numbers.sort().values if order == "sorted" else numbers
     sample = torch.full((100,), 99.0, dtype=dtype) if order == "misled" else numbers[::50]
     for k in (1, 2, 1000, 160_000, 199_999, 200_000):
-        found = kth_smallest(lambda: iter(numbers.split(4096)), sample, len(numbers), k)
-        assert found == numbers.kthvalue(k).values.item()
+        smallest = kth_smallest(lambda: iter(numbers.split(4096)), sample, len(numbers), k)
+        assert smallest == numbers.kthvalue(k).values.item()
 
 
 def test_kth_smallest_refuses_a_rank_that_is_not_there() -> None:

@@ -255,9 +255,9 @@ def test_permuting_the_experts_permutes_the_coefficients_and_no_prediction(name:
 def test_precomputed_expert_logits_change_nothing(name: str, options: dict) -> None:
     pool, images = pool_of("vit"), torch.cat(STREAM)
     data = ms.DomainData("test", "nice", CLASSES, images, torch.zeros(len(images), dtype=torch.long))
-    known = {view: domain_logits(pool, data, view) for view in ("original", *options.get("views", ("hflip",)))}
+    shared_logits = {view: domain_logits(pool, data, view) for view in ("original", *options.get("views", ("hflip",)))}
     live, given = (ms.create_method(name, pool, **options) for _ in range(2))
-    alone, shared = live.step(images), given.step(images, expert_logits=known)
+    alone, shared = live.step(images), given.step(images, expert_logits=shared_logits)
     torch.testing.assert_close(alone.logits, shared.logits, rtol=1e-5, atol=1e-5)
     assert (alone.expert_forwards, alone.merged_forwards) == (shared.expert_forwards, shared.merged_forwards)
 

@@ -326,12 +326,12 @@ def test_a_step_hands_out_copies(pool: ms.ExpertPool) -> None:
     for name, options in (("entropy_adaptive", {"momentum": 0.5}), ("mean", {}), ("single_expert", {"expert": "lyon"})):
         method = ms.create_method(name, pool, **options)
         step = method.step(make_images())
-        kept = method.step(make_images(seed=1)).encoder_coefficients.clone()
+        coefficients_before = method.step(make_images(seed=1)).encoder_coefficients.clone()
         method.reset()
         step = method.step(make_images())
         step.encoder_coefficients.zero_()
         step.head_coefficients.zero_()
-        assert torch.equal(method.step(make_images(seed=1)).encoder_coefficients, kept)
+        assert torch.equal(method.step(make_images(seed=1)).encoder_coefficients, coefficients_before)
 
 
 def test_a_method_made_in_inference_mode_steps_outside_it(pool: ms.ExpertPool) -> None:

@@ -69,8 +69,8 @@ def test_a_stream_is_followed_as_the_page_says(vit_pool: ms.ExpertPool, options:
     plain = ms.create_method("entropy_adaptive", vit_pool, head="shared")
     for images in STREAM:
         step, own = method.step(images), plain.step(images).logits
-        wanted = reference.shift(own.double().numpy())
-        torch.testing.assert_close(step.class_shift.double(), torch.tensor(wanted), rtol=5e-3, atol=1e-3)
+        expected = reference.shift(own.double().numpy())
+        torch.testing.assert_close(step.class_shift.double(), torch.tensor(expected), rtol=5e-3, atol=1e-3)
         torch.testing.assert_close(step.logits, own + step.class_shift)
 
 
@@ -95,10 +95,10 @@ def test_a_model_that_says_one_class_to_everything_is_brought_back() -> None:
     pool = one_layer(4, drowned)
     labels = torch.randint(4, (40, 16))
     stream = [pictures(batch) for batch in labels]
-    said = torch.cat([ms.create_method("mean", pool).step(images).logits for images in stream]).argmax(dim=1)
+    predictions = torch.cat([ms.create_method("mean", pool).step(images).logits for images in stream]).argmax(dim=1)
     ours = ms.create_method("prior_adaptive", pool, views=(), home="uniform")
     answered = torch.cat([ours.step(images).logits for images in stream]).argmax(dim=1)
-    assert (said == 2).float().mean() > 0.85
+    assert (predictions == 2).float().mean() > 0.85
     late = slice(320, None)
     assert (answered == labels.flatten())[late].float().mean() > 0.85
     shares = torch.bincount(answered[late], minlength=4) / 320
@@ -120,9 +120,9 @@ def test_a_rare_class_survives_the_mean_of_unrelated_heads() -> None:
     rates = {}
     for refit, match_scale in ((False, False), (False, True), (True, False), (True, True)):
         method = ms.create_method("prior_adaptive", pool, refit=refit, match_scale=match_scale, **options)
-        said = torch.stack([method.step(images).logits.argmax(dim=1) for images in stream])[10:]
-        rates[refit, match_scale] = float((said == 1)[labels[10:] == 1].float().mean())
-        right = float((said == 0)[labels[10:] == 0].float().mean())
+        predictions = torch.stack([method.step(images).logits.argmax(dim=1) for images in stream])[10:]
+        rates[refit, match_scale] = float((predictions == 1)[labels[10:] == 1].float().mean())
+        right = float((predictions == 0)[labels[10:] == 0].float().mean())
         assert right > 0.8
     assert rates.pop((False, False)) < 0.3
     assert min(rates.values()) > 0.8
@@ -241,8 +241,10 @@ def test_a_fitted_head_answers_as_the_experts_do_where_their_mean_cannot() -> No
         options = {"views": (), "encoder": "uniform", "refit": refit, "refit_before": 1, "match_scale": False}
         method = ms.create_method("prior_adaptive", pool, home="uniform", **options)
         steps = [method.step(images) for images in stream]
-        wanted = [pool.logits(images).mean(dim=0) for images in stream]
-        late = [(step.logits - step.class_shift - right).abs().max() for step, right in zip(steps, wanted, strict=True)]
+        expected = [pool.logits(images).mean(dim=0) for images in stream]
+        late = [
+            (step.logits - step.class_shift - right).abs().max() for step, right in zip(steps, expected, strict=True)
+        ]
         off[refit] = float(torch.stack(late[20:]).mean())
     assert off[True] < 0.05 * off[False]
 
@@ -279,9 +281,9 @@ def test_a_head_of_odd_size_does_not_capture_the_pool(factor: float) -> None:
     assert float(honest.rows.head[0].norm()) == pytest.approx(float(sizes[1:].max() if factor > 1 else sizes[1:].min()))
     one, other = ms.create_method("prior_adaptive", honest), ms.create_method("prior_adaptive", tampered)
     for images in STREAM:
-        wanted, found = one.step(images), other.step(images)
-        torch.testing.assert_close(found.encoder_coefficients, wanted.encoder_coefficients, rtol=1e-3, atol=1e-3)
-        torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-2, atol=1e-2)
+        expected, result = one.step(images), other.step(images)
+        torch.testing.assert_close(result.encoder_coefficients, expected.encoder_coefficients, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(result.logits, expected.logits, rtol=1e-2, atol=1e-2)
 
 
 def test_heads_of_natural_sizes_are_left_alone(vit_pool: ms.ExpertPool) -> None:
@@ -297,23 +299,23 @@ def test_home_comes_from_the_cards(vit_pool: ms.ExpertPool) -> None:
         pool = pool.annotate(name, class_counts=counts)
     method = ms.create_method("prior_adaptive", pool)
     torch.testing.assert_close(method._prior.home, torch.tensor([0.5, 0.3, 0.1, 0.05, 0.05]))
-    said = dict(zip(CLASSES, (0.2, 0.2, 0.2, 0.2, 0.2), strict=True))
-    told = pool.annotate(NAMES[0], metrics={"validation": {"mean_probability": said}})
+    predictions = dict(zip(CLASSES, (0.2, 0.2, 0.2, 0.2, 0.2), strict=True))
+    told = pool.annotate(NAMES[0], metrics={"validation": {"mean_probability": predictions}})
     method = ms.create_method("prior_adaptive", told)
     torch.testing.assert_close(method._prior.home, torch.tensor([0.35, 0.25, 0.15, 0.125, 0.125]))
     assert method.provenance["cards"] != ms.create_method("prior_adaptive", pool).provenance["cards"]
 
 
-@pytest.mark.parametrize(("accuracy", "wanted"), [(1.0, 1.0), (0.99, 0.07), (None, 0.07)])
+@pytest.mark.parametrize(("accuracy", "expected"), [(1.0, 1.0), (0.99, 0.07), (None, 0.07)])
 def test_a_temperature_of_a_split_without_errors_is_not_believed(
-    vit_pool: ms.ExpertPool, accuracy: float | None, wanted: float
+    vit_pool: ms.ExpertPool, accuracy: float | None, expected: float
 ) -> None:
     """It is near 0 however sure the expert was, and would take all coefficients."""
     told = {} if accuracy is None else {"validation": {"accuracy": accuracy}}
     pool = vit_pool.annotate(NAMES[0], temperature=0.07, metrics=told).annotate(NAMES[1], temperature=1.5)
     for name in ("prior_adaptive", "entropy_adaptive"):
-        found = ms.create_method(name, pool, temperature="card")._temperature
-        torch.testing.assert_close(found, torch.tensor([wanted, 1.5, 1.0]))
+        result = ms.create_method(name, pool, temperature="card")._temperature
+        torch.testing.assert_close(result, torch.tensor([expected, 1.5, 1.0]))
 
 
 def test_a_loss_without_weights_tilts_nothing(vit_pool: ms.ExpertPool) -> None:
@@ -330,10 +332,10 @@ def test_a_loss_without_weights_tilts_nothing(vit_pool: ms.ExpertPool) -> None:
 def test_a_weighted_model_that_knows_nothing_is_not_taken_for_a_biased_one() -> None:
     """It says every class equally often, as its loss asked for. Compared with home as it is, rare classes would go."""
     counts = dict(zip(CLASSES, (900, 40, 30, 20, 10), strict=True))
-    said = dict(zip(CLASSES, (0.9, 0.04, 0.03, 0.02, 0.01), strict=True))  # at home it knew its classes
+    predictions = dict(zip(CLASSES, (0.9, 0.04, 0.03, 0.02, 0.01), strict=True))  # at home it knew its classes
     pool = make_pool("vit")
     for name in NAMES:
-        told = {"class_counts": counts, "metrics": {"validation": {"mean_probability": said}}}
+        told = {"class_counts": counts, "metrics": {"validation": {"mean_probability": predictions}}}
         pool = pool.annotate(name, recipe={"loss": "weighted"}, **told)
     pool.bank[:, pool.layout.encoder_size :] *= 0.01
     shifts = {}

@@ -40,12 +40,12 @@ def naive(runs: ms.ExpertPool, data: list[ms.DomainData], strict: bool) -> list[
         return (answers == torch.cat([each.labels for each in data])).double().mean().item()
 
     order = sorted(runs.names, key=lambda name: (-score([name]), name))
-    kept, best = [], float("-inf")
+    members, best = [], float("-inf")
     for name in order:
-        value = score([*kept, name])
+        value = score([*members, name])
         if value > best or (value == best and not strict):
-            kept, best = [*kept, name], value
-    return kept
+            members, best = [*members, name], value
+    return members
 
 
 @pytest.mark.parametrize("rule", ["restricted", "greedy"])

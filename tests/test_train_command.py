@@ -154,8 +154,8 @@ def test_another_base_in_the_folder_is_refused(data: Path, tmp_path: Path) -> No
 
 def test_a_setting_that_fails_is_told_and_the_others_go_on(data: Path, tmp_path: Path) -> None:
     bad = replace(QUICK, learning_rate=1e30, optimiser="sgd")
-    found = run_training(plan_for(data, bad, QUICK), tmp_path / "p", quiet)
-    for card, candidates in found:
+    trained = run_training(plan_for(data, bad, QUICK), tmp_path / "p", quiet)
+    for card, candidates in trained:
         assert [bool(candidate.failed) for candidate in candidates] == [True, False]
         assert "lower learning_rate" in candidates[0].failed
         assert card.recipe["learning_rate"] == QUICK.learning_rate
@@ -175,8 +175,8 @@ def test_a_full_disk_ends_its_candidate_and_no_other(
         written(path, state)
 
     monkeypatch.setattr(training_loop, "write_state", write)
-    found = run_training(plan_for(data, QUICK, replace(QUICK, weight_decay=0.1)), tmp_path / "p", quiet)
-    for card, (good, full) in found:
+    trained = run_training(plan_for(data, QUICK, replace(QUICK, weight_decay=0.1)), tmp_path / "p", quiet)
+    for card, (good, full) in trained:
         assert good.failed is None
         assert "No space left on device" in full.failed
         assert card.recipe["weight_decay"] == 0
@@ -275,20 +275,20 @@ def test_progress_shows_steps_and_losses_while_it_runs(data: Path, tmp_path: Pat
 
     @contextmanager
     def track(title: str, total: int):
-        yield lambda steps=1, said="": shown.append((steps, said)) if title == "training the experts" else None
+        yield lambda steps=1, message="": shown.append((steps, message)) if title == "training the experts" else None
 
     run_training(plan_for(data, QUICK, replace(QUICK, dropout=0.1)), tmp_path / "p", track)
     assert sum(steps for steps, _ in shown) == 2 * 12 * len(SITES)
-    assert all(re.fullmatch(r"\w+-\w+: (loss [\d.]+, validation [\d.]+|step \d+)", said) for _, said in shown)
-    assert any("validation" in said for _, said in shown)
+    assert all(re.fullmatch(r"\w+-\w+: (loss [\d.]+, validation [\d.]+|step \d+)", message) for _, message in shown)
+    assert any("validation" in message for _, message in shown)
 
 
 def test_tensorboard_files_hold_the_curve(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     out = tmp_path / "p"
-    found = run_training(plan_for(data, tensorboard=True), out, quiet)
-    for _, (candidate,) in found:
+    trained = run_training(plan_for(data, tensorboard=True), out, quiet)
+    for _, (candidate,) in trained:
         events = EventAccumulator(str(work_folder(out) / "tensorboard" / candidate.folder.name)).Reload()
         assert set(events.Tags()["scalars"]) == {"loss/training", "loss/validation", "accuracy/validation"}
         curve = [(scalar.step, pytest.approx(scalar.value, rel=1e-5)) for scalar in events.Scalars("loss/validation")]

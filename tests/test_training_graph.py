@@ -98,11 +98,11 @@ def test_the_next_fit_of_a_network_uses_what_was_compiled_for_the_first() -> Non
     """On the CPU, where compilation works as well: counted by how often the compiler is asked."""
     from torch._dynamo.testing import CompileCounter
 
-    asked = CompileCounter()
+    compiler = CompileCounter()
     recipe = Recipe(dropout=0.1)
     gpu_execution._networks.clear()
     answers = []
-    with mock.patch.object(torch, "compile", partial(torch.compile, backend=asked)):
+    with mock.patch.object(torch, "compile", partial(torch.compile, backend=compiler)):
         for seed in range(3):
             torch.manual_seed(seed)
             fresh = create_network("vit_tiny_patch16_224", num_classes=3, **NETWORK)
@@ -112,7 +112,7 @@ def test_the_next_fit_of_a_network_uses_what_was_compiled_for_the_first() -> Non
             torch.testing.assert_close(network.module.eval()(images), fresh.module.eval()(images), rtol=1e-5, atol=1e-6)
             answers.append(gpu_execution.compiled_forward(network.module.train())(images))
     assert len(gpu_execution._networks) == 1
-    assert asked.frame_count == 1
+    assert compiler.frame_count == 1
     assert not torch.equal(answers[0], answers[1])
     other = gpu_execution.shared_network(create_network("vit_tiny_patch16_224", num_classes=4, **NETWORK), recipe)
     assert other.module is not network.module
