@@ -97,7 +97,7 @@ def test_verify_and_train_stop_with_the_question(tmp_path: Path, question: str) 
         assert answer in stopped.stderr
         assert "group=none" in stopped.stderr
     assert not list((tmp_path / "pool").rglob("*.safetensors"))
-    for option in (answer, "group=none"):
+    for option in (answer, "group=none", *(["group=(P[0-9]+)"] if question == "folder" else [])):
         assert command("data", "verify", question, str(root), "--data-option", option).returncode == 0
 
 

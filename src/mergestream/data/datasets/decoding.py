@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
-from threading import Lock, Thread
+from threading import Lock
 
 import numpy as np
 import torch
@@ -150,23 +150,14 @@ def _each(
         with lock:
             on_image()
 
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1, "mergestream-decoding", _use_one_core) as threads:
-        for _ in threads.map(one, range(len(samples))):
-            pass
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # of new threads, too: else each of them starts one helper per core for each copy
+    try:
+        with ThreadPoolExecutor(workers or os.cpu_count() or 1, "mergestream-decoding") as threads:
+            list(threads.map(one, range(len(samples))))
+    finally:
+        torch.set_num_threads(before)
     return dict(sorted(bad.items()))
-
-
-def _use_one_core() -> None:
-    """Limit torch to one core in this thread; else each decoding thread starts one helper per core for each copy."""
-    with _changing_threads:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)  # of this thread, and of threads to come
-        restoring = Thread(target=torch.set_num_threads, args=(before,))
-        restoring.start()
-        restoring.join()
-
-
-_changing_threads = Lock()
 
 
 # The user's own files are trusted, so they may be large.

@@ -38,12 +38,8 @@ class DomainData:
             raise InputError(f"The domain '{self.name}' has {len(self.images)} images, {len(self.labels)} labels.")
         if int(self.labels.min()) < 0 or int(self.labels.max()) >= len(self.classes):
             raise InputError(f"The domain '{self.name}' has a label outside 0 to {len(self.classes) - 1}.")
-        for what, values in {
-            "acquired": self.acquired,
-            "ids": self.ids,
-            "groups": self.groups,
-            **self.subgroups,
-        }.items():
+        columns = {"acquired": self.acquired, "ids": self.ids, "groups": self.groups, **self.subgroups}
+        for what, values in columns.items():
             if values is not None and len(values) != len(self.labels):
                 raise InputError(f"The domain '{self.name}' has {len(self.labels)} labels, {len(values)} of '{what}'.")
 

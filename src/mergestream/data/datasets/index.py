@@ -30,6 +30,7 @@ class DatasetCard:
     outside: tuple[str, ...] = ()  # domains for testing only: no expert is trained on them
     parts: tuple[str, ...] = ()  # the publisher's own splits
     part_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # published images per part and domain
+    parts_from: str = ""  # a sentence: which files define the publisher's splits
     overlap: str = ""  # what two domains share that they should not
     may_lack_classes: bool = False  # published with classes that are absent from some domain
     spellings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of domains and classes in some copies
@@ -42,7 +43,11 @@ class DatasetCard:
 
     def to_json(self) -> dict[str, Any]:
         fields = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
-        return {key: value for key, value in fields.items() if key not in ("part_counts", "spellings", "errata")}
+        return {
+            key: value
+            for key, value in fields.items()
+            if key not in ("part_counts", "parts_from", "spellings", "errata")
+        }
 
 
 def _card(name: str, fields: dict[str, Any]) -> DatasetCard:
@@ -52,9 +57,6 @@ def _card(name: str, fields: dict[str, Any]) -> DatasetCard:
 
 _TABLES = tomllib.loads(Path(__file__).with_name("cards.toml").read_text(encoding="utf-8"))
 CARDS = {name: _card(name, fields) for name, fields in _TABLES.items()}
-
-
-NO_SUBGROUPS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Sample:
     group: str | None = None  # slide, patient or lesion
     acquired: Any = None  # sorts by time of acquisition
     part: str | None = None  # the publisher's split
-    subgroups: Mapping[str, str] = field(default_factory=lambda: NO_SUBGROUPS)
+    subgroups: Mapping[str, str] = field(default_factory=dict)
     array: str | None = None  # name of the array in an .npz or .hdf5 file, and the row
     row: int = 0
 
@@ -93,7 +95,6 @@ class Index:
     whole: bool = True  # every part of it
     crop_border: bool = False  # cut the black frame of a fundus photograph before resizing
     missing_parts: Mapping[str, str] = field(default_factory=dict)  # the split of a missing file, where known
-    parts_from: str = ""  # a sentence: which files define the publisher's splits
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -145,9 +146,8 @@ class Index:
             if name not in self.card.parts:
                 raise unknown_name(f"part of '{self.card.name}'", name, ("all", *self.card.parts))
             if explicit and name not in present:
-                raise DataError(
-                    f"'{self.card.name}' has no image of the part '{name}' under this root. {self.parts_from}".strip()
-                )
+                why = f"'{self.card.name}' has no image of the part '{name}' under this root."
+                raise DataError(f"{why} {self.card.parts_from}".strip())
         keep = {*names} if explicit else {*names, None}
         return replace(
             self,

@@ -28,10 +28,6 @@ INFERRED = "isic_inferred_wocarcinoma.csv"
 THRESHOLD = 0.65
 IMAGE = re.compile(r"ISIC_\d+(_downsampled)?", re.IGNORECASE)
 PART_FOLDER = re.compile(r"ISIC2019_(train|val|test)", re.IGNORECASE)
-PARTS_FROM = (
-    "The parts are defined by train_bias_0_1.csv, val_bias_0_1.csv and test_bias_0_1.csv, or by EPVT's folders "
-    "ISIC2019_train, ISIC2019_val and ISIC2019_test: put them under the root."
-)
 
 
 def artefact_domain(scores: Mapping[str, float]) -> str:
@@ -41,7 +37,7 @@ def artefact_domain(scores: Mapping[str, float]) -> str:
 
 
 def read(root: Root, *, bias: str = "0_1") -> Index:
-    skin_set, parts, as_published = _inside(root, bias)
+    skin_set = _inside(root, bias)
     outside: dict[str, SkinSet] = {}
     for domain in CARD.outside:
         each = _outside(root, domain)
@@ -58,7 +54,7 @@ def read(root: Root, *, bias: str = "0_1") -> Index:
         raise root.refused("isic", expected, f"{named}it holds {root.glance()}")
     every = [skin_set, *outside.values()] if skin_set.samples else list(outside.values())
     left_out = dict.fromkeys(each for one in (skin_set, *outside.values()) for each in one.left_out)
-    published = {domain for domain in CARD.domains if as_published}
+    published = {domain for domain in CARD.domains if skin_set.as_published}
     published |= {domain for domain, each in outside.items() if each.as_published}
     card = replace(
         CARD,
@@ -72,8 +68,7 @@ def read(root: Root, *, bias: str = "0_1") -> Index:
         tuple(left_out),
         [file for one in every for file in one.missing],
         outside=tuple(outside),
-        parts_from=PARTS_FROM,
-        missing_parts=parts,
+        missing_parts=skin_set.missing_parts,
     )
 
 
@@ -83,24 +78,26 @@ def _outside(root: Root, domain: str) -> SkinSet | None:
     return read_ph2(root) if domain == "ph2" else read_pad_ufes(root)
 
 
-def _inside(root: Root, bias: str) -> tuple[SkinSet, dict[str, str], bool]:
-    """ISIC itself, the part of each missing file, and whether the published counts apply."""
+def _inside(root: Root, bias: str) -> SkinSet:
+    """ISIC itself."""
     files = by_stem(path for path in root.images if IMAGE.fullmatch(PurePosixPath(path).stem))
     tables = _tables(root, bias)
     if not tables:
         placed = _folder_rows(root)
         names = {row.id.lower(): path for path, row in placed.items()}
-        skin_set, parts = _join(root, placed.values(), names, "EPVT's folders")
-        return skin_set, parts, all(row.part for row in placed.values())
+        skin_set = _join(root, placed.values(), names, "EPVT's folders")
+        skin_set.as_published = all(row.part for row in placed.values())
+        return skin_set
     rows = [row for part, table in tables.items() for row in scored(table, part)]
-    skin_set, parts = _join(root, rows, files, next(iter(tables.values())).path)
+    skin_set = _join(root, rows, files, next(iter(tables.values())).path)
     named = {row.id.lower() for row in rows}
     if skin_set.samples:
         why = "in none of the artefact tables (carcinomas are not)"
         skin_set.left_out += [LeftOut(path, why) for stem, path in files.items() if stem not in named]
     else:
         skin_set.left_out = [LeftOut(table.path, "none of its images is under the root") for table in tables.values()]
-    return skin_set, parts, bias == "0_1" and None not in tables
+    skin_set.as_published = bias == "0_1" and None not in tables
+    return skin_set
 
 
 def _tables(root: Root, bias: str) -> dict[str | None, SkinTable]:
@@ -142,23 +139,23 @@ def _folder_rows(root: Root) -> dict[str, Sample]:
     return rows
 
 
-def _join(root: Root, rows: Iterable[Sample], files: Mapping[str, str], table: str) -> tuple[SkinSet, dict[str, str]]:
+def _join(root: Root, rows: Iterable[Sample], files: Mapping[str, str], table: str) -> SkinSet:
     """Join rows with their files, lesions and the challenge's own diagnosis."""
     lesions = _column(root, "ISIC_2019_Training_Metadata.csv", "lesion_id")
     melanomas = _column(root, "ISIC_2019_Training_GroundTruth.csv", "MEL")
-    skin_set, parts = SkinSet(table), dict[str, str]()
+    skin_set = SkinSet(table)
     for row in rows:
         file = files.get(row.id.lower())
         truth = melanomas.get(row.id)
         if file is None:
             skin_set.missing.append(f"{row.id}.jpg")
-            parts |= {f"{row.id}.jpg": row.part} if row.part else {}
+            skin_set.missing_parts |= {f"{row.id}.jpg": row.part} if row.part else {}
         elif truth and (truth in ("1", "1.0")) != (row.label == MELANOMA):
             skin_set.left_out.append(LeftOut(file, f"{CLASSES[row.label]} by {table}, not by ISIC's ground truth"))
         else:
             group = lesions.get(row.id) or None
             skin_set.samples.append(replace(row, file=file, group=group))
-    return skin_set, parts
+    return skin_set
 
 
 def _column(root: Root, name: str, column: str) -> dict[str, str]:

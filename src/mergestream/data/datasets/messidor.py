@@ -29,7 +29,10 @@ def read(root: Root, *, errata: bool = True) -> Index:
         files[_base_of(path), PurePosixPath(path).stem.lower()].append(path)
     for base, table in _annotations(root).items():
         for row in read_sheet(root, table, COLUMNS):
-            stem, grade = PurePosixPath(row["Image name"]).stem, _grade(row["Retinopathy grade"], row, table)
+            stem, text = PurePosixPath(row["Image name"]).stem, row["Retinopathy grade"]
+            if text not in ("0", "1", "2", "3"):
+                raise DataError(f"{table} gives {row['Image name']} the retinopathy grade '{text}', none of 0 to 3.")
+            grade = int(text)
             matches = files.get((base, stem.lower())) or files.get(("", stem.lower())) or []  # '': one flat folder
             if len(matches) > 1:
                 raise DataError(f"{base} has the image {stem} twice: {matches[0]} and {matches[1]}. Keep one of them.")
@@ -63,12 +66,6 @@ def acquired(stem: str) -> str | None:
     """Day and time of day from a file name, as text that sorts: 20051019_38557_0100_PP -> 20051019-038557."""
     match = TAKEN.fullmatch(stem)
     return f"{match[1]}-{int(match[2]):06d}" if match else None
-
-
-def _grade(text: str, row: dict[str, str], table: str) -> int:
-    if text not in ("0", "1", "2", "3"):
-        raise DataError(f"{table} gives {row['Image name']} the retinopathy grade '{text}', none of 0 to 3.")
-    return int(text)
 
 
 def _annotations(root: Root) -> dict[str, str]:

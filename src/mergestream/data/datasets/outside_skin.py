@@ -22,6 +22,7 @@ class SkinSet:
     samples: list[Sample] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    missing_parts: dict[str, str] = field(default_factory=dict)  # the publisher's split of each missing file
     as_published: bool = True
 
     def add(self, domain: str, image: str, file: str | None, label: int, group: str = "") -> None:

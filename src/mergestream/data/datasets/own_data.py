@@ -12,8 +12,6 @@ from mergestream.data.datasets.table_files import Rows, read_csv
 from mergestream.runtime.errors import DataError, unknown_name
 
 FOLDER, TABLE = CARDS["folder"], CARDS["table"]
-
-
 # Columns that seem to name what a split must keep together.
 SUBJECT = re.compile(
     r"(patient|subject|person|participant|case|slide|lesion|study|exam|specimen|scan|volume|accession|mrn)s?"
@@ -25,7 +23,7 @@ SEVERAL = re.compile(r"(.*\d.*)[ _.-][^ _.-]+")
 LEAK = "must not be in training and validation at once"
 
 
-def read_folder(root: Root, *, group: str | None = "") -> Index:
+def read_folder(root: Root, *, group: str | tuple[str, ...] | None = "") -> Index:
     inside = _only_folder(root)
     split = {path: PurePosixPath(path).relative_to(inside).parts for path in _image_files(root)}
     odd = [path for path, parts in split.items() if len(parts) != 3]
@@ -38,6 +36,8 @@ def read_folder(root: Root, *, group: str | None = "") -> Index:
     images = ["/".join(parts) for parts in split.values()]
     if group == "":
         _require_no_series(images)
+    if isinstance(group, tuple):  # '(P\\d+)' reads as a list on the command line
+        group = f"({','.join(map(str, group))})"
     pattern = None if group in (None, "", "none") else str(group)
     samples = [
         Sample("/".join(parts), path, parts[0], classes.index(parts[1]), _matched(pattern, PurePosixPath(path).stem))

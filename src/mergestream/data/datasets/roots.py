@@ -62,10 +62,8 @@ class Root:
         try:
             with Path(member).open("rb") if archive is None else self._zips[archive].open(member) as file:
                 return file.read(first)
-        except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
+        except Exception as error:  # zip files raise many kinds
             raise DataError(f"Cannot read {path} in {self.location}: {error_text(error)}.") from error
-        except Exception as error:  # zlib has an error class of its own
-            raise DataError(f"{path} in {self.location} is damaged: {error}.") from error
 
     def open(self, path: str) -> BinaryIO:
         """Open a file to read parts of it: an array of gigabytes may be one file."""

@@ -17,7 +17,9 @@ def read_csv(root: Root, path: str, required: tuple[str, ...] = ()) -> Rows:
     """Read a CSV file's rows by column name, values stripped; the error names a missing column."""
     text = decode_text(root.read(path))
     try:
-        reader = csv.DictReader(io.StringIO(text, newline=""), dialect=_dialect(text))
+        first = text.partition("\n")[0]  # spreadsheets write semicolons in some languages
+        delimiter = ";" if first.count(";") > first.count(",") else ","
+        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
         names = [(name or "").strip() for name in reader.fieldnames or ()]
         repeated = sorted({name for name in names if name and names.count(name) > 1})
         if repeated:
@@ -43,16 +45,6 @@ def decode_text(content: bytes) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         return content.decode("cp1252", errors="replace")
-
-
-def _dialect(text: str) -> type[csv.Dialect]:
-    """Commas, or semicolons as spreadsheets write them in some languages."""
-    first = text.partition("\n")[0]
-
-    class Dialect(csv.excel):
-        delimiter = ";" if first.count(";") > first.count(",") else ","
-
-    return Dialect
 
 
 Grid = list[list[str]]

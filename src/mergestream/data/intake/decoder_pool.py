@@ -137,7 +137,6 @@ class DecoderProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**inherited, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            cwd="/",
             pipesize=PIPE_BYTES,
             start_new_session=True,  # an interrupt at the terminal is for the service
         )

@@ -14,6 +14,7 @@ import os
 import resource
 import struct
 import sys
+import time
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,7 +64,7 @@ def main(memory_bytes: int, cpu_seconds: int) -> None:
     while (request := read_message(sys.stdin.buffer, memory_bytes)) is not None:
         for end in _answers(*request):
             grown = _resident_bytes(statm) - first > MOST_GROWTH
-            write_message(sys.stdout.buffer, {**end, "retire": grown or time_used() > cpu_seconds / 2})
+            write_message(sys.stdout.buffer, {**end, "retire": grown or time.process_time() > cpu_seconds / 2})
 
 
 def _import_decoders() -> None:
@@ -128,11 +129,6 @@ def _send_frames(kind: str, data: bytes, allowance: Any) -> list[str]:
 
 def _resident_bytes(statm: int | None) -> int:
     return 0 if statm is None else int(os.pread(statm, 200, 0).split()[1]) * resource.getpagesize()
-
-
-def time_used() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":
