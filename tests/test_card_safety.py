@@ -373,6 +373,16 @@ def test_a_pool_of_one_class_is_refused_with_the_reason(tmp_path: Path) -> None:
     assert "has one class only, 'only'" in shown.stderr
 
 
+@pytest.mark.parametrize("head", [["head", "nowhere"], ["nowhere", "head"], ["head", "head.nowhere"], ["pos_drop"]])
+def test_a_head_that_the_network_does_not_have_is_refused(tmp_path: Path, head: list[str]) -> None:
+    pool = write_pool(tmp_path / "pool")
+    for name in ("a", "b"):
+        path = pool / name / "expert.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "head": head}))
+    assert refusal(lambda: ms.ExpertPool.load(pool))
+    assert not verify_pool(pool).sound
+
+
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [

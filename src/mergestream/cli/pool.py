@@ -38,11 +38,7 @@ def list_experts(folder: Pool, as_json: AsJson = False) -> None:
 
 @pool.command("add")
 def add(
-    folder: Pool,
-    expert: Expert,
-    name: Name = None,
-    allow_other_base: AllowOtherBase = False,
-    as_json: AsJson = False,
+    folder: Pool, expert: Expert, name: Name = None, allow_other_base: AllowOtherBase = False, as_json: AsJson = False
 ) -> None:
     """Check a site's expert and add it to the pool, as the last one.
 
@@ -50,23 +46,19 @@ def add(
     """
     from mergestream.pool.exchange.changes import add_expert
 
-    _print_accepted(as_json, add_expert(folder, expert, name=name, allow_other_base=allow_other_base), "is in the pool")
+    accepted = add_expert(folder, expert, name=name, allow_other_base=allow_other_base)
+    _print_accepted(as_json, accepted, "is in the pool")
 
 
 @pool.command("replace")
 def replace(
-    folder: Pool,
-    expert: Expert,
-    name: Name = None,
-    allow_other_base: AllowOtherBase = False,
-    as_json: AsJson = False,
+    folder: Pool, expert: Expert, name: Name = None, allow_other_base: AllowOtherBase = False, as_json: AsJson = False
 ) -> None:
     """Replace a site's expert with a newer one, after the same checks. The old version is kept."""
     from mergestream.pool.exchange.changes import replace_expert
 
-    _print_accepted(
-        as_json, replace_expert(folder, expert, name=name, allow_other_base=allow_other_base), "was replaced"
-    )
+    accepted = replace_expert(folder, expert, name=name, allow_other_base=allow_other_base)
+    _print_accepted(as_json, accepted, "was replaced")
 
 
 @pool.command("restore")

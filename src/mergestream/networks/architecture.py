@@ -169,8 +169,8 @@ def _json_config(module: nn.Module) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in ignored and "drop" not in key}
 
 
-TORCHVISION_HEADS = ("fc", "heads", "head", "classifier")
-MONAI_HEADS = ("class_layers", "fc", "_fc", "last_linear", "classification_head")
+# Names of classifiers in torchvision and MONAI.
+HEADS = ("class_layers", "fc", "_fc", "heads", "head", "classifier", "last_linear", "classification_head")
 
 
 def find_head(module: nn.Module, head: str | Iterable[str] | None = None) -> tuple[str, ...]:
@@ -183,11 +183,9 @@ def find_head(module: nn.Module, head: str | Iterable[str] | None = None) -> tup
     elif type(module).__name__.endswith("ForImageClassification"):
         children = {name: child for name, child in module.named_children() if "classifier" in name or name == "head"}
         names = tuple(name for name, child in children.items() if any(True for _ in child.parameters()))
-    elif library == "monai":
-        names = _last_layer(module, MONAI_HEADS)
     else:
-        names = _last_layer(module, TORCHVISION_HEADS)
-        if library != "torchvision" and not _is_last(module, names):
+        names = _last_layer(module)
+        if library not in ("torchvision", "monai") and not _is_last(module, names):
             names = ()
     if not names:
         linear = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
@@ -221,9 +219,9 @@ def _timm_head(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, child in modules.items() if child is classifier)
 
 
-def _last_layer(module: nn.Module, usual_names: tuple[str, ...]) -> tuple[str, ...]:
+def _last_layer(module: nn.Module) -> tuple[str, ...]:
     """The last layer with a weight, inside the child with a usual name."""
-    for usual in usual_names:
+    for usual in HEADS:
         child = getattr(module, usual, None)
         if isinstance(child, nn.Module):
             layers = [n for n, m in child.named_modules() if isinstance(m, nn.Linear | nn.Conv2d | nn.Conv3d)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,7 +80,7 @@ class WeightsFile(Mapping[str, Tensor]):
             with safe_open(str(path), framework="pt") as file:
                 slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
                 self._dtypes = {name: part.get_dtype() for name, part in slices.items()}
-                self.shapes = {name: torch.Size(part.get_shape()) for name, part in slices.items()}
+                self.numbers = sum(math.prod(part.get_shape()) for part in slices.values())
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is not a safetensors file ({error}). Ask the site for it again.") from error
 
@@ -99,10 +100,6 @@ class WeightsFile(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._dtypes)
-
-    @property
-    def numbers(self) -> int:
-        return sum(shape.numel() for shape in self.shapes.values())
 
     def dtypes(self) -> set[torch.dtype]:
         """Floating types in the file, without reading a tensor."""

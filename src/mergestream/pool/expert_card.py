@@ -6,14 +6,14 @@ import json
 import platform
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from mergestream.networks.architecture import Architecture, Network, from_architecture, from_module
+from mergestream.networks.architecture import Architecture, Network, find_head
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import CheckpointError, MergestreamError, PoolError
 from mergestream.runtime.files import read_json
@@ -67,11 +67,8 @@ class ExpertCard:
 
         most: how many numbers its weights hold, which bounds the network's size.
         """
-        if module is None:
-            built = from_architecture(self.architecture, most)
-        else:
-            built = from_module(copy.deepcopy(module), self.head)
-        return replace(built, architecture=self.architecture, head=self.head, preprocessing=self.preprocessing)
+        built = self.architecture.build(most).eval() if module is None else copy.deepcopy(module)
+        return Network(built, self.architecture, find_head(built, self.head), self.preprocessing)
 
     def validation(self, metric: str) -> float | None:
         """A number of its validation metrics; None if there is none."""

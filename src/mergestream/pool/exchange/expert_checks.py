@@ -20,6 +20,7 @@ from mergestream.pool.pool_folder import PoolFolder, require_some
 from mergestream.runtime.errors import CheckpointError, MergestreamError, PoolError
 
 PROBES = 16
+LARGEST_PROBE = 4 << 20  # numbers per image: a card must not make the check take gigabytes
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ class NoiseProbe:
         self._network = None if card.architecture.library == "custom" else card.network(most=weights.numbers)
         self._layout = Layout.of(self._network.module, card.head) if self._network else None
         self._shapes = None if self._network else _shapes(weights)
-        preprocessing = card.preprocessing if self._network else None
-        self._probes = None if preprocessing is None else probes(preprocessing)
+        pixels = card.preprocessing if self._network else None
+        small = pixels is not None and len(pixels.mean) * math.prod(pixels.size) <= LARGEST_PROBE
+        self._probes = probes(pixels) if pixels is not None and small else None
         if self._network:
             require_classes(card.classes, self._network)
 
