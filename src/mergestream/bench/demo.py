@@ -125,10 +125,8 @@ def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> BenchFind
         command=f"mergestream report {out} --out {out / REPORT} --drift {out / DRIFT}{more}",
         rows=rows,
         duels=duels,
-        drift=drift,
-        landscape=surface,
-        more=[_hospitals(cards, dataset)],
     )
+    report = replace(report, drift=drift, landscape=surface, more=[_hospitals(cards, dataset)])
     write_report(report, out / REPORT)
     return report.bench
 

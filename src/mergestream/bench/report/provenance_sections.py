@@ -1,7 +1,6 @@
 """Parts of the report's last sections: data and licences, provenance."""
 
 import json
-from collections import defaultdict
 
 from mergestream.bench.analysis.collection import RunCollection
 from mergestream.bench.report.dataset_card import describe_card
@@ -9,7 +8,7 @@ from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.bench.report.result_table import ResultTable, grid_table
 from mergestream.data.datasets import DATASETS
 
-SOURCES = {"base", "statistics", "candidates"}  # hashes of what a method uses beside the experts
+SOURCES = ("base", "candidates", "statistics")  # hashes of what a method uses beside the experts
 
 
 def card_lines(report: ReportFindings) -> list[str]:
@@ -40,10 +39,9 @@ def plan_text(report: ReportFindings) -> str:
 
 
 def run_hashes(collection: RunCollection) -> str:
-    hashes: dict[str, list[str]] = defaultdict(list)
-    for run in collection.runs:
-        hashes[run.label].append(run.hash)
-    return "\n".join(f"{label}\n  {' '.join(names)}" for label, names in hashes.items())
+    runs = collection.runs
+    labels = dict.fromkeys(run.label for run in runs)
+    return "\n".join(f"{label}\n  {' '.join(run.hash for run in runs if run.label == label)}" for label in labels)
 
 
 def version_table(collection: RunCollection) -> ResultTable:
@@ -53,17 +51,12 @@ def version_table(collection: RunCollection) -> ResultTable:
 
 
 def method_table(collection: RunCollection) -> ResultTable:
-    methods = {run.label: run.arguments for run in collection.runs}
-    hashes: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for run in collection.runs:
-        for name in SOURCES & run.arguments.keys():
-            hashes[run.label, name].add(run.arguments[name][:16])
     rows = []
-    for label, arguments in methods.items():
-        own = {name: sorted(hashes[label, name]) for name in sorted(SOURCES) if hashes[label, name]}
-        sources = "; ".join(f"{name} {', '.join(values)}" for name, values in own.items()) or "–"
-        options = json.dumps(arguments["options"], ensure_ascii=False)
-        rows.append((label, str(arguments["revision"]), options, sources))
+    for label in dict.fromkeys(run.label for run in collection.runs):
+        own = [run.arguments for run in collection.runs if run.label == label]
+        hashes = {name: sorted({each[name][:16] for each in own if name in each}) for name in SOURCES}
+        sources = "; ".join(f"{name} {', '.join(values)}" for name, values in hashes.items() if values) or "–"
+        rows.append((label, str(own[-1]["revision"]), json.dumps(own[-1]["options"], ensure_ascii=False), sources))
     return ResultTable("Methods as they were run", ("method", "revision", "options", "also depends on"), tuple(rows))
 
 
@@ -74,7 +67,6 @@ def pool_table(collection: RunCollection) -> ResultTable:
 
 
 def stream_table(collection: RunCollection) -> ResultTable:
-    every = [(run.stream, run.target, str(run.arguments["seed"])) for run in collection.runs]
-    hashes = [run.arguments["stream"]["hash"] for run in collection.runs]
-    rows = tuple((*place, value) for place, value in dict(zip(every, hashes, strict=True)).items())
+    places = {(run.stream, run.target, str(run.arguments["seed"])): run.arguments for run in collection.runs}
+    rows = tuple((*place, arguments["stream"]["hash"]) for place, arguments in places.items())
     return ResultTable("Streams", ("stream", "target", "seed", "hash"), rows)

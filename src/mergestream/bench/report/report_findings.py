@@ -83,9 +83,6 @@ def analyse_runs(
     command: str,
     rows: list[ResultRow] | None = None,
     duels: list[Duel] | None = None,
-    drift: Drift | None = None,
-    landscape: Landscape | None = None,
-    more: Sequence[PageSection] = (),
 ) -> ReportFindings:
     """Compute what a report shows. A caller that has rows and duels already passes them: they take the longest."""
     runs = collection.runs
@@ -115,9 +112,6 @@ def analyse_runs(
         provenance=collection,
         command=command,
         claims=claims,
-        drift=drift,
-        landscape=landscape,
-        more=more,
     )
 
 

@@ -1,6 +1,8 @@
 """The report of a folder of runs: one page, and its tables as files."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mergestream.bench.analysis.collection import collect, count_runs
 from mergestream.bench.analysis.comparison import describe_duels
@@ -18,13 +20,8 @@ from mergestream.runtime.files import make_folder, write_text
 from mergestream.runtime.parallel import Track
 
 SYNTHETIC = "The data are synthetic: generated images, no patients."
-# What the template calls.
-PARTS = {
-    "result": result_sections,
-    "method": method_sections,
-    "expert": expert_sections,
-    "provenance": provenance_sections,
-}
+# What the template calls, by name.
+PARTS = (expert_sections, method_sections, provenance_sections, result_sections)
 FUNCTIONS = (
     claims_by_stream,
     describe_drift,
@@ -54,7 +51,8 @@ def make_report(
     landscape_record = None if landscape is None else Landscape.load(landscape)
     with track("reading runs", count_runs(folder)) as advance:
         collection = collect(folder, advance)
-    findings = analyse_runs(collection, track, command=command, drift=drift_record, landscape=landscape_record)
+    findings = analyse_runs(collection, track, command=command)
+    findings = replace(findings, drift=drift_record, landscape=landscape_record)
     write_report(findings, out, tables)
     return findings
 
@@ -62,7 +60,7 @@ def make_report(
 def write_report(report: ReportFindings, out: Path, tables: Path | None = None) -> None:
     """Write the page to `out`, and every table as Markdown and LaTeX to `tables` (default: beside the page)."""
     notice = f"{SYNTHETIC} {NOTICE}" if report.bench.synthetic else NOTICE
-    values = PARTS | {each.__name__: each for each in FUNCTIONS}
+    values: dict[str, Any] = {each.__name__.rpartition(".")[2]: each for each in (*PARTS, *FUNCTIONS)}
     page, shown = render("report.html.j2", report.title, notice, report.labels, report=report, **values)
     write_text(out, page)
     folder = tables or tables_beside(out)
