@@ -89,6 +89,7 @@ MANIPULATIONS: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "edited": (edit_step, "was changed"),
     "inserted": (insert_step, "was changed"),
     "removed": (lambda lines: [*lines[:2], *lines[3:]], "removed or moved"),
+    "beheaded": (lambda lines: lines[3:], "removed or moved"),
     "rewritten": (rewrite, "rewritten or exchanged"),
     "cut": (lambda lines: lines[:-2], "cut or emptied"),
     "emptied": (lambda _: [], "cut or emptied"),
@@ -120,7 +121,7 @@ def test_a_missing_log_is_an_emptied_one(pool: Path, unsigned: Path, tmp_path: P
     assert "cut or emptied" in refusal(pool, state)
 
 
-@pytest.mark.parametrize("name", ["edited", "inserted", "removed", "cut"])
+@pytest.mark.parametrize("name", ["edited", "inserted", "removed", "beheaded", "cut"])
 def test_a_signed_log_is_checked_with_the_key(pool: Path, signed: Path, key: Path, tmp_path: Path, name: str) -> None:
     state = shutil.copytree(signed, tmp_path / "state")
     log, (change, why) = state / "audit.jsonl", MANIPULATIONS[name]
@@ -138,6 +139,17 @@ def test_a_changed_line_in_the_file_before_the_current_one_is_found(pool: Path, 
     older = sorted(state.glob("audit.jsonl.0*"))[-1]
     older.write_bytes(older.read_bytes().replace(b'"number":1', b'"number":8'))
     assert "was changed" in refusal(pool, state)
+
+
+def test_old_files_may_be_in_an_archive(pool: Path, unsigned: Path, tmp_path: Path) -> None:
+    state = shutil.copytree(unsigned, tmp_path / "state")
+    with AuditLog.open(state / "audit.jsonl", rotate_bytes=1) as opened:
+        for number in range(3):
+            opened.append("note", {"number": number})
+    for file in sorted(state.glob("audit.jsonl.0*"))[:-1]:
+        file.unlink()
+    assert refusal(pool, state) == ""
+    assert "is missing" in str(verify(state / "audit.jsonl").problems)
 
 
 # --- logs of two replicas ---

@@ -70,9 +70,9 @@ class Chain:
 def sound_lines(path: Path, key: "PublicKey | None" = None, rotated: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield the lines of a log, or of its newest files; AuditError at the first one that was changed.
 
-    A log may have been copied without its oldest files: `verify` reports that they are missing.
+    A whole log may be a copy without its oldest files: `verify` reports that they are missing.
     """
-    chain = Chain(key, _link_before(path, rotated))
+    chain = Chain(key, None if rotated is None else _link_before(path, rotated))
     for raw in raw_lines(path, rotated):
         if raw.torn:
             return
@@ -82,14 +82,15 @@ def sound_lines(path: Path, key: "PublicKey | None" = None, rotated: int | None 
         yield line
 
 
-def _link_before(path: Path, rotated: int | None) -> Link | None:
-    """The last line before the newest rotated files; None if there is no file before them."""
-    numbers = [] if rotated is None else rotated_numbers(path)[:-rotated]
-    before = rotated_file(path, numbers[-1]) if numbers else None
-    if before is None or (text := tail_of(before).line) is None:
-        return None
-    line = last_line_of(before, text)
-    return Link(line["sequence"], line["hash"])
+def _link_before(path: Path, rotated: int) -> Link | None:
+    """The line before the newest rotated files; None if the file that it was in has been moved to an archive."""
+    numbers = rotated_numbers(path)
+    if not numbers or numbers[-rotated:][0] == 1:
+        return BEGINNING
+    before = rotated_file(path, numbers[-rotated:][0] - 1)
+    text = tail_of(before).line if before.is_file() else None
+    line = None if text is None else last_line_of(before, text)
+    return None if line is None else Link(line["sequence"], line["hash"])
 
 
 def recent_lines(path: Path, key: "PublicKey | None", saved: Mapping[int, str]) -> Iterator[dict[str, Any]]:
