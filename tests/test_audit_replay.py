@@ -239,7 +239,7 @@ def test_the_command_recomputes_what_the_engine_logged(tmp_path: Path) -> None:
 def test_another_pool_is_told_of(tmp_path: Path) -> None:
     serve(tmp_path, [[png(1)]])
     write_pool(tmp_path / "other", seed=1)
-    report = replay(tmp_path / "audit.jsonl", tmp_path / "images", Reproducer(tmp_path / "other"))
+    report = replay(tmp_path / "audit.jsonl", tmp_path / "images", Reproducer(ms.ExpertPool.load(tmp_path / "other")))
     assert report.outcomes == {"failed": 1}
     assert "pool" in in_words(report)[0]
 
@@ -255,7 +255,7 @@ def test_a_logged_number_that_was_never_computed_is_found(tmp_path: Path) -> Non
                 line["body"]["predictions"][1] = (line["body"]["predictions"][1] + 1) % 5
             log.append(line["kind"], line["body"])
     assert verify(lied, SECRET).sound
-    report = replay(lied, tmp_path / "images", Reproducer(tmp_path / "pool"))
+    report = replay(lied, tmp_path / "images", Reproducer(ms.ExpertPool.load(tmp_path / "pool")))
     assert [difference.field for difference in report.steps[0].differences] == ["predictions"]
     assert "predictions differs in 1 of 2 values" in in_words(report)[0]
 

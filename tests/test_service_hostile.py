@@ -230,7 +230,6 @@ def test_files_that_are_cut_off_changed_or_lie(hostilities: Hostilities) -> None
             often(-(-REQUESTS // 8 // AT_ONCE))(seed(round_number)(given(strategy)(send)))()
             time.sleep(1)
             held.append(hostilities.held())
-        client.close()
     _require_standing(hostilities)
     assert held[-1][0] - held[0][0] < 150, f"memory grows, in MiB: {held}"
     assert held[-1][1] - held[0][1] < 20, f"open files grow: {held}"

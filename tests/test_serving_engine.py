@@ -36,7 +36,7 @@ from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.audit.replay import compare, replay
 from mergestream.serving.engine import state_encoding, stream_state
 from mergestream.serving.engine.lineup import Lineup
-from mergestream.serving.engine.recomputation import LargeStates, recompute, recompute_step
+from mergestream.serving.engine.recomputation import Reproducer, recompute_step
 from mergestream.serving.engine.registry import NAME, TooManyStreamsError, require_name
 from mergestream.serving.engine.settings import EngineSettings
 from mergestream.serving.engine.state_encoding import decoded, encoded
@@ -653,9 +653,7 @@ def test_a_logged_step_is_computed_again_bit_for_bit(
                 (tmp_path / "images" / f"{number}-{i}").write_bytes(data)
             if number == 3:
                 service.engine.switch("turin", on=False)
-    large_states = LargeStates()
-    again = lambda body, found: recompute(body, found, pool=pool, large_states=large_states)  # noqa: E731
-    report = replay(tmp_path / "audit.jsonl", tmp_path / "images", again)
+    report = replay(tmp_path / "audit.jsonl", tmp_path / "images", Reproducer(pool))
     assert report.outcomes == {"exact": 6}, report.steps
     assert report.reproduced
 
@@ -676,7 +674,7 @@ def test_what_a_replay_refuses_and_finds(pool: ms.ExpertPool, tmp_path: Path) ->
         recompute_step(body, batch(1), pool.without("lyon"))
     for missing in ("method", "guards", "state_before", "inputs"):
         with pytest.raises(InputError, match="not the line of a step"):
-            recompute({k: v for k, v in body.items() if k != missing}, {}, pool=pool)
+            Reproducer(pool)({k: v for k, v in body.items() if k != missing}, {})
 
 
 def test_a_recipe_names_the_same_model_by_the_same_hash(pool: ms.ExpertPool, tmp_path: Path) -> None:

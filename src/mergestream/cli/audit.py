@@ -66,11 +66,12 @@ def replay_log(
 
     Bit for bit the same on the same hardware, versions and settings. Run 'audit verify' first.
     """
+    from mergestream.pool.expert_pool import ExpertPool
     from mergestream.serving.audit.replay import in_words, replay
     from mergestream.serving.engine.recomputation import Reproducer
 
     track = progress(Console(stderr=True))
-    report = replay(log, images, Reproducer(pool), sequence=step, tolerance=tolerance, track=track)
+    report = replay(log, images, Reproducer(ExpertPool.load(pool)), sequence=step, tolerance=tolerance, track=track)
     print_result(as_json, report.to_json(), in_words(report))
     if not report.reproduced:
         raise typer.Exit(1)

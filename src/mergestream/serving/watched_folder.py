@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from mergestream.data.intake import IntakeError, Limits, Picture, read_upload
@@ -137,15 +138,13 @@ class _Watcher:
 
     def _read(self, name: str) -> Incoming | None:
         """A file's images; None if it is gone, refused, or already answered."""
-        try:
-            data = self._box.content(name, self._limits.file_bytes)
-            if data is None or self._box.move_if_answered(name, data):
-                return None
-            return Incoming(name, read_upload(data, self._limits))
-        except IntakeError as error:
-            self._refuse(name, error.code, error.sentence)
-        except (OSError, MergestreamError) as error:
-            self._retry_later([name], error)
+        with self._retried_if_failed(name):
+            try:
+                data = self._box.content(name, self._limits.file_bytes)
+                if data is not None and not self._box.move_if_answered(name, data):
+                    return Incoming(name, read_upload(data, self._limits))
+            except IntakeError as error:
+                self._refuse(name, error.code, error.sentence)
         return None
 
     def _answer_batch(self, batch: list[Incoming]) -> None:
@@ -166,23 +165,21 @@ class _Watcher:
             else:
                 self._retry_later([batch[0].name], error)
         else:
-            self._store(batch, answers)
-
-    def _store(self, batch: list[Incoming], answers: list[ImageAnswer]) -> None:
-        start = 0
-        for incoming in batch:
-            own = answers[start : start + len(incoming.pictures)]
-            start += len(incoming.pictures)
-            try:
-                self._box.store_answer(incoming, own)
-            except OSError as error:
-                self._retry_later([incoming.name], error)
+            rest = iter(answers)
+            for incoming in batch:
+                with self._retried_if_failed(incoming.name):
+                    self._box.store_answer(incoming, list(islice(rest, len(incoming.pictures))))
 
     def _refuse(self, name: str, code: str, sentence: str) -> None:
         log.info("a file was refused: %s", code)
-        try:
+        with self._retried_if_failed(name):
             self._box.refuse(name, code, sentence)
-        except OSError as error:
+
+    @contextmanager
+    def _retried_if_failed(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, MergestreamError) as error:
             self._retry_later([name], error)
 
     def _retry_later(self, names: Sequence[str], error: Exception) -> None:

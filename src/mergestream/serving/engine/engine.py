@@ -87,9 +87,10 @@ class Engine:
             earlier = Recovery(self._folder.streams(), recent, pool.classes)
             self._history = earlier.history
             off = self._folder.switched_off() if earlier.off is None else earlier.off
-            self._lineup = Lineup(pool, method, whole, [name for name in off if name in pool.names])
+            # Pool, method and switched-off experts for the next batch; replaced, never changed.
+            self.lineup = Lineup(pool, method, whole, [name for name in off if name in pool.names])
             about = {
-                **self._circumstances(self._lineup),
+                **self._circumstances(self.lineup),
                 **{name: getattr(self.settings, name) for name in ("most_streams", "most_images")},
                 "classes": list(pool.classes),
                 "streams": self._restore(earlier),
@@ -99,11 +100,6 @@ class Engine:
         except BaseException:
             self._folder.close()
             raise
-
-    @property
-    def lineup(self) -> Lineup:
-        """Pool, method and switched-off experts for the next batch."""
-        return self._lineup
 
     def answer(self, stream: str, pictures: Sequence[Picture], *, single: bool = False) -> Answer:
         """Answer the next batch of a stream. After an error the stream is as it was before.
@@ -159,11 +155,10 @@ class Engine:
     def switch(self, expert: str, *, on: bool) -> tuple[str, ...]:
         """Switch an expert on or off for every stream's next batch; return the experts that are off."""
         with self._changing:
-            lineup = _ready(self._lineup.switched(expert, on=on))
+            lineup = _ready(self.lineup.switched(expert, on=on))
             body = {"expert": expert, "on": on, "switched_off": list(lineup.off)}
             self._audit.append(SWITCHED, {**body, "pool_sha256": lineup.identity["pool_sha256"]})
             self._use(lineup)
-            self._save_service()
             return lineup.off
 
     def reload(self) -> dict[str, Any]:
@@ -171,7 +166,7 @@ class Engine:
         if self._load_pool is None:
             raise InputError("This service was started with a pool in memory: there is nothing to load again.")
         with self._changing:
-            old, pool = self._lineup, self._load_pool()
+            old, pool = self.lineup, self._load_pool()
             lineup = self._checked(old, pool)
             before, after = old.identity["pool_sha256"], lineup.identity["pool_sha256"]
             changed = old.identity["provenance"] != lineup.identity["provenance"]
@@ -180,7 +175,6 @@ class Engine:
             body = {**body, "switched_off": list(lineup.off), "restarted": names}
             self._audit.append(RELOADED, body)
             self._use(lineup)
-            self._save_service()
             return body
 
     def close(self) -> None:
@@ -194,7 +188,7 @@ class Engine:
         for number, pictures in enumerate(batches, start=stream.steps):
             started = time.perf_counter()
             with self._compute:
-                lineup = self._lineup
+                lineup = self.lineup
                 before, reason = (StreamState.start(lineup), stream.restarted) if state is None else state.on(lineup)
                 outcome = take_step(lineup, before, pictures, self.settings.guards, self.settings.weights_hash)
             state, images = outcome.state, images + len(pictures)
@@ -236,7 +230,8 @@ class Engine:
 
     def _use(self, lineup: Lineup) -> None:
         with self._compute:
-            self._lineup = lineup
+            self.lineup = lineup
+        self._save_service()
 
     def _checked(self, old: Lineup, pool: ExpertPool) -> Lineup:
         """The line-up of a pool that was read again; refused where it cannot replace the old one."""
@@ -249,7 +244,7 @@ class Engine:
 
     def _save(self, stream: ServedStream) -> None:
         counts = {"stream": stream.name, "steps": stream.steps, "images": stream.images}
-        settings = {"method": self._lineup.method, "options": self._lineup.options}
+        settings = {"method": self.lineup.method, "options": self.lineup.options}
         with _tolerate_unwritten_state():
             self._folder.save(
                 {**counts, **settings, "audit": stream.line, "state": stream.state.json if stream.state else None}
@@ -257,7 +252,7 @@ class Engine:
 
     def _save_service(self) -> None:
         with _tolerate_unwritten_state():
-            self._folder.save_service(self._lineup.off, self._audit.last)
+            self._folder.save_service(self.lineup.off, self._audit.last)
 
     def _restore(self, earlier: Recovery) -> list[dict[str, Any]]:
         """Restore the streams of an earlier process; return what the log says about them."""
@@ -266,7 +261,7 @@ class Engine:
             self._folder.delete(name)  # deleted according to the log
         streams = [ServedStream(each["stream"], steps=each["steps"], images=each["images"]) for each in saved.values()]
         for stream, each in zip(streams, saved.values(), strict=True):
-            stream.state, stream.restarted = restored(each, self._lineup)
+            stream.state, stream.restarted = restored(each, self.lineup)
             stream.alarms, stream.line = earlier.alarms.get(stream.name), each.get("audit")
             self._registry.add(stream)
             self._save(stream)

@@ -1,7 +1,6 @@
 """A logged step computed again from its line and its files: what `audit replay` compares, bit by bit."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,32 +22,24 @@ from mergestream.serving.guards.findings import GuardSettings
 WIDE = Limits(file_bytes=2**33, frames=2**20, images=2**20, decoded_bytes=2**36, seconds=600)
 
 
-class LargeStates:
-    """States too large for a line, as they were computed: the last of every stream, found by its hash."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, StreamState] = {}
-
-    def add(self, stream: str, state: StreamState) -> None:
-        self._last[stream] = state
-
-    def find(self, stream: str, sha256: str, lineup: Lineup) -> StreamState | None:
-        """The stream's last state, as it was or on the experts in use since then."""
-        last = self._last.get(stream)
-        states = [] if last is None else [last, last.on(lineup)[0]]
-        return next((state for state in states if state.in_line.get("sha256") == sha256), None)
+LastStates = dict[str, StreamState]  # of every stream, as computed: a line holds a large state as its hash only
 
 
 class Reproducer:
-    """A `Recompute` over the pool in a folder, moved to the device and the type of numbers that each line names."""
+    """A `Recompute` over a pool, which is moved to the device and the type of numbers that each line names."""
 
-    def __init__(self, folder: Path) -> None:
-        self._pool = ExpertPool.load(folder)
-        self._large_states = LargeStates()
+    def __init__(self, pool: ExpertPool, limits: Limits = WIDE) -> None:
+        self._pool, self._limits = pool, limits
+        self._last: LastStates = {}
         self._moved: dict[tuple[str, torch.dtype], ExpertPool] = {}
 
     def __call__(self, body: Mapping[str, Any], files: Mapping[str, bytes], /) -> dict[str, Any]:
-        return recompute(body, files, pool=self._pool_for(body), limits=WIDE, large_states=self._large_states)
+        """Every field of a step's line that follows from its files (bytes by sha-256), its state and the experts."""
+        try:
+            pictures = _pictures(body["inputs"], files, self._limits)
+            return recompute_step(body, pictures, self._pool_for(body), self._last)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"This is not the line of a step of this version of mergestream: {error!r}.") from error
 
     def _pool_for(self, body: Mapping[str, Any]) -> ExpertPool:
         dtype = getattr(torch, str(body.get("dtype")), None)
@@ -61,36 +52,19 @@ class Reproducer:
         return self._moved[device, dtype]
 
 
-def recompute(
-    body: Mapping[str, Any],
-    files: Mapping[str, bytes],
-    /,
-    *,
-    pool: ExpertPool,
-    limits: Limits | None = None,
-    large_states: LargeStates | None = None,
-) -> dict[str, Any]:
-    """Every field of a step's line that follows from its files (bytes by sha-256), its state and the experts."""
-    try:
-        pictures = _pictures(body["inputs"], files, limits or Limits())
-        return recompute_step(body, pictures, pool, large_states)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"This is not the line of a step of this version of mergestream: {error!r}.") from error
-
-
 def recompute_step(
-    body: Mapping[str, Any], pictures: Sequence[Picture], pool: ExpertPool, large_states: LargeStates | None = None
+    body: Mapping[str, Any], pictures: Sequence[Picture], pool: ExpertPool, last: LastStates | None = None
 ) -> dict[str, Any]:
-    """The same from pictures that are decoded already, in the line's order."""
-    large_states = large_states or LargeStates()
+    """The same from pictures that are decoded already, in the line's order. `last` is brought up to date."""
+    last = {} if last is None else last
     lineup = _lineup(body, pool)
-    before = _state_before(body, lineup, large_states)
+    before = _state_before(body, lineup, last.get(body["stream"]))
     settings = GuardSettings.from_json(body["guards"])
     if "graph" in body:
         lineup.active_method.repeat(body["graph"])
     with cpu_threads(int(body["threads"])):
         outcome = take_step(lineup, before, pictures, settings, body["weights_hash"])
-    large_states.add(body["stream"], outcome.state)
+    last[body["stream"]] = outcome.state
     return {
         "inputs": [input_of(picture) for picture in pictures],
         **measured(outcome, lineup, settings),
@@ -126,14 +100,15 @@ def _lineup(body: Mapping[str, Any], pool: ExpertPool) -> Lineup:
     return lineup
 
 
-def _state_before(body: Mapping[str, Any], lineup: Lineup, large_states: LargeStates) -> StreamState:
+def _state_before(body: Mapping[str, Any], lineup: Lineup, last: StreamState | None) -> StreamState:
     before = body["state_before"]
     if is_whole(before):
         return StreamState.from_json(before, lineup)
-    state = large_states.find(body["stream"], before["sha256"], lineup)
-    if state is None:
-        raise InputError(
-            "The state before this step was too large for its line, which holds its hash only: such a step can be "
-            "computed again only after all steps of its stream before it, by a replay of the whole log."
-        )
-    return state
+    # The stream's last state, as it was or on the experts in use since then.
+    for state in [] if last is None else [last, last.on(lineup)[0]]:
+        if state.in_line.get("sha256") == before["sha256"]:
+            return state
+    raise InputError(
+        "The state before this step was too large for its line, which holds its hash only: such a step can be "
+        "computed again only after all steps of its stream before it, by a replay of the whole log."
+    )

@@ -172,14 +172,8 @@ def _hash(hashed: str, lineup: Lineup, reply: ModelReply) -> str | None:
 
 def environment(pool: ExpertPool) -> dict[str, Any]:
     """What the last bits of a step depend on, beside its inputs."""
-    return {
-        "device": device_name(pool.device),
-        "threads": torch.get_num_threads(),
-        "dtype": str(pool.bank.dtype).removeprefix("torch."),
-    }
-
-
-def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"cuda ({torch.cuda.get_device_name(device)})"
-    return f"{device.type} ({torch.backends.cpu.get_cpu_capability()})" if device.type == "cpu" else device.type
+    device, dtype = pool.device, str(pool.bank.dtype).removeprefix("torch.")
+    kind = torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else ""
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else kind
+    name = f"{device.type} ({kind})" if kind else device.type
+    return {"device": name, "threads": torch.get_num_threads(), "dtype": dtype}

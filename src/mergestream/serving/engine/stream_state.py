@@ -1,7 +1,7 @@
 """The state of a stream: carried from batch to batch, to other experts, and over a restart of the service."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -56,14 +56,10 @@ class StreamState:
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"This is not the state of a stream: {error!r}.") from error
 
-    def fits(self, lineup: Lineup) -> bool:
-        """Whether answers still depend on the same weights, cards, options and code."""
-        return belongs_to({"pool_sha256": self.pool_sha256, "provenance": self.provenance}, lineup)
-
     def on(self, lineup: Lineup) -> "tuple[StreamState, str | None]":
         """The state to go on from with the experts in use, and the reason if the stream starts anew."""
         start, experts = StreamState.start(lineup), lineup.active.names
-        if not self.fits(lineup):
+        if not belongs_to({"pool_sha256": self.pool_sha256, "provenance": self.provenance}, lineup):
             return start, OTHER_POOL
         if self.experts == experts:
             return self, None
@@ -72,11 +68,11 @@ class StreamState:
         method = for_experts(self.method, self.experts, lineup.active_method.start(), experts)
         if method is None:
             return start, OTHER_EXPERTS
-        return StreamState(self.pool_sha256, self.provenance, experts, method, Memory()), None
+        return replace(start, provenance=self.provenance, method=method), None
 
 
 def belongs_to(state: Mapping[str, Any], lineup: Lineup) -> bool:
-    """Whether a state, as JSON, is of the line-up's pool."""
+    """Whether answers still depend on the weights, cards, options and code that a state, as JSON, was computed with."""
     identity = lineup.identity
     provenance = state.get("provenance") or identity["provenance"]
     return (state["pool_sha256"], provenance) == (identity["pool_sha256"], identity["provenance"])

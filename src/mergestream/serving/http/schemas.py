@@ -75,14 +75,17 @@ class Streams(Document):
     streams: list[StreamStatus]
 
 
-class PoolExpert(Document):
-    """An expert's card, without its training recipe."""
-
+class OverviewExpert(Document):
     name: str
     on: bool
     domain: str | None
-    network: str
     metrics: dict[str, Any]
+
+
+class PoolExpert(OverviewExpert):
+    """An expert's card, without its training recipe."""
+
+    network: str
     temperature: float
     weights_hash: str
 
@@ -93,13 +96,6 @@ class PoolStatus(Document):
     method: str
     options: dict[str, Any]
     experts: list[PoolExpert]
-
-
-class OverviewExpert(Document):
-    name: str
-    on: bool
-    domain: str | None
-    metrics: dict[str, Any]
 
 
 class OverviewPool(Document):

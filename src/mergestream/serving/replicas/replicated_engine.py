@@ -181,6 +181,8 @@ class ReplicatedEngine:
         """Images are sent without the identifiers of their DICOM objects."""
         bare = [replace(picture, source=None) for picture in pictures]
         answer: Answer = self._call(self.place(stream), "answer", stream, bare, single=single)
+        for _ in answer.steps[1:]:  # each has a line of its own
+            self._on_append(True)
         return answer
 
     def reset(self, stream: str) -> None:

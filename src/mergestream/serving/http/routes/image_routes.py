@@ -1,7 +1,7 @@
 """Answers to batches and to single images."""
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
@@ -25,6 +25,11 @@ Report = Annotated[
     Literal["dicom-sr"] | None, Query(description="'dicom-sr': structured reports for images from DICOM.")
 ]
 Single = Annotated[bool, Query(description="Answer each image from the stream's past and itself alone.")]
+# Fields of an answer and of its document.
+SAME_NAMES = (
+    "stream", "step", "classes", "predictions", "probabilities", "head_expert", "switched_off", "findings",
+    "abstention", "batch_size", "position",
+)  # fmt: skip
 UPLOAD_CODES = (
     "malformed_multipart", "empty", "body_too_slow", "too_many_streams", "body_too_large", "too_large", "too_many",
     "unsupported_media_type", "unsupported_format", "invalid_request", "not_an_image", "damaged", "wrong_type",
@@ -57,13 +62,7 @@ async def answer_batch(
     The first batch of a stream creates it. The images of a batch are answered together, by one merged model: the same
     image in another batch may get another answer (`depends_on_batch`).
     """
-    service: Service = request.app.state.service
-    service.open  # noqa: B018 raises while the service loads
-    with service.held.share() as take:
-        pictures = await _pictures(request, service, stream, take)
-        async with service.claimed(stream, request.state.holder):
-            answer = await service.answer_batch(stream, pictures, single=single)
-        return answer_document(answer, encoded_reports(pictures, answer) if report else None)
+    return await _answered(request, stream, report, single=single)
 
 
 @router.post(
@@ -79,52 +78,47 @@ async def answer_image(request: Request, stream: StreamName, report: Report = No
 
     Only a service started with --no-single-image-answers answers it together with others that arrive meanwhile.
     """
+    return await _answered(request, stream, report, one=True)
+
+
+async def _answered(
+    request: Request, stream: str, report: str | None, *, single: bool = False, one: bool = False
+) -> BatchAnswer:
+    """Read and decode the files of a request, and answer them. `one`: a single image."""
     service: Service = request.app.state.service
     service.open  # noqa: B018 raises while the service loads
-    with service.held.share() as take:
-        pictures = await _pictures(request, service, stream, take)
-        if len(pictures) > 1:
-            raise Problem("one_picture_only", "Send several images, or a file that holds several, as a batch.")
-        async with service.claimed(stream, request.state.holder):
-            answer = await service.answer_one(stream, pictures[0])
-        return answer_document(answer, encoded_reports(pictures, answer) if report else None)
-
-
-async def _pictures(request: Request, service: Service, stream: str, take: Callable[[int], None]) -> list[Picture]:
     limits = service.limits
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limits.body_bytes:  # so that a client that sent Expect does not begin
         raise Problem("body_too_large", f"A body may have at most {limits.body_bytes:,} bytes.")
     body = body_of(request.receive, limits.body_bytes, limits.body_seconds)
     form = {"most_files": limits.intake.images, "most_bytes": limits.intake.file_bytes}
-    files = await files_of(request.headers.get("content-type", ""), body, take, **form)
-    pictures = await service.decode(stream, files)
-    take(sum(picture.pixels.nbytes for picture in pictures))
-    return pictures
+    with service.held.share() as take:
+        files = await files_of(request.headers.get("content-type", ""), body, take, **form)
+        pictures = await service.decode(stream, files)
+        take(sum(picture.pixels.nbytes for picture in pictures))
+        if one and len(pictures) > 1:
+            raise Problem("one_picture_only", "Send several images, or a file that holds several, as a batch.")
+        async with service.claimed(stream, request.state.holder):
+            if one:
+                answer = await service.answer_one(stream, pictures[0])
+            else:
+                answer = await service.answer_batch(stream, pictures, single=single)
+        return answer_document(answer, encoded_reports(pictures, answer) if report else None)
 
 
 def answer_document(answer: Answer, reports: list[str | None] | None = None) -> BatchAnswer:
     return BatchAnswer(
-        stream=answer.stream,
-        step=answer.step,
-        classes=list(answer.classes),
-        predictions=list(answer.predictions),
-        probabilities=[list(row) for row in answer.probabilities],
+        **{name: getattr(answer, name) for name in SAME_NAMES},
         encoder_coefficients=by_expert(answer, answer.encoder_coefficients),
         head_coefficients=by_expert(answer, answer.head_coefficients),
         entropies=by_expert(answer, answer.entropy),
         consistency=by_expert(answer, answer.consistency),
-        head_expert=answer.head_expert,
-        switched_off=list(answer.switched_off),
         pool_hash=answer.pool_sha256,
         model_hash=answer.weights_sha256,
-        findings=list(answer.findings),
-        abstention=answer.abstention,
         audit=answer.audit if answer.audit.get("hash") else None,
         abstained_because=[answer.abstained.get(row) for row in range(len(answer.predictions))],
-        batch_size=answer.batch_size,
         depends_on_batch=answer.batch_size > 1,
-        position=answer.position,
         milliseconds=1000 * answer.seconds,
         images=[answer_document(each) for each in answer.singles] or None,
         reports=reports,
