@@ -105,7 +105,8 @@ def hostilities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hostilitie
     (watcher / "sitecustomize.py").write_text(WATCHER)
     source = Path(mergestream.__file__).parents[1]
     watched = {"PYTHONPATH": f"{watcher}{os.pathsep}{source}", "OPENED_PATHS": str(folder / "opened.txt")}
-    with LiveService(folder, folder / "pool", **watched) as service:
+    abstain = ("--abstain-on", "blank_pictures,structureless_pictures,near_uniform_entropies")  # the default
+    with LiveService(folder, folder / "pool", *abstain, **watched) as service:
         yield Hostilities(service, folder / "pool", folder / "opened.txt")
 
 
