@@ -77,11 +77,7 @@ class Trace:
     Change points are batches, counted from 0, at which a new level begins.
     """
 
-    label: str
-    target: str
-    stream: str
-    experts: tuple[str, ...]
-    images: np.ndarray  # [T]
+    run: Run
     encoder_coefficients: np.ndarray | None  # [T,K]
     head_coefficients: np.ndarray | None  # [T,K]
     entropy: np.ndarray | None  # [T,K], nats
@@ -92,33 +88,23 @@ class Trace:
     coefficient_changes: tuple[int, ...]
     entropy_changes: tuple[int, ...]
 
+    @property
+    def experts(self) -> list[str]:
+        return list(self.run.arguments["pool"]["experts"])
+
 
 def trace_of(run: Run) -> Trace:
     """The steps of a run as arrays. Labels below 0 are unknown; accuracy counts only images with a label."""
-    arguments, experts = run.arguments, tuple(run.arguments["pool"]["experts"])
+    count = len(run.arguments["pool"]["experts"])
     encoder, head, entropy = (
-        _column(run.steps, key, len(experts)) for key in ("encoder_coefficients", "head_coefficients", "entropy")
+        _column(run.steps, key, count) for key in ("encoder_coefficients", "head_coefficients", "entropy")
     )
-    accuracy, running = _accuracies(run)
-    momentum = arguments.get("options", {}).get("momentum", 0.0)
+    momentum = run.arguments.get("options", {}).get("momentum", 0.0)
     # Between two scorings of the experts the merged model does not change; those batches are skipped.
     scored = np.arange(len(run.steps)) if entropy is None else np.flatnonzero(np.isfinite(entropy).all(axis=1))
-    return Trace(
-        label=arguments["label"],
-        target=arguments["data"]["domain"],
-        stream=arguments["stream"]["name"],
-        experts=experts,
-        images=np.array([len(batch) for batch in run.batches]),
-        encoder_coefficients=encoder,
-        head_coefficients=head,
-        entropy=entropy,
-        accuracy=accuracy,
-        running_accuracy=running,
-        effective_encoder=_effective(encoder),
-        effective_head=_effective(head),
-        coefficient_changes=_changes(encoder, scored, momentum),
-        entropy_changes=_changes(entropy, scored),
-    )
+    effective = _effective(encoder), _effective(head)
+    changes = _changes(encoder, scored, momentum), _changes(entropy, scored)
+    return Trace(run, encoder, head, entropy, *_accuracies(run), *effective, *changes)
 
 
 def unsmoothed(coefficients: np.ndarray, momentum: float) -> np.ndarray:

@@ -115,7 +115,7 @@ def draw_coefficients_over_time(ax: Axes, trace: Trace, part: str, colours: Mapp
     """One line per expert, for the encoder or the head; dashed lines at changes of level, dotted at 1/K."""
     values = getattr(trace, PARTS[part])
     if values is None:
-        return _draw_reason(ax, f"{trace.label} has no {part} coefficients")
+        return _draw_reason(ax, f"{trace.run.label} has no {part} coefficients")
     _draw_experts(ax, values, trace, colours, f"{part} coefficient")
     ax.axhline(1 / len(trace.experts), color=GUIDE, linewidth=0.8, linestyle=":")
     ax.set_ylim(-0.02, 1.02)
@@ -125,7 +125,7 @@ def draw_coefficients_over_time(ax: Axes, trace: Trace, part: str, colours: Mapp
 def draw_entropies(ax: Axes, trace: Trace, colours: Mapping[str, str]) -> None:
     """One line per expert; dots if some batches were not scored."""
     if trace.entropy is None:
-        return _draw_reason(ax, f"{trace.label} records no entropies")
+        return _draw_reason(ax, f"{trace.run.label} records no entropies")
     _draw_experts(ax, trace.entropy, trace, colours, "entropy, nats")
     ax.set_ylim(bottom=0)
     return _mark_changes(ax, trace.entropy_changes)

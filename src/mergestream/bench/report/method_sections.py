@@ -34,12 +34,12 @@ def trace_figures(report: ReportFindings) -> list[tuple[str, list[Panel], list[L
     """Per stream with figures: its name, four panels per target, and the experts' colours."""
     figures = []
     for number, stream in enumerate(report.figure_streams):
-        traces = [each for each in report.traces if each.stream == stream]
+        traces = [each for each in report.traces if each.run.stream == stream]
         colours = colours_of(sorted({expert for each in traces for expert in each.experts}))
         panels = [
             drawing
             for n, trace in enumerate(traces)
-            for drawing in _trace_panels(f"stream{number}-{trace.target}-{n}", trace, colours)
+            for drawing in _trace_panels(f"stream{number}-{trace.run.target}-{n}", trace, colours)
         ]
         keys = [LegendKey(expert, css_colour(colour)) for expert, colour in colours.items()]
         figures += [(stream, panels, keys)] if panels else []
@@ -47,11 +47,11 @@ def trace_figures(report: ReportFindings) -> list[tuple[str, list[Panel], list[L
 
 
 def _trace_panels(name: str, trace: Trace, colours: Mapping[str, str]) -> list[Panel]:
-    where = f"{trace.target}, {trace.stream}"
+    where = f"{trace.run.target}, {trace.run.stream}"
     drawings: dict[str, tuple[str, Draw]] = {}
     for part, values in (("encoder", trace.encoder_coefficients), ("head", trace.head_coefficients)):
         drawings[part] = (
-            f"{part.capitalize()} coefficients at {where}, over {len(trace.images)} batches; means: "
+            f"{part.capitalize()} coefficients at {where}, over {len(trace.run.batches)} batches; means: "
             f"{_expert_means(trace, values)}.",
             partial(draw_coefficients_over_time, trace=trace, part=part, colours=colours),
         )
@@ -61,7 +61,7 @@ def _trace_panels(name: str, trace: Trace, colours: Mapping[str, str]) -> list[P
     drawings["entropy"] = entropy, partial(draw_entropies, trace=trace, colours=colours)
     drawings["accuracy"] = _describe_accuracy(trace, where), partial(draw_accuracy_over_time, trace=trace)
     return [
-        panel(f"{slug(name)}-{what}", alternative, draw, width=3.3, height=2.2, title=f"{trace.target}: {what}")
+        panel(f"{slug(name)}-{what}", alternative, draw, width=3.3, height=2.2, title=f"{trace.run.target}: {what}")
         for what, (alternative, draw) in drawings.items()
     ]
 
@@ -75,9 +75,9 @@ def _describe_accuracy(trace: Trace, where: str) -> str:
 
 def trace_table(traces: Sequence[Trace]) -> ResultTable:
     columns: dict[str, Callable[[Trace], str]] = {
-        "target": lambda trace: trace.target,
-        "stream": lambda trace: trace.stream,
-        "batches": lambda trace: str(len(trace.images)),
+        "target": lambda trace: trace.run.target,
+        "stream": lambda trace: trace.run.stream,
+        "batches": lambda trace: str(len(trace.run.batches)),
         "encoder, mean": lambda trace: _expert_means(trace, trace.encoder_coefficients),
         "head, mean": lambda trace: _expert_means(trace, trace.head_coefficients),
         "effective experts, encoder": lambda trace: _mean(trace.effective_encoder),
