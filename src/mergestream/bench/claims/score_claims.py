@@ -97,19 +97,10 @@ def _of_group(group: dict[str, Run]) -> Evidence:
     logits = torch.stack([group[name].probabilities.log() for name in experts])  # [K,N,C]
     wrong = (logits.argmax(dim=-1) != first.labels).float()
     sizes = [len(batch) for batch in first.batches]
-
-    def per_batch(values: Any) -> np.ndarray:
-        return torch.stack(list(values)).numpy().astype(float)
-
-    parts = logits.split(sizes, dim=1)
-    return Evidence(
-        first.target,
-        first.stream,
-        experts,
-        per_batch(map(scoring.entropy, parts)),
-        per_batch(map(scoring.max_softmax, parts)),
-        per_batch(part.mean(dim=1) for part in wrong.split(sizes, dim=1)),
-    )
+    scores = [[score(part) for part in logits.split(sizes, dim=1)] for score in (scoring.entropy, scoring.max_softmax)]
+    errors = [part.mean(dim=1) for part in wrong.split(sizes, dim=1)]
+    columns = [torch.stack(parts).numpy().astype(float) for parts in (*scores, errors)]
+    return Evidence(first.target, first.stream, experts, *columns)
 
 
 def _mean(values: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
