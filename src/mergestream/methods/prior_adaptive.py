@@ -145,28 +145,28 @@ class PriorAdaptive(Method[PriorState]):
         window: units.FadingWindow,
     ) -> tuple[Tensor, units.FitState | None]:
         """The merged model's logits [B,C], with its last layer fitted where that is possible."""
-        if self._fitted is None or state.fit is None or not self._writes_the_logits(batch, weights):
+        if self._fitted is None or state.fit is None or self._fits is False:
             return self.pool.forward(weights, batch.images, recalibrate_bn=self.recalibrate_bn), None
+        try:
+            logits, inputs = self.pool.forward_with_inputs(weights, batch.images, recalibrate_bn=self.recalibrate_bn)
+        except NetworkError:
+            if self._fits:
+                raise
+            self._fits = False
+            self._warn_that_no_head_is_fitted()
+            return self._answer(batch, state, weights, expert_logits, window)
+        if self._fits is None:  # whether the last layer writes the logits: a fact of the network, seen once
+            assert self.pool.last_layer is not None
+            weight, bias = self.pool.last_layer.of_weights(weights)
+            self._fits = bool((inputs @ weight.T + bias - logits).abs().amax() <= NEAR * logits.abs().amax())
+            if not self._fits:
+                self._warn_that_no_head_is_fitted()
+                return logits, None
         fit = state.fit
-        _, inputs = self.pool.forward_with_inputs(weights, batch.images, recalibrate_bn=self.recalibrate_bn)
         if expert_logits is not None:
             views = torch.stack([expert_logits[view].float() for view in (ORIGINAL, *self.views)])
             fit = self._fitted.learn(fit, inputs, units.common_answer(views, state.rule.encoder * self._evened), window)
         return self._fitted.answer(fit, weights, inputs)
-
-    def _writes_the_logits(self, batch: Batch, weights: Tensor) -> bool:
-        """Whether the network's answers are what its last layer writes: a fact of the network, found once."""
-        if self._fits is None:
-            assert self.pool.last_layer is not None
-            try:
-                logits, inputs = self.pool.forward_with_inputs(weights, batch.images)
-                weight, bias = self.pool.last_layer.of_weights(weights)
-                self._fits = bool((inputs @ weight.T + bias - logits).abs().amax() <= NEAR * logits.abs().amax())
-            except NetworkError:
-                self._fits = False
-            if not self._fits:
-                self._warn_that_no_head_is_fitted()
-        return self._fits
 
     def merged_from(self, state: PriorState) -> tuple[Tensor, ...]:
         return state.rule.encoder, state.rule.head
