@@ -40,7 +40,7 @@ from mergestream.serving.engine.registry import Registry, ServedStream
 from mergestream.serving.engine.service_step import Outcome, environment, take_step
 from mergestream.serving.engine.settings import EngineSettings
 from mergestream.serving.engine.stream_state import StreamState, restored
-from mergestream.serving.guards.alarms import acknowledge, alarms_after
+from mergestream.serving.guards.alarms import acknowledge, alarms_after, codes_to_acknowledge
 
 log = logging.getLogger(__name__)
 
@@ -136,14 +136,10 @@ class Engine:
     def acknowledge(self, stream: str, *, name: str, note: str, by: str) -> None:
         """Log that a person, under the token of `by`, knows of the stream's alarms. They stay until they end."""
         with self._registry.held(stream) as held:
-            if held.alarms is None:
-                raise InputError("Its alarms are unknown since the restart: they are known after its next batch.")
-            codes = [alarm.code for alarm in held.alarms if alarm.acknowledged_by is None]
-            if not codes:
-                raise InputError("The stream has no alarm that is not acknowledged.")
+            codes = codes_to_acknowledge(held.alarms)
             body = {"stream": stream, "codes": codes, "name": name, "note": note, "by": by}
             line = self._audit.append(ACKNOWLEDGED, body)
-            held.alarms = acknowledge(held.alarms, name, line.get("time") or now())
+            held.alarms = acknowledge(held.alarms or (), name, line.get("time") or now())
 
     def delete(self, stream: str) -> None:
         with self._registry.held(stream) as held:

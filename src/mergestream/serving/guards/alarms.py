@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from mergestream.runtime.errors import InputError
 from mergestream.serving.guards import findings as codes
 from mergestream.serving.guards.findings import Finding, Severity
 
@@ -50,6 +51,16 @@ def alarms_after(
         for each in findings
         if each.severity != codes.INFO
     )
+
+
+def codes_to_acknowledge(alarms: Iterable[Alarm] | None) -> list[str]:
+    """The codes of alarms that nobody has acknowledged; there must be one."""
+    if alarms is None:
+        raise InputError("Its alarms are unknown since the restart: they are known after its next batch.")
+    unacknowledged = [alarm.code for alarm in alarms if alarm.acknowledged_by is None]
+    if not unacknowledged:
+        raise InputError("The stream has no alarm that is not acknowledged.")
+    return unacknowledged
 
 
 def acknowledge(alarms: Iterable[Alarm], by: str, at: str) -> tuple[Alarm, ...]:
