@@ -182,12 +182,12 @@ KILLED = """
 import os, sys, signal
 from pathlib import Path
 import mergestream.runtime.files as files
-real = files._flush
+real = files.flush
 def flush(path):
     real(path)
     if path == Path(sys.argv[1]).parent and Path(sys.argv[1]).exists():
         os.kill(os.getpid(), signal.SIGKILL)  # right after the swap, before any tidying up
-files._flush = flush
+files.flush = flush
 from mergestream.pool.checkpoint import write_expert
 from mergestream.pool.expert_card import read_card
 import torch

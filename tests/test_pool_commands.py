@@ -506,7 +506,7 @@ def _replace_and_die(pool: Path, sent: Path, moment: int) -> None:
 
         return call
 
-    files._flush = dying(files._flush)
+    files.flush = dying(files.flush)
     files._exchange = dying(files._exchange)
     pool_folder._link = dying(pool_folder._link)
     replace_expert(pool, sent)
