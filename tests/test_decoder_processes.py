@@ -65,13 +65,13 @@ def test_bombs_of_structure_are_refused_at_once_and_in_little_memory(name: str) 
 
 
 def test_a_photograph_has_as_much_time_as_the_limits_say() -> None:
-    slow, limits = jpeg_of_allowed_scans(3000), Limits(seconds=0.3, pixels=16_000_001)
+    slow, limits = jpeg_of_allowed_scans(3000), Limits(seconds=0.1, pixels=16_000_001)
     read_upload(png_of_noise(), limits)
     start = time.monotonic()
     error = refusal(slow, limits)
     assert error.code == "too_slow"
-    assert error.sentence == "Decoding the file took longer than the allowed 0.3 s."
-    assert time.monotonic() - start < 1
+    assert error.sentence == "Decoding the file took longer than the allowed 0.1 s."
+    assert time.monotonic() - start < 5
     assert len(read_upload(png_of_noise(), limits)) == 1
 
 
