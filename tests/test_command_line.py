@@ -18,7 +18,9 @@ def test_version_and_help() -> None:
         assert option in text
 
 
-def test_wrong_usage_is_2_and_failure_is_1_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_usage_is_2_and_failure_is_1_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command("demo", "--quik").returncode == 2
     assert command("dmeo").returncode == 2
     (tmp_path / "file").write_text("in the way")
@@ -28,5 +30,6 @@ def test_wrong_usage_is_2_and_failure_is_1_in_one_line(tmp_path: Path, monkeypat
     assert failed.stderr.count("\n") == 1
     assert failed.stderr.startswith("mergestream: Cannot write to the folder")
     monkeypatch.setattr(sys, "argv", ["mergestream", "--debug", *line])
-    with pytest.raises(ms.MergestreamError):  # Python then prints the traceback and ends with 1
+    with pytest.raises(SystemExit, match="1"):
         main()
+    assert "Traceback" in capsys.readouterr().err

@@ -87,6 +87,8 @@ def test_a_file_name_is_shown_as_text(
         _, err, code = run(capsys, monkeypatch, *arguments)
         assert code == 1
         assert r"audit\x0a\x1b[2J" in err.replace("\n", "")
+    _, err, _ = run(capsys, monkeypatch, "--debug", "pool", "list", str(folder))
+    assert "Traceback" in err
     folder.mkdir()
     (folder / "audit.jsonl").write_text("x\n")
     (folder / f"audit.jsonl{SCREEN}").write_text("x\n")

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -65,8 +66,9 @@ def main() -> None:
         app(standalone_mode=True)
     except MergestreamError as error:
         if "--debug" in sys.argv:
-            raise
-        echo(f"mergestream: {error}", err=True)
+            echo(*traceback.format_exc().splitlines(), err=True)
+        else:
+            echo(f"mergestream: {error}", err=True)
         sys.exit(1)
     except SystemExit as end:
         if end.code == INTERRUPTED:
