@@ -375,24 +375,23 @@ def test_abstention_has_the_source_risk_beside_it(pool: ms.ExpertPool, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_on_the_phantom_silent_at_home_and_awake_elsewhere(tmp_path: Path) -> None:
     """The defaults on trained experts: home data of other patients, noise, black, a damaged head."""
-    from mergestream.bench.demo import MICRO, MICRO_RECIPE, NETWORK
+    from mergestream.bench.demo import FULL, MICRO, NETWORK
     from mergestream.training import train_base, train_expert
 
     classes = phantom.CLASSES
     train_base(
         tmp_path / "pool" / "base", NETWORK, MICRO, phantom.archive(1000, seed=0), classes,
-        replace(MICRO_RECIPE, steps=300, validate_every=100),
+        replace(FULL.base, steps=300, validate_every=100),
     )  # fmt: skip
     training, home = phantom.load(images=400), phantom.load(images=640, seed=7)
     for name in training.domains[:3]:
-        recipe = replace(MICRO_RECIPE, steps=200)
+        recipe = replace(FULL.expert, steps=200)
         train_expert(tmp_path / "pool" / name, tmp_path / "pool" / "base", training[name], recipe)
     pool = ms.ExpertPool.load(tmp_path / "pool")
 
-    def told(pool: ms.ExpertPool, batches: list[Tensor], method: str = "entropy_adaptive") -> list[set[str]]:
+    def finding_codes(pool: ms.ExpertPool, batches: list[Tensor], method: str = "entropy_adaptive") -> list[set[str]]:
         folder = tmp_path / f"service{len(list(tmp_path.iterdir()))}"
         with Service(folder, pool, method, settings=EngineSettings()) as service:
             pictures = [[picture_of(image.numpy(), "0" * 64) for image in images] for images in batches]
@@ -400,13 +399,13 @@ def test_on_the_phantom_silent_at_home_and_awake_elsewhere(tmp_path: Path) -> No
 
     for name in pool.names:
         at_home = [home[name].batch(np.arange(start, start + 32)) for start in range(0, 640, 32)]
-        assert told(pool, at_home) == [set()] * 20, name
+        assert finding_codes(pool, at_home) == [set()] * 20, name
     noise = torch.randint(0, 256, (32, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    assert told(pool, [noise])[0] >= {"structureless_pictures"}
-    assert told(pool, [torch.zeros_like(noise)])[0] >= {"blank_pictures"}
+    assert finding_codes(pool, [noise])[0] >= {"structureless_pictures"}
+    assert finding_codes(pool, [torch.zeros_like(noise)])[0] >= {"blank_pictures"}
     damaged = {name: pool.network([float(k == i) for i in range(3)]) for k, name in enumerate(pool.names)}
     with torch.no_grad():
         for parameter in damaged["brest"].get_submodule("head").parameters():
             parameter.mul_(100)
     broken = ms.ExpertPool.from_modules(damaged, classes=classes, preprocessing=pool.preprocessing)
-    assert told(broken, at_home[:1])[0] >= {"saturated_expert"}
+    assert finding_codes(broken, at_home[:1])[0] >= {"saturated_expert"}

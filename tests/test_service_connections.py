@@ -311,6 +311,19 @@ def test_busy_connections_leave_a_reserve_for_health_checks(monkeypatch: pytest.
     asyncio.run(talk())
 
 
+def test_a_flood_in_no_time_takes_no_connection_from_another_address() -> None:
+    async def talk() -> None:
+        listening = Listening(most=6, per_address=10)
+        with ExitStack() as stack:
+            for number in range(12):
+                stack.enter_context(connected(f"http://127.0.0.1:{listening.address[1]}", own_address="127.0.0.2"))
+                if number % 4 == 3:
+                    assert b'"reserved": false' in await listening.get("/")
+        listening.close()
+
+    asyncio.run(talk())
+
+
 def test_an_address_whose_connections_are_all_busy_gets_no_more() -> None:
     async def talk() -> None:
         listening = Listening(most=10, per_address=2)

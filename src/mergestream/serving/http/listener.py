@@ -88,12 +88,23 @@ class Listener:
             return None
         if len(self._connections) < self._most or self._close_longest_waiting(self._connections):
             return False
+        if self._close_one_of_the_largest(len(own)):  # many connections in little time: none has waited for long
+            return False
         reserve = [each for each in self._connections if each.reserved]
         log.warning("all %d connections are in use; more are only for health checks", self._most)
         return True if len(reserve) < RESERVED_CONNECTIONS or self._close_longest_waiting(reserve) else None
 
-    def _close_longest_waiting(self, connections: Iterable[Connection]) -> bool:
-        latest = self._loop.time() - PATIENCE_SECONDS
+    def _close_one_of_the_largest(self, own: int) -> bool:
+        """Close a connection of the address that has most of them, if an address with `own` is owed it."""
+        by_address = defaultdict(list)
+        for each in self._connections:
+            if each.address not in self._proxies:
+                by_address[each.address].append(each)
+        largest = max(by_address.values(), key=len, default=[])
+        return len(largest) > own + 1 and self._close_longest_waiting(largest, patience=0)
+
+    def _close_longest_waiting(self, connections: Iterable[Connection], patience: float | None = None) -> bool:
+        latest = self._loop.time() - (PATIENCE_SECONDS if patience is None else patience)
         waiting = {each: since for each in connections if (since := each.waits_since()) is not None and since <= latest}
         if not waiting:
             return False
