@@ -10,9 +10,9 @@ import torch
 
 import mergestream as ms
 from mergestream.data.datasets import DATASETS
-from mergestream.data.datasets.cbis_ddsm import FINDINGS, crop_of, files_by_subject, read_lesions
 from mergestream.data.datasets.decoding import read_pixels
 from mergestream.data.datasets.index import Index
+from mergestream.data.datasets.mammo import FINDINGS, crop_of, files_by_subject, read_lesions
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.standins.drawing import encoded, write_picture
 from mergestream.data.datasets.standins.fake_mammo import (

@@ -12,10 +12,10 @@ from PIL import Image
 
 import mergestream as ms
 from mergestream.data.datasets import DATASETS, organs
-from mergestream.data.datasets.arrays import array_shape, read_array
 from mergestream.data.datasets.medimeta import find_medimeta, read_medimeta
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.standins.fake_organs import FakeImage, write_medimeta, write_organ_mnist, write_organs
+from mergestream.data.datasets.table_files import array_shape, read_array
 from mergestream.runtime.errors import DataError
 
 TASK = "organ label"
@@ -160,7 +160,7 @@ def test_damaged_medimeta_folders_are_refused_in_a_sentence(tmp_path: Path) -> N
 
     after(label([0, 1]), r"2 labels but 3 images")
     after(label([0, 1, 0, 1]), r"4 labels but 3 images.*missing is 000003")
-    after(label([0, 1, 2]), r"from 0 to 2; info.yaml names 2")
+    after(label([0, 1, 2]), r"from 0 to 2; 2 are known")
     after(label([0, -1, 1]), r"from -1 to 1")
     after(label([0.0, 1.0, 0.0]), r"one number per image: float64")
     after(label([[0, 1]] * 3), r"one number per image")
@@ -256,12 +256,9 @@ def test_the_largest_complete_resolution_is_used(mnist: Path) -> None:
     [
         ({"val_labels": None}, "Cannot read the array 'val_labels'"),
         ({"test_images": None}, "Cannot read the array 'test_images'"),
-        (
-            {"val_labels": np.zeros((10, 1), dtype=np.uint8)},
-            r"11 images in val_images, but val_labels is uint8 \(10, 1\)",
-        ),
-        ({"val_labels": np.zeros((11, 2), dtype=np.uint8)}, r"val_labels is uint8 \(11, 2\)"),
-        ({"val_labels": np.full((11, 1), 11)}, "label outside 0 to 10"),
+        ({"val_labels": np.zeros((10, 1), dtype=np.uint8)}, "11 images in val_images, but 10 val_labels"),
+        ({"val_labels": np.zeros((11, 2), dtype=np.uint8)}, r"val_labels of .* one number per image: uint8 \(11, 2\)"),
+        ({"val_labels": np.full((11, 1), 11)}, "labels from 11 to 11; 11 are known"),
         ({"val_labels": np.array([[{}]] * 11)}, "allow_pickle=False"),
     ],
 )

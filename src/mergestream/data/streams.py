@@ -1,7 +1,5 @@
 """Streams: orders in which samples arrive, pure functions of labels and seed; every sample comes exactly once."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -138,27 +136,27 @@ def temporal(
 
 
 def mixture(
-    labels: Labels, *, domains: Sequence[Any], change: str = "smooth", batch_size: int = 32, seed: int = 0
+    labels: Labels, *, domains: Sequence[Any] | None, change: str = "smooth", batch_size: int = 32, seed: int = 0
 ) -> Stream:
     """Mix several target domains whose shares drift ('smooth') or jump ('abrupt') over the stream.
 
     Every sample gets an arrival time from its domain's density over [0,1]; sorting by it keeps every sample once.
     """
+    if domains is None:
+        raise InputError("mixture needs the domain of every sample: hold out two or more target domains.")
     values, random = read_labels(labels), seeded_random(seed)
     names = np.asarray(domains)
     kinds = np.unique(names)
     if len(names) != len(values) or len(kinds) < 2:
         raise InputError(f"mixture needs one domain per label and at least two domains; got {len(kinds)}.")
-    arrivals = {"smooth": _smooth_arrivals, "abrupt": _abrupt_arrivals}
     require_change(change)
     time = np.empty(len(values))
     for position, kind in enumerate(random.permutation(kinds)):
         mine = names == kind
-        time[mine] = arrivals[change](random, position, len(kinds), int(mine.sum()))
+        time[mine] = CHANGES[change](random, position, len(kinds), int(mine.sum()))
     return cut_batches(f"mixture:{change}", np.argsort(time, kind="stable"), batch_size)
 
 
-CHANGES = ("smooth", "abrupt")
 STREAMS: dict[str, tuple[Callable[..., Stream], str | None]] = {
     "iid": (iid, None),
     "dirichlet": (dirichlet, "alpha"),
@@ -195,11 +193,8 @@ def parse_stream(spec: str) -> tuple[str, dict[str, Any]]:
 def create_stream(spec: str, labels: Labels, *, batch_size: int = 32, seed: int = 0, **columns: Any) -> Stream:
     """Create a stream written as 'name' or 'name:value'; `columns` may hold `acquired` and `domains`."""
     name, options = parse_stream(spec)
-    column = {"temporal": "acquired", "mixture": "domains"}.get(name)
-    if column:
+    if column := {"temporal": "acquired", "mixture": "domains"}.get(name):
         options[column] = columns.get(column)
-    if column == "domains" and options["domains"] is None:
-        raise InputError("mixture needs the domain of every sample: hold out two or more target domains.")
     return STREAMS[name][0](labels, batch_size=batch_size, seed=seed, **options)
 
 
@@ -239,3 +234,6 @@ def _abrupt_arrivals(random: np.random.RandomState, position: int, count: int, s
     share = np.where(segments % count == position, 0.45, 0.1 / max(2 * count - 2, 1))
     chosen = random.choice(segments, size=size, p=share / share.sum())
     return (chosen + random.uniform(size=size)) / (2 * count)
+
+
+CHANGES = {"smooth": _smooth_arrivals, "abrupt": _abrupt_arrivals}

@@ -15,9 +15,9 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from mergestream.data.datasets.arrays import needed_library, read_array
 from mergestream.data.datasets.index import Sample
 from mergestream.data.datasets.roots import Root
+from mergestream.data.datasets.table_files import needed_library, read_array
 from mergestream.data.intake.input_files import read_upload
 from mergestream.data.intake.limits import IntakeError, Limits
 from mergestream.data.intake.shades import image_shades, three_channels

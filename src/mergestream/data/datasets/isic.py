@@ -7,17 +7,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from mergestream.data.datasets.index import CARDS, Index, LeftOut, Sample
-from mergestream.data.datasets.outside_skin import (
-    CLASSES,
-    MELANOMA,
-    SkinSet,
-    SkinTable,
-    binary_label,
-    find_table,
-    read_derm7pt,
-    read_pad_ufes,
-    read_ph2,
-)
+from mergestream.data.datasets.outside_skin import MELANOMA, OUTSIDE, SkinSet, SkinTable, binary_label, find_table
 from mergestream.data.datasets.roots import Root, by_stem
 from mergestream.runtime.errors import DataError
 
@@ -39,8 +29,8 @@ def artefact_domain(scores: Mapping[str, float]) -> str:
 def read(root: Root, *, bias: str = "0_1") -> Index:
     skin_set = _inside(root, bias)
     outside: dict[str, SkinSet] = {}
-    for domain in CARD.outside:
-        each = _outside(root, domain)
+    for domain, read_outside in OUTSIDE.items():
+        each = read_outside(root)
         if each and each.samples:
             outside[domain] = each
         elif each:
@@ -70,12 +60,6 @@ def read(root: Root, *, bias: str = "0_1") -> Index:
         outside=tuple(outside),
         missing_parts=skin_set.missing_parts,
     )
-
-
-def _outside(root: Root, domain: str) -> SkinSet | None:
-    if domain.startswith("derm7pt_"):
-        return read_derm7pt(root, domain.removeprefix("derm7pt_"))
-    return read_ph2(root) if domain == "ph2" else read_pad_ufes(root)
 
 
 def _inside(root: Root, bias: str) -> SkinSet:
@@ -151,7 +135,7 @@ def _join(root: Root, rows: Iterable[Sample], files: Mapping[str, str], table: s
             skin_set.missing.append(f"{row.id}.jpg")
             skin_set.missing_parts |= {f"{row.id}.jpg": row.part} if row.part else {}
         elif truth and (truth in ("1", "1.0")) != (row.label == MELANOMA):
-            skin_set.left_out.append(LeftOut(file, f"{CLASSES[row.label]} by {table}, not by ISIC's ground truth"))
+            skin_set.left_out.append(LeftOut(file, f"{CARD.classes[row.label]} by {table}, not by ISIC's ground truth"))
         else:
             group = lesions.get(row.id) or None
             skin_set.samples.append(replace(row, file=file, group=group))

@@ -5,13 +5,11 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-import numpy as np
 import yaml  # type: ignore[import-untyped]
 
-from mergestream.data.datasets.arrays import array_shape, read_array
 from mergestream.data.datasets.index import Sample
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.table_files import decode_text, read_csv
+from mergestream.data.datasets.table_files import array_shape, decode_text, read_csv, read_labels
 from mergestream.runtime.errors import DataError, unknown_name
 
 PARTS = ("train", "val", "test")
@@ -61,7 +59,7 @@ def read_medimeta(
     task, names = _label_names(root, home, tasks)
     if classes is not None and names != classes:
         raise DataError(f"{folder_name} in {root.location} has other labels than published: {names}.")
-    labels = _labels(root, _inside(home, "task_labels", f"{task}.npy"), names)
+    labels = read_labels(root, _inside(home, "task_labels", f"{task}.npy"), "labels", len(names))
     places = _places(root, home, len(labels))
     parts, annotations = _parts(root, home, len(labels)), _annotations(root, home)
     images = []
@@ -96,20 +94,6 @@ def _label_names(root: Root, home: str, tasks: tuple[str, ...]) -> tuple[str, tu
     if not isinstance(names, dict) or sorted(names) != list(range(len(names))):
         raise DataError(f"{_inside(home, 'info.yaml')} in {root.location} does not number the labels of '{task}'.")
     return task, tuple(str(names[number]) for number in range(len(names)))
-
-
-def _labels(root: Root, path: str, names: tuple[str, ...]) -> list[int]:
-    labels = read_array(root, path, "labels")
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(f"{path} in {root.location} should hold one number per image: {labels.dtype} {labels.shape}.")
-    if labels.size and not 0 <= labels.min() <= labels.max() < len(names):
-        raise DataError(
-            f"{path} in {root.location} has labels from {labels.min()} to {labels.max()}; "
-            f"info.yaml names {len(names)}, from 0."
-        )
-    return [int(label) for label in labels]
 
 
 def _places(root: Root, home: str, count: int) -> list[tuple[str, str | None, int]]:

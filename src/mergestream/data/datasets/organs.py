@@ -3,12 +3,10 @@
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-import numpy as np
-
-from mergestream.data.datasets.arrays import array_shape, read_array
 from mergestream.data.datasets.index import CARDS, Index, Sample
 from mergestream.data.datasets.medimeta import PARTS, MedimetaImage, read_medimeta
 from mergestream.data.datasets.roots import Root
+from mergestream.data.datasets.table_files import array_shape, read_labels
 from mergestream.runtime.errors import DataError, InputError
 
 TASK = "organ label"
@@ -55,17 +53,12 @@ def _mnist_files(root: Root, resolution: int | None) -> dict[str, str]:
 
 
 def _mnist_part(root: Root, file: str, domain: str, part: str) -> list[Sample]:
-    images, labels = f"{part}_images", f"{part}_labels"
-    count, values = array_shape(root, file, images)[0], read_array(root, file, labels)
-    if values.shape not in ((count, 1), (count,)) or not np.issubdtype(values.dtype, np.integer):
-        raise DataError(
-            f"{file} in {root.location} has {count} images in {images}, but {labels} is {values.dtype} {values.shape}."
-        )
-    if count and not 0 <= values.min() <= values.max() < len(ORGAN_MNIST.classes):
-        raise DataError(
-            f"{labels} of {file} in {root.location} has a label outside 0 to {len(ORGAN_MNIST.classes) - 1}."
-        )
+    images = f"{part}_images"
+    count = array_shape(root, file, images)[0]
+    labels = read_labels(root, file, f"{part}_labels", len(ORGAN_MNIST.classes))
+    if len(labels) != count:
+        raise DataError(f"{file} in {root.location} has {count} images in {images}, but {len(labels)} {part}_labels.")
     return [
-        Sample(f"{domain}/{part}/{row}", file, domain, int(label), part=part, array=images, row=row)
-        for row, label in enumerate(values.reshape(-1))
+        Sample(f"{domain}/{part}/{row}", file, domain, label, part=part, array=images, row=row)
+        for row, label in enumerate(labels)
     ]

@@ -1,7 +1,9 @@
 """The skin data sets outside ISIC: PH2, PAD-UFES-20 and Derm7pt."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import PurePosixPath
 
 from mergestream.data.datasets.index import LeftOut, Sample
@@ -10,8 +12,7 @@ from mergestream.data.datasets.roots import Root, by_stem
 from mergestream.data.datasets.table_files import Rows, decode_text, read_csv
 from mergestream.runtime.errors import DataError
 
-CLASSES = ("benign", "melanoma")
-BENIGN, MELANOMA = range(2)
+BENIGN, MELANOMA = 0, 1
 
 
 @dataclass
@@ -174,3 +175,11 @@ def _medimeta(root: Root, kind: str, folder: str) -> SkinSet:
         id_ = f"{domain}/{sample.id.rpartition('/')[2]}"
         skin_set.samples.append(replace(sample, id=id_, domain=domain, label=label, group=entry.subject, part=None))
     return skin_set
+
+
+OUTSIDE: dict[str, Callable[[Root], SkinSet | None]] = {
+    "derm7pt_derm": partial(read_derm7pt, kind="derm"),
+    "derm7pt_clinic": partial(read_derm7pt, kind="clinic"),
+    "ph2": read_ph2,
+    "pad_ufes": read_pad_ufes,
+}

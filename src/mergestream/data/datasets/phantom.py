@@ -5,16 +5,19 @@ path of light: stain absorption (Beer-Lambert), things in the way (hair, ruler, 
 scanner's colour response, sensor noise.
 """
 
+import tomllib
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from mergestream.data.datasets.domain_data import Dataset, DomainData
 from mergestream.data.datasets.index import CARDS
-from mergestream.runtime.errors import InputError, unknown_name
+from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import whole_number
 
 CARD = CARDS["phantom"]
@@ -28,36 +31,20 @@ ARCHIVE, ARCHIVE_CLASSES = "archive", ("disc", "two_lobes", "three_lobes", "four
 class Acquisition:
     """How one hospital prepares and scans a slide; ranges are standard deviations between slides."""
 
-    nucleus: tuple[float, float, float]  # optical density of the nuclear stain per colour channel
-    tissue: tuple[float, float, float]  # the same of the counter-stain
+    nucleus: Sequence[float]  # optical density of the nuclear stain per colour channel
+    tissue: Sequence[float]  # the same of the counter-stain
     concentration: float  # how strongly it stains
     batch_effect: float  # how much staining varies from slide to slide
     blur: float  # pixels
     noise: float  # share of full scale
     gamma: float
-    gain: tuple[float, float, float]  # white balance
+    gain: Sequence[float]  # white balance
     artefacts: dict[str, float]  # probability of each
-    prevalence: tuple[float, float, float, float]  # of the four classes
+    prevalence: Sequence[float]  # of the four classes
 
 
-HOSPITALS: dict[str, Acquisition] = {
-    "lyon": Acquisition(
-        (0.65, 0.70, 0.29), (0.07, 0.99, 0.11), 1.0, 0.10, 0.5, 0.02, 1.0, (1.0, 1.0, 1.0),
-        {"ruler": 0.35}, (0.40, 0.25, 0.20, 0.15),
-    ),
-    "brest": Acquisition(
-        (0.45, 0.75, 0.48), (0.10, 0.80, 0.50), 1.3, 0.20, 0.8, 0.03, 1.25, (1.0, 0.92, 0.88),
-        {"hair": 0.40}, (0.30, 0.20, 0.35, 0.15),
-    ),
-    "turin": Acquisition(
-        (0.70, 0.55, 0.45), (0.25, 0.60, 0.20), 0.55, 0.15, 0.6, 0.06, 0.8, (0.95, 1.0, 1.08),
-        {"dark_corner": 0.50}, (0.45, 0.15, 0.15, 0.25),
-    ),
-    "graz": Acquisition(
-        (0.80, 0.45, 0.25), (0.30, 0.45, 0.70), 0.9, 0.25, 0.6, 0.04, 1.1, (0.85, 1.0, 0.95),
-        {"hair": 0.15, "dark_corner": 0.20, "ruler": 0.15}, (0.25, 0.35, 0.25, 0.15),
-    ),
-}  # fmt: skip
+_TABLE = tomllib.loads(Path(__file__).with_name("phantom.toml").read_text(encoding="utf-8"))
+HOSPITALS = {name: Acquisition(**fields) for name, fields in _TABLE.items()}
 
 
 def load(*, images: int = 800, seed: int = 0) -> Dataset:
@@ -71,26 +58,24 @@ def load(*, images: int = 800, seed: int = 0) -> Dataset:
 
 def hospital(name: str, images: int, seed: int) -> DomainData:
     """One hospital's images in order of acquisition."""
-    if name not in HOSPITALS:
-        raise unknown_name("phantom hospital", name, HOSPITALS)
     acquisition, random = HOSPITALS[name], _random(name, seed)
     labels = _labels(random, acquisition.prevalence, images)
-    nuclei = np.stack([_nucleus(random, CLASSES[label]) for label in labels])
-    pixels = _acquire(random, nuclei, [acquisition] * images)
-    return _domain(name, CLASSES, pixels, labels)
+    nuclei = [_nucleus(random, CLASSES[label]) for label in labels]
+    return _domain(name, CLASSES, labels, [_photograph(random, nucleus, acquisition) for nucleus in nuclei])
 
 
 def archive(images: int, seed: int) -> DomainData:
     """A public archive of other shapes under random acquisition, to pretrain the shared encoder on."""
     random = _random(ARCHIVE, seed)
     labels = random.randint(len(ARCHIVE_CLASSES), size=images)
-    nuclei = np.stack([_archive_shape(random, ARCHIVE_CLASSES[label]) for label in labels])
-    pixels = _acquire(random, nuclei, [_any_acquisition(random) for _ in labels])
-    return _domain(ARCHIVE, ARCHIVE_CLASSES, pixels, labels)
+    nuclei = [_archive_shape(random, ARCHIVE_CLASSES[label]) for label in labels]
+    acquisitions = [_any_acquisition(random) for _ in labels]
+    pixels = [_photograph(random, *each) for each in zip(nuclei, acquisitions, strict=True)]
+    return _domain(ARCHIVE, ARCHIVE_CLASSES, labels, pixels)
 
 
-def _domain(name: str, classes: tuple[str, ...], pixels: np.ndarray, labels: np.ndarray) -> DomainData:
-    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+def _domain(name: str, classes: tuple[str, ...], labels: np.ndarray, pixels: list[np.ndarray]) -> DomainData:
+    images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
     return DomainData("phantom", name, classes, images, torch.from_numpy(labels.astype(np.int64)), range(len(labels)))
 
 
@@ -98,7 +83,7 @@ def _random(name: str, seed: int) -> np.random.RandomState:
     return np.random.RandomState([zlib.crc32(name.encode()), seed])
 
 
-def _labels(random: np.random.RandomState, prevalence: tuple[float, ...], images: int) -> np.ndarray:
+def _labels(random: np.random.RandomState, prevalence: Sequence[float], images: int) -> np.ndarray:
     """Prevalence drifts over the acquisition period, as referrals do; every class occurs."""
     drift = random.dirichlet(np.full(len(CLASSES), 3.0))
     late = np.linspace(0, 0.5, images)[:, None]
@@ -170,11 +155,7 @@ def _texture(random: np.random.RandomState) -> np.ndarray:
     return np.clip(0.9 + 0.15 * clumps / clumps.std(), 0.5, 1.3)
 
 
-# --- acquisition: thickness [N,H,W] -> uint8 [N,H,W,3] ----------------------------------------------------
-
-
-def _acquire(random: np.random.RandomState, nuclei: np.ndarray, acquisitions: list[Acquisition]) -> np.ndarray:
-    return np.stack([_photograph(random, n, a) for n, a in zip(nuclei, acquisitions, strict=True)])
+# --- acquisition: thickness [H,W] -> uint8 [H,W,3] --------------------------------------------------------
 
 
 def _photograph(random: np.random.RandomState, nucleus: np.ndarray, acquisition: Acquisition) -> np.ndarray:

@@ -82,21 +82,17 @@ class Root:
         """All files in a folder and below."""
         return [path for path in self.files if not folder or path.startswith(f"{folder}/")]
 
-    def named(self, *names: str) -> list[str]:
-        """Files with one of these names in any folder, ignoring case."""
-        lowered = {name.lower() for name in names}
-        return [path for path in self.files if PurePosixPath(path).name.lower() in lowered]
+    def named(self, name: str) -> list[str]:
+        """Files with this name in any folder, ignoring case."""
+        return [path for path in self.files if PurePosixPath(path).name.lower() == name.lower()]
 
-    def one(self, *names: str) -> str:
-        """The only file with one of these names; several or none is an error."""
-        matches = self.named(*names)
+    def one(self, name: str) -> str:
+        """The only file with this name; several or none is an error."""
+        matches = self.named(name)
         if len(matches) != 1:
-            contents = (
-                f"{len(matches)} files of that name: {', '.join(matches[:3])}"
-                if matches
-                else f"it holds {self.glance()}"
-            )
-            raise DataError(f"{self.location} should hold {' or '.join(names)} once; {contents}.")
+            several = f"{len(matches)} files of that name: {', '.join(matches[:3])}"
+            contents = several if matches else f"it holds {self.glance()}"
+            raise DataError(f"{self.location} should hold {name} once; {contents}.")
         return matches[0]
 
     def children(self, folder: str) -> dict[str, str]:

@@ -1,12 +1,16 @@
-"""Tables as rows of text: CSV files, and spreadsheets (.xls, .xlsx)."""
+"""Tables and arrays in files: CSV, spreadsheets (.xls, .xlsx), .npy, .npz and .hdf5. Pickles are refused."""
 
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
-from mergestream.data.datasets.arrays import needed_library
+import numpy as np
+
 from mergestream.data.datasets.roots import Root
 from mergestream.runtime.errors import DataError
 
@@ -106,3 +110,56 @@ def _text(value: Any) -> str:
 
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "", name.lower())
+
+
+def read_array(root: Root, file: str, name: str) -> np.ndarray:
+    """Read a named array of an .npz or .hdf5 file; `name` is not used for an .npy file."""
+    with _array_file(root, file, name) as content:
+        if isinstance(content, Mapping):
+            return np.asarray(content[name])
+        loaded = np.load(content, allow_pickle=False)
+        return loaded if isinstance(loaded, np.ndarray) else loaded[name]
+
+
+def read_labels(root: Root, file: str, name: str, classes: int) -> list[int]:
+    """Read labels [N] or [N,1], whole numbers from 0 that are below `classes`."""
+    stored, where = read_array(root, file, name), f"{name} of {file} in {root.location}"
+    labels = stored[:, 0] if stored.ndim == 2 and stored.shape[1] == 1 else stored
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(f"{where} should hold one number per image: {stored.dtype} {stored.shape}.")
+    if labels.size and not 0 <= labels.min() <= labels.max() < classes:
+        raise DataError(f"{where} has labels from {labels.min()} to {labels.max()}; {classes} are known, from 0.")
+    return [int(label) for label in labels]
+
+
+def array_shape(root: Root, file: str, name: str) -> tuple[int, ...]:
+    """Read the shape of a named array of an .npz or .hdf5 file from its header."""
+    with _array_file(root, file, name) as content:
+        if isinstance(content, Mapping):
+            return tuple(content[name].shape)
+        with zipfile.ZipFile(content) as archive, archive.open(f"{name}.npy") as member:
+            version = np.lib.format.read_magic(member)
+            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            return tuple(read[version](member)[0])
+
+
+@contextmanager
+def _array_file(root: Root, file: str, name: str) -> Iterator[Any]:
+    """Open a file: its arrays by name if it is .hdf5, else its bytes. What fails inside is an error about the array."""
+    with root.open(file) as content:
+        try:
+            if file.lower().endswith((".hdf5", ".h5")):
+                with needed_library("h5py", "Reading .hdf5").File(content, "r") as opened:
+                    yield opened
+            else:
+                yield content
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(f"Cannot read the array '{name}' of {file} in {root.location}: {error}.") from error
+
+
+def needed_library(name: str, purpose: str, extra: str = "data") -> Any:
+    """Import an optional library; the error says what it is needed for, and how to install it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise DataError(f"{purpose} needs {name.split('.')[0]}: pip install 'mergestream[{extra}]'.") from error

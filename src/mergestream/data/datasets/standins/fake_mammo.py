@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mergestream.data.datasets.arrays import needed_library
-from mergestream.data.datasets.cbis_ddsm import FINDINGS, PARTS, table_name
+from mergestream.data.datasets.mammo import FINDINGS, PARTS, table_name
 from mergestream.data.datasets.standins.drawing import TABLES, Content, grey, write_files
+from mergestream.data.datasets.table_files import needed_library
 
 MANIFEST = "manifest-ZkhPvrLo5216730872708713142"
 SERIES_COLUMNS = ["Series UID", "Subject ID", "Series Description", "Number of Images", "File Location"]

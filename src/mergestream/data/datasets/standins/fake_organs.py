@@ -9,9 +9,9 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]
 
 from mergestream.data.datasets import organs
-from mergestream.data.datasets.arrays import needed_library
 from mergestream.data.datasets.medimeta import PARTS
 from mergestream.data.datasets.standins.drawing import Content, grey, write_files
+from mergestream.data.datasets.table_files import needed_library
 
 SCANS = ("volume-0", "volume-1", "volume-28", "test-volume-0", "test-volume-1")
 PART_OF_SCAN = dict(zip(SCANS, ("train", "train", "val", "test", "test"), strict=True))

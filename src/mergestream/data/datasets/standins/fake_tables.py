@@ -10,8 +10,8 @@ from uuid import NAMESPACE_URL, uuid5
 import numpy as np
 
 from mergestream.data.datasets import midog, terra
-from mergestream.data.datasets.arrays import needed_library
 from mergestream.data.datasets.standins.drawing import TABLES, Content, picture, write_files
+from mergestream.data.datasets.table_files import needed_library
 
 # --- MIDOG 2025, track 2: the CSV and numbered images -------------------------------------------------------
 
