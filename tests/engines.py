@@ -15,7 +15,7 @@ from mergestream.data.intake.pictures import Picture, picture_of
 from mergestream.serving.audit.chain import recent_lines, saved_links
 from mergestream.serving.audit.log_writer import AuditLog
 from mergestream.serving.engine.engine import Engine
-from mergestream.serving.engine.settings import EngineSettings
+from mergestream.serving.engine.service_step import EngineSettings
 from mergestream.serving.guards.findings import GuardSettings
 
 # Pictures here are noise and experts nobody's: the guard rails would be right to step in.
@@ -45,7 +45,7 @@ class Service:
     def __init__(self, folder: Path, pool: ms.ExpertPool, method: str = "entropy_adaptive", **more: Any) -> None:
         options = more.pop("options", {})
         self.log = folder / "audit.jsonl"
-        self.audit = AuditLog.open(self.log)
+        self.audit = AuditLog(self.log)
         try:
             more = {"settings": PLAIN, "recent": recent_lines(self.log, None, saved_links(folder / "state")), **more}
             self.engine = Engine(pool, method, options, audit=self.audit, state_folder=folder / "state", **more)

@@ -29,7 +29,7 @@ from mergestream.serving.audit.replay import compare
 from mergestream.serving.engine import engine as engine_module
 from mergestream.serving.engine.engine import Engine
 from mergestream.serving.engine.recomputation import recompute_step
-from mergestream.serving.engine.settings import EngineSettings
+from mergestream.serving.engine.service_step import EngineSettings
 from mergestream.serving.guards.findings import GuardSettings
 from mergestream.serving.http.application import create_app
 from mergestream.serving.http.request_limits import ServiceLimits
@@ -92,7 +92,7 @@ def run(
     **options: Any,
 ) -> None:
     async def talked() -> None:
-        with AuditLog.open(folder / "audit.jsonl") as log:
+        with AuditLog(folder / "audit.jsonl") as log:
             engine = Engine(pool, "entropy_adaptive", options, audit=log, state_folder=folder / "s", settings=settings)
             service = Service(lambda _: SimpleNamespace(engine=engine, log=log), limits)
             transport = httpx.ASGITransport(app=create_app(service))

@@ -41,7 +41,7 @@ SCHEMA = jsonschema.Draft202012Validator(
 
 
 def write_log(path: Path, signer: PrivateKey | None = SECRET, lines: int = LINES, rotate_bytes: int = 3000) -> None:
-    with AuditLog.open(path, signer, rotate_bytes=rotate_bytes) as log:
+    with AuditLog(path, signer, rotate_bytes=rotate_bytes) as log:
         log.append("start", {"version": "1"})
         for number in range(lines - 1):
             log.append("step", {"stream": "ward", "step": number, "predictions": [number % 3, 1]})
@@ -129,7 +129,7 @@ def test_openssl_verifies_an_ed25519_line(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl on this machine")
     private, public = create_key(tmp_path / "site.key")
-    with AuditLog.open(tmp_path / "a", read_private_key(private)) as log:
+    with AuditLog(tmp_path / "a", read_private_key(private)) as log:
         line = log.append("start", {})
     (tmp_path / "message").write_bytes(b"mergestream audit line\n" + line["hash"].encode())
     (tmp_path / "signature").write_bytes(bytes.fromhex(line["signature"]))
@@ -140,7 +140,7 @@ def test_openssl_verifies_an_ed25519_line(tmp_path: Path) -> None:
 
 def test_append_returns_the_line_that_is_on_the_disk(tmp_path: Path) -> None:
     body = {"b": [1.5, -0.0, 1e-300, None, True], "a": {"ü": "\ud800 \n"}}
-    with AuditLog.open(tmp_path / "audit.jsonl", SECRET) as log:
+    with AuditLog(tmp_path / "audit.jsonl", SECRET) as log:
         line = log.append("configuration", body)
         assert json.loads((tmp_path / "audit.jsonl").read_bytes().splitlines()[1]) == line
     assert line["body"] == body
@@ -168,7 +168,7 @@ def test_a_sealed_line_is_read_back_and_spelt_the_same(body: dict) -> None:
     [{"a": math.nan}, {"a": math.inf}, {"a": {10: 1, 9: 2}}, {"a": b"x"}, ["a"], "a", None, {"a": object()}],
 )
 def test_a_body_that_is_not_json_is_refused_and_leaves_no_trace(tmp_path: Path, body: object) -> None:
-    with AuditLog.open(tmp_path / "audit.jsonl") as log:
+    with AuditLog(tmp_path / "audit.jsonl") as log:
         with pytest.raises(InputError, match="body of an audit line"):
             log.append("step", body)
         log.append("step", {})
@@ -177,7 +177,7 @@ def test_a_body_that_is_not_json_is_refused_and_leaves_no_trace(tmp_path: Path, 
 
 @pytest.mark.parametrize("kind", ["", "Step", "a b", "opened", "rotation", "recovered", "resumed", "x" * 41])
 def test_a_kind_is_a_word_that_the_log_does_not_use_itself(tmp_path: Path, kind: str) -> None:
-    with AuditLog.open(tmp_path / "audit.jsonl") as log, pytest.raises(InputError, match="kind"):
+    with AuditLog(tmp_path / "audit.jsonl") as log, pytest.raises(InputError, match="kind"):
         log.append(kind, {})
 
 
@@ -185,7 +185,7 @@ def test_bodies_too_deep_or_too_long_are_refused(tmp_path: Path) -> None:
     deep: dict = {}
     for _ in range(100_000):
         deep = {"a": deep}
-    with AuditLog.open(tmp_path / "audit.jsonl") as log:
+    with AuditLog(tmp_path / "audit.jsonl") as log:
         for body in (deep, {"a": "x" * 17_000_000}):
             with pytest.raises(InputError):
                 log.append("step", body)
@@ -375,7 +375,7 @@ def test_any_bytes_can_be_verified(tmp_path_factory: pytest.TempPathFactory, pie
 
 def test_verification_needs_the_memory_of_one_line(tmp_path: Path) -> None:
     path, noise = tmp_path / "audit.jsonl", tmp_path / "noise.jsonl"
-    with AuditLog.open(path, rotate_bytes=10_000_000) as log:
+    with AuditLog(path, rotate_bytes=10_000_000) as log:
         for _ in range(40):
             log.append("step", {"a": "x" * 1_000_000})
     noise.write_bytes(b"x" * 100_000_000)  # no newline anywhere
@@ -392,7 +392,7 @@ def test_verification_needs_the_memory_of_one_line(tmp_path: Path) -> None:
 
 def test_eight_threads_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    with AuditLog.open(path, SECRET, rotate_bytes=50_000) as log, ThreadPoolExecutor(8) as threads:
+    with AuditLog(path, SECRET, rotate_bytes=50_000) as log, ThreadPoolExecutor(8) as threads:
 
         def work(thread: int) -> list[dict]:
             return [log.append("step", {"thread": thread, "number": number}) for number in range(200)]
@@ -419,7 +419,7 @@ def test_threads_that_wait_share_one_sync(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "fdatasync", slow)
     path = tmp_path / "audit.jsonl"
-    with AuditLog.open(path) as log, ThreadPoolExecutor(16) as threads:
+    with AuditLog(path) as log, ThreadPoolExecutor(16) as threads:
 
         def work(_: int) -> bool:
             line = log.append("step", {})
@@ -431,11 +431,11 @@ def test_threads_that_wait_share_one_sync(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_two_services_never_write_one_log(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    with AuditLog.open(path) as log:
+    with AuditLog(path) as log:
         with pytest.raises(AuditError, match="Another process writes"):
-            AuditLog.open(path)
+            AuditLog(path)
         log.append("start", {})
-    with AuditLog.open(path) as log:
+    with AuditLog(path) as log:
         log.append("start", {})
     with pytest.raises(AuditError, match="closed"):
         log.append("start", {})
@@ -443,7 +443,7 @@ def test_two_services_never_write_one_log(tmp_path: Path) -> None:
 
 def test_a_log_moved_away_under_the_service_swallows_nothing(tmp_path: Path) -> None:
     path, elsewhere = tmp_path / "audit.jsonl", tmp_path / "moved"
-    with AuditLog.open(path) as log:
+    with AuditLog(path) as log:
         log.append("start", {})
         path.rename(elsewhere)
         with pytest.raises(AuditError, match="moved or replaced"):
@@ -464,7 +464,7 @@ def test_a_log_moved_away_under_the_service_swallows_nothing(tmp_path: Path) -> 
 
 def test_an_interrupt_in_the_middle_of_a_write_closes_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "audit.jsonl"
-    log = AuditLog.open(path)
+    log = AuditLog(path)
     log.append("start", {})
 
     def interrupted(_: int) -> None:
@@ -476,14 +476,14 @@ def test_an_interrupt_in_the_middle_of_a_write_closes_the_log(tmp_path: Path, mo
             log.append("step", {})
     with pytest.raises(AuditError, match="closed"):
         log.append("step", {})
-    with AuditLog.open(path) as again:
+    with AuditLog(path) as again:
         again.append("step", {})
     assert verify(path).lines == 3
 
 
 def test_verification_of_a_log_that_is_being_written_and_rotated(tmp_path: Path) -> None:
     path, done = tmp_path / "audit.jsonl", threading.Event()
-    with AuditLog.open(path, rotate_bytes=2000) as log:
+    with AuditLog(path, rotate_bytes=2000) as log:
         log.append("start", {})
 
         def write() -> None:
@@ -558,7 +558,7 @@ def test_another_file_is_never_touched(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
     with pytest.raises(MergestreamError):
-        AuditLog.open(path)
+        AuditLog(path)
     assert path.read_bytes() == content
     assert sorted(each.name for each in tmp_path.iterdir()) == [".notes.txt.lock", "notes.txt"]
 
@@ -569,7 +569,7 @@ def test_a_changed_last_line_is_not_built_upon(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"step":1', b'"step":7'))
     before = path.read_bytes()
     with pytest.raises(AuditError, match="was changed"):
-        AuditLog.open(path, SECRET)
+        AuditLog(path, SECRET)
     assert path.read_bytes() == before
 
 
@@ -577,7 +577,7 @@ def test_a_changed_last_line_is_not_built_upon(tmp_path: Path) -> None:
 def test_one_log_has_one_key(tmp_path: Path, first: PrivateKey | None, second: PrivateKey | None) -> None:
     write_log(tmp_path / "audit.jsonl", first, lines=2)
     with pytest.raises(InputError, match="One log has one key"):
-        AuditLog.open(tmp_path / "audit.jsonl", second)
+        AuditLog(tmp_path / "audit.jsonl", second)
 
 
 def test_places_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
@@ -585,14 +585,14 @@ def test_places_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "folder", tmp_path / "file" / "audit.jsonl"):
         with pytest.raises(OutputError):
-            AuditLog.open(place)
+            AuditLog(place)
     with pytest.raises(InputError, match="rotate_bytes"):
-        AuditLog.open(tmp_path / "audit.jsonl", rotate_bytes=0)
+        AuditLog(tmp_path / "audit.jsonl", rotate_bytes=0)
 
 
 def test_a_rotated_file_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    with AuditLog.open(path, rotate_bytes=1) as log:
+    with AuditLog(path, rotate_bytes=1) as log:
         log.append("start", {})
         (tmp_path / "audit.jsonl.000001").write_text("precious")
         with pytest.raises(AuditError, match="in the way"):
@@ -664,7 +664,7 @@ def test_a_log_signed_with_hmac_is_refused_in_one_sentence(tmp_path: Path) -> No
     path = tmp_path / "audit.jsonl"
     write_log(path, lines=3, rotate_bytes=10**6)
     forge(path, SECRET, lambda body: body, key="hmac-sha256:0011223344556677")
-    for read in (verify, head, AuditLog.open):
+    for read in (verify, head, AuditLog):
         with pytest.raises(InputError, match="signed with HMAC-SHA256, which is no longer supported"):
             read(path)
     secret = tmp_path / "old.key"
@@ -720,7 +720,7 @@ def test_a_missing_log_is_an_input_error(tmp_path: Path) -> None:
 
 
 def test_the_lock_lets_go_when_the_log_is_closed(tmp_path: Path) -> None:
-    with AuditLog.open(tmp_path / "audit.jsonl"):
+    with AuditLog(tmp_path / "audit.jsonl"):
         pass
     with (tmp_path / ".audit.jsonl.lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

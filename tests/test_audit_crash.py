@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from mergestream.serving.audit.keys import PrivateKey
 from mergestream.serving.audit.log_writer import AuditLog
 key = PrivateKey(Ed25519PrivateKey.from_private_bytes(b"s" * 32))
-log = AuditLog.open(Path(sys.argv[2]), key, rotate_bytes=int(sys.argv[3]))
+log = AuditLog(Path(sys.argv[2]), key, rotate_bytes=int(sys.argv[3]))
 os.write(1, b"open\\n")
 def work(thread):
     for number in itertools.count():
@@ -115,7 +115,7 @@ from mergestream.serving.audit.log_writer import AuditLog
 path, threads = Path(sys.argv[2]), int(sys.argv[3])
 _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, most))
-log = AuditLog.open(path, PrivateKey(Ed25519PrivateKey.from_private_bytes(b"s" * 32)))
+log = AuditLog(path, PrivateKey(Ed25519PrivateKey.from_private_bytes(b"s" * 32)))
 acknowledged, errors = [], []
 def work():
     failures = 0
@@ -171,7 +171,7 @@ from mergestream.serving.audit.log_verification import verify
 from mergestream.serving.audit.log_writer import AuditLog
 disk = Path(sys.argv[2]); path = disk / "audit.jsonl"
 ballast = disk / "ballast"; ballast.write_bytes(b"x" * 200_000)
-log, written, failed = AuditLog.open(path, rotate_bytes=100_000), 0, 0
+log, written, failed = AuditLog(path, rotate_bytes=100_000), 0, 0
 while failed < 3:
     try:
         log.append("step", {"filling": "x" * 900}); written += 1
@@ -211,7 +211,7 @@ def test_a_small_file_system_that_is_full_for_a_while(tmp_path: Path) -> None:
 def test_a_sync_that_fails_is_not_an_acknowledgement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After EIO the kernel may call the pages clean: they are written anew, never just synced again."""
     path = tmp_path / "audit.jsonl"
-    with AuditLog.open(path, SECRET) as log:
+    with AuditLog(path, SECRET) as log:
         log.append("start", {})
         before = path.read_bytes()
 
@@ -240,7 +240,7 @@ def test_a_rotation_that_fails_is_made_good_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     path = tmp_path / "audit.jsonl"
-    with AuditLog.open(path, SECRET, rotate_bytes=1) as log:
+    with AuditLog(path, SECRET, rotate_bytes=1) as log:
         log.append("start", {})
 
         def broken(*_: object, **__: object) -> None:
@@ -261,12 +261,12 @@ def test_a_rotation_that_fails_is_made_good_later(
 
 def test_a_torn_end_is_told_of_even_if_the_recovery_is_killed_too(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    with AuditLog.open(path, SECRET) as log:
+    with AuditLog(path, SECRET) as log:
         log.append("start", {})
     (tmp_path / "audit.jsonl.0123456789abcdef.unrecorded.torn").write_bytes(b'{"bo')  # put aside, then killed
     with path.open("ab") as file:
         file.write(b'{"body":')  # and its own event was torn
-    AuditLog.open(path, SECRET).close()
+    AuditLog(path, SECRET).close()
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
     assert [line["kind"] for line in lines] == ["opened", "start", "recovered", "recovered"]
     assert {line["body"]["torn_bytes"] for line in lines[2:]} == {4, 8}

@@ -87,7 +87,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, pool: ms.ExpertPool) -> Pat
     folder = tmp_path_factory.mktemp("served")
     (folder / "images" / "deeper").mkdir(parents=True)
     methods = {stream: ms.create_method("entropy_adaptive", pool) for stream in ("ward", "clinic")}
-    with AuditLog.open(folder / "audit.jsonl", SECRET, rotate_bytes=4000) as log:
+    with AuditLog(folder / "audit.jsonl", SECRET, rotate_bytes=4000) as log:
         log.append("start", {})
         for number in range(2 * STEPS):
             stream = ("ward", "clinic")[number % 2]
@@ -184,13 +184,13 @@ def test_a_changed_log_is_not_replayed(served: Path, pool: ms.ExpertPool, tmp_pa
 
 def test_bad_folders_and_lines_without_inputs(tmp_path: Path, pool: ms.ExpertPool) -> None:
     path = tmp_path / "audit.jsonl"
-    with AuditLog.open(path) as log:
+    with AuditLog(path) as log:
         for body in ({}, {"inputs": None}, {"inputs": [1]}, {"inputs": [{}]}, {"inputs": []}):
             log.append("step", body)
     with pytest.raises(InputError, match="not a folder"):
         replay(path, tmp_path / "absent", recomputer(pool))
     assert replay(path, tmp_path, recomputer(pool)).outcomes == {"failed": 5}
-    with AuditLog.open(tmp_path / "empty") as log:
+    with AuditLog(tmp_path / "empty") as log:
         log.append("start", {})
     assert not replay(tmp_path / "empty", tmp_path, recomputer(pool)).reproduced
 
@@ -201,7 +201,7 @@ def test_bad_folders_and_lines_without_inputs(tmp_path: Path, pool: ms.ExpertPoo
 def serve(folder: Path, uploads: list[list[bytes]], method: str = "entropy_adaptive") -> None:
     """What the service does with batches of files: decode, step, log. One expert is switched off on the way."""
     write_pool(folder / "pool")
-    with AuditLog.open(folder / "audit.jsonl", SECRET, rotate_bytes=20_000) as log:
+    with AuditLog(folder / "audit.jsonl", SECRET, rotate_bytes=20_000) as log:
         engine = Engine(ms.ExpertPool.load(folder / "pool"), method, {}, audit=log, state_folder=folder / "state")
         for number, files in enumerate(uploads):
             engine.answer("ward", read_uploads(files, Limits()))
@@ -249,7 +249,7 @@ def test_a_logged_number_that_was_never_computed_is_found(tmp_path: Path) -> Non
     serve(tmp_path, [[png(1), png(2)]])
     path, lied = tmp_path / "audit.jsonl", tmp_path / "lied.jsonl"
     lines = [json.loads(text) for text in path.read_text().splitlines()[1:]]
-    with AuditLog.open(lied, SECRET) as log:
+    with AuditLog(lied, SECRET) as log:
         for line in lines:
             if line["kind"] == "step":
                 line["body"]["predictions"][1] = (line["body"]["predictions"][1] + 1) % 5

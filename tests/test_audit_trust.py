@@ -132,7 +132,7 @@ def test_a_signed_log_is_checked_with_the_key(pool: Path, signed: Path, key: Pat
 def test_a_changed_line_in_the_file_before_the_current_one_is_found(pool: Path, unsigned: Path, tmp_path: Path) -> None:
     state = shutil.copytree(unsigned, tmp_path / "state")
     log = state / "audit.jsonl"
-    with AuditLog.open(log, rotate_bytes=1) as opened:  # every line in a file of its own
+    with AuditLog(log, rotate_bytes=1) as opened:  # every line in a file of its own
         for number in range(3):
             opened.append("note", {"number": number})
     assert refusal(pool, state) == ""
@@ -143,7 +143,7 @@ def test_a_changed_line_in_the_file_before_the_current_one_is_found(pool: Path, 
 
 def test_old_files_may_be_in_an_archive(pool: Path, unsigned: Path, tmp_path: Path) -> None:
     state = shutil.copytree(unsigned, tmp_path / "state")
-    with AuditLog.open(state / "audit.jsonl", rotate_bytes=1) as opened:
+    with AuditLog(state / "audit.jsonl", rotate_bytes=1) as opened:
         for number in range(3):
             opened.append("note", {"number": number})
     for file in sorted(state.glob("audit.jsonl.0*"))[:-1]:
@@ -188,7 +188,7 @@ def test_exchanged_logs_of_two_replicas_are_found(
 
 def test_two_logs_have_two_identities(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        with AuditLog.open(tmp_path / name / "audit.jsonl") as log:
+        with AuditLog(tmp_path / name / "audit.jsonl") as log:
             log.append("start", {})
     first, second = (verify(tmp_path / name / "audit.jsonl") for name in ("one", "two"))
     assert first.log != second.log
@@ -207,7 +207,7 @@ def test_a_log_without_an_identity_goes_on(tmp_path: Path, key: Path) -> None:
     path = tmp_path / "engine-000" / "audit.jsonl"
     path.parent.mkdir()
     path.write_text("".join(lines))
-    with AuditLog.open(path, private) as log:
+    with AuditLog(path, private) as log:
         log.append("step", {})
     assert (verify(path, private).sound, verify(path).log) == (True, None)
 

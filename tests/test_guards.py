@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from mergestream.data.intake.pictures import picture_of
 from mergestream.functional.scores import entropy
 from mergestream.runtime.errors import CheckpointError, InputError, UnknownNameError
 from mergestream.serving.engine.answers import source_risk
-from mergestream.serving.engine.settings import EngineSettings
+from mergestream.serving.engine.service_step import EngineSettings
 from mergestream.serving.guards.batch_guards import Seen, look_at_batch, neighbour_correlation
 from mergestream.serving.guards.findings import BATCH_CODES, GuardSettings
 from mergestream.serving.guards.stream_guards import Cusum, Half, Memory, chi_square, look_at_stream, remember
@@ -245,11 +245,11 @@ def test_a_window_is_the_sum_of_its_batches(labels: list[int], cut: int) -> None
         memory = remember(memory, seen(experts[:, part], logits[part], smooth_images(len(labels[part]))), wide)
     whole = remember(Memory(), seen(experts, logits, smooth_images(len(labels))), wide)
     assert memory.newer == whole.newer
-    assert Memory.from_json(json.loads(json.dumps(memory.to_json()))) == memory
+    assert Memory.from_json(json.loads(json.dumps(asdict(memory)))) == memory
 
 
 def test_a_damaged_memory_is_refused() -> None:
-    for damaged in ({}, {**Memory().to_json(), "certainty": {"other": 1}}, {**Memory().to_json(), "older": None}):
+    for damaged in ({}, {**asdict(Memory()), "certainty": {"other": 1}}, {**asdict(Memory()), "older": None}):
         with pytest.raises(CheckpointError):
             Memory.from_json(damaged)
     assert Half().plus(Half()) == Half()
@@ -280,7 +280,7 @@ def test_bad_settings(bad: dict[str, Any]) -> None:
 
 def test_settings_are_read_back() -> None:
     settings = GuardSettings(fallback="expert:lyon", fallback_on=BATCH_CODES, abstain_below=0.6)
-    assert GuardSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+    assert GuardSettings.from_json(json.loads(json.dumps(asdict(settings)))) == settings
     with pytest.raises(InputError):
         GuardSettings.from_json({"fallback_on": [], "unknown": 1})
 

@@ -445,7 +445,7 @@ def test_an_answer_that_takes_too_long_is_given_up(engine: Engine, monkeypatch: 
 
 def test_a_log_that_cannot_be_written_stops_answers_until_it_can(tmp_path: Path) -> None:
     """The file of the log is really closed under its writer, and really comes back."""
-    audit = AuditLog.open(tmp_path / "audit.jsonl")
+    audit = AuditLog(tmp_path / "audit.jsonl")
     engine = Engine(small_pool(), "mean", {}, audit=audit, state_folder=tmp_path / "state", settings=PLAIN)
     service = Service(opened(engine, audit))
 

@@ -34,12 +34,12 @@ from mergestream.pool import runner
 from mergestream.runtime.errors import InputError, MergestreamError, OutputError, PoolError, UnknownNameError
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.audit.replay import compare, replay
-from mergestream.serving.engine import state_encoding, stream_state
+from mergestream.serving.engine import stream_state
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.recomputation import Reproducer, recompute_step
 from mergestream.serving.engine.registry import NAME, TooManyStreamsError, require_name
-from mergestream.serving.engine.settings import EngineSettings
-from mergestream.serving.engine.state_encoding import decoded, encoded
+from mergestream.serving.engine.service_step import EngineSettings
+from mergestream.serving.engine.stream_state import decoded, encoded
 from mergestream.serving.guards.findings import GuardSettings
 
 MOVING = {"momentum": 0.7}
@@ -308,7 +308,7 @@ def test_kill_9_loses_nothing_that_the_log_holds(die_at: int | None, tmp_path: P
 
 
 def test_a_state_too_large_for_a_line(pool: ms.ExpertPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_encoding, "MOST_NUMBERS", 100)
+    monkeypatch.setattr(stream_state, "MOST_NUMBERS", 100)
     options, method = {"statistics": "target"}, ms.create_method("regmean", pool, statistics="target")
     with Service(tmp_path, pool, "regmean", options=options) as service:
         same_as_step(service.engine.answer("lyon", batch(0)), method.step(tensor_of(batch(0))))
@@ -638,7 +638,7 @@ def test_an_expert_that_the_guard_rails_alone_ask_may_refuse_and_leaves_no_trace
 def test_a_logged_step_is_computed_again_bit_for_bit(
     name: str, fallback: str, most_numbers: int, pool: ms.ExpertPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mergestream.serving.engine.state_encoding.MOST_NUMBERS", most_numbers)
+    monkeypatch.setattr("mergestream.serving.engine.stream_state.MOST_NUMBERS", most_numbers)
     options = MOVING if name == "entropy_adaptive" else {}
     always = GuardSettings(
         fallback=fallback, fallback_on=("structureless_pictures",), window=8, fewest=2, drift_after=2

@@ -5,6 +5,7 @@ import threading
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -136,7 +137,7 @@ def _step_document(answer: Answer, time: str) -> dict[str, Any]:
         "head_expert": answer.head_expert,
         "predictions_per_class": {name: counts.get(name, 0) for name in answer.classes}
         | ({"undecided": counts["undecided"]} if counts["undecided"] else {}),
-        "findings": [finding.to_json() for finding in answer.findings],
+        "findings": [asdict(finding) for finding in answer.findings],
         "milliseconds": 1000 * answer.seconds,
     }
 

@@ -14,7 +14,7 @@ from mergestream.serving.audit.chain import STREAMS, recent_lines, saved_links
 from mergestream.serving.audit.keys import read_private_key
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
 from mergestream.serving.engine.engine import Engine
-from mergestream.serving.engine.settings import EngineSettings
+from mergestream.serving.engine.service_step import EngineSettings
 from mergestream.serving.guards.findings import GuardSettings
 from mergestream.serving.options import ServeOptions
 
@@ -33,7 +33,7 @@ def open_engine(options: ServeOptions, on_append: Callable[[bool], None] = lambd
     """Load the pool, open the log and start the engine. `on_append` hears of each line: written or not."""
     pool, path = load_pool(options), options.log_file
     key = None if options.audit_key is None else read_private_key(options.audit_key)
-    log = NoAuditLog() if path is None else AuditLog.open(path, key, on_append=on_append)
+    log = NoAuditLog() if path is None else AuditLog(path, key, on_append=on_append)
     try:
         engine = Engine(
             pool,

@@ -12,13 +12,11 @@ from mergestream.serving.audit.lines import (
     Link,
     RawLine,
     faults,
-    last_line,
     last_line_of,
     parse,
     raw_lines,
     rotated_file,
     rotated_numbers,
-    tail_of,
 )
 
 if TYPE_CHECKING:
@@ -87,9 +85,7 @@ def _link_before(path: Path, rotated: int) -> Link | None:
     numbers = rotated_numbers(path)
     if not numbers or numbers[-rotated:][0] == 1:
         return BEGINNING
-    before = rotated_file(path, numbers[-rotated:][0] - 1)
-    text = tail_of(before).line if before.is_file() else None
-    line = None if text is None else last_line_of(before, text)
+    line = last_line_of(rotated_file(path, numbers[-rotated:][0] - 1))
     return None if line is None else Link(line["sequence"], line["hash"])
 
 
@@ -100,7 +96,7 @@ def recent_lines(path: Path, key: "PublicKey | None", saved: Mapping[int, str]) 
     """
     last = -1
     try:
-        for line in sound_lines(path, key, rotated=1) if last_line(path) else ():
+        for line in sound_lines(path, key, rotated=1) if path.is_file() or rotated_numbers(path) else ():
             last = line["sequence"]
             if saved.get(last, line["hash"]) != line["hash"]:
                 raise AuditError(f"Line {last} is not the one that a state was saved after: rewritten or exchanged.")

@@ -139,8 +139,11 @@ def faults(line: Mapping[str, Any], key: "PublicKey | None") -> list[str]:
     return [] if fits else [f"has a signature that was not made with the key {key.id}"]
 
 
-def last_line_of(file: Path, text: bytes, key: "PublicKey | None" = None) -> dict[str, Any]:
-    """Parse the last line of a file; AuditError if it was changed."""
+def last_line_of(file: Path, key: "PublicKey | None" = None, size: int | None = None) -> dict[str, Any] | None:
+    """The last whole line of a file, or of its first `size` bytes, if there is one; AuditError if it was changed."""
+    text = tail_of(file, size).line if file.is_file() else None
+    if text is None:
+        return None
     try:
         line = parse(text)
         wrong = faults(line, key)
@@ -211,12 +214,10 @@ def _lines_of(file: BinaryIO, name: str, *, last: bool) -> Iterator[RawLine]:
         yield RawLine(name, number, text.removesuffix(b"\n"), last and not whole and len(text) <= LONGEST, whole)
 
 
-def last_line(path: Path) -> tuple[Path, bytes] | None:
-    """File and text of the last whole line of a log, or None."""
-    for file in (path, *(rotated_file(path, number) for number in reversed(rotated_numbers(path)))):
-        if file.is_file() and (line := tail_of(file).line) is not None:
-            return file, line
-    return None
+def last_line(path: Path, key: "PublicKey | None" = None) -> dict[str, Any] | None:
+    """The last whole line of a log, if there is one; AuditError if it was changed."""
+    files = (path, *(rotated_file(path, number) for number in reversed(rotated_numbers(path))))
+    return next((line for file in files if (line := last_line_of(file, key))), None)
 
 
 def opening_of(path: Path) -> dict[str, Any]:

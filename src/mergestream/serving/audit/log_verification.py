@@ -15,7 +15,6 @@ from mergestream.serving.audit.lines import (
     SCHEMA_VERSION,
     is_exchanged,
     last_line,
-    last_line_of,
     opening_of,
     raw_lines,
     rotated_file,
@@ -51,7 +50,7 @@ def head(path: Path) -> Anchor:
     last = last_line(path)
     if last is None:
         raise InputError(f"There is no line of an audit log at {path}.")
-    return Anchor.of(last_line_of(*last))
+    return Anchor.of(last)
 
 
 def read_anchor(file: Path) -> Anchor:

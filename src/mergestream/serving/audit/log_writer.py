@@ -18,7 +18,6 @@ from mergestream.serving.audit.lines import (
     RESUMED,
     ROTATION,
     AuditError,
-    Link,
     canonical,
     checked_kind,
     encoded_body,
@@ -50,57 +49,44 @@ class _Entry:
 
 
 class AuditLog:
-    """One log, locked by one process. Created by `open`; thread-safe."""
+    """One log, locked by one process; thread-safe."""
 
-    def __init__(self, path: Path, key: "PrivateKey | None", rotate_bytes: int, lock_handle: int) -> None:
-        move_torn_end(path)
-        self.path = path
-        self.failing: str | None = None  # why the last write failed; None when it worked
-        self._key, self._rotate_bytes = key, rotate_bytes
-        self._last = last_link(path, key)
-        if self._last != BEGINNING and is_exchanged(opening := opening_of(path), path):
-            raise AuditError(f"{path} is the log of {opening['folder']}: two logs were exchanged. Put them back.")
-        self._storage = Storage(path)
-        self._lock_handle: int | None = lock_handle
-        self._waiting: list[_Entry] = []
-        self._turn, self._writing = Condition(), False
-        self._failed_appends = 0
-        self._on_append: Callable[[bool], None] = lambda _: None
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         path: Path,
         key: "PrivateKey | None" = None,
         *,
         rotate_bytes: int = ROTATE_BYTES,
         on_append: Callable[[bool], None] = lambda _: None,
-    ) -> Self:
+    ) -> None:
         """Begin or continue a log. A torn last line is moved to a .torn file and recorded in the log.
 
         `on_append` is called after each append with whether the line was written.
         """
         if rotate_bytes < 1:
             raise InputError(f"rotate_bytes must be at least 1, not {rotate_bytes}.")
-        path = Path(path).absolute()
+        self.path = path = Path(path).absolute()
+        self.failing: str | None = None  # why the last write failed; None when it worked
+        self._key, self._rotate_bytes, self._on_append = key, rotate_bytes, on_append
+        self._waiting: list[_Entry] = []
+        self._turn, self._writing = Condition(), False
+        self._failed_appends = 0
         make_folder(path.parent)
         refusal = AuditError(f"Another process writes the audit log {path}. Stop it, or choose another file.")
-        lock_handle = lock_or_refuse(path.with_name(f".{path.name}.lock"), refusal)
+        self._lock_handle: int | None = lock_or_refuse(path.with_name(f".{path.name}.lock"), refusal)
         try:
-            opened = cls(path, key, rotate_bytes, lock_handle)
-            opened._record_torn_ends()
-            opened._on_append = on_append
+            move_torn_end(path)
+            self.last = last_link(path, key)  # the last line that is on disk
+            if self.last != BEGINNING and is_exchanged(opening := opening_of(path), path):
+                raise AuditError(f"{path} is the log of {opening['folder']}: two logs were exchanged. Put them back.")
+            self._storage = Storage(path)
+            self._record_torn_ends()
         except BaseException as error:
-            os.close(lock_handle)
+            if self._lock_handle is not None:  # else an interrupted write has released it
+                os.close(self._lock_handle)
             if isinstance(error, OSError) and not isinstance(error, MergestreamError):
                 raise AuditError(f"The audit log {path} cannot be opened: {error_text(error)}.") from error
             raise
-        return opened
-
-    @property
-    def last(self) -> Link:
-        """The last line that is on disk."""
-        return self._last
 
     def append(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Write one line and return it once it is on disk. AuditError: it is not, so no answer may leave."""
@@ -152,7 +138,12 @@ class AuditLog:
                 entry.line = line
             self.failing, self._failed_appends = None, 0
         except BaseException as error:
-            self._failed(group, error)
+            for entry in group:
+                entry.failure = error
+            self._failed_appends += len(group)
+            if self.failing is None:
+                log.error("the audit log cannot be written: %s", _why(error))
+            self.failing = _why(error)
             if not isinstance(error, OSError):
                 # Interrupted at an unknown point: the log must be opened again, which reads what is on disk.
                 self._release()
@@ -170,26 +161,18 @@ class AuditLog:
             self._storage.rotate()
         if self.failing is not None:
             self._storage.require_room()
-        events, link, lines = self._events_due(), self._last, []
+        events, link, lines = self._events_due(), self.last, []
         for entry in (*events, *group):
             line, link = seal(entry.kind, entry.body, link, self._key)
             lines.append(line)
         self._storage.append("".join(f"{line}\n" for line in lines).encode("ascii"))
-        self._last = link
+        self.last = link
         return lines[len(events) :]
-
-    def _failed(self, group: list[_Entry], error: BaseException) -> None:
-        for entry in group:
-            entry.failure = error
-        self._failed_appends += len(group)
-        if self.failing is None:
-            log.error("the audit log cannot be written: %s", _why(error))
-        self.failing = _why(error)
 
     def _events_due(self) -> list[_Entry]:
         """Lines that the log writes about itself before it continues."""
         due = []
-        if self._last == BEGINNING:
+        if self.last == BEGINNING:
             due.append(_Entry(OPENED, canonical({"log": secrets.token_hex(16), "folder": self.path.parent.name})))
         elif self._storage.size == 0:
             before = rotated_file(self.path, self._storage.rotations).name

@@ -3,10 +3,10 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.files import error_text, sha256_of_file
@@ -82,19 +82,10 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-class Recompute(Protocol):
-    """Computes a step again; for logs of the service it is `mergestream.serving.engine.recomputation.Reproducer`.
-
-    `body` is the logged body of the step. Replay itself reads `stream`, `step` and `inputs`: one dict per image of the
-    batch, in order, with `sha256` (of the file as received; images of one file share it), `pixels_sha256` and, if the
-    file holds several images, `frame` (from 1). `files` maps each `sha256` to the file's bytes.
-
-    It returns the fields of the body that it computed, as JSON values under the same names. Each is compared with the
-    logged one; a logged field of `comparison.COMPARED` that is not returned counts as a difference. Steps come in the
-    log's order, but any may be left out. A MergestreamError says why a step cannot be computed; the replay continues.
-    """
-
-    def __call__(self, body: Mapping[str, Any], files: Mapping[str, bytes], /) -> Mapping[str, Any]: ...
+# Computes a step again from its logged body and its files by sha-256, as `engine.recomputation.Reproducer` does. It
+# returns the fields that it computed, under the same names. Steps come in the log's order, but any may be left out.
+# A MergestreamError says why a step cannot be computed; the replay continues.
+Recompute = Callable[[Mapping[str, Any], Mapping[str, bytes]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)

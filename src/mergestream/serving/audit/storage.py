@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,36 +44,17 @@ class Storage:
             self.size = os.fstat(self._handle).st_size
 
     def append(self, data: bytes) -> None:
-        handle = self._opened()
-        self._require_unchanged(handle)
-        if self._unsure:
-            self._cut_back(handle)
-        self._unsure = True
-        try:
-            _write_all(handle, data, self.size)
-            _sync(handle)
-        except BaseException:
-            # After a failed sync the kernel may call lost pages clean: only bytes written anew can be trusted.
-            self._try_to_cut_back(handle)
-            raise
+        self._write(data)
         self.size += len(data)
         self._unsure = False
 
     def require_room(self) -> None:
         """Fail unless a step's line fits on the disk: a short line may fit where a step does not. Nothing stays."""
-        handle = self._opened()
-        self._require_unchanged(handle)
-        self._unsure = True
-        try:
-            _write_all(handle, bytes(ROOM), self.size)
-            _sync(handle)
-        finally:
-            self._try_to_cut_back(handle)
+        self._cut_back(self._write(bytes(ROOM)))
 
     def rotate(self) -> None:
         """Rename the file to its number; the next `append` begins a new one."""
         handle = self._opened()
-        self._require_unchanged(handle)
         target = rotated_file(self.path, self.rotations + 1)
         if target.exists():
             raise AuditError(f"{target} is in the way of the audit log's rotation. Move it elsewhere.")
@@ -95,6 +77,7 @@ class Storage:
             os.fsync(self._handle)
             flush(self.path.parent)
             self._folder_unsure = False
+        self._require_unchanged(self._handle)
         return self._handle
 
     def _require_unchanged(self, handle: int) -> None:
@@ -109,28 +92,29 @@ class Storage:
         if opened.st_size < self.size or (opened.st_size > self.size and not self._unsure):
             raise AuditError(f"{self.path} was changed by someone else while it was written. Run 'audit verify'.")
 
+    def _write(self, data: bytes) -> int:
+        """Write after the last whole line, to the disk; return the file's handle."""
+        handle, rest, offset = self._opened(), memoryview(data), self.size
+        if self._unsure:
+            self._cut_back(handle)
+        self._unsure = True
+        try:
+            while rest:
+                written = os.pwrite(handle, rest, offset)
+                rest, offset = rest[written:], offset + written
+            # Without the times, which would cost a second write (macOS has only the full sync).
+            getattr(os, "fdatasync", os.fsync)(handle)
+        except BaseException:
+            # After a failed sync the kernel may call lost pages clean: only bytes written anew can be trusted.
+            with suppress(OSError):  # tried again by the next write
+                self._cut_back(handle)
+            raise
+        return handle
+
     def _cut_back(self, handle: int) -> None:
         os.ftruncate(handle, self.size)
         os.fsync(handle)
         self._unsure = False
-
-    def _try_to_cut_back(self, handle: int) -> None:
-        try:
-            self._cut_back(handle)
-        except OSError:
-            self._unsure = True  # tried again by the next append
-
-
-def _write_all(handle: int, data: bytes, offset: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        written = os.pwrite(handle, rest, offset)
-        rest, offset = rest[written:], offset + written
-
-
-def _sync(handle: int) -> None:
-    """Sync data and size but not the times, which would cost a second write (macOS has only the full sync)."""
-    getattr(os, "fdatasync", os.fsync)(handle)
 
 
 def move_torn_end(path: Path) -> None:
@@ -149,11 +133,15 @@ def move_torn_end(path: Path) -> None:
         return
     if end == 0 and not (torn.startswith(OPENING) or OPENING.startswith(torn)):
         raise InputError(f"{path} is not an audit log and was not touched. Choose another file for the log.")
-    if end and (before := tail_of(path, end).line) is not None:
-        last_line_of(path, before)
+    if end:
+        last_line_of(path, size=end)
     aside = path.with_name(f"{path.name}.{hashlib.sha256(torn).hexdigest()[:16]}.unrecorded.torn")
     write_atomically(aside, lambda temporary: temporary.write_bytes(torn))
-    _truncate(path, end)
+    try:
+        os.truncate(path, end)
+        flush(path)
+    except OSError as error:
+        raise AuditError(f"Cannot repair the end of {path}: {error_text(error)}.") from error
 
 
 def unrecorded_torn_ends(path: Path) -> list[Path]:
@@ -164,17 +152,16 @@ def unrecorded_torn_ends(path: Path) -> list[Path]:
 
 def last_link(path: Path, key: "PublicKey | None") -> Link:
     """The last line's place in the chain. It must be sound, and signed with the key in use."""
-    last = last_line(path)
-    if last is None:
+    line = last_line(path)
+    if line is None:
         return BEGINNING
-    line = last_line_of(*last)
     key_id = key.id if key else None
     if line["key"] != key_id:
         raise InputError(
             f"The audit log {path} was signed with {line['key'] or 'no key'}, not with {key_id or 'no key'}. "
             "One log has one key: give that one, or begin a new log in a new --state folder and keep both."
         )
-    last_line_of(*last, key)
+    last_line(path, key)
     return Link(line["sequence"], line["hash"])
 
 
@@ -184,15 +171,3 @@ def _is_json(text: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _truncate(path: Path, end: int) -> None:
-    try:
-        handle = os.open(path, os.O_RDWR)
-        try:
-            os.ftruncate(handle, end)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise AuditError(f"Cannot repair the end of {path}: {error_text(error)}.") from error

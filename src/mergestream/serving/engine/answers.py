@@ -1,7 +1,7 @@
 """The answer to a caller, and the numbers of the same step for its audit line."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mergestream.data.intake.pictures import Picture
@@ -139,7 +139,7 @@ def measured(outcome: Outcome, lineup: Lineup, settings: GuardSettings) -> dict[
         # Lines of versions that knew only the threshold do not have it.
         **({"abstained_because": list(outcome.abstained.values())} if settings.abstain_on else {}),
         "fallback": outcome.fallback,
-        "findings": [finding.to_json() for finding in outcome.findings],
+        "findings": [asdict(finding) for finding in outcome.findings],
     }
 
 

@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,7 +21,8 @@ from mergestream.methods import create_method
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, OutputError, PoolError
-from mergestream.serving.audit.lines import Link, link_of, now
+from mergestream.serving.audit.lines import link_of, now
+from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
 from mergestream.serving.engine.answers import Answer, abstention_of, input_of, logged_answer, measured
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.persistence import (
@@ -37,26 +38,11 @@ from mergestream.serving.engine.persistence import (
     StateFolder,
 )
 from mergestream.serving.engine.registry import Registry, ServedStream
-from mergestream.serving.engine.service_step import Outcome, environment, take_step
-from mergestream.serving.engine.settings import EngineSettings
+from mergestream.serving.engine.service_step import EngineSettings, Outcome, environment, take_step
 from mergestream.serving.engine.stream_state import StreamState, restored
 from mergestream.serving.guards.alarms import acknowledge, alarms_after, codes_to_acknowledge
 
 log = logging.getLogger(__name__)
-
-
-class Audit(Protocol):
-    """The audit log: a line is on disk when `append` returns it; AuditError means that it is not.
-
-    Of several lines either all are on disk or none.
-    """
-
-    @property
-    def last(self) -> Link | None: ...
-
-    def append(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
-
-    def append_all(self, kind: str, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]: ...
 
 
 class Engine:
@@ -68,7 +54,7 @@ class Engine:
         method: str,
         options: Mapping[str, Any],
         *,
-        audit: Audit,
+        audit: AuditLog | NoAuditLog,
         state_folder: Path,
         settings: EngineSettings | None = None,
         recent: Iterable[Mapping[str, Any]] = (),
@@ -221,7 +207,7 @@ class Engine:
     def _circumstances(self, lineup: Lineup) -> dict[str, Any]:
         """All that a step's numbers depend on beside pictures and state."""
         about = {**lineup.identity, "experts": list(lineup.pool.names), "switched_off": list(lineup.off)}
-        settings = {"guards": self.settings.guards.to_json(), "weights_hash": self.settings.weights_hash}
+        settings = {"guards": asdict(self.settings.guards), "weights_hash": self.settings.weights_hash}
         return {**about, **settings, "versions": self._versions, **environment(lineup.pool)}
 
     def _use(self, lineup: Lineup) -> None:

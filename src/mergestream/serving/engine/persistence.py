@@ -31,7 +31,7 @@ from mergestream.runtime.files import error_text, lock_or_refuse, make_folder, r
 from mergestream.serving.audit.lines import Link, link_of
 from mergestream.serving.engine.answers import Answer, logged_answer
 from mergestream.serving.engine.registry import NAME
-from mergestream.serving.engine.state_encoding import is_whole
+from mergestream.serving.engine.stream_state import is_whole
 from mergestream.serving.guards.alarms import Alarm, acknowledge, alarms_after
 
 SCHEMA_VERSION = 1

@@ -14,8 +14,7 @@ from mergestream.runtime.seeding import cpu_threads
 from mergestream.serving.engine.answers import input_of, measured
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.service_step import take_step
-from mergestream.serving.engine.state_encoding import is_whole
-from mergestream.serving.engine.stream_state import StreamState
+from mergestream.serving.engine.stream_state import StreamState, is_whole
 from mergestream.serving.guards.findings import GuardSettings
 
 # For files that a service has accepted once, whatever its limits were.
@@ -28,15 +27,15 @@ LastStates = dict[str, StreamState]  # of every stream, as computed: a line hold
 class Reproducer:
     """A `Recompute` over a pool, which is moved to the device and the type of numbers that each line names."""
 
-    def __init__(self, pool: ExpertPool, limits: Limits = WIDE) -> None:
-        self._pool, self._limits = pool, limits
+    def __init__(self, pool: ExpertPool) -> None:
+        self._pool = pool
         self._last: LastStates = {}
         self._moved: dict[tuple[str, torch.dtype], ExpertPool] = {}
 
     def __call__(self, body: Mapping[str, Any], files: Mapping[str, bytes], /) -> dict[str, Any]:
         """Every field of a step's line that follows from its files (bytes by sha-256), its state and the experts."""
         try:
-            pictures = _pictures(body["inputs"], files, self._limits)
+            pictures = _pictures(body["inputs"], files)
             return recompute_step(body, pictures, self._pool_for(body), self._last)
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"This is not the line of a step of this version of mergestream: {error!r}.") from error
@@ -72,9 +71,9 @@ def recompute_step(
     }
 
 
-def _pictures(inputs: Sequence[Mapping[str, Any]], files: Mapping[str, bytes], limits: Limits) -> list[Picture]:
+def _pictures(inputs: Sequence[Mapping[str, Any]], files: Mapping[str, bytes]) -> list[Picture]:
     """The step's pictures in its order; each file is decoded once."""
-    decoded = {sha256: read_upload(files[sha256], limits) for sha256 in {image["sha256"] for image in inputs}}
+    decoded = {sha256: read_upload(files[sha256], WIDE) for sha256 in {image["sha256"] for image in inputs}}
     pictures = []
     for image in inputs:
         frame = image.get("frame")

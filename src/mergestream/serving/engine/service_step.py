@@ -1,7 +1,10 @@
-"""One step of the service, from decoded pictures to an outcome. No lock, no disk: a replay runs the same code."""
+"""One step of the service, from decoded pictures to an outcome, and the engine's settings.
+
+No lock, no disk: a replay runs the same code.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +16,7 @@ from mergestream.functional.scores import entropy
 from mergestream.methods import ORIGINAL, Batch, Method, Step
 from mergestream.pool.expert_pool import ExpertPool, sha256_of_tensor
 from mergestream.runtime.files import sha256_of_json
+from mergestream.runtime.option_checks import one_of, whole_number
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.stream_state import StreamState
 from mergestream.serving.guards import findings as codes
@@ -29,6 +33,25 @@ from mergestream.serving.guards.stream_guards import look_at_stream, remember
 
 WEIGHTS, RECIPE = "weights", "recipe"  # what the hash of the merged model is taken of
 MIDDLE = 512  # pixels of a side
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """most_streams    streams at a time
+    most_images     pictures in one batch
+    weights_hash    'weights': sha-256 of the merged weights in use; 'recipe': of pool, method and coefficients, for
+                    networks so large that hashing their weights takes longer than the step
+    """
+
+    guards: GuardSettings = field(default_factory=GuardSettings)
+    most_streams: int = 64
+    most_images: int = 256
+    weights_hash: str = WEIGHTS
+
+    def __post_init__(self) -> None:
+        for limit in ("most_streams", "most_images"):
+            whole_number(limit, getattr(self, limit), low=1)
+        one_of("weights_hash", self.weights_hash, (WEIGHTS, RECIPE))
 
 
 class ModelReply(NamedTuple):

@@ -1,17 +1,24 @@
-"""The state of a stream: carried from batch to batch, to other experts, and over a restart of the service."""
+"""The state of a stream: carried from batch to batch, to other experts, and over a restart; as JSON, bit for bit."""
 
+import base64
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from mergestream.methods import State
 from mergestream.methods.state import for_experts, to_plain
 from mergestream.runtime.errors import CheckpointError, MergestreamError
+from mergestream.runtime.files import sha256_of_json
 from mergestream.serving.engine.lineup import Lineup
-from mergestream.serving.engine.state_encoding import decoded, encoded, in_line
 from mergestream.serving.guards.stream_guards import Memory
 
+MOST_NUMBERS = 4096  # of a state inside an audit line
+SPELT_OUT = 256  # numbers of a tensor that are written as numbers
 OTHER_POOL = "the pool was loaded again, and its experts are others."
 OTHER_METHOD = "the service was started with another method or other options."
 OTHER_EXPERTS = "an expert was switched on or off, and this method learns from all of them together."
@@ -33,12 +40,12 @@ class StreamState:
         about = {"pool_sha256": self.pool_sha256, "experts": list(self.experts)}
         about |= {} if self.provenance is None else {"provenance": self.provenance}
         method = {} if self.method is None else encoded(to_plain(self.method))
-        return {**about, "method": method, "guards": self.memory.to_json()}
+        return {**about, "method": method, "guards": asdict(self.memory)}
 
     @cached_property
     def in_line(self) -> dict[str, Any]:
         """The state as an audit line holds it: whole, or its hash where it is too large."""
-        return in_line(self.json)
+        return self.json if _numbers(self.json) <= MOST_NUMBERS else {"sha256": sha256_of_json(self.json)}
 
     @classmethod
     def start(cls, lineup: Lineup) -> "StreamState":
@@ -91,3 +98,42 @@ def restored(saved: Mapping[str, Any], lineup: Lineup) -> tuple[StreamState | No
         return None, "its saved state cannot be read."
     except MergestreamError as error:
         return None, str(error)
+
+
+def is_whole(state: Mapping[str, Any] | None) -> bool:
+    return state is None or "method" in state
+
+
+def encoded(value: Any) -> Any:
+    """Nested tensors, numbers and text as JSON."""
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        about = {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+        if flat.numel() <= SPELT_OUT:
+            return {**about, "values": flat.tolist()}
+        return {**about, "base64": base64.b64encode(flat.view(torch.uint8).numpy().tobytes()).decode()}
+    if isinstance(value, Mapping):
+        return {str(key): encoded(item) for key, item in value.items()}
+    return [encoded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def decoded(value: Any) -> Any:
+    """What `encoded` was given."""
+    if isinstance(value, Mapping) and value.keys() >= {"dtype", "shape"}:
+        dtype = getattr(torch, value["dtype"])
+        if "values" in value:
+            return torch.tensor(value["values"], dtype=dtype).reshape(value["shape"])
+        raw = torch.from_numpy(np.frombuffer(base64.b64decode(value["base64"]), dtype=np.uint8).copy())
+        return raw.view(dtype).reshape(value["shape"])
+    if isinstance(value, Mapping):
+        return {key: decoded(item) for key, item in value.items()}
+    return [decoded(item) for item in value] if isinstance(value, list) else value
+
+
+def _numbers(value: Any) -> int:
+    """How many numbers an encoded state holds."""
+    if isinstance(value, Mapping):
+        if value.keys() >= {"dtype", "shape"}:
+            return int(np.prod(value["shape"], dtype=np.int64))
+        return sum(map(_numbers, value.values()))
+    return sum(map(_numbers, value)) if isinstance(value, list) else 1

@@ -1,7 +1,7 @@
 """Findings of the guards and their settings. docs/guards.md explains the defaults."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mergestream.runtime.errors import InputError, unknown_name
@@ -87,9 +87,6 @@ class GuardSettings:
         for choice in ("as_received", "watch_experts"):
             yes_or_no(choice, getattr(self, choice))
 
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), **{option: list(getattr(self, option)) for option in LISTS}}
-
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "GuardSettings":
         """Read the settings of a line. Earlier versions did not have those named here."""
@@ -118,6 +115,3 @@ class Finding:
         """Whether it is about this image of the batch: it names no images, or this one, or not all that it is about."""
         named = self.numbers.get("positions")
         return named is None or position in named or self.numbers["pictures"] > len(named)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)

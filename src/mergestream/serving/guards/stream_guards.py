@@ -12,7 +12,7 @@ lasts the reference is frozen; resetting the stream accepts the new level.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -130,9 +130,6 @@ class Memory:
     classes: tuple[int, ...] = ()  # predictions per class in the reference
     pending: tuple[int, ...] = ()  # predictions since, until they are enough to compare
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Memory":
         try:
@@ -154,7 +151,8 @@ def remember(memory: Memory, seen: Seen, settings: GuardSettings) -> Memory:
     older, newer = memory.older, memory.newer.plus(batch)
     if newer.images >= settings.window // 2:
         older, newer = newer, Half()
-    later = replace(memory, older=older, newer=newer, certainty=_certainty(memory, seen, settings))
+    certainty = level_shift(memory.certainty, float(entropy(seen.logits[None])[0]), len(seen.logits), settings)
+    later = replace(memory, older=older, newer=newer, certainty=certainty)
     pending = tuple(np.add(memory.pending, counts).tolist()) if memory.pending else counts
     if sum(pending) < FEWEST_TO_COMPARE or len(seen.classes) < 2:
         return replace(later, pending=pending)
@@ -210,10 +208,6 @@ def _drift(memory: Memory, settings: GuardSettings) -> list[Finding]:
         sentence = f"The mixture of classes has moved away from that of the first {mixture.images} images."
         findings.append(Finding(codes.CLASS_DRIFT, codes.ALARM, sentence, {"up": mixture.up, "limit": limit}))
     return findings
-
-
-def _certainty(memory: Memory, seen: Seen, settings: GuardSettings) -> Cusum:
-    return level_shift(memory.certainty, float(entropy(seen.logits[None])[0]), len(seen.logits), settings)
 
 
 def _histogram(predictions: torch.Tensor, classes: int) -> tuple[int, ...]:
