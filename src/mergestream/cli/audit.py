@@ -1,5 +1,6 @@
 """mergestream audit …: parse, call one function, print."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -48,7 +49,7 @@ def print_head(log: Log) -> None:
     """
     from mergestream.serving.audit.log_verification import head
 
-    print_result(True, head(log).to_json())
+    print_result(True, asdict(head(log)))
 
 
 @audit.command("replay")

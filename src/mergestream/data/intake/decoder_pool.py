@@ -118,11 +118,8 @@ def _pool(memory_bytes: int, process_id: int) -> DecoderPool:  # noqa: ARG001  a
 
 def pool_for(limits: Limits) -> DecoderPool:
     """The processes that have enough memory for files within these limits."""
-    return _pool(memory_bytes(limits), os.getpid())
-
-
-def memory_bytes(limits: Limits) -> int:
-    return OWN_BYTES + COPIES_OF_THE_FILE * limits.file_bytes + BYTES_PER_PIXEL * limits.pixels
+    memory_bytes = OWN_BYTES + COPIES_OF_THE_FILE * limits.file_bytes + BYTES_PER_PIXEL * limits.pixels
+    return _pool(memory_bytes, os.getpid())
 
 
 class DecoderProcess:

@@ -87,13 +87,10 @@ class Allowance:
     def from_json(cls, fields: dict[str, Any]) -> "Allowance":
         return cls(Limits(**fields["limits"]), fields["images"], fields["decoded_bytes"])
 
-    def require_pixels(self, height: int, width: int) -> None:
-        if height * width > self.limits.pixels:
-            raise IntakeError("too_large", f"An image may have {self.limits.pixels:,} pixels; this one has more.")
-
     def take(self, images: int, height: int, width: int) -> None:
         """Reserve room for images of one size before they are decoded."""
-        self.require_pixels(height, width)
+        if height * width > self.limits.pixels:
+            raise IntakeError("too_large", f"An image may have {self.limits.pixels:,} pixels; this one has more.")
         if images > self._images:
             raise IntakeError("too_many", f"A request may hold {self.limits.images:,} images; this one has more.")
         if images * height * width * 3 > self._bytes:

@@ -31,14 +31,14 @@ HASH = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Anchor:
+    """The fields of a line that prove what the log was like when it was the last one."""
+
+    schema_version: int
     sequence: int
     hash: str
     time: str
     key: str | None
     signature: str | None
-
-    def to_json(self) -> dict[str, Any]:
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
 
     @classmethod
     def of(cls, line: dict[str, Any]) -> "Anchor":
@@ -55,10 +55,8 @@ def head(path: Path) -> Anchor:
 
 def read_anchor(file: Path) -> Anchor:
     """Read an anchor that `audit head` printed."""
-    value = read_json(file, SCHEMA_VERSION)
-    value.pop("schema_version")
     try:
-        anchor = Anchor(**value)
+        anchor = Anchor(**read_json(file, SCHEMA_VERSION))
     except TypeError as error:
         raise CheckpointError(f"{file} is not an anchor of an audit log: {error}.") from error
     texts = (anchor.hash, anchor.time, anchor.key or "", anchor.signature or "")
@@ -101,8 +99,7 @@ class VerificationReport:
         return self.problem_count == 0
 
     def to_json(self) -> dict[str, Any]:
-        head = self.head.to_json() if self.head else None
-        return {"sound": self.sound, **asdict(self), "head": head}
+        return {"sound": self.sound, **asdict(self)}
 
     def add(self, file: str, line: int, what: str) -> None:
         self.problem_count += 1

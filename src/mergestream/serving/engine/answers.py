@@ -1,23 +1,18 @@
-"""The answer to a caller, and the numbers of the same step for its audit line."""
+"""The answer to a caller, built from the audit line of its step."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mergestream.data.intake.pictures import Picture
-from mergestream.pool.expert_pool import ExpertPool, sha256_of_tensor
-from mergestream.serving.engine.lineup import Lineup
-from mergestream.serving.engine.service_step import Outcome
+from mergestream.pool.expert_pool import ExpertPool
 from mergestream.serving.guards.alarms import Alarm
 from mergestream.serving.guards.batch_guards import Abstained
 from mergestream.serving.guards.findings import LOW_CONFIDENCE, RESTARTED, WARNING, Finding, GuardSettings
 
 PerExpert = list[float | None] | None  # one number per expert of the pool, switched off or not
-# What an answer takes from the audit line of its step.
-SHARED = (
-    "stream", "step", "encoder_coefficients", "head_coefficients", "entropy", "consistency", "head_expert",
-    "pool_sha256", "weights_sha256", "seconds",
-)  # fmt: skip
+# What an answer takes from the audit line of its step; the first are of the model that answered.
+OF_ONE_MODEL = ("encoder_coefficients", "head_coefficients", "entropy", "consistency", "head_expert", "weights_sha256")
+SHARED = (*OF_ONE_MODEL, "stream", "step", "pool_sha256", "seconds")
 
 
 @dataclass(frozen=True)
@@ -72,17 +67,13 @@ class Answer:
         if len(answers) == 1:
             return answers[0]
         last, findings = answers[-1], {finding.code: finding for answer in answers for finding in answer.findings}
+        no_model: dict[str, Any] = dict.fromkeys(OF_ONE_MODEL)
         undecided = {i: answer.abstained[0] for i, answer in enumerate(answers) if answer.abstained}
         return replace(
             last,
             predictions=tuple(answer.predictions[0] for answer in answers),
             probabilities=tuple(answer.probabilities[0] for answer in answers),
-            encoder_coefficients=None,
-            head_coefficients=None,
-            entropy=None,
-            consistency=None,
-            head_expert=None,
-            weights_sha256=None,
+            **no_model,
             findings=tuple(findings.values()),
             abstained=undecided,
             abstention=last.abstention and {**last.abstention, "pictures": len(undecided)},
@@ -110,37 +101,6 @@ def logged_answer(body: Mapping[str, Any], classes: Sequence[str]) -> Answer:
         batch_size=len(names),
         abstained=undecided,
     )
-
-
-def input_of(picture: Picture) -> dict[str, Any]:
-    """A picture in the log: its hashes, and which image of its file it was."""
-    hashes = {"sha256": picture.sha256, "pixels_sha256": picture.pixels_sha256}
-    return hashes if picture.frame is None else {**hashes, "frame": picture.frame}
-
-
-def measured(outcome: Outcome, lineup: Lineup, settings: GuardSettings) -> dict[str, Any]:
-    """The part of an audit line that follows from pictures, state and experts: a replay must compute the same."""
-    step = outcome.step
-    return {
-        "entropy": lineup.spread(step.entropy, None),
-        "scores": lineup.spread(step.scores, None),
-        "consistency": lineup.spread(step.consistency, None),
-        "encoder_coefficients": lineup.spread(outcome.encoder_coefficients, 0.0),
-        "head_coefficients": lineup.spread(outcome.head_coefficients, 0.0),
-        "lambdas": None
-        if step.lambdas is None
-        else lineup.spread(step.lambdas.reshape(len(step.lambdas), -1).mean(dim=1), None),
-        "class_shift": None if step.class_shift is None else step.class_shift.tolist(),
-        "head_expert": outcome.head_expert,
-        "weights_sha256": outcome.weights_sha256,
-        "logits_sha256": sha256_of_tensor(outcome.logits),
-        "predictions": outcome.logits.argmax(dim=-1).tolist(),
-        "abstained": list(outcome.abstained),
-        # Lines of versions that knew only the threshold do not have it.
-        **({"abstained_because": list(outcome.abstained.values())} if settings.abstain_on else {}),
-        "fallback": outcome.fallback,
-        "findings": [asdict(finding) for finding in outcome.findings],
-    }
 
 
 def abstention_of(undecided: int, pool: ExpertPool, settings: GuardSettings) -> dict[str, Any] | None:

@@ -5,11 +5,9 @@ other; `_compute`, one for the device, while a batch is computed. The log and th
 the second, so that one stream's disk overlaps with another's arithmetic.
 """
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,10 +18,10 @@ from mergestream.data.intake.pictures import Picture
 from mergestream.methods import create_method
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.runtime.errors import InputError, OutputError, PoolError
+from mergestream.runtime.errors import InputError, PoolError
 from mergestream.serving.audit.lines import link_of, now
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
-from mergestream.serving.engine.answers import Answer, abstention_of, input_of, logged_answer, measured
+from mergestream.serving.engine.answers import Answer, abstention_of, logged_answer
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.persistence import (
     ACKNOWLEDGED,
@@ -41,8 +39,6 @@ from mergestream.serving.engine.registry import Registry, ServedStream
 from mergestream.serving.engine.service_step import EngineSettings, Outcome, environment, take_step
 from mergestream.serving.engine.stream_state import StreamState, restored
 from mergestream.serving.guards.alarms import acknowledge, alarms_after, codes_to_acknowledge
-
-log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -149,12 +145,22 @@ class Engine:
             raise InputError("This service was started with a pool in memory: there is nothing to load again.")
         with self._changing:
             old, pool = self.lineup, self._load_pool()
-            lineup = self._checked(old, pool)
+            if pool.classes != old.pool.classes:
+                raise PoolError(
+                    f"The pool now has the classes {pool.classes}, not {old.pool.classes}: start a new service."
+                )
+            _require_usable(pool, self.settings)
+            lineup = _ready(Lineup(pool, old.method, old.options, [name for name in old.off if name in pool.names]))
             before, after = old.identity["pool_sha256"], lineup.identity["pool_sha256"]
             changed = old.identity["provenance"] != lineup.identity["provenance"]
-            body = {"before": before, "after": after, "changed": changed, "experts": list(pool.names)}
-            names = [stream.name for stream in self._registry.all()] if changed else []
-            body = {**body, "switched_off": list(lineup.off), "restarted": names}
+            body = {
+                "before": before,
+                "after": after,
+                "changed": changed,
+                "experts": list(pool.names),
+                "switched_off": list(lineup.off),
+                "restarted": [stream.name for stream in self._registry.all()] if changed else [],
+            }
             self._audit.append(RELOADED, body)
             self._use(lineup)
             return body
@@ -178,13 +184,12 @@ class Engine:
                 "stream": stream.name,
                 "step": number,
                 "images_so_far": images,
-                "inputs": [input_of(picture) for picture in pictures],
                 **self._circumstances(lineup),
-                "graph": outcome.step.graph,
+                "graph": outcome.graph,
                 "restarted": reason,
                 "state_before": before.in_line,
                 "state_after": state.in_line,
-                **measured(outcome, lineup, self.settings.guards),
+                **outcome.numbers,
                 "seconds": time.perf_counter() - started,
             }
             steps.append(_Computed(lineup, outcome, body))
@@ -192,13 +197,13 @@ class Engine:
 
     def _answer(self, stream: ServedStream, step: "_Computed", line: Mapping[str, Any], written: float) -> Answer:
         """The answer to a step whose line is in the log; the stream's alarms after it."""
-        pool, outcome = step.lineup.pool, step.outcome
+        pool = step.lineup.pool
         answer = logged_answer(step.body, pool.classes)
         stream.alarms = alarms_after(stream.alarms, answer.findings, answer.step, line.get("time") or now())
         return replace(
             answer,
-            probabilities=tuple(map(tuple, torch.softmax(outcome.logits, dim=-1).tolist())),
-            abstention=abstention_of(len(outcome.abstained), pool, self.settings.guards),
+            probabilities=tuple(map(tuple, torch.softmax(step.outcome.logits, dim=-1).tolist())),
+            abstention=abstention_of(len(answer.abstained), pool, self.settings.guards),
             audit=link_of(line),
             seconds=answer.seconds + written,
             begun=tuple(alarm for alarm in stream.alarms if alarm.step == answer.step),
@@ -215,26 +220,14 @@ class Engine:
             self.lineup = lineup
         self._save_service()
 
-    def _checked(self, old: Lineup, pool: ExpertPool) -> Lineup:
-        """The line-up of a pool that was read again; refused where it cannot replace the old one."""
-        if pool.classes != old.pool.classes:
-            raise PoolError(
-                f"The pool now has the classes {pool.classes}, not {old.pool.classes}: start a new service."
-            )
-        _require_usable(pool, self.settings)
-        return _ready(Lineup(pool, old.method, old.options, [name for name in old.off if name in pool.names]))
-
     def _save(self, stream: ServedStream) -> None:
         counts = {"stream": stream.name, "steps": stream.steps, "images": stream.images}
         settings = {"method": self.lineup.method, "options": self.lineup.options}
-        with _tolerate_unwritten_state():
-            self._folder.save(
-                {**counts, **settings, "audit": stream.line, "state": stream.state.json if stream.state else None}
-            )
+        state = stream.state.json if stream.state else None
+        self._folder.save({**counts, **settings, "audit": stream.line, "state": state})
 
     def _save_service(self) -> None:
-        with _tolerate_unwritten_state():
-            self._folder.save_service(self.lineup.off, self._audit.last)
+        self._folder.save_service(self.lineup.off, self._audit.last)
 
     def _restore(self, earlier: Recovery) -> list[dict[str, Any]]:
         """Restore the streams of an earlier process; return what the log says about them."""
@@ -269,12 +262,3 @@ def _ready(lineup: Lineup) -> Lineup:
     lineup.active_method  # noqa: B018
     lineup.identity  # noqa: B018
     return lineup
-
-
-@contextmanager
-def _tolerate_unwritten_state() -> Iterator[None]:
-    """Log a file that cannot be written and go on: its content can be restored from the audit log."""
-    try:
-        yield
-    except OutputError as error:
-        log.warning("a state was not written: %s", error)

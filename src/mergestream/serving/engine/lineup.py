@@ -66,15 +66,12 @@ class Lineup:
         for name in PER_EXPERT:
             value = options.get(name)
             if isinstance(value, list | tuple) and len(value) == len(self.pool):
-                options[name] = self._active_values(name, value)
+                active = [value[self.pool.index(expert)] for expert in self.active.names]
+                if name in SHARES and self.off:
+                    total = sum(active)
+                    active = [share / total if total > 0 else 1 / len(active) for share in active]
+                options[name] = active
         return options
-
-    def _active_values(self, option: str, values: Sequence[float]) -> list[float]:
-        active = [values[self.pool.index(name)] for name in self.active.names]
-        if option not in SHARES or not self.off:
-            return active
-        total = sum(active)
-        return [value / total for value in active] if total > 0 else [1 / len(active)] * len(active)
 
     def spread(self, values: Tensor | None, absent: float | None) -> list[float | None] | None:
         """Numbers of the experts in use as numbers of all [K], exactly; `absent` stands for those that are off."""

@@ -22,12 +22,13 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from mergestream.runtime.errors import CheckpointError, OutputError
-from mergestream.runtime.files import error_text, lock_or_refuse, make_folder, read_json, sha256_of_json, write_json
+from mergestream.runtime.files import lock_or_refuse, make_folder, read_json, sha256_of_json, write_json
 from mergestream.serving.audit.lines import Link, link_of
 from mergestream.serving.engine.answers import Answer, logged_answer
 from mergestream.serving.engine.registry import NAME
@@ -129,11 +130,9 @@ class StateFolder:
         content = {"schema_version": SCHEMA_VERSION, "sha256": sha256_of_json(stream), "content": stream}
         path = self.folder / f"{stream['stream']}.json"
         temporary = path.with_suffix(".new")
-        try:
+        with _tolerated():
             temporary.write_text(json.dumps(content), encoding="utf-8")
             temporary.replace(path)
-        except OSError as error:
-            raise OutputError(f"Cannot write {path}: {error_text(error)}.") from error
 
     def delete(self, name: str) -> None:
         (self.folder / f"{name}.json").unlink(missing_ok=True)
@@ -145,7 +144,17 @@ class StateFolder:
     def save_service(self, off: Iterable[str], last: Link | None) -> None:
         """`last`: the log's last line now."""
         content = {"schema_version": SCHEMA_VERSION, "switched_off": list(off), "audit": last and last._asdict()}
-        write_json(self.folder / ".service.json", content)
+        with _tolerated():
+            write_json(self.folder / ".service.json", content)
+
+
+@contextmanager
+def _tolerated() -> Iterator[None]:
+    """Log a file that cannot be written and go on: its content can be restored from the audit log."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("a state was not written: %s", error)
 
 
 def _checked(value: Mapping[str, Any]) -> Saved:

@@ -11,7 +11,6 @@ from mergestream.data.intake.pictures import Picture
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.seeding import cpu_threads
-from mergestream.serving.engine.answers import input_of, measured
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.service_step import take_step
 from mergestream.serving.engine.stream_state import StreamState, is_whole
@@ -64,11 +63,7 @@ def recompute_step(
     with cpu_threads(int(body["threads"])):
         outcome = take_step(lineup, before, pictures, settings, body["weights_hash"])
     last[body["stream"]] = outcome.state
-    return {
-        "inputs": [input_of(picture) for picture in pictures],
-        **measured(outcome, lineup, settings),
-        "state_after": outcome.state.in_line,
-    }
+    return {**outcome.numbers, "state_after": outcome.state.in_line}
 
 
 def _pictures(inputs: Sequence[Mapping[str, Any]], files: Mapping[str, bytes]) -> list[Picture]:

@@ -4,7 +4,7 @@ No lock, no disk: a replay runs the same code.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,6 @@ from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.stream_state import StreamState
 from mergestream.serving.guards import findings as codes
 from mergestream.serving.guards.batch_guards import (
-    Abstained,
     Seen,
     abstained,
     abstention,
@@ -63,19 +62,12 @@ class ModelReply(NamedTuple):
     weights: Tensor | None  # None: no single model
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Result of one batch. Numbers per expert are of those in use [K']."""
+class Outcome(NamedTuple):
+    """Result of one batch. `numbers`: the part of its audit line that a replay must compute again."""
 
-    step: Step  # the method's own, even where a fallback answered
+    numbers: dict[str, Any]
     logits: Tensor  # the answer [B,C], on the CPU
-    encoder_coefficients: Tensor | None  # of the model that answered
-    head_coefficients: Tensor | None
-    head_expert: str | None
-    weights_sha256: str | None
-    findings: tuple[Finding, ...]
-    abstained: Abstained  # undecided images, and why
-    fallback: str | None
+    graph: int | None  # of the method's step
     state: StreamState  # of the stream after it
 
 
@@ -106,21 +98,47 @@ def take_step(
         reply = _fallback_reply(pool, batch, choice)
         findings.append(_fallback_finding(choice, findings, settings))
     undecided = abstained(seen, reply.logits, findings, settings)
+    reply = reply._replace(logits=reply.logits.cpu())
     # A recipe stands for the weights only where they follow from the coefficients alone.
     follows = (choice is not None or step.class_shift is None) and not lineup.options.get("recalibrate_bn")
-    return Outcome(
-        step,
-        reply.logits.cpu(),
-        reply.encoder,
-        reply.head,
-        step.head_expert if choice is None else None,
-        _hash(hashed if follows else WEIGHTS, lineup, reply),
-        (*findings, *abstention(undecided, len(pictures), settings)),
-        undecided,
-        choice,
-        # A batch without evidence does not move the averages.
-        replace(before, method=method.state if choice is None else start, memory=memory),
-    )
+    weights_sha256 = _hash(hashed if follows else WEIGHTS, lineup, reply)
+    findings += abstention(undecided, len(pictures), settings)
+    numbers = {
+        "inputs": [_input_of(picture) for picture in pictures],
+        **_measured(step, reply, lineup),
+        "head_expert": step.head_expert if choice is None else None,
+        "weights_sha256": weights_sha256,
+        "abstained": list(undecided),
+        # Lines of versions that knew only the threshold do not have it.
+        **({"abstained_because": list(undecided.values())} if settings.abstain_on else {}),
+        "fallback": choice,
+        "findings": [asdict(finding) for finding in findings],
+    }
+    # A batch without evidence does not move the averages.
+    state = replace(before, method=method.state if choice is None else start, memory=memory)
+    return Outcome(numbers, reply.logits, step.graph, state)
+
+
+def _input_of(picture: Picture) -> dict[str, Any]:
+    """A picture in the log: its hashes, and which image of its file it was."""
+    hashes = {"sha256": picture.sha256, "pixels_sha256": picture.pixels_sha256}
+    return hashes if picture.frame is None else {**hashes, "frame": picture.frame}
+
+
+def _measured(step: Step, reply: ModelReply, lineup: Lineup) -> dict[str, Any]:
+    """The numbers of a batch; those per expert are of all in the pool, switched off or not."""
+    lambdas = None if step.lambdas is None else step.lambdas.reshape(len(step.lambdas), -1).mean(dim=1)
+    return {
+        "entropy": lineup.spread(step.entropy, None),
+        "scores": lineup.spread(step.scores, None),
+        "consistency": lineup.spread(step.consistency, None),
+        "encoder_coefficients": lineup.spread(reply.encoder, 0.0),
+        "head_coefficients": lineup.spread(reply.head, 0.0),
+        "lambdas": lineup.spread(lambdas, None),
+        "class_shift": None if step.class_shift is None else step.class_shift.tolist(),
+        "logits_sha256": sha256_of_tensor(reply.logits),
+        "predictions": reply.logits.argmax(dim=-1).tolist(),
+    }
 
 
 def prepare(pool: ExpertPool, pictures: Sequence[Picture]) -> Tensor:

@@ -7,14 +7,13 @@ Shapes: K experts in use, B images, C classes.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mergestream.serving.guards import findings as codes
-from mergestream.serving.guards.findings import Finding, GuardSettings
+from mergestream.serving.guards.findings import Finding, GuardSettings, Severity
 
 RESIZED_NOISE = 0.15  # white noise that is made smaller has a correlation of 0.25
 MOST_NAMED = 20  # images that a sentence or a list of positions names
@@ -111,8 +110,7 @@ def odd_images(code: str, seen: Seen, settings: GuardSettings) -> Finding | None
     if not positions:
         return None
     limit = {"limit": settings.structure} if code == codes.STRUCTURELESS else {}
-    sentence = f"{len(positions)} of {len(seen.images)} pictures are {what}: {_listed(positions)}."
-    return Finding(code, codes.WARNING, sentence, {**_numbers(positions), **limit})
+    return _about_images(code, codes.WARNING, what, positions, len(seen.images), limit)
 
 
 def neighbour_correlation(images: Tensor) -> Tensor:
@@ -136,12 +134,13 @@ def _positions(chosen: Tensor) -> list[int]:
     return positions
 
 
-def _numbers(positions: Sequence[int]) -> dict[str, Any]:
-    return {"pictures": len(positions), "positions": positions[:MOST_NAMED]}
-
-
-def _listed(positions: Sequence[int]) -> str:
-    return ", ".join(map(str, positions[:MOST_NAMED])) + (", …" if len(positions) > MOST_NAMED else "")
+def _about_images(
+    code: str, severity: Severity, what: str, positions: list[int], images: int, numbers: dict[str, Any]
+) -> Finding:
+    named = positions[:MOST_NAMED]
+    listed = ", ".join(map(str, named)) + (", …" if len(positions) > MOST_NAMED else "")
+    sentence = f"{len(positions)} of {images} pictures are {what}: {listed}."
+    return Finding(code, severity, sentence, {"pictures": len(positions), "positions": named, **numbers})
 
 
 def abstained(seen: Seen, logits: Tensor, findings: Sequence[Finding], settings: GuardSettings) -> Abstained:
@@ -161,23 +160,14 @@ def abstention(undecided: Abstained, images: int, settings: GuardSettings) -> li
     """The finding about undecided images, for the method and for the fallback."""
     if not undecided:
         return []
-    positions = list(undecided)
-    sentence = f"{len(positions)} of {images} pictures are left undecided: {_listed(positions)}."
-    numbers = {**_numbers(positions), "limit": settings.abstain_below}
+    numbers: dict[str, Any] = {"limit": settings.abstain_below}
     if settings.abstain_on:
         numbers["because"] = sorted({code for reasons in undecided.values() for code in reasons})
-    return [Finding(codes.ABSTAINED, codes.INFO, sentence, numbers)]
-
-
-BATCH_GUARDS: tuple[Callable[[Seen, GuardSettings], Finding | None], ...] = (
-    near_uniform_entropies,
-    equal_entropies,
-    saturated_expert,
-    *(partial(odd_images, code) for code in IMAGE_GUARDS),
-)
+    return [_about_images(codes.ABSTAINED, codes.INFO, "left undecided", list(undecided), images, numbers)]
 
 
 def look_at_batch(seen: Seen, settings: GuardSettings) -> list[Finding]:
     """Run all guards of one batch, in a fixed order."""
-    findings = (guard(seen, settings) for guard in BATCH_GUARDS)
-    return [finding for finding in findings if finding is not None]
+    of_batch = (guard(seen, settings) for guard in (near_uniform_entropies, equal_entropies, saturated_expert))
+    of_images = (odd_images(code, seen, settings) for code in IMAGE_GUARDS)
+    return [finding for finding in (*of_batch, *of_images) if finding is not None]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydicom.dataset import Dataset
 
-from mergestream.data.intake.dicom.frames import Frame, decode_frames
+from mergestream.data.intake.dicom.frames import decode_frames
 from mergestream.data.intake.dicom.header import GREY, DicomHeader, PixelFormat, read_header, read_pixel_format
 from mergestream.data.intake.limits import Allowance, IntakeError, damaged_dicom
 from mergestream.data.intake.shades import by_levels, stretched
@@ -77,15 +77,12 @@ def _shown_frames(header: DicomHeader, form: PixelFormat) -> Iterator[np.ndarray
     for number, frame in enumerate(decode_frames(header, form)):
         if frame.values.shape[:2] != (form.rows, form.columns):
             raise damaged_dicom()
-        yield _shown(frame, header, form, number)
-
-
-def _shown(frame: Frame, header: DicomHeader, form: PixelFormat, number: int) -> np.ndarray:
-    if form.photometric_interpretation in GREY:
-        return show_grey(frame.values, header.dataset, form, number)
-    if form.photometric_interpretation == "PALETTE COLOR":
-        return show_palette(frame.values, header.dataset, form)
-    return show_rgb(frame.values, form, frame.colour)
+        if form.photometric_interpretation in GREY:
+            yield show_grey(frame.values, header.dataset, form, number)
+        elif form.photometric_interpretation == "PALETTE COLOR":
+            yield show_palette(frame.values, header.dataset, form)
+        else:
+            yield show_rgb(frame.values, form, frame.colour)
 
 
 def show_grey(values: np.ndarray, dataset: Dataset, form: PixelFormat, frame: int) -> np.ndarray:
