@@ -19,9 +19,12 @@ from engines import Service, batch, small_pool, tensor_of
 from mergestream.data.datasets import phantom
 from mergestream.data.intake.pictures import picture_of
 from mergestream.functional.scores import entropy
-from mergestream.runtime.errors import CheckpointError, InputError, UnknownNameError
+from mergestream.pool.expert_card import require_schema
+from mergestream.runtime.errors import CheckpointError, UnknownNameError
 from mergestream.serving.engine.answers import source_risk
+from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.service_step import EngineSettings
+from mergestream.serving.engine.stream_state import StreamState
 from mergestream.serving.guards.batch_guards import Seen, look_at_batch, neighbour_correlation
 from mergestream.serving.guards.findings import BATCH_CODES, GuardSettings
 from mergestream.serving.guards.stream_guards import Cusum, Half, Memory, chi_square, look_at_stream, remember
@@ -249,9 +252,11 @@ def test_a_window_is_the_sum_of_its_batches(labels: list[int], cut: int) -> None
 
 
 def test_a_damaged_memory_is_refused() -> None:
+    lineup = Lineup(small_pool(), "mean", {})
+    state = StreamState.start(lineup).json
     for damaged in ({}, {**asdict(Memory()), "certainty": {"other": 1}}, {**asdict(Memory()), "older": None}):
         with pytest.raises(CheckpointError):
-            Memory.from_json(damaged)
+            StreamState.from_json({**state, "guards": damaged}, lineup)
     assert Half().plus(Half()) == Half()
     assert Cusum().counted(99.0, SETTINGS).up == 4.0 - SETTINGS.drift_slack
 
@@ -280,9 +285,7 @@ def test_bad_settings(bad: dict[str, Any]) -> None:
 
 def test_settings_are_read_back() -> None:
     settings = GuardSettings(fallback="expert:lyon", fallback_on=BATCH_CODES, abstain_below=0.6)
-    assert GuardSettings.from_json(json.loads(json.dumps(asdict(settings)))) == settings
-    with pytest.raises(InputError):
-        GuardSettings.from_json({"fallback_on": [], "unknown": 1})
+    assert GuardSettings(**json.loads(json.dumps(asdict(settings)))) == settings
 
 
 # --- through the engine -----------------------------------------------------------------------------------------------
@@ -354,8 +357,12 @@ def test_abstention_has_the_source_risk_beside_it(pool: ms.ExpertPool, tmp_path:
     assert source_risk(known, 0.6) == {"error": 0.125, "coverage": 0.6, "risk": 0.04}
     assert source_risk(known, 0.95) == {"error": 0.125, "coverage": None, "risk": None}
     tables = ([1, 2], [["high", 0.9, 0.1], [0.5, 0.9, 0.1]], [[0.5, 0.9, None]], [[[], 1, 1]], "rows", {"0.5": 1})
-    for unknown in ({}, {"validation": None}, *({"validation": {"risk_by_confidence": each}} for each in tables)):
+    for unknown in ({}, {"validation": None}, {"validation": {"accuracy": None, "risk_by_confidence": None}}):
         assert source_risk(unknown, 0.6) == {"error": None, "coverage": None, "risk": None}
+    for table in tables:  # a card with one is not read
+        card = {**pool.cards[0].to_json(), "metrics": {"validation": {"risk_by_confidence": table}}}
+        with pytest.raises(CheckpointError):
+            require_schema("expert", card, "lyon")
     told = pool.annotate("lyon", metrics=known)
     guards = GuardSettings(fallback="none", abstain_on=(), abstain_below=0.5)
     with Service(tmp_path, told, settings=EngineSettings(guards=guards)) as service:

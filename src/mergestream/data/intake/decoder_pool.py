@@ -19,6 +19,7 @@ from mergestream.data.intake import decoder_process
 from mergestream.data.intake.decoder_process import read_message, write_message
 from mergestream.data.intake.limits import Allowance, IntakeError, Limits, damaged_file
 from mergestream.runtime.errors import WorkerError
+from mergestream.runtime.log_once import log_once
 
 PROGRAM = Path(decoder_process.__file__)
 # Python, NumPy and the decoders themselves; most of it is mapped and never touched.
@@ -37,6 +38,10 @@ QUICK_SHARE, SHARE_WITHOUT_PLACE = 0.05, 0.25
 PLACES = max(4, 2 * (os.cpu_count() or 1))
 STARTING_SECONDS = 60.0  # for a process to start, on a machine that is busy; it does not count as decoding
 PIPE_BYTES = 1 << 20
+UNFILTERED = (
+    "Decoders of clients' files run without a filter of system calls (seccomp) on this machine. Their memory, time and "
+    "descriptors are limited."
+)
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +190,7 @@ class DecoderProcess:
             head, _ = read_message(self._output, 0) or ({}, b"")
             self._ready = head["ready"]
             if not head["filtered"]:
-                _warn_of_unfiltered_calls()
+                log_once(logger, logging.WARNING, UNFILTERED)
         listed = [(file.kind, len(file.data)) for file in files]
         write_message(self._input, {**allowance.to_json(), "files": listed}, *(file.data for file in files))
 
@@ -225,11 +230,3 @@ class DecoderProcess:
         for pipe in (self._input, self._output):
             with suppress(OSError):  # what was still to be written has nowhere to go
                 pipe.close()
-
-
-@cache
-def _warn_of_unfiltered_calls() -> None:
-    logger.warning(
-        "Decoders of clients' files run without a filter of system calls (seccomp) on this machine. Their memory, time "
-        "and descriptors are limited."
-    )

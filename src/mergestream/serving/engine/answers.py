@@ -122,23 +122,10 @@ def source_risk(metrics: Mapping[str, Any], threshold: float) -> dict[str, float
 
     A card may hold rows [confidence, coverage, risk] as 'risk_by_confidence'; the first one not below counts.
     """
-    validation = metrics.get("validation")
-    validation = validation if isinstance(validation, Mapping) else {}
-    accuracy = validation.get("accuracy")
-    row = _row_at(validation.get("risk_by_confidence"), threshold)
-    return {
-        "error": 1 - accuracy if isinstance(accuracy, float | int) and not isinstance(accuracy, bool) else None,
-        "coverage": None if row is None else row[1],
-        "risk": None if row is None else row[2],
-    }
-
-
-def _row_at(rows: Any, threshold: float) -> Sequence[float] | None:
-    """None where a card holds anything but rows of three numbers."""
-    is_table = isinstance(rows, list) and all(isinstance(row, list) and len(row) == 3 for row in rows)
-    if not is_table or not all(type(value) in (int, float) for row in rows for value in row):
-        return None
-    return next((row for row in sorted(rows) if row[0] >= threshold), None)
+    validation = metrics.get("validation") or {}
+    accuracy, rows = validation.get("accuracy"), validation.get("risk_by_confidence") or []
+    _, coverage, risk = next((row for row in sorted(rows) if row[0] >= threshold), (None, None, None))
+    return {"error": None if accuracy is None else 1 - accuracy, "coverage": coverage, "risk": risk}
 
 
 def restarted(why: str) -> Finding:

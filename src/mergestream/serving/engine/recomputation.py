@@ -57,7 +57,8 @@ def recompute_step(
     last = {} if last is None else last
     lineup = _lineup(body, pool)
     before = _state_before(body, lineup, last.get(body["stream"]))
-    settings = GuardSettings.from_json(body["guards"])
+    earlier = {"abstain_on": (), "as_received": False}  # of versions that did not log them
+    settings = GuardSettings(**{**earlier, **body["guards"]})
     if "graph" in body:
         lineup.active_method.repeat(body["graph"])
     with cpu_threads(int(body["threads"])):

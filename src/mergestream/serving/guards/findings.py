@@ -87,14 +87,6 @@ class GuardSettings:
         for choice in ("as_received", "watch_experts"):
             yes_or_no(choice, getattr(self, choice))
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "GuardSettings":
-        """Read the settings of a line. Earlier versions did not have those named here."""
-        try:
-            return cls(**{"abstain_on": (), "as_received": False, **value})
-        except TypeError as error:
-            raise InputError(f"These are not settings of the guards: {error}.") from error
-
     def require_expert(self, experts: Sequence[str]) -> None:
         """Check that a fallback expert is in the pool."""
         name = self.fallback.removeprefix(EXPERT)

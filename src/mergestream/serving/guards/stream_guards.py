@@ -20,7 +20,6 @@ import torch
 
 from mergestream.functional.metrics import collapsed_classes
 from mergestream.functional.scores import entropy
-from mergestream.runtime.errors import CheckpointError
 from mergestream.serving.guards import findings as codes
 from mergestream.serving.guards.batch_guards import Seen
 from mergestream.serving.guards.findings import Finding, GuardSettings
@@ -132,12 +131,9 @@ class Memory:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Memory":
-        try:
-            older, newer = _half(value["older"]), _half(value["newer"])
-            certainty, mixture = Cusum(**value["certainty"]), Cusum(**value["mixture"])
-            return cls(older, newer, certainty, mixture, tuple(value["classes"]), tuple(value["pending"]))
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(f"This is not a memory of the guards: {error!r}.") from error
+        older, newer = _half(value["older"]), _half(value["newer"])
+        certainty, mixture = Cusum(**value["certainty"]), Cusum(**value["mixture"])
+        return cls(older, newer, certainty, mixture, tuple(value["classes"]), tuple(value["pending"]))
 
 
 def _half(value: Mapping[str, Any]) -> Half:
