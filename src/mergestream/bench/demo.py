@@ -9,9 +9,8 @@ from typing import Any
 
 from mergestream.bench.analysis.bench_findings import BenchFindings
 from mergestream.bench.analysis.collection import collect
-from mergestream.bench.analysis.comparison import rows_of
 from mergestream.bench.drift.pool_drift import analyse_drift
-from mergestream.bench.engine.benchmark import duels_with, run_plan
+from mergestream.bench.engine.benchmark import run_plan
 from mergestream.bench.engine.plan import TABLES, BenchPlan
 from mergestream.bench.engine.site_statistics import measure_pool
 from mergestream.bench.engine.variants import Variant, parse_variants
@@ -95,16 +94,11 @@ def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> BenchFind
             run_jobs(measure_pool, jobs, workers=workers, on_done=advance)
         done = run_plan(plan, out, track, jobs=workers)
     collection = collect(out, names=[folder.name for folder in done.folders])
-    others = [run for run in collection.runs if run.arguments["method"] not in (OURS, "single_expert")]
-    ours = [run for run in collection.runs if run.label == OURS]
-    rows, duels = rows_of(collection.runs), duels_with(OURS, [*ours, *others])
-    results = {
+    results: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "data": "phantom hospitals: synthetic images, no patients",
         "command": command,
         "plan": size.to_json(),
-        "duels": [asdict(duel) for duel in duels],
-        "results": [asdict(row) for row in rows],
         "experts": [
             {"name": card.name, "seed": card.recipe["seed"], "temperature": card.temperature, **card.metrics}
             for card in cards
@@ -112,20 +106,17 @@ def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> BenchFind
         "runs": [run.hash for run in collection.runs],
         "environment": library_versions(),
     }
+    more = f" --landscape {out / LANDSCAPE}" if size.landscape else ""
+    own_command = f"mergestream report {out} --out {out / REPORT} --drift {out / DRIFT}{more}"
+    report = analyse_runs(replace(collection, results=results), track, command=own_command)
+    results["duels"] = [asdict(duel) for duel in report.bench.duels]
+    results["results"] = [asdict(row) for row in report.bench.rows]
     write_json(out / "results.json", results)
     drift = analyse_drift(out / "pool")
     drift.save(out / DRIFT)
-    surface, more = None, ""
+    surface = None
     if size.landscape:
         surface = run_landscape(_landscape_request(plan, size.landscape), out, track, command=command)
-        more = f" --landscape {out / LANDSCAPE}"
-    report = analyse_runs(
-        replace(collection, results=results),
-        track,
-        command=f"mergestream report {out} --out {out / REPORT} --drift {out / DRIFT}{more}",
-        rows=rows,
-        duels=duels,
-    )
     report = replace(report, drift=drift, landscape=surface, more=[_hospitals(cards, dataset)])
     write_report(report, out / REPORT)
     return report.bench

@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from mergestream.bench.analysis.comparison import METRICS, Duel, GroupedRow, Pairing, ResultRow, by_stream, pairing_of
+from mergestream.bench.analysis.comparison import (
+    EXPERT_ROWS,
+    METRICS,
+    Duel,
+    GroupedRow,
+    Pairing,
+    ResultRow,
+    grouped,
+    pairing_of,
+)
 from mergestream.bench.records import Run
 from mergestream.functional.intervals import FEW_BATCHES
 from mergestream.pool.expert_card import library_versions
@@ -29,14 +38,14 @@ class Standing:
     losses: int
 
 
-def rank_methods(runs: Sequence[Run], metric: str = "accuracy") -> list[Standing]:
-    """Rank the methods; equal values share a rank. Cells without all methods are left out, so that ranks compare."""
+def rank_methods(runs: Sequence[Run]) -> list[Standing]:
+    """Rank by accuracy; equal values share a rank. Cells without all methods are left out, so that ranks compare."""
     standings: list[Standing] = []
-    for stream, here in by_stream(runs).items():
+    for stream, here in grouped(runs, "stream").items():
         labels = list(dict.fromkeys(run.label for run in here))
         table: dict[Pairing, dict[str, float]] = defaultdict(dict)
         for run in here:
-            table[pairing_of(run)][run.label] = run.metrics[metric]
+            table[pairing_of(run)][run.label] = run.accuracy
         values = np.array([[row[label] for label in labels] for row in table.values() if len(row) == len(labels)])
         if not len(values):
             continue
@@ -86,7 +95,7 @@ def subgroup_rows(runs: Iterable[Run]) -> list[SubgroupRow]:
 def majority_shares(runs: Sequence[Run]) -> dict[str, float]:
     """Share of the most common class in a batch, per stream: mean over targets and seeds."""
     shares = {}
-    for name, here in by_stream(runs).items():
+    for name, here in grouped(runs, "stream").items():
         distinct = {run.arguments["stream"]["hash"]: run for run in reversed(here)}
         shares[name] = float(np.mean([run.majority_share for run in distinct.values()]))
     return shares
@@ -157,11 +166,8 @@ def collapses(runs: Iterable[Run]) -> list[Collapse]:
 
 def describe_collapses(collapses: Sequence[Collapse]) -> list[str]:
     """One sentence per method and class: at which targets, on which streams, and the worst case."""
-    groups: dict[tuple[str, str], list[Collapse]] = defaultdict(list)
-    for each in collapses:
-        groups[each.label, each.class_name].append(each)
     sentences = []
-    for (label, class_name), group in groups.items():
+    for (label, class_name), group in grouped(collapses, "label", "class_name").items():
         targets, streams = (", ".join(dict.fromkeys(getattr(c, key) for c in group)) for key in ("target", "stream"))
         worst = min(group, key=lambda c: c.share / c.experts)
         sentences.append(
@@ -221,6 +227,19 @@ class BenchFindings:
             runs=[line_of(run) for run in runs],
             **about,
         )
+
+    @property
+    def streams(self) -> list[str]:
+        return list(dict.fromkeys(row.stream for row in self.rows))
+
+    @property
+    def labels(self) -> list[str]:
+        """Row names of the tables: methods and the two expert rows."""
+        return list(dict.fromkeys(row.label for row in self.rows))
+
+    @property
+    def methods(self) -> list[str]:
+        return [label for label in self.labels if label not in EXPERT_ROWS]
 
     @property
     def sentences(self) -> list[str]:

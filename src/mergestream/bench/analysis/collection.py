@@ -1,7 +1,7 @@
 """Reads a folder of runs: which of them belong together, and the results beside them."""
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from mergestream.bench.records import HEADER, SCHEMA_VERSION, Run
 from mergestream.methods import list_methods
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import read_json
+from mergestream.runtime.parallel import Track, quiet
 
 RUNS, RESULTS, LINES = "runs", "results.json", "results.csv"
 
@@ -36,14 +37,13 @@ class RunCollection:
         return [each for each in [*named, *beside] if each.is_dir() and "." not in each.name]
 
 
-def collect(
-    folder: Path, on_run: Callable[[], None] = lambda: None, names: Sequence[str] | None = None
-) -> RunCollection:
+def collect(folder: Path, track: Track = quiet, names: Sequence[str] = ()) -> RunCollection:
     """Read what `mergestream bench`, `mergestream demo` or `Run.save` wrote under `folder`, or the runs in `names`."""
-    finished = {path.parent.name: path.parent for path in _headers(folder)}
+    root = folder / RUNS if (folder / RUNS).is_dir() else folder
+    finished = {path.parent.name: path.parent for path in sorted(root.glob(f"[!.]*/{HEADER}"))}
     if not finished:
         raise InputError(
-            f"There is no finished run in {_root(folder)}. Give the folder that 'mergestream bench --out' or "
+            f"There is no finished run in {root}. Give the folder that 'mergestream bench --out' or "
             f"'mergestream demo --out' wrote."
         )
     results = read_json(folder / RESULTS, SCHEMA_VERSION) if (folder / RESULTS).is_file() else {}
@@ -56,25 +56,13 @@ def collect(
         )
     chosen = list(listed) or _newest(finished)
     runs, environments = [], {}
-    for name in chosen:
-        runs.append(Run.load(finished[name]))
-        environment = read_json(finished[name] / HEADER, SCHEMA_VERSION)["environment"]
-        environments[str(environment)] = environment
-        on_run()
+    with track("reading runs", len(chosen)) as advance:
+        for name in chosen:
+            runs.append(Run.load(finished[name]))
+            environment = read_json(finished[name] / HEADER, SCHEMA_VERSION)["environment"]
+            environments[str(environment)] = environment
+            advance()
     return RunCollection(folder, runs, results, list(environments.values()), len(finished) - len(chosen))
-
-
-def _root(folder: Path) -> Path:
-    return folder / RUNS if (folder / RUNS).is_dir() else folder
-
-
-def _headers(folder: Path) -> list[Path]:
-    return sorted(_root(folder).glob(f"[!.]*/{HEADER}"))
-
-
-def count_runs(folder: Path) -> int:
-    """Estimate how many runs will be read, for a progress bar."""
-    return len(_headers(folder))
 
 
 def _listed(path: Path) -> list[str]:

@@ -3,7 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,10 +22,13 @@ from mergestream.functional.intervals import (
 
 ORACLE = "oracle: best single expert"
 SINGLES = "single_expert, on average"
+EXPERT_ROWS = (ORACLE, SINGLES)  # bounds, not methods: they are never bold
 METRICS = ("accuracy", "balanced_accuracy", "auroc")
+MEANS = ("nll", "ece", "brier", "aurc")  # without an interval
 # In the order in which sentences name them.
 OUTCOMES = ("beats", "does not differ clearly from", "loses to")
 Pairing = tuple[str, int, str]  # target, seed, pool: what two runs must share to be compared, beside the stream
+T = TypeVar("T")
 Draws = dict[str, np.ndarray]  # by metric; or how often each image of a target is drawn, for all runs there
 
 
@@ -37,7 +41,8 @@ class Estimate:
     high: float
 
     def times(self, factor: float) -> "Estimate":
-        return Estimate(factor * self.mean, factor * self.low, factor * self.high)
+        low, high = sorted((factor * self.low, factor * self.high))
+        return Estimate(factor * self.mean, low, high)
 
     def points(self) -> str:
         """A difference of shares in percentage points, with its interval where there is one."""
@@ -71,13 +76,13 @@ def rows_of(runs: Sequence[Run]) -> list[ResultRow]:
     single = [run for run in runs if run.is_single]
     rows = compare(run for run in runs if not run.is_single)
     for label, group in ((SINGLES, single), (ORACLE, oracle(single))):
-        rows += [_result_row(label, stream, own) for stream, own in by_stream(group).items()]
+        rows += [_result_row(label, stream, own) for stream, own in grouped(group, "stream").items()]
     return rows
 
 
 def compare(runs: Iterable[Run]) -> list[ResultRow]:
     """One row per (label, stream), in order of first appearance."""
-    return [_result_row(label, stream, group) for (label, stream), group in by_label_and_stream(runs).items()]
+    return [_result_row(label, stream, group) for (label, stream), group in grouped(runs, "label", "stream").items()]
 
 
 def oracle(single: Sequence[Run]) -> list[Run]:
@@ -90,19 +95,11 @@ def oracle(single: Sequence[Run]) -> list[Run]:
     return list(best.values())
 
 
-def by_label_and_stream(runs: Iterable[Run]) -> dict[tuple[str, str], list[Run]]:
-    """Runs grouped by method and stream, in order of first appearance."""
-    groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
-    for run in runs:
-        groups[run.label, run.stream].append(run)
-    return groups
-
-
-def by_stream(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Runs grouped by stream, in order of first appearance."""
-    groups: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        groups[run.stream].append(run)
+def grouped(items: Iterable[T], *attributes: str) -> dict[Any, list[T]]:
+    """Items by the value of an attribute, or by the values of several, in order of first appearance."""
+    groups: dict[Any, list[T]] = defaultdict(list)
+    for item in items:
+        groups[attrgetter(*attributes)(item)].append(item)
     return groups
 
 
@@ -117,32 +114,23 @@ def by_pairing(runs: Sequence[Run], label: str, stream: str) -> dict[Pairing, Ru
 
 def _result_row(label: str, stream: str, runs: Sequence[Run]) -> ResultRow:
     confusions, targets = [run.confusions() for run in runs], [run.target for run in runs]
-    accuracies = defaultdict(list)
-    for run in runs:
-        accuracies[run.target].append(run.accuracy)
-    per_target = {target: float(np.mean(values)) for target, values in accuracies.items()}
+    per_target = {name: float(np.mean([run.accuracy for run in own])) for name, own in grouped(runs, "target").items()}
     recalls = {name: _defined(run.metrics["recall"][name] for run in runs) for name in runs[0].classes}
     aurocs, seconds = _defined(run.metrics["auroc"] for run in runs), _defined(run.seconds_per_step for run in runs)
-
-    def average(key: str) -> float:
-        return target_mean([run.metrics[key] for run in runs], targets)
-
+    means: dict[str, Any] = {key: target_mean([run.metrics[key] for run in runs], targets) for key in MEANS}
     return ResultRow(
         label,
         stream,
         Estimate(*mean_with_interval(confusions, "accuracy", targets=targets)),
         Estimate(*mean_with_interval(confusions, "balanced_accuracy", targets=targets)),
         float(np.mean(aurocs)) if aurocs else None,
-        average("nll"),
-        average("ece"),
-        average("brier"),
-        average("aurc"),
-        per_target,
-        min(per_target, key=per_target.__getitem__),
-        {name: float(np.mean(values)) if values else None for name, values in recalls.items()},
-        min(value for values in recalls.values() for value in values),
-        1000 * float(np.median(seconds)) if seconds else None,
-        len(runs),
+        **means,
+        per_target=per_target,
+        worst_target=min(per_target, key=per_target.__getitem__),
+        recall={name: float(np.mean(values)) if values else None for name, values in recalls.items()},
+        lowest_recall=min(value for values in recalls.values() for value in values),
+        milliseconds=1000 * float(np.median(seconds)) if seconds else None,
+        runs=len(runs),
     )
 
 
@@ -165,7 +153,7 @@ def grouped_rows(runs: Sequence[Run]) -> list[GroupedRow]:
     """One row per (label, stream), the mean over its runs; none where a target names no groups or too few."""
     if not runs or any(run.groups is None for run in runs):
         return []
-    cells = by_label_and_stream(runs)
+    cells = grouped(runs, "label", "stream")
     try:
         draws = mean_draws(cells, METRICS)
     except ValueError:
@@ -254,8 +242,7 @@ class Duel:
 def describe_duels(duels: Sequence[Duel]) -> list[str]:
     """One sentence per stream: which methods ours beats, does not differ from, and loses to."""
     sentences = []
-    for stream in dict.fromkeys(each.stream for each in duels):
-        here = [each for each in duels if each.stream == stream]
+    for stream, here in grouped(duels, "stream").items():
         clauses = []
         for outcome in OUTCOMES:
             rivals = [each.describe_rival() for each in here if each.outcome == outcome]
@@ -264,20 +251,21 @@ def describe_duels(duels: Sequence[Duel]) -> list[str]:
     return sentences
 
 
-def duel(runs: Sequence[Run], ours: str, theirs: str, metric: str = "accuracy") -> list[Duel]:
-    """One duel per stream, over the (target, seed, pool) that both methods have."""
+def duel(runs: Sequence[Run], ours: str, theirs: str) -> list[Duel]:
+    """One duel per stream on accuracy, over the (target, seed, pool) that both methods have."""
     duels = []
-    for stream, here in by_stream(runs).items():
+    for stream, here in grouped(runs, "stream").items():
         mine, other = (by_pairing(here, label, stream) for label in (ours, theirs))
         pairs = [pair for pair in mine if pair in other]
         if pairs:
             a, b = ([group[pair].confusions() for pair in pairs] for group in (mine, other))
             targets = [pair[0] for pair in pairs]
-            mine_mean, other_mean = (mean_with_interval(g, metric, targets=targets, resamples=1)[0] for g in (a, b))
+            mine_mean, other_mean = (mean_with_interval(g, "accuracy", targets=targets, resamples=1)[0] for g in (a, b))
             difference, across = (
-                Estimate(*difference_with_interval(a, b, metric, targets=targets, across=too)) for too in (False, True)
+                Estimate(*difference_with_interval(a, b, "accuracy", targets=targets, across=too))
+                for too in (False, True)
             )
-            gaps = [mine[pair].metrics[metric] - other[pair].metrics[metric] for pair in pairs]
+            gaps = [mine[pair].accuracy - other[pair].accuracy for pair in pairs]
             wins, losses = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
             record = wins, losses, len(gaps) - wins - losses
             duels.append(Duel(stream, ours, theirs, mine_mean, other_mean, difference, across, *record))

@@ -1,13 +1,12 @@
 """Reliability diagrams and risk-coverage curves of methods, as arrays."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from mergestream.bench.analysis.comparison import by_label_and_stream
+from mergestream.bench.analysis.comparison import grouped
 from mergestream.bench.records import Run
 from mergestream.functional.metrics import risk_coverage
 
@@ -39,7 +38,7 @@ class RiskCoverage:
 def reliabilities(runs: Sequence[Run], bins: int = BINS) -> list[Reliability]:
     """All images of a method's runs on a stream together."""
     curves = []
-    for (label, stream), own in by_label_and_stream(runs).items():
+    for (label, stream), own in grouped(runs, "label", "stream").items():
         confidence = torch.cat([run.probabilities.amax(dim=-1) for run in own]).numpy().astype(float)
         right = torch.cat([run.predictions == run.labels for run in own]).numpy().astype(float)
         # A confidence on an edge belongs to the bin below, as in torchmetrics' calibration error.
@@ -55,10 +54,10 @@ def reliabilities(runs: Sequence[Run], bins: int = BINS) -> list[Reliability]:
 def risk_coverages(runs: Sequence[Run]) -> list[RiskCoverage]:
     """Curves on one grid of coverages: runs are averaged at each target, then targets."""
     curves = []
-    for (label, stream), own in by_label_and_stream(runs).items():
-        targets: dict[str, list[np.ndarray]] = defaultdict(list)
-        for run in own:
-            targets[run.target].append(np.interp(COVERAGES, *risk_coverage(run.probabilities, run.labels)))
-        means = [np.mean(each, axis=0) for each in targets.values()]
+    for (label, stream), own in grouped(runs, "label", "stream").items():
+        means = []
+        for at_target in grouped(own, "target").values():
+            risks = [risk_coverage(run.probabilities, run.labels) for run in at_target]
+            means.append(np.mean([np.interp(COVERAGES, *risk) for risk in risks], axis=0))
         curves.append(RiskCoverage(label, stream, COVERAGES, np.mean(means, axis=0)))
     return curves

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mergestream.bench.analysis.comparison import Estimate, by_pairing, by_stream, duel
+from mergestream.bench.analysis.comparison import Estimate, by_pairing, duel, grouped
 from mergestream.bench.claims.claim_finding import (
     POINTS,
     RESAMPLES,
@@ -103,7 +103,7 @@ def _duels(
 def _shares(runs: Sequence[Run], layer_wise: Sequence[str]) -> list[ClaimFinding]:
     findings = [
         finding
-        for stream, here in by_stream(runs).items()
+        for stream, here in grouped(runs, "stream").items()
         for whole in layer_wise
         for part in (DECOUPLED, SHARED)
         for finding in _share(here, stream, part, whole)

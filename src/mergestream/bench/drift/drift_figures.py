@@ -1,20 +1,16 @@
 """Figures of a pool's drift: what each shows, as data for all drawings, and the static drawings by matplotlib."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from mergestream.bench.drift.pool_drift import Drift, LayerDrift
 from mergestream.bench.drift.spread import BaseSpread, Numbers, Spread
 from mergestream.bench.report.figures import PALETTE, colours_of, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 GUIDES = (45, 80)  # degrees, after Model Stock
 HALF = 50  # percent of the signal

@@ -1,18 +1,15 @@
 """Figures of a loss landscape: the plane through three experts, and the segments between them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import BoundaryNorm
+from matplotlib.figure import Figure
 
 from mergestream.bench.landscape.landscape_record import EXPERT, MEAN, POOL_MEAN, Landscape, Mark
 from mergestream.bench.report.figures import PALETTE, new_figure
 from mergestream.bench.report.method_figures import colour_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # One hue from light valleys to dark heights: safe for colour-blind readers, and marks stand out on it.
 COLOURS = "YlOrBr"
@@ -33,8 +30,6 @@ def landscape_figure(landscape: Landscape) -> Figure:
 
 def draw_plane(ax: Axes, landscape: Landscape) -> None:
     """Filled contours of the loss with the experts, their mean and the path of the merged models."""
-    from matplotlib.colors import BoundaryNorm
-
     values = np.ma.masked_invalid(np.array(landscape.loss, dtype=float))
     levels = _levels(values)
     colours = BoundaryNorm(levels, 256, extend="both")  # as many shades between any two levels

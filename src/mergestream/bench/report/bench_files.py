@@ -8,7 +8,7 @@ from typing import Any
 
 from mergestream.bench.analysis.bench_findings import BenchFindings
 from mergestream.bench.analysis.comparison import describe_duels
-from mergestream.bench.report.bench_tables import EXPERT_ROWS, all_tables
+from mergestream.bench.report.bench_tables import all_tables
 from mergestream.bench.report.page import environment, render_sentences
 from mergestream.bench.report.result_table import to_latex
 from mergestream.pool.expert_card import library_versions
@@ -29,7 +29,6 @@ def write_findings(findings: BenchFindings, out: Path) -> None:
             tables=tables,
             duels=describe_duels(findings.duels),
             setup=describe_setup(findings),
-            worst_targets=_worst_targets(findings),
             version=library_versions()["mergestream"],
             majority_shares=describe_majority_shares(findings.majority_shares),
         )
@@ -50,22 +49,11 @@ def describe_setup(findings: BenchFindings) -> str:
         "setup.txt.j2",
         findings=findings,
         targets=targets,
-        methods={row.label for row in findings.rows if row.label not in EXPERT_ROWS},
-        streams=dict.fromkeys(row.stream for row in findings.rows),
         seeds={line["seed"] for line in lines},
         pools=max(len({line["pool"] for line in lines if line["target"] == name}) for name in targets),
         experts=sorted({line["experts"] for line in lines}),
     )
     return setup
-
-
-def _worst_targets(findings: BenchFindings) -> list[str]:
-    """Where the reference method is worst, one line per stream."""
-    return [
-        f"{row.label} on {row.stream}: worst at {row.worst_target}, {100 * row.per_target[row.worst_target]:.1f} %"
-        for row in findings.rows
-        if findings.duels and row.label == findings.duels[0].ours
-    ]
 
 
 def _csv(lines: Sequence[dict[str, Any]]) -> str:

@@ -4,11 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mergestream.bench.analysis.bench_findings import BenchFindings, Standing, SubgroupRow
-from mergestream.bench.analysis.comparison import ORACLE, SINGLES, Duel, Estimate, GroupedRow, ResultRow
+from mergestream.bench.analysis.comparison import EXPERT_ROWS, Duel, Estimate, GroupedRow, ResultRow, grouped
 from mergestream.bench.report.result_table import ResultTable, format_number, grid_table, mark_best
-
-EXPERT_ROWS = (ORACLE, SINGLES)  # bounds, not methods: they are never bold
-
 
 # Heading of a further metric: field of a ResultRow, digits, factor.
 FURTHER_METRICS = {
@@ -33,16 +30,15 @@ def main_tables(findings: BenchFindings, compact: bool = False) -> list[ResultTa
 
 def terminal_tables(findings: BenchFindings) -> list[ResultTable]:
     """The main tables, narrow; for a single stream also its targets."""
-    streams = _streams(findings.rows)
+    streams = findings.streams
     targets = [target_table(findings.rows, streams[0])] if len(streams) == 1 else []
     return [*main_tables(findings, compact=True), *targets]
 
 
 def all_tables(findings: BenchFindings) -> list[ResultTable]:
-    streams = _streams(findings.rows)
+    streams = findings.streams
     tables = main_tables(findings)
-    if findings.duels:
-        tables += _duel_tables(findings.duels)
+    tables += _duel_tables(findings.duels) if findings.duels else []
     tables += _grouped_tables(findings.grouped)
     tables += [target_table(findings.rows, stream) for stream in streams]
     tables += [_metrics_table(findings.rows, stream) for stream in streams]
@@ -145,10 +141,7 @@ def _metrics_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
 
 def _standings_table(standings: Sequence[Standing]) -> ResultTable:
     entries = {(each.label, each.stream): each for each in standings}
-    first = {
-        min((each for each in standings if each.stream == stream), key=lambda each: each.mean_rank)
-        for stream in _streams(standings)
-    }
+    first = {min(own, key=lambda each: each.mean_rank) for own in grouped(standings, "stream").values()}
     note = "Mean rank by accuracy over targets, seeds and pools, 1 is best; in brackets wins–losses against all others."
     return grid_table(
         "Mean ranks",
@@ -191,7 +184,3 @@ def percent(value: Estimate | None, compact: bool = False) -> str:
     if compact:
         return f"{100 * value.mean:.1f} ±{50 * (value.high - value.low):.1f}"
     return f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
-
-
-def _streams(rows: Sequence[ResultRow] | Sequence[Standing]) -> list[str]:
-    return list(dict.fromkeys(row.stream for row in rows))

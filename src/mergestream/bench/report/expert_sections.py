@@ -1,10 +1,8 @@
 """Parts of the report's sections on the paper's claims and on the experts: drift and loss landscape."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
 
 from mergestream.bench.claims.claim_finding import (
     CORRELATION,
@@ -23,15 +21,13 @@ from mergestream.bench.report.figures import PALETTE, Panel, css_colour, panel
 from mergestream.bench.report.page import LegendKey
 from mergestream.bench.report.result_table import ResultTable, format_number, record_table
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 # Colour and shape both, for readers without colours.
 STYLES: dict[Verdict, tuple[str, str]] = {
     HOLDS: (PALETTE[0], "o"),
     FAILS: (PALETTE[1], "X"),
     UNKNOWN: (PALETTE[6], "s"),
 }
+CLAIM_KEYS = [LegendKey(verdict, css_colour(colour)) for verdict, (colour, _) in STYLES.items()]
 
 
 def draw_findings(ax: Axes, findings: Sequence[ClaimFinding]) -> None:
@@ -58,10 +54,6 @@ def missing_claims(claims: Sequence[ClaimFinding]) -> list[str]:
     return list(dict.fromkeys(f"{each.claim} {each.reason}" for each in claims if each.estimate is None))
 
 
-def claim_keys() -> list[LegendKey]:
-    return [LegendKey(verdict, css_colour(colour)) for verdict, (colour, _) in STYLES.items()]
-
-
 def claims_panels(findings: Sequence[ClaimFinding]) -> list[Panel]:
     """One panel per unit."""
     panels: list[Panel] = []
@@ -71,8 +63,8 @@ def claims_panels(findings: Sequence[ClaimFinding]) -> list[Panel]:
         verdicts = ", ".join(f"{verdict} {count} times" for verdict, count in counts.items())
         alternative = f"{len(here)} findings in {unit}, each a mark with its interval: the claim {verdicts}."
         height = 0.2 * (len(here) + len({each.measure for each in here})) + 0.9
-        name, draw = f"claims-{len(panels)}", partial(draw_findings, findings=here)
-        panels += [panel(name, alternative, draw, width=8.4, height=height, title=f"Claims, in {unit}")] if here else []
+        name, title = f"claims-{len(panels)}", f"Claims, in {unit}"
+        panels += [panel(name, alternative, draw_findings, here, width=8.4, height=height, title=title)] if here else []
     return panels
 
 
@@ -82,7 +74,8 @@ def drift_panels(drift: Drift) -> list[Panel]:
         panel(
             f"drift-{figure.name}",
             f"{figure.title}. {_extremes(drift)}",
-            partial(draw, figure=figure),
+            draw,
+            figure,
             width=width,
             height=3.6 if figure.heat is None else 0.36 * len(drift.components) + 1.6,
             title=figure.title,
@@ -117,16 +110,10 @@ def landscape_panels(landscape: Landscape) -> list[Panel]:
     sentences = describe_landscape(landscape)
     plane = f"Contours of the loss over the plane through {', '.join(landscape.experts)}. {sentences[0]}"
     lines = f"The loss on the straight lines between the experts. {sentences[1]}"
+    title = "segments between experts"
     return [
-        panel("landscape-plane", plane, partial(draw_plane, landscape=landscape), width=6.4, height=4.8, is_card=True),
-        panel(
-            "landscape-segments",
-            lines,
-            partial(draw_segments, landscape=landscape),
-            width=6.4,
-            height=4.8,
-            title="segments between experts",
-        ),
+        panel("landscape-plane", plane, draw_plane, landscape, width=6.4, height=4.8, is_card=True),
+        panel("landscape-segments", lines, draw_segments, landscape, width=6.4, height=4.8, title=title),
     ]
 
 

@@ -1,7 +1,5 @@
 """Basics of all figures: palette, new figures, and figures as SVG in a page's own ink and colours."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re
@@ -10,15 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from mergestream.runtime.files import write_atomically
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FORMATS = ("png", "pdf", "svg")
 # Okabe and Ito's palette, safe for colour-blind readers.
@@ -37,9 +34,6 @@ STYLE: dict[Any, Any] = {
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, np.ndarray]:
     """A figure outside pyplot: no global state, no display needed. Axes have no frame at the top and the right."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(width, height), layout="constrained")
     with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False}):
         return figure, figure.subplots(rows, columns, squeeze=False)
@@ -83,20 +77,18 @@ class Panel:
 def panel(
     name: str,
     alternative: str,
-    draw: Callable[[Axes], Any],
-    *,
+    draw: Callable[..., Any],
+    *what: Any,
     width: float = 5.2,
     height: float = 3.4,
     title: str = "",
     is_card: bool = False,
 ) -> Panel:
-    """Let `draw` draw on a new axis. `name` is unique on the page: marks and clips are referred to by it."""
-    import matplotlib as mpl
-
+    """Let draw(axis, *what) draw on a new axis. `name` is unique on the page: marks and clips are referred to by it."""
     ground = "white" if is_card else "none"
     with mpl.rc_context({**STYLE, "svg.hashsalt": name, "legend.facecolor": ground}):
         figure, axes = new_figure(width, height)
-        draw(axes[0, 0])
+        draw(axes[0, 0], *what)
         if title:
             axes[0, 0].set_title(title)
         buffer = io.StringIO()

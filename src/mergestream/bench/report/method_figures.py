@@ -1,21 +1,17 @@
 """Figures of methods: comparisons, and coefficients over a stream. `gid`s let a page hide a method."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 
-from mergestream.bench.analysis.comparison import Duel, ResultRow
+from mergestream.bench.analysis.comparison import Duel, Estimate, ResultRow
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage
 from mergestream.bench.analysis.traces import Trace
 from mergestream.bench.report.figures import INK, METHOD, PALETTE, colours_of, css_colour
 from mergestream.bench.report.page import LegendKey
 from mergestream.methods import list_methods
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 GUIDE = "#888888"
 PARTS = {"encoder": "encoder_coefficients", "head": "head_coefficients"}
@@ -39,20 +35,18 @@ def _method_of(label: str) -> str:
     return label.partition("(")[0]
 
 
-def draw_intervals(ax: Axes, rows: Sequence[ResultRow], metric: str) -> None:
+def draw_accuracies(ax: Axes, rows: Sequence[ResultRow]) -> None:
     """One dot and 95 % interval per method, in percent, in the order given from the top."""
     for place, row in enumerate(rows):
-        value = getattr(row, metric)
-        _draw_interval(ax, row.label, place, (100 * value.mean, 100 * value.low, 100 * value.high))
+        _draw_interval(ax, row.label, place, row.accuracy.times(100))
     _name_rows(ax, [row.label for row in rows])
-    ax.set_xlabel(f"{metric.replace('_', ' ')}, %")
+    ax.set_xlabel("accuracy, %")
 
 
 def draw_differences(ax: Axes, duels: Sequence[Duel]) -> None:
     """Each variant minus the full method, in points, with the paired 95 % interval; right of 0 is better."""
     for place, each in enumerate(duels):
-        gap = each.difference
-        _draw_interval(ax, each.theirs, place, (-100 * gap.mean, -100 * gap.high, -100 * gap.low))
+        _draw_interval(ax, each.theirs, place, each.difference.times(-100))
     ax.axvline(0, color=GUIDE, linewidth=1, linestyle=":")
     _name_rows(ax, [each.theirs for each in duels], of=duels[0].ours if duels else "")
     ax.set_xlabel("accuracy, points above the full method")
@@ -87,11 +81,10 @@ def draw_cost(ax: Axes, points: Mapping[str, tuple[float, float]]) -> None:
     ax.grid(alpha=0.2)
 
 
-def _draw_interval(ax: Axes, label: str, place: int, value: tuple[float, float, float]) -> None:
-    mean, low, high = value
+def _draw_interval(ax: Axes, label: str, place: int, value: Estimate) -> None:
     colour, gid = colour_of(label), METHOD + label
-    ax.plot([low, high], [place, place], color=colour, linewidth=1.6, gid=gid)
-    ax.plot([mean], [place], marker="o", markersize=5, color=colour, gid=gid)
+    ax.plot([value.low, value.high], [place, place], color=colour, linewidth=1.6, gid=gid)
+    ax.plot([value.mean], [place], marker="o", markersize=5, color=colour, gid=gid)
 
 
 def _name_rows(ax: Axes, labels: Sequence[str], of: str = "") -> None:

@@ -2,17 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from mergestream.bench.analysis.comparison import grouped
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage
 from mergestream.bench.analysis.cost import Cost, shown
 from mergestream.bench.analysis.traces import Trace
 from mergestream.bench.report.figures import Panel, colours_of, css_colour, panel
 from mergestream.bench.report.method_figures import (
+    PARTS,
     draw_accuracy_over_time,
     draw_coefficients_over_time,
     draw_cost,
@@ -25,7 +26,6 @@ from mergestream.bench.report.page import LegendKey, slug
 from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.bench.report.result_table import ResultTable, format_number, record_table
 
-Draw = Callable[[Any], object]  # on a matplotlib axis
 SMALLEST_BIN = 0.005  # share of the images; with fewer the accuracy is noise
 COVERAGES = (0.5, 0.8, 0.9, 1.0)
 
@@ -36,11 +36,9 @@ def trace_figures(report: ReportFindings) -> list[tuple[str, list[Panel], list[L
     for number, stream in enumerate(report.figure_streams):
         traces = [each for each in report.traces if each.run.stream == stream]
         colours = colours_of(sorted({expert for each in traces for expert in each.experts}))
-        panels = [
-            drawing
-            for n, trace in enumerate(traces)
-            for drawing in _trace_panels(f"stream{number}-{trace.run.target}-{n}", trace, colours)
-        ]
+        panels: list[Panel] = []
+        for n, trace in enumerate(traces):
+            panels += _trace_panels(f"stream{number}-{trace.run.target}-{n}", trace, colours)
         keys = [LegendKey(expert, css_colour(colour)) for expert, colour in colours.items()]
         figures += [(stream, panels, keys)] if panels else []
     return figures
@@ -48,21 +46,19 @@ def trace_figures(report: ReportFindings) -> list[tuple[str, list[Panel], list[L
 
 def _trace_panels(name: str, trace: Trace, colours: Mapping[str, str]) -> list[Panel]:
     where = f"{trace.run.target}, {trace.run.stream}"
-    drawings: dict[str, tuple[str, Draw]] = {}
-    for part, values in (("encoder", trace.encoder_coefficients), ("head", trace.head_coefficients)):
-        drawings[part] = (
-            f"{part.capitalize()} coefficients at {where}, over {len(trace.run.batches)} batches; means: "
-            f"{_expert_means(trace, values)}.",
-            partial(draw_coefficients_over_time, trace=trace, part=part, colours=colours),
-        )
+    drawings: dict[str, tuple[Any, ...]] = {}  # the text alternative, then a function and what it draws
+    for part, field in PARTS.items():
+        means = _expert_means(trace, getattr(trace, field))
+        text = f"{part.capitalize()} coefficients at {where}, over {len(trace.run.batches)} batches; means: {means}."
+        drawings[part] = text, draw_coefficients_over_time, trace, part, colours
     entropy = f"Entropy of each expert's answers at {where}, in nats; means: {_expert_means(trace, trace.entropy)}."
     if trace.entropy is None:
         entropy = f"No entropies were recorded at {where}."
-    drawings["entropy"] = entropy, partial(draw_entropies, trace=trace, colours=colours)
-    drawings["accuracy"] = _describe_accuracy(trace, where), partial(draw_accuracy_over_time, trace=trace)
+    drawings["entropy"] = entropy, draw_entropies, trace, colours
+    drawings["accuracy"] = _describe_accuracy(trace, where), draw_accuracy_over_time, trace
     return [
-        panel(f"{slug(name)}-{what}", alternative, draw, width=3.3, height=2.2, title=f"{trace.run.target}: {what}")
-        for what, (alternative, draw) in drawings.items()
+        panel(f"{slug(name)}-{what}", *drawing, width=3.3, height=2.2, title=f"{trace.run.target}: {what}")
+        for what, drawing in drawings.items()
     ]
 
 
@@ -107,14 +103,13 @@ def _accuracy(trace: Trace) -> str:
 
 def cost_table(report: ReportFindings) -> ResultTable:
     size = report.model_bytes
-    times: dict[str, list[float]] = {}
-    for row in report.bench.rows:
-        times.setdefault(row.label, []).extend([] if row.milliseconds is None else [row.milliseconds])
+    rows = grouped(report.bench.rows, "label")
+    times = {label: [row.milliseconds for row in own if row.milliseconds is not None] for label, own in rows.items()}
     columns: dict[str, Callable[[Cost], str]] = {
         "method": lambda cost: cost.label,
         "forwards per image": lambda cost: shown(cost.forwards),
         "backwards per image": lambda cost: shown(cost.backwards),
-        "ms per step": lambda cost: format_number(median(times[cost.label]) if times.get(cost.label) else None, 1),
+        "ms per step": lambda cost: format_number(median(times[cost.label]) if times[cost.label] else None, 1),
         "models held": lambda cost: f"{cost.models:g}",
         "MB held": lambda cost: "–" if size is None else f"{cost.models * size / 1e6:,.1f}",
         "at the start": lambda cost: cost.at_start or "–",
@@ -132,15 +127,15 @@ def cost_table(report: ReportFindings) -> ResultTable:
 
 def cost_figure(report: ReportFindings) -> tuple[Panel, list[LegendKey]]:
     """Accuracy on the first stream against forward passes."""
-    stream, forwards = report.streams[0], {each.label: each.forwards for each in report.costs}
+    stream, forwards = report.bench.streams[0], {each.label: each.forwards for each in report.costs}
     rows = [row for row in report.bench.rows if row.stream == stream and row.label in report.plain_methods]
     points = {row.label: (x, row.accuracy.mean) for row in rows if (x := forwards[row.label]) is not None}
     listed = "; ".join(f"{label} {shown(x)} forwards, {100 * y:.1f} %" for label, (x, y) in points.items())
     alternative = f"Accuracy on {stream} against forward passes per image: {listed or 'not counted'}."
-    return panel("cost", alternative, partial(draw_cost, points=points), title=stream), keys_of(points)
+    return panel("cost", alternative, draw_cost, points, title=stream), keys_of(points)
 
 
-def confidence_panels(report: ReportFindings) -> list[Panel]:
+def confidence_figure(report: ReportFindings) -> tuple[list[Panel], list[LegendKey]]:
     """Per stream with figures a reliability diagram and risk-coverage curves, of methods without variants."""
     panels = []
     for number, stream in enumerate(report.figure_streams):
@@ -153,23 +148,13 @@ def confidence_panels(report: ReportFindings) -> list[Panel]:
         gaps = {each.label: np.sum(each.share * (each.confidence - each.accuracy)) for each in diagrams}
         confident = "; ".join(f"{label} {100 * gap:+.1f}" for label, gap in gaps.items())
         halves = "; ".join(f"{each.label} {100 * _risk_at(each, 0.5):.1f}" for each in curves)
-        panels += [
-            panel(
-                f"reliability{number}",
-                f"Accuracy by confidence on {stream}. Mean confidence minus accuracy, in points: {confident}.",
-                partial(draw_reliability, curves=diagrams),
-                title=f"Reliability, {stream}",
-                height=3.7,
-            ),
-            panel(
-                f"risk{number}",
-                f"Errors by share of images answered on {stream}. At half of the images, in %: {halves}.",
-                partial(draw_risk_coverage, curves=curves),
-                title=f"Risk and coverage, {stream}",
-                height=3.7,
-            ),
-        ]
-    return panels
+        text = f"Accuracy by confidence on {stream}. Mean confidence minus accuracy, in points: {confident}."
+        title = f"Reliability, {stream}"
+        panels.append(panel(f"reliability{number}", text, draw_reliability, diagrams, title=title, height=3.7))
+        text = f"Errors by share of images answered on {stream}. At half of the images, in %: {halves}."
+        title = f"Risk and coverage, {stream}"
+        panels.append(panel(f"risk{number}", text, draw_risk_coverage, curves, title=title, height=3.7))
+    return panels, keys_of(report.plain_methods)
 
 
 def _without_small_bins(curve: Reliability) -> Reliability:

@@ -3,6 +3,7 @@
 import json
 
 from mergestream.bench.analysis.collection import RunCollection
+from mergestream.bench.analysis.comparison import grouped
 from mergestream.bench.report.dataset_card import describe_card
 from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.bench.report.result_table import ResultTable, grid_table
@@ -39,9 +40,8 @@ def plan_text(report: ReportFindings) -> str:
 
 
 def run_hashes(collection: RunCollection) -> str:
-    runs = collection.runs
-    labels = dict.fromkeys(run.label for run in runs)
-    return "\n".join(f"{label}\n  {' '.join(run.hash for run in runs if run.label == label)}" for label in labels)
+    runs = grouped(collection.runs, "label")
+    return "\n".join(f"{label}\n  {' '.join(run.hash for run in own)}" for label, own in runs.items())
 
 
 def version_table(collection: RunCollection) -> ResultTable:
@@ -52,8 +52,8 @@ def version_table(collection: RunCollection) -> ResultTable:
 
 def method_table(collection: RunCollection) -> ResultTable:
     rows = []
-    for label in dict.fromkeys(run.label for run in collection.runs):
-        own = [run.arguments for run in collection.runs if run.label == label]
+    for label, runs in grouped(collection.runs, "label").items():
+        own = [run.arguments for run in runs]
         hashes = {name: sorted({each[name][:16] for each in own if name in each}) for name in SOURCES}
         sources = "; ".join(f"{name} {', '.join(values)}" for name, values in hashes.items() if values) or "–"
         rows.append((label, str(own[-1]["revision"]), json.dumps(own[-1]["options"], ensure_ascii=False), sources))

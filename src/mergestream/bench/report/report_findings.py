@@ -1,6 +1,6 @@
 """Everything that a report shows, computed from the runs before any text is written."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from mergestream.bench.analysis.bench_findings import (
     unpredicted_classes,
 )
 from mergestream.bench.analysis.collection import RunCollection
-from mergestream.bench.analysis.comparison import ORACLE, SINGLES, Duel, ResultRow, duel, rows_of
+from mergestream.bench.analysis.comparison import Duel, ResultRow, duel, grouped, rows_of
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage, reliabilities, risk_coverages
 from mergestream.bench.analysis.cost import Cost, costs
 from mergestream.bench.analysis.traces import Trace, trace_of
@@ -52,58 +52,39 @@ class ReportFindings:
     more: Sequence[PageSection] = ()  # a command's own sections
 
     @property
-    def streams(self) -> list[str]:
-        return list(dict.fromkeys(row.stream for row in self.bench.rows))
-
-    @property
-    def labels(self) -> list[str]:
-        """Row names of the tables: methods and the two expert rows."""
-        return list(dict.fromkeys(row.label for row in self.bench.rows))
-
-    @property
-    def methods(self) -> list[str]:
-        return [label for label in self.labels if label not in (SINGLES, ORACLE)]
-
-    @property
     def plain_methods(self) -> list[str]:
         """Methods without variants, which would crowd a figure; all of them if there is nothing else."""
-        return [label for label in self.methods if "(" not in label] or self.methods
+        return [label for label in self.bench.methods if "(" not in label] or self.bench.methods
 
     @property
     def figure_streams(self) -> list[str]:
         """The first stream and the one with the most skewed batches."""
-        skewed = max(self.streams, key=lambda name: self.bench.majority_shares.get(name, 0.0))
-        return list(dict.fromkeys([self.streams[0], skewed]))
+        skewed = max(self.bench.streams, key=lambda name: self.bench.majority_shares.get(name, 0.0))
+        return list(dict.fromkeys([self.bench.streams[0], skewed]))
 
 
-def analyse_runs(
-    collection: RunCollection,
-    track: Track,
-    *,
-    command: str,
-    rows: list[ResultRow] | None = None,
-    duels: list[Duel] | None = None,
-) -> ReportFindings:
-    """Compute what a report shows. A caller that has rows and duels already passes them: they take the longest."""
+def analyse_runs(collection: RunCollection, track: Track, *, command: str) -> ReportFindings:
+    """Compute what a report shows."""
     runs = collection.runs
     merged = [run for run in runs if not run.is_single]
     ours = _reference(collection, merged)
-    labels = list(dict.fromkeys(run.label for run in merged))
-    variants = [label for label in labels if label.startswith(f"{ours}(")]
-    rivals = [label for label in labels if label != ours and label not in variants] if duels is None else []
-    with track("comparing methods", 2 + len(rivals) + len(variants)) as advance:
-        rows = rows_of(runs) if rows is None else rows
+    others = [label for label in dict.fromkeys(run.label for run in merged) if label != ours]
+    duels: list[Duel] = []
+    with track("comparing methods", 2 + len(others)) as advance:
+        rows = rows_of(runs)
         advance()
-        duels = _duels(runs, ours, rivals, advance) if duels is None else duels
-        ablation = _duels(runs, ours, variants, advance)
+        for theirs in others:
+            duels += duel(runs, ours, theirs)
+            advance()
         claims = check_claims(runs)
         advance()
+    variants, rivals = ([each for each in duels if each.theirs.startswith(f"{ours}(") is own] for own in (True, False))
     network, model_bytes = _model(collection)
     return ReportFindings(
         title=_title(collection),
-        bench=_bench_findings(collection, rows, duels, network),
+        bench=_bench_findings(collection, rows, rivals, network),
         traces=_traces(runs, ours),
-        ablation=ablation,
+        ablation=variants,
         costs=costs(runs),
         model_bytes=model_bytes,
         reliabilities=reliabilities(merged),
@@ -120,14 +101,6 @@ def _reference(collection: RunCollection, merged: Sequence[Run]) -> str:
     duels, labels = collection.results.get("duels", []), [run.label for run in merged]
     preferred = [*(each["ours"] for each in duels[:1]), USUAL_REFERENCE, *labels]
     return next((label for label in preferred if label in labels), "")
-
-
-def _duels(runs: Sequence[Run], ours: str, others: Sequence[str], advance: Callable[[], None]) -> list[Duel]:
-    duels = []
-    for theirs in others:
-        duels += duel(runs, ours, theirs)
-        advance()
-    return duels
 
 
 def _bench_findings(collection: RunCollection, rows: list[ResultRow], duels: list[Duel], network: str) -> BenchFindings:
@@ -171,11 +144,9 @@ def _traces(runs: Sequence[Run], ours: str) -> list[Trace]:
     """The reference's runs of the first seed and of each target's first pool, if it has coefficients."""
     candidates = [run for run in runs if run.label == ours]
     seed = min((run.arguments["seed"] for run in candidates), default=0)
-    first: dict[tuple[str, str], Run] = {}
-    for run in candidates:
-        if run.arguments["seed"] == seed:
-            first.setdefault((run.stream, run.target), run)
-    return [trace for trace in map(trace_of, first.values()) if trace.encoder_coefficients is not None]
+    of_seed = [run for run in candidates if run.arguments["seed"] == seed]
+    traces = [trace_of(own[0]) for own in grouped(of_seed, "stream", "target").values()]
+    return [trace for trace in traces if trace.encoder_coefficients is not None]
 
 
 def _model(collection: RunCollection) -> tuple[str, int | None]:

@@ -4,15 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mergestream.bench.analysis.collection import collect, count_runs
-from mergestream.bench.analysis.comparison import describe_duels
-from mergestream.bench.claims.claim_finding import claims_by_stream
-from mergestream.bench.drift.drift_report import describe_drift
+from mergestream.bench.analysis import comparison
+from mergestream.bench.analysis.collection import collect
+from mergestream.bench.claims import claim_finding
+from mergestream.bench.drift import drift_report
 from mergestream.bench.drift.pool_drift import Drift
-from mergestream.bench.landscape.landscape_record import Landscape, describe_landscape
-from mergestream.bench.report import expert_sections, method_sections, provenance_sections, result_sections
-from mergestream.bench.report.bench_files import describe_majority_shares, describe_setup
-from mergestream.bench.report.method_figures import keys_of
+from mergestream.bench.landscape import landscape_record
+from mergestream.bench.landscape.landscape_record import Landscape
+from mergestream.bench.report import bench_files, expert_sections, method_sections, provenance_sections, result_sections
 from mergestream.bench.report.page import NOTICE, render, slug
 from mergestream.bench.report.report_findings import ReportFindings, analyse_runs
 from mergestream.bench.report.result_table import to_latex, to_markdown
@@ -20,17 +19,9 @@ from mergestream.runtime.files import make_folder, write_text
 from mergestream.runtime.parallel import Track
 
 SYNTHETIC = "The data are synthetic: generated images, no patients."
-# What the template calls, by name.
-PARTS = (expert_sections, method_sections, provenance_sections, result_sections)
-FUNCTIONS = (
-    claims_by_stream,
-    describe_drift,
-    describe_duels,
-    describe_landscape,
-    describe_majority_shares,
-    describe_setup,
-    keys_of,
-)
+# Modules whose functions the template calls.
+SECTIONS = (expert_sections, method_sections, provenance_sections, result_sections)
+DESCRIPTIONS = (bench_files, claim_finding, comparison, drift_report, landscape_record)
 
 
 def make_report(
@@ -49,9 +40,7 @@ def make_report(
     """
     drift_record = None if drift is None else Drift.load(drift)
     landscape_record = None if landscape is None else Landscape.load(landscape)
-    with track("reading runs", count_runs(folder)) as advance:
-        collection = collect(folder, advance)
-    findings = analyse_runs(collection, track, command=command)
+    findings = analyse_runs(collect(folder, track), track, command=command)
     findings = replace(findings, drift=drift_record, landscape=landscape_record)
     write_report(findings, out, tables)
     return findings
@@ -60,8 +49,8 @@ def make_report(
 def write_report(report: ReportFindings, out: Path, tables: Path | None = None) -> None:
     """Write the page to `out`, and every table as Markdown and LaTeX to `tables` (default: beside the page)."""
     notice = f"{SYNTHETIC} {NOTICE}" if report.bench.synthetic else NOTICE
-    values: dict[str, Any] = {each.__name__.rpartition(".")[2]: each for each in (*PARTS, *FUNCTIONS)}
-    page, shown = render("report.html.j2", report.title, notice, report.labels, report=report, **values)
+    values: dict[str, Any] = {each.__name__.rpartition(".")[2]: each for each in (*SECTIONS, *DESCRIPTIONS)}
+    page, shown = render("report.html.j2", report.title, notice, report.bench.labels, report=report, **values)
     write_text(out, page)
     folder = tables or tables_beside(out)
     make_folder(folder)

@@ -1,18 +1,17 @@
 """Parts of the report's sections on results: summary, tables, accuracy, ablation."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
-from mergestream.bench.analysis.comparison import OUTCOMES, Duel, ResultRow
+from mergestream.bench.analysis.comparison import OUTCOMES, Duel, ResultRow, grouped
 from mergestream.bench.analysis.cost import shown
 from mergestream.bench.report.bench_tables import all_tables
 from mergestream.bench.report.figures import Panel, panel
-from mergestream.bench.report.method_figures import draw_differences, draw_intervals
+from mergestream.bench.report.method_figures import draw_accuracies, draw_differences
 from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.bench.report.result_table import ResultTable, format_number, grid_table
 
 DIFFERENCES = "In brackets: the difference in points on the same batches; its interval decides which word is used."
-SHORT_OUTCOMES = dict(zip(OUTCOMES, ("beats", "unclear", "loses"), strict=True))
+SHORT_OUTCOMES = {"beats": "beats", "loses to": "loses", "does not differ clearly from": "unclear"}
 # Options as labels spell them, and what they change.
 MEANINGS = {
     "head=shared": "entropy only: the head follows the encoder",
@@ -42,9 +41,7 @@ def summary_sentences(report: ReportFindings) -> list[str]:
 
 def describe_across_streams(duels: Sequence[Duel]) -> list[str]:
     """One sentence per outcome for rivals with the same outcome on every stream, then one for the others."""
-    outcomes: dict[str, list[str]] = {}
-    for each in duels:
-        outcomes.setdefault(each.theirs, []).append(each.outcome)
+    outcomes = {theirs: [each.outcome for each in own] for theirs, own in grouped(duels, "theirs").items()}
     streams = len({each.stream for each in duels})
     where = "" if streams == 1 else f" on all {streams} streams"
     sentences = []
@@ -56,19 +53,15 @@ def describe_across_streams(duels: Sequence[Duel]) -> list[str]:
 
 
 def _outcome_counts(outcomes: Sequence[str]) -> str:
-    order = ("beats", "loses to", "does not differ clearly from")
-    return ", ".join(f"{SHORT_OUTCOMES[each]} {outcomes.count(each)}" for each in order if each in outcomes)
+    return ", ".join(f"{short} {outcomes.count(each)}" for each, short in SHORT_OUTCOMES.items() if each in outcomes)
 
 
 def _winner(
     report: ReportFindings, what: str, value: Callable[[ResultRow], float], best: Callable[..., ResultRow]
 ) -> str:
     """One sentence: the best methods, and on which streams."""
-    winners: dict[str, list[ResultRow]] = {}
-    for stream in report.streams:
-        rows = [row for row in report.bench.rows if row.stream == stream and row.label in report.methods]
-        first = best(rows, key=value)
-        winners.setdefault(first.label, []).append(first)
+    rows = [row for row in report.bench.rows if row.label in report.bench.methods]
+    winners = grouped([best(own, key=value) for own in grouped(rows, "stream").values()], "label")
     clauses = []
     for label, rows in winners.items():
         numbers = sorted(round(100 * value(row), 1) for row in rows)
@@ -91,7 +84,7 @@ def _cost_and_warnings(report: ReportFindings) -> list[str]:
 def result_tables(report: ReportFindings) -> tuple[list[ResultTable], dict[str, list[ResultTable]]]:
     """Tables over all streams, and those of each stream."""
     tables = all_tables(report.bench)
-    by_stream = {stream: [t for t in tables if t.title.endswith(f", {stream}")] for stream in report.streams}
+    by_stream = {stream: [t for t in tables if t.title.endswith(f", {stream}")] for stream in report.bench.streams}
     return [table for table in tables if not any(table in group for group in by_stream.values())], by_stream
 
 
@@ -104,8 +97,8 @@ def accuracy_panels(report: ReportFindings) -> list[Panel]:
             f"Accuracy of {len(rows)} methods on {stream}, each a dot with its interval, from {first.label} "
             f"({100 * first.accuracy.mean:.1f} %) at the top to {last.label} ({100 * last.accuracy.mean:.1f} %) below."
         )
-        draw = partial(draw_intervals, rows=rows, metric="accuracy")
-        panels.append(panel(f"accuracy{number}", alternative, draw, height=0.22 * len(rows) + 0.9, title=stream))
+        height = 0.22 * len(rows) + 0.9
+        panels.append(panel(f"accuracy{number}", alternative, draw_accuracies, rows, height=height, title=stream))
     return panels
 
 
@@ -115,8 +108,8 @@ def ablation_panels(report: ReportFindings) -> list[Panel]:
         here = [each for each in report.ablation if each.stream == stream]
         differences = "; ".join(f"{each.theirs} {-100 * each.difference.mean:+.1f}" for each in here)
         alternative = f"Differences to the full method on {stream}, in points: {differences}."
-        draw = partial(draw_differences, duels=here)
-        panels.append(panel(f"ablation{number}", alternative, draw, height=0.28 * len(here) + 1.0, title=stream))
+        height = 0.28 * len(here) + 1.0
+        panels.append(panel(f"ablation{number}", alternative, draw_differences, here, height=height, title=stream))
     return panels
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mergestream.bench.analysis.comparison import by_label_and_stream, mean_draws
+from mergestream.bench.analysis.comparison import grouped, mean_draws
 from mergestream.bench.analysis.cost import forwards_of
 from mergestream.bench.records import Run
 from mergestream.bench.study.results_plan import METRICS, OURS, PoolRecipe, Stage
@@ -119,7 +119,7 @@ def _draws(runs: Sequence[Run], count: int) -> dict[str, dict[str, str]]:
         targets[run.stream].add(run.target)
     complete = {
         (method, stream): own
-        for (method, stream), own in by_label_and_stream(runs).items()
+        for (method, stream), own in grouped(runs, "label", "stream").items()
         if len(own) == len(targets[stream])
     }
     drawn = mean_draws(complete, METRICS[runs[0].arguments["data"]["dataset"]], count)
