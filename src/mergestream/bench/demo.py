@@ -15,7 +15,7 @@ from mergestream.bench.engine.plan import TABLES, BenchPlan
 from mergestream.bench.engine.site_statistics import measure_pool
 from mergestream.bench.engine.variants import Variant, parse_variants
 from mergestream.bench.landscape.landscape_run import LandscapeRequest, run_landscape
-from mergestream.bench.report.figures import draw_samples, new_figure, to_data_uri
+from mergestream.bench.report.figures import new_figure, to_data_uri
 from mergestream.bench.report.page import PageSection
 from mergestream.bench.report.report_findings import analyse_runs
 from mergestream.bench.report.report_page import write_report
@@ -157,7 +157,10 @@ def _hospitals(cards: Sequence[ExpertCard], dataset: Dataset) -> PageSection:
     for ax, domain in zip(axes[:, 0], dataset.domains, strict=True):
         data = dataset[domain]
         picked = [int(i) for c in range(len(data.classes)) for i in (data.labels == c).nonzero()[:2, 0]]
-        draw_samples(ax, data.images[picked].permute(0, 2, 3, 1).numpy(), domain)
+        side_by_side = data.images[picked].permute(2, 0, 3, 1).flatten(1, 2)  # [n,3,H,W] -> [H,n·W,3]
+        ax.imshow(side_by_side.numpy(), interpolation="nearest")
+        ax.set_title(domain, fontsize=9, loc="left")
+        ax.set_axis_off()
     classes = ", ".join(dataset.classes)
     rows = []
     for card in cards:

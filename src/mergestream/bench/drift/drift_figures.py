@@ -9,13 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mergestream.bench.drift.pool_drift import Drift, LayerDrift
-from mergestream.bench.drift.spread import BaseSpread, Numbers, Spread
+from mergestream.bench.drift.spread import BaseSpread, Spread
 from mergestream.bench.report.figures import PALETTE, colours_of, new_figure
 
 GUIDES = (45, 80)  # degrees, after Model Stock
 HALF = 50  # percent of the signal
 BLUE, VERMILION, GREEN, GREY = PALETTE[0], PALETTE[1], PALETTE[2], "#888888"
-MEAN = "mean of all pairs"
 
 
 class DriftLine(NamedTuple):
@@ -48,35 +47,52 @@ class DriftFigure:
 
 def figures_of(drift: Drift) -> list[DriftFigure]:
     """All figures for which the pool has numbers."""
-    whole = [layer.whole for layer in drift.layers]
-    bases = [each.from_base for each in whole if each.from_base]
-    figures = []
+    layers, whole = drift.layers, [layer.whole for layer in drift.layers]
+    figures: list[DriftFigure] = []
     if drift.pairs:
         title, label = "Directional drift: angle between experts by layer", "angle between experts, degrees"
-        figures += [_angles(drift, "drift_by_depth", title, label, whole), _weights_and_biases(drift)]
-        figures += [_norm_ratios(drift, whole), _signal_loss(drift, whole), _heat_map(drift)]
+        lines, pairs = _mean_and_pairs(drift, whole, "mean_angle", "angles")
+        figures.append(_angle_figure(drift, "drift_by_depth", title, label, lines, pairs))
+
+        title, label = "Directional drift of weights and of biases", "mean angle of all pairs, degrees"
+        lines = [
+            DriftLine("weights", _column([layer.weights for layer in layers], "mean_angle"), BLUE),
+            DriftLine("biases", _column([layer.biases for layer in layers], "mean_angle"), VERMILION, "s--"),
+        ]
+        figures.append(_angle_figure(drift, "weights_and_biases", title, label, lines, {}))
+
+        title, label = "Scale drift: norm ratio between experts by layer", "norm ratio, larger / smaller (1 = equal)"
+        lines, pairs = _mean_and_pairs(drift, whole, "mean_norm_ratio", "norm_ratios")
+        figures.append(DriftFigure("norm_ratios", title, label, "", layers, lines, pairs, guides=(1,)))
+
+        title, label = "Signal lost by averaging, by layer", "signal lost by averaging, %"
+        lines = [
+            DriftLine("implied by the mean angle of two", _column(whole, "implied_loss"), GREEN, "s--"),
+            DriftLine("measured on the mean of all", _column(whole, "measured_loss"), BLUE),
+        ]
+        figure = DriftFigure("signal_loss", title, label, " %", layers, lines, shaded_from=HALF, y_range=(0, 100))
+        figures.append(figure)
+
+        title, rows = "Angle between experts by component and layer", drift.components
+        heat = [_column([layer.components.get(name) for layer in layers], "mean_angle") for name in rows]
+        figure = DriftFigure("component_heat_map", title, "", "°", layers, heat_rows=rows, heat=np.stack(heat))
+        figures.append(figure)
     if drift.has_base:
-        figures.append(_distances_from_base(drift, bases))
+        figures.append(_distances_from_base(drift))
     if drift.has_base and drift.pairs:
         title, label = "Directions taken from the shared start", "angle between (expert − base), degrees"
-        figures.append(_angles(drift, "angles_from_base", title, label, bases))
+        lines, pairs = _mean_and_pairs(drift, [each.from_base for each in whole], "mean_angle", "angles")
+        figures.append(_angle_figure(drift, "angles_from_base", title, label, lines, pairs))
     return figures
 
 
-def _angles(
-    drift: Drift, name: str, title: str, label: str, spreads: Sequence[Spread] | Sequence[BaseSpread]
-) -> DriftFigure:
-    mean = DriftLine(MEAN, _column(spreads, "mean_angle"), BLUE)
-    return _angle_figure(drift, name, title, label, [mean], _by_pair(drift, [each.angles for each in spreads]))
-
-
-def _weights_and_biases(drift: Drift) -> DriftFigure:
-    weights, biases = (
-        _column([getattr(each, k) for each in drift.layers], "mean_angle") for k in ("weights", "biases")
-    )
-    lines = [DriftLine("weights", weights, BLUE), DriftLine("biases", biases, VERMILION, "s--")]
-    title = "Directional drift of weights and of biases"
-    return _angle_figure(drift, "weights_and_biases", title, "mean angle of all pairs, degrees", lines, {})
+def _mean_and_pairs(
+    drift: Drift, spreads: Sequence[Spread | BaseSpread | None], mean: str, quantity: str
+) -> tuple[list[DriftLine], dict[str, np.ndarray]]:
+    """The line of all pairs' mean, and the values [layers] of every pair, by the names of both in a spread."""
+    columns = np.array([getattr(each, quantity) for each in spreads], dtype=float).T
+    pairs = {f"{one} – {other}": column for (one, other), column in zip(drift.pairs, columns, strict=True)}
+    return [DriftLine("mean of all pairs", _column(spreads, mean), BLUE)], pairs
 
 
 def _angle_figure(
@@ -86,31 +102,9 @@ def _angle_figure(
     return DriftFigure(name, title, label, "°", drift.layers, lines, pairs, GUIDES, y_range=(0, top))
 
 
-def _norm_ratios(drift: Drift, spreads: Sequence[Spread]) -> DriftFigure:
-    title, label = "Scale drift: norm ratio between experts by layer", "norm ratio, larger / smaller (1 = equal)"
-    mean = DriftLine(MEAN, _column(spreads, "mean_norm_ratio"), BLUE)
-    pairs = _by_pair(drift, [each.norm_ratios for each in spreads])
-    return DriftFigure("norm_ratios", title, label, "", drift.layers, [mean], pairs, guides=(1,))
-
-
-def _signal_loss(drift: Drift, spreads: Sequence[Spread]) -> DriftFigure:
-    lines = [
-        DriftLine("implied by the mean angle of two", _column(spreads, "implied_loss"), GREEN, "s--"),
-        DriftLine("measured on the mean of all", _column(spreads, "measured_loss"), BLUE),
-    ]
-    title, label = "Signal lost by averaging, by layer", "signal lost by averaging, %"
-    return DriftFigure("signal_loss", title, label, " %", drift.layers, lines, shaded_from=HALF, y_range=(0, 100))
-
-
-def _heat_map(drift: Drift) -> DriftFigure:
-    rows = [[layer.components.get(name) for layer in drift.layers] for name in drift.components]
-    title = "Angle between experts by component and layer"
-    heat = np.stack([_column(row, "mean_angle") for row in rows])
-    return DriftFigure("component_heat_map", title, "", "°", drift.layers, heat_rows=drift.components, heat=heat)
-
-
-def _distances_from_base(drift: Drift, bases: Sequence[BaseSpread]) -> DriftFigure:
+def _distances_from_base(drift: Drift) -> DriftFigure:
     """The distance of each expert from the shared start, relative to the start's norm."""
+    bases = [layer.whole.from_base for layer in drift.layers if layer.whole.from_base]
     shares = np.array([base.relative_norms for base in bases], dtype=float)
     lines = []
     for k, (name, colour) in enumerate(colours_of(drift.experts).items()):
@@ -124,12 +118,6 @@ def _distances_from_base(drift: Drift, bases: Sequence[BaseSpread]) -> DriftFigu
 def _column(spreads: Sequence[Spread | BaseSpread | None], quantity: str) -> np.ndarray:
     """A quantity by layer [layers], NaN where it is not defined."""
     return np.array([getattr(each, quantity, None) for each in spreads], dtype=float)
-
-
-def _by_pair(drift: Drift, values: Sequence[Numbers]) -> dict[str, np.ndarray]:
-    """One array [layers] per pair of experts, from values [layers][pairs]."""
-    columns = np.array(values, dtype=float).T
-    return {f"{one} – {other}": column for (one, other), column in zip(drift.pairs, columns, strict=True)}
 
 
 def static_figure(figure: DriftFigure) -> Figure:

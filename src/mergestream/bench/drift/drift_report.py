@@ -1,23 +1,18 @@
 """A pool's drift as a summary, as files, and as one interactive page by plotly."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mergestream.bench.drift.drift_figures import GREY, GUIDES, HALF, VERMILION, DriftFigure, figures_of, static_figure
 from mergestream.bench.drift.pool_drift import Drift, analyse_drift
 from mergestream.bench.report.figures import write_figure
-from mergestream.bench.report.page import NOTICE, render, render_sentences
+from mergestream.bench.report.page import NOTICE, render, render_text
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import make_folder, write_text
 from mergestream.runtime.parallel import Track
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 RECORD, PAGE, FIGURES = "drift.json", "drift.html", "figures"
 # No button leads out of the page.
@@ -61,7 +56,7 @@ def describe_drift(drift: Drift) -> list[str]:
         norms = [norm for base in bases for norm in base.relative_norms if norm is not None]
         angles = [base.mean_angle for base in bases if base.mean_angle is not None]
         moves += [(subject, norms, angles)] if norms else []
-    return render_sentences("drift.txt.j2", drift=drift, moves=moves, guides=GUIDES, half=HALF)
+    return render_text("drift.txt.j2", drift=drift, moves=moves, guides=GUIDES, half=HALF).splitlines()
 
 
 def interactive_figures(figures: Sequence[DriftFigure]) -> dict[str, str]:
@@ -79,7 +74,8 @@ def interactive_figures(figures: Sequence[DriftFigure]) -> dict[str, str]:
     }
 
 
-def _interactive(graphs: Any, figure: DriftFigure) -> Figure:
+def _interactive(graphs: Any, figure: DriftFigure) -> Any:
+    """A plotly figure with the same content as the static one."""
     layers = [layer.name for layer in figure.layers]
     drawing, style = graphs.Figure(), {"mode": "lines+markers", "hovertemplate": f"%{{x}}: %{{y:.2f}}{figure.unit}"}
     thin = {"line": {"color": GREY, "width": 1}, "marker": {"size": 4}, "opacity": 0.6}

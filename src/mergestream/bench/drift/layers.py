@@ -1,7 +1,5 @@
 """Layers and components of a network's tensors; layers are in the network's own order of depth."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -82,10 +80,11 @@ class NetworkLayer:
 
 def places_of(module: nn.Module, head: tuple[str, ...]) -> list[TensorPlace]:
     """A network's parameters in its own order, tied ones once, the head's last."""
-    return [
-        TensorPlace(entry.name, tuple(entry.shape), _types(module, entry.name))
-        for entry in Layout.of(module, head).parameters
-    ]
+    places = []
+    for entry in Layout.of(module, head).parameters:
+        types = (type(module.get_submodule(path)).__name__ for path in ["", *_parents(entry.name)])
+        places.append(TensorPlace(entry.name, tuple(entry.shape), tuple(types)))
+    return places
 
 
 def places_by_name(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> list[TensorPlace]:
@@ -98,7 +97,8 @@ def places_by_name(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> list[Tensor
     numbered = tuple({re.split(r"\d", path)[0] for path in _blocks(list(parameters)).values()})
 
     def depth(name: str) -> tuple[int, list[tuple[int, str]]]:
-        return (0 if _NAMED_STEM.match(name) else 1 if name.startswith(numbered) else 2), _natural(name)
+        pieces = [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", name)]
+        return (0 if _NAMED_STEM.match(name) else 1 if name.startswith(numbered) else 2), pieces
 
     return [TensorPlace(name, parameters[name]) for name in sorted(parameters, key=depth)]
 
@@ -120,7 +120,9 @@ def layers_of(places: Sequence[TensorPlace], head: tuple[str, ...]) -> tuple[Net
         elif position < first:
             key = "stem", "stem"
         else:
-            key = "rest" if blocks else "block", _outermost(place.name, parents)
+            # The outermost module around it that contains neither a block nor the head.
+            outermost = (path for path in _parents(place.name) if path not in parents)
+            key = "rest" if blocks else "block", next(outermost, place.name)
         groups.setdefault(key, []).append(place)
     groups["head", "head"] = in_head
     labels = _numbers(list(dict.fromkeys(blocks.values())))
@@ -159,11 +161,6 @@ def _parents(path: str) -> list[str]:
     return [".".join(words[:count]) for count in range(1, len(words))]
 
 
-def _outermost(name: str, parents: set[str]) -> str:
-    """The outermost module around a tensor that contains neither a block nor the head."""
-    return next((path for path in _parents(name) if path not in parents), name)
-
-
 def _numbers(blocks: Sequence[str]) -> dict[str, str]:
     """Short labels for an axis: the numbers that distinguish the blocks."""
     shared = takewhile(lambda words: len(set(words)) == 1, zip(*(_parents(block) for block in blocks), strict=False))
@@ -175,11 +172,3 @@ def _label(name: str) -> str:
     """The last word of a name, with the one before if that is a stage's number."""
     *_, before, last = ("", *name.split("."))
     return f"{before}.{last}" if before.isdigit() or last.isdigit() else last
-
-
-def _types(module: nn.Module, name: str) -> tuple[str, ...]:
-    return tuple(type(module.get_submodule(path)).__name__ for path in ["", *_parents(name)])
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", name)]

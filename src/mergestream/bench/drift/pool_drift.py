@@ -1,7 +1,5 @@
 """The drift of a pool: a record, and its measurement one slice at a time, so that no whole expert is in memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -36,12 +34,6 @@ class TensorFile:
 
     def __init__(self, path: Path, owner: str) -> None:
         self.path, self.owner = path, owner
-
-    def floating_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of the floating tensors, without reading one."""
-        with safe_open(str(self.path), framework="pt") as file:
-            headers = [(name, file.get_slice(name)) for name in file.keys()]  # noqa: SIM118
-            return [(name, tuple(header.get_shape())) for name, header in headers if header.get_dtype() in DTYPES]
 
     def slices(self, name: str, shape: tuple[int, ...]) -> Iterator[Tensor]:
         """A tensor as float64 vectors of about SLICE numbers, cut along its first dimension."""
@@ -151,8 +143,9 @@ def _places(
 ) -> tuple[list[TensorPlace], tuple[str, ...]]:
     """The pool's parameters in order, and notes on that order."""
     if network is None and card.architecture.library == "custom":
-        file = TensorFile(open_weights(folder.folder(card.name), card).path, card.name)
-        return places_by_name(file.floating_shapes()), (BUFFERS, BY_NAME)
+        tensors = open_weights(folder.folder(card.name), card).items()
+        shapes = ((name, tuple(tensor.shape)) for name, tensor in tensors if tensor.dtype in DTYPES.values())
+        return places_by_name(shapes), (BUFFERS, BY_NAME)
     module = network if network is not None else _structure(card)
     return places_of(module, card.head), (BUFFERS,)
 

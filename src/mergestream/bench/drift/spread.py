@@ -1,7 +1,5 @@
 """Angles, norms and the signal that averaging loses, from sums that add up over tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
@@ -23,7 +21,7 @@ class Moments:
     distances: np.ndarray  # [pairs], in the order of `pairs_of`
     from_base: np.ndarray  # [K + 1]: distances to the base, and the base's own norm last; [0] without a base
 
-    def __add__(self, other: Moments) -> Moments:
+    def __add__(self, other: "Moments") -> "Moments":
         fields = zip(vars(self).values(), vars(other).values(), strict=True)
         return Moments(*(mine + theirs for mine, theirs in fields))
 

@@ -1,7 +1,5 @@
 """Measures a loss landscape: the experts and their mean, the segments between experts, a path, the plane."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

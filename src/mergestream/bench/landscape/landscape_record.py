@@ -1,12 +1,10 @@
 """A loss landscape as a record, and its summary: the plane through three experts, the segments between them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
 from mergestream.bench.json_record import JsonRecord
-from mergestream.bench.report.page import render_sentences
+from mergestream.bench.report.page import render_text
 
 CROSS_ENTROPY, ENTROPY = "cross-entropy", "entropy"
 EXPERT, MEAN, POOL_MEAN = "expert", "mean", "pool mean"
@@ -127,7 +125,7 @@ def describe_landscape(landscape: Landscape) -> list[str]:
         "not clearly different from": [each.expert for each in landscape.differences if each.low <= 0 <= each.high],
     }
     finite = [segment for segment in landscape.segments if segment.barrier is not None]
-    return render_sentences(
+    sentences = render_text(
         "landscape.txt.j2",
         landscape=landscape,
         mean=landscape.of_kind(MEAN)[0],
@@ -140,3 +138,4 @@ def describe_landscape(landscape: Landscape) -> list[str]:
         coefficients_differ=any(point.encoder_coefficients != point.head_coefficients for point in landscape.path),
         blank=sum(value is None for row in landscape.loss for value in row),
     )
+    return sentences.splitlines()

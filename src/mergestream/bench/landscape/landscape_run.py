@@ -1,7 +1,5 @@
 """Measures a loss landscape on a pool and a data set, and writes its record and figures."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any

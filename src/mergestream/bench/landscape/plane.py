@@ -1,7 +1,5 @@
 """The plane through three experts: its coordinates, and the loss of the networks on it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +38,7 @@ class Plane:
     third: tuple[float, float]  # x, y of the third
 
     @classmethod
-    def through(cls, pool: ExpertPool, names: Sequence[str]) -> Plane:
+    def through(cls, pool: ExpertPool, names: Sequence[str]) -> "Plane":
         """The plane through three experts by name; refused if they are not three or are on one line."""
         if len(names) != 3 or len(set(names)) != 3:
             raise InputError(
@@ -48,7 +46,10 @@ class Plane:
                 f"{', '.join(pool.names)}."
             )
         corners = (pool.index(names[0]), pool.index(names[1]), pool.index(names[2]))
-        gram = _gram(pool, corners)
+        gram = np.zeros((2, 2))  # inner products of the edges from the first expert, in fp64
+        for a, b, c in _chunks(pool, [pool.bank[corner] for corner in corners]):
+            edges = torch.stack([b - a, c - a])
+            gram += (edges @ edges.T).cpu().numpy()
         (first, both), (_, last) = gram.tolist()
         longest = math.sqrt(max(first, last, first + last - 2 * both))
         second = math.sqrt(first)
@@ -97,15 +98,6 @@ def grid_axes(points: Sequence[tuple[float, float]], resolution: int, margin: fl
     room = margin * float((high - low).max())
     x, y = (np.linspace(low[axis] - room, high[axis] + room, resolution).tolist() for axis in (0, 1))
     return x, y
-
-
-def _gram(pool: ExpertPool, corners: tuple[int, int, int]) -> np.ndarray:
-    """Inner products [2,2] of the edges from the first expert, in fp64."""
-    gram = np.zeros((2, 2))
-    for a, b, c in _chunks(pool, [pool.bank[corner] for corner in corners]):
-        edges = torch.stack([b - a, c - a])
-        gram += (edges @ edges.T).cpu().numpy()
-    return gram
 
 
 def _chunks(pool: ExpertPool, rows: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -9,7 +9,7 @@ from typing import Any
 from mergestream.bench.analysis.bench_findings import BenchFindings
 from mergestream.bench.analysis.comparison import describe_duels
 from mergestream.bench.report.bench_tables import all_tables
-from mergestream.bench.report.page import environment, render_sentences
+from mergestream.bench.report.page import render_text
 from mergestream.bench.report.result_table import to_latex
 from mergestream.pool.expert_card import library_versions
 from mergestream.runtime.files import write_json, write_text
@@ -21,17 +21,14 @@ def write_findings(findings: BenchFindings, out: Path) -> None:
     write_text(out / "results.csv", _csv(findings.runs))
     tables = all_tables(findings)
     write_text(out / "results.tex", "\n".join(to_latex(table) for table in tables))
-    text = (
-        environment()
-        .get_template("results.md.j2")
-        .render(
-            findings=findings,
-            tables=tables,
-            duels=describe_duels(findings.duels),
-            setup=describe_setup(findings),
-            version=library_versions()["mergestream"],
-            majority_shares=describe_majority_shares(findings.majority_shares),
-        )
+    text = render_text(
+        "results.md.j2",
+        findings=findings,
+        tables=tables,
+        duels=describe_duels(findings.duels),
+        setup=describe_setup(findings),
+        version=library_versions()["mergestream"],
+        majority_shares=describe_majority_shares(findings.majority_shares),
     )
     write_text(out / "results.md", text)
 
@@ -45,15 +42,14 @@ def describe_setup(findings: BenchFindings) -> str:
     """What was run, in a few sentences."""
     lines = findings.runs
     targets = {line["target"]: line["images"] for line in lines}
-    (setup,) = render_sentences(
+    return render_text(
         "setup.txt.j2",
         findings=findings,
         targets=targets,
         seeds={line["seed"] for line in lines},
         pools=max(len({line["pool"] for line in lines if line["target"] == name}) for name in targets),
         experts=sorted({line["experts"] for line in lines}),
-    )
-    return setup
+    ).strip()
 
 
 def _csv(lines: Sequence[dict[str, Any]]) -> str:

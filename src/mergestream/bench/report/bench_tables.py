@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from mergestream.bench.analysis.bench_findings import BenchFindings, Standing, SubgroupRow
 from mergestream.bench.analysis.comparison import EXPERT_ROWS, Duel, Estimate, GroupedRow, ResultRow, grouped
-from mergestream.bench.report.result_table import ResultTable, format_number, grid_table, mark_best
+from mergestream.bench.report.result_table import ResultTable, format_number, grid_table
 
 # Heading of a further metric: field of a ResultRow, digits, factor.
 FURTHER_METRICS = {
@@ -18,12 +18,13 @@ FURTHER_METRICS = {
     "ms, logits given": ("milliseconds", 1, 1),
 }
 LOWER_IS_BETTER = ("ECE %", "Brier", "NLL", "AURC %")
+HIGHEST = "highest among the methods (expert rows excluded)"
 
 
 def main_tables(findings: BenchFindings, compact: bool = False) -> list[ResultTable]:
     """Accuracy and balanced accuracy, methods by streams."""
     return [
-        results_table(findings.rows, metric, f"{title} on {findings.dataset}", EXPERT_ROWS, compact)
+        results_table(findings.rows, metric, f"{title} on {findings.dataset}", compact)
         for metric, title in (("accuracy", "Accuracy"), ("balanced_accuracy", "Balanced accuracy"))
     ]
 
@@ -49,23 +50,36 @@ def all_tables(findings: BenchFindings) -> list[ResultTable]:
     return tables
 
 
-def results_table(
-    rows: Sequence[ResultRow], metric: str, title: str, bounds: Sequence[str] = (), compact: bool = False
-) -> ResultTable:
-    """Methods by streams; the best method of each stream is bold, rows in `bounds` do not compete.
+def results_table(rows: Sequence[ResultRow], metric: str, title: str, compact: bool = False) -> ResultTable:
+    """Methods by streams; the best method of each stream is bold.
 
     `compact` fits a terminal: the mean with half the interval's width.
     """
     estimates: dict[tuple[str, str], Estimate] = {(row.label, row.stream): getattr(row, metric) for row in rows}
     interval = "± half the width of the" if compact else "with the"
-    among = " among the methods (expert rows excluded)" if bounds else ""
-    note = f"Mean over targets in %, {interval} 95 % interval of a bootstrap over batches; bold: highest{among}."
+    note = f"Mean over targets in %, {interval} 95 % interval of a bootstrap over batches; bold: {HIGHEST}."
     table = grid_table(title, "method", estimates, lambda each: percent(each, compact), note=note)
-    table = mark_best(table, {key: each.mean for key, each in estimates.items()}, bounds)
+    table = mark_best(table, {key: each.mean for key, each in estimates.items()})
     if not compact:
         return table
     names = _indented([row[0] for row in table.rows])
     return replace(table, rows=tuple((name, *row[1:]) for name, row in zip(names, table.rows, strict=True)))
+
+
+def mark_best(table: ResultTable, values: Mapping[tuple[str, str], float | None]) -> ResultTable:
+    """Show in bold the cells that print like the best value of their column; expert rows do not compete.
+
+    `values` are keyed by row and column; a column without values has no best cell.
+    """
+    best = set()
+    for c, column in enumerate(table.columns[1:], start=1):
+        keys = {r: (row[0], column) for r, row in enumerate(table.rows) if row[0] not in EXPERT_ROWS}
+        numbers = {r: value for r, key in keys.items() if (value := values.get(key)) is not None}
+        if numbers:
+            top = (min if column in LOWER_IS_BETTER else max)(numbers, key=numbers.__getitem__)
+            printed = {r: table.rows[r][c].split()[0] for r in numbers}
+            best |= {(r, c) for r in numbers if printed[r] == printed[top]}
+    return replace(table, best=frozenset(best))
 
 
 def _indented(labels: Sequence[str]) -> list[str]:
@@ -106,7 +120,7 @@ def target_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
     here = [row for row in rows if row.stream == stream]
     values = {(row.label, target): accuracy for row in here for target, accuracy in row.per_target.items()}
     values |= {(row.label, "mean"): row.accuracy.mean for row in here}
-    note = "Accuracy in %, mean over seeds and pools; bold: highest among the methods (expert rows excluded)."
+    note = f"Accuracy in %, mean over seeds and pools; bold: {HIGHEST}."
     return _percent_table(f"Accuracy per target, {stream}", values, note)
 
 
@@ -118,7 +132,7 @@ def _recall_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
 
 def _percent_table(title: str, values: Mapping[tuple[str, str], float | None], note: str) -> ResultTable:
     table = grid_table(title, "method", values, lambda value: format_number(value, 1, 100), note=note)
-    return mark_best(table, values, EXPERT_ROWS)
+    return mark_best(table, values)
 
 
 def _metrics_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
@@ -136,7 +150,7 @@ def _metrics_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
     )
     table = grid_table(f"Other metrics, {stream}", "method", entries, lambda each: format_number(*each), note=note)
     compared = {key: value for key, (value, *_) in entries.items() if key[1] != "ms, logits given"}
-    return mark_best(table, compared, EXPERT_ROWS, LOWER_IS_BETTER)
+    return mark_best(table, compared)
 
 
 def _standings_table(standings: Sequence[Standing]) -> ResultTable:

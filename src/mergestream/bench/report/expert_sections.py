@@ -4,15 +4,7 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 
-from mergestream.bench.claims.claim_finding import (
-    CORRELATION,
-    FAILS,
-    HOLDS,
-    POINTS,
-    UNKNOWN,
-    ClaimFinding,
-    Verdict,
-)
+from mergestream.bench.claims.claim_finding import CORRELATION, FAILS, HOLDS, POINTS, UNKNOWN, ClaimFinding, Verdict
 from mergestream.bench.drift.drift_figures import draw, figures_of
 from mergestream.bench.drift.pool_drift import Drift, LayerDrift
 from mergestream.bench.landscape.landscape_figures import draw_plane, draw_segments

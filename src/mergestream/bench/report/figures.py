@@ -12,7 +12,6 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mergestream.runtime.files import write_atomically
@@ -42,13 +41,6 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> 
 def colours_of(names: Sequence[str]) -> dict[str, str]:
     """One colour per name, the same in every panel."""
     return {name: PALETTE[position % len(PALETTE)] for position, name in enumerate(names)}
-
-
-def draw_samples(ax: Axes, images: np.ndarray, title: str) -> None:
-    """Images [n,H,W,3] side by side."""
-    ax.imshow(np.concatenate(list(images), axis=1), interpolation="nearest")
-    ax.set_title(title, fontsize=9, loc="left")
-    ax.set_axis_off()
 
 
 def write_figure(figure: Figure, folder: Path, name: str, dpi: int) -> None:

@@ -53,9 +53,9 @@ def render(
     return page.render(title=title, notice=notice, methods=methods, contents=contents, sections=sections), tables
 
 
-def render_sentences(template: str, **values: Any) -> list[str]:
-    """The lines of a text template, each a sentence."""
-    return environment().get_template(template).render(values).splitlines()
+def render_text(template: str, **values: Any) -> str:
+    """Render a template that is not a page."""
+    return environment().get_template(template).render(values)
 
 
 def slug(text: str) -> str:

@@ -11,7 +11,13 @@ from mergestream.bench.drift import drift_report
 from mergestream.bench.drift.pool_drift import Drift
 from mergestream.bench.landscape import landscape_record
 from mergestream.bench.landscape.landscape_record import Landscape
-from mergestream.bench.report import bench_files, expert_sections, method_sections, provenance_sections, result_sections
+from mergestream.bench.report import (
+    bench_files,
+    expert_sections,
+    method_sections,
+    provenance_sections,
+    result_sections,
+)
 from mergestream.bench.report.page import NOTICE, render, slug
 from mergestream.bench.report.report_findings import ReportFindings, analyse_runs
 from mergestream.bench.report.result_table import to_latex, to_markdown

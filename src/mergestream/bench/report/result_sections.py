@@ -31,12 +31,17 @@ MEANINGS = {
 
 def summary_sentences(report: ReportFindings) -> list[str]:
     """Rivals beaten and not, the best methods, the cost, the number of warnings."""
-    return [
+    sentences = [
         *describe_across_streams(report.bench.duels),
         _winner(report, "Highest accuracy", lambda row: row.accuracy.mean, max),
         _winner(report, "Lowest calibration error (ECE)", lambda row: row.ece, min),
-        *_cost_and_warnings(report),
     ]
+    counted = sorted((cost.forwards, cost.label) for cost in report.costs if cost.forwards is not None)
+    if counted and counted[-1][0] > counted[0][0]:
+        (least, lowest), (most, highest) = counted[0], counted[-1]
+        sentences.append(f"Forward passes per image: {highest} {shown(most)}, {lowest} {shown(least)}.")
+    count = len(report.bench.sentences)
+    return [*sentences, f"{count} warning{'s' * (count != 1)}: see Warnings." if count else "No warnings."]
 
 
 def describe_across_streams(duels: Sequence[Duel]) -> list[str]:
@@ -48,12 +53,12 @@ def describe_across_streams(duels: Sequence[Duel]) -> list[str]:
     for outcome in OUTCOMES:
         always = [name for name, own in outcomes.items() if set(own) == {outcome}]
         sentences += [f"{duels[0].ours} {outcome} {', '.join(always)}{where}."] if always else []
-    mixed = [f"{name} ({_outcome_counts(own)})" for name, own in outcomes.items() if len(set(own)) > 1]
+    counts = {
+        name: [f"{short} {own.count(each)}" for each, short in SHORT_OUTCOMES.items() if each in own]
+        for name, own in outcomes.items()
+    }
+    mixed = [f"{name} ({', '.join(own)})" for name, own in counts.items() if len(own) > 1]
     return sentences + ([f"It depends on the stream against {', '.join(mixed)}."] if mixed else [])
-
-
-def _outcome_counts(outcomes: Sequence[str]) -> str:
-    return ", ".join(f"{short} {outcomes.count(each)}" for each, short in SHORT_OUTCOMES.items() if each in outcomes)
 
 
 def _winner(
@@ -69,16 +74,6 @@ def _winner(
         where = "" if len(winners) == 1 else f" on {', '.join(row.stream for row in rows)}"
         clauses.append(f"{label} ({spread} %){where}")
     return f"{what}: {'; '.join(clauses)}."
-
-
-def _cost_and_warnings(report: ReportFindings) -> list[str]:
-    sentences = []
-    counted = sorted((cost.forwards, cost.label) for cost in report.costs if cost.forwards is not None)
-    if counted and counted[-1][0] > counted[0][0]:
-        (least, lowest), (most, highest) = counted[0], counted[-1]
-        sentences.append(f"Forward passes per image: {highest} {shown(most)}, {lowest} {shown(least)}.")
-    count = len(report.bench.sentences)
-    return [*sentences, f"{count} warning{'s' * (count != 1)}: see Warnings." if count else "No warnings."]
 
 
 def result_tables(report: ReportFindings) -> tuple[list[ResultTable], dict[str, list[ResultTable]]]:

@@ -1,8 +1,8 @@
 """A table of text cells, rendered for a terminal, for Markdown and for LaTeX."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from rich import box
@@ -53,27 +53,6 @@ def record_table(
 
 def format_number(value: float | None, digits: int, factor: float = 1) -> str:
     return "–" if value is None else f"{factor * value:.{digits}f}"
-
-
-def mark_best(
-    table: ResultTable,
-    values: Mapping[tuple[str, str], float | None],
-    bounds: Sequence[str] = (),
-    lower_is_better: Sequence[str] = (),
-) -> ResultTable:
-    """Show in bold the cells that print like the best value of their column; rows in `bounds` do not compete.
-
-    `values` are keyed by row and column; a column without values has no best cell.
-    """
-    best = set()
-    for c, column in enumerate(table.columns[1:], start=1):
-        keys = {r: (row[0], column) for r, row in enumerate(table.rows) if row[0] not in bounds}
-        numbers = {r: value for r, key in keys.items() if (value := values.get(key)) is not None}
-        if numbers:
-            top = (min if column in lower_is_better else max)(numbers, key=numbers.__getitem__)
-            printed = {r: table.rows[r][c].split()[0] for r in numbers}
-            best |= {(r, c) for r in numbers if printed[r] == printed[top]}
-    return replace(table, best=frozenset(best))
 
 
 def to_rich(table: ResultTable) -> RichTable:
