@@ -353,7 +353,7 @@ def refusal(folder: Path, out: Path, *more: str) -> str:
         (("--skip-bad", "-1"), "'skip_bad' is a whole number of at least 0"),
         (("--jobs", "0"), "--jobs is at least 1"),
         (("--targets", ","), "No target is named"),
-        (("--streams", "mixture:odd"), "no mixture called 'odd'"),
+        (("--streams", "mixture:odd"), "no choice for 'mixture' called 'odd'"),
         (("--streams", "iid:3"), "takes no value"),
         (("--methods", "entropy_adaptive(momentum=)"), "has no value"),
         (("--methods", "entropy_adaptive(views=3)"), "'views' is a list of names"),

@@ -318,10 +318,10 @@ def test_two_processes_decode_once(tmp_path: Path) -> None:
 def test_decoding_in_threads_keeps_the_order_and_names_the_bad(tmp_path: Path) -> None:
     DATASETS["folder"].write_standin(tmp_path)
     root, index = file_source_of("folder").index(tmp_path)
-    one, many = (decode(root, index.samples, Decoding((16, 16), workers=n)) for n in (1, 8))
-    assert torch.equal(one.images, many.images)
+    one, many = (decode(root, index.samples, Decoding((16, 16), workers=n))[0] for n in (1, 8))
+    assert torch.equal(one, many)
     (tmp_path / index.samples[3].file).write_bytes(b"")
-    assert list(decode(root, index.samples, Decoding((16, 16))).bad) == [3]
+    assert list(decode(root, index.samples, Decoding((16, 16)))[1]) == [3]
 
 
 # --- verification and the command line ------------------------------------------------------------------------

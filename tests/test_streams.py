@@ -113,8 +113,8 @@ def test_mixture_shares_change_over_time(change: str) -> None:
         ("dirichlett:0.1", [0, 1], "Did you mean 'dirichlet'"),
         ("dirichlet", [0, 1], "dirichlet:0.05"),
         ("dirichlet:much", [0, 1], "not a number"),
-        ("dirichlet:0", [0, 1], "above 0"),
-        ("note:-1", [0, 1], "above 0"),
+        ("dirichlet:0", [0, 1], "'alpha' is a finite number of at least 1e-06"),
+        ("note:-1", [0, 1], "'delta' is a finite number of at least 1e-06"),
         ("iid:3", [0, 1], "takes no value"),
         ("iid", [], "non-empty"),
         ("iid", [[0, 1]], "non-empty list"),
@@ -129,7 +129,7 @@ def test_bad_streams_are_refused(spec: str, labels: list, message: str) -> None:
 
 
 def test_other_bad_input() -> None:
-    with pytest.raises(MergestreamError, match="at least one sample"):
+    with pytest.raises(MergestreamError, match="'batch_size' is a whole number of at least 1"):
         streams.iid([0, 1], batch_size=0)
     with pytest.raises(MergestreamError, match="two or more target domains"):
         streams.create_stream("mixture:smooth", [0, 1])

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from mergestream.runtime.errors import InputError, unknown_name
+from mergestream.runtime.option_checks import number, one_of, whole_number
 
+LEAST = 1e-6  # of alpha and delta
 Labels = Any  # any one-dimensional sequence of integers: list, array or tensor
 
 
@@ -34,21 +36,6 @@ class Stream(Sequence[np.ndarray]):
         return digest.hexdigest()
 
 
-def require_positive(stream: str, parameter: str, value: float) -> None:
-    if not 1e-6 <= value < np.inf:
-        raise InputError(f"{stream} needs {parameter} above 0 (at least 1e-6) and finite, got {value}.")
-
-
-def require_change(change: str) -> None:
-    if change not in CHANGES:
-        raise unknown_name("mixture", change, CHANGES)
-
-
-def require_batch_size(batch_size: int) -> None:
-    if not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        raise InputError(f"A batch holds at least one sample, got batch_size={batch_size}.")
-
-
 def seeded_random(seed: int) -> np.random.RandomState:
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
         raise InputError(f"A seed is a whole number from 0 to 2**32 - 1, got {seed!r}.")
@@ -66,7 +53,7 @@ def read_labels(labels: Labels) -> np.ndarray:
 
 
 def cut_batches(name: str, order: np.ndarray, batch_size: int) -> Stream:
-    require_batch_size(batch_size)
+    whole_number("batch_size", batch_size, low=1)
     order = np.ascontiguousarray(order, dtype=np.int64)
     return Stream(name, tuple(order[start : start + batch_size] for start in range(0, len(order), batch_size)))
 
@@ -83,8 +70,8 @@ def iid(labels: Labels, *, batch_size: int = 32, seed: int = 0) -> Stream:
 
 def dirichlet(labels: Labels, *, alpha: float, batch_size: int = 32, seed: int = 0) -> Stream:
     """Each batch draws its own class mix q ~ Dir(alpha), without replacement; used-up classes are left out."""
-    require_positive("dirichlet", "alpha", alpha)
-    require_batch_size(batch_size)
+    number("alpha", alpha, low=LEAST)
+    whole_number("batch_size", batch_size, low=1)
     values, random = read_labels(labels), seeded_random(seed)
     remaining = _shuffled_by_class(values, random)
     order: list[int] = []
@@ -100,7 +87,7 @@ def dirichlet(labels: Labels, *, alpha: float, batch_size: int = 32, seed: int =
 
 def note(labels: Labels, *, delta: float = 0.1, batch_size: int = 32, seed: int = 0) -> Stream:
     """NOTE's temporally correlated stream: classes split over C chunks by Dir(delta), contiguous inside a chunk."""
-    require_positive("note", "delta", delta)
+    number("delta", delta, low=LEAST)
     values, random = read_labels(labels), seeded_random(seed)
     count = len(np.unique(values))
     smallest = min(10, len(values) // count)
@@ -149,7 +136,7 @@ def mixture(
     kinds = np.unique(names)
     if len(names) != len(values) or len(kinds) < 2:
         raise InputError(f"mixture needs one domain per label and at least two domains; got {len(kinds)}.")
-    require_change(change)
+    one_of("mixture", change, tuple(CHANGES))
     time = np.empty(len(values))
     for position, kind in enumerate(random.permutation(kinds)):
         mine = names == kind
@@ -180,14 +167,12 @@ def parse_stream(spec: str) -> tuple[str, dict[str, Any]]:
     if not value or parameter is None:
         return name, {}
     if parameter == "change":
-        require_change(value)
-        return name, {parameter: value}
+        return name, {parameter: one_of(name, value, tuple(CHANGES))}
     try:
-        number = float(value)
+        parsed = float(value)
     except ValueError:
         raise InputError(f"'{value}' in the stream '{spec}' is not a number.") from None
-    require_positive(name, parameter, number)
-    return name, {parameter: number}
+    return name, {parameter: number(parameter, parsed, low=LEAST)}
 
 
 def create_stream(spec: str, labels: Labels, *, batch_size: int = 32, seed: int = 0, **columns: Any) -> Stream:

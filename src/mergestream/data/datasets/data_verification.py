@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.data.datasets.dataset_sources import FileSource
-from mergestream.data.datasets.decoding import unreadable
+from mergestream.data.datasets.decoding import Decoding, fill
 from mergestream.data.datasets.index import Index
 
 
@@ -77,6 +77,6 @@ def verify(
     """Read the index, and decode every image once."""
     opened, index = source.index(root, **options)
     with track("reading every image", len(index.samples)) as advance:
-        bad = unreadable(opened, index.samples, advance)
+        bad = fill(None, opened, index.samples, Decoding(), advance)
     reasons = tuple(f"{index.samples[position].file}: {why}" for position, why in bad.items())
     return DataVerification(index, str(opened.location), reasons)

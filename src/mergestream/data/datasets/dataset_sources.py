@@ -83,13 +83,13 @@ class FileSource:
         @cache
         def read_domain(domain: str) -> DomainData:
             samples = index.of(domain)
-            decoded = decode(opened, samples, how, on_image)
-            bad.extend(f"{samples[position].file}: {why}" for position, why in decoded.bad.items())
+            images, unreadable = decode(opened, samples, how, on_image)
+            bad.extend(f"{samples[position].file}: {why}" for position, why in unreadable.items())
             require_few_bad_images()
-            if len(decoded.bad) == len(samples):
+            if len(unreadable) == len(samples):
                 raise DataError(f"No image of the domain '{domain}' of '{self.card.name}' can be read.")
-            good = [position for position in range(len(samples)) if position not in decoded.bad]
-            images = decoded.images[good] if decoded.bad else decoded.images
+            good = [position for position in range(len(samples)) if position not in unreadable]
+            images = images[good] if unreadable else images
             fields = _sample_fields([samples[position] for position in good])
             return DomainData(self.card.name, domain, index.classes, images, **fields)
 

@@ -24,6 +24,7 @@ from mergestream.data.intake.shades import image_shades, three_channels
 from mergestream.networks.preprocessing import resizer
 from mergestream.runtime.errors import DataError
 from mergestream.runtime.files import atomic_array, mapped_array, process_lock, sha256_of_json, write_json
+from mergestream.runtime.seeding import cpu_threads
 
 # Increase it whenever the same file would give other pixels: cached arrays are then decoded again.
 REVISION = 2
@@ -45,57 +46,45 @@ class Decoding:
         return resizer(self.size, self.interpolation)(cropped[None])[0]
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """Pixels uint8 [N,3,H,W] in the order of the samples, and the unreadable ones: position -> reason."""
-
-    images: Tensor
-    bad: dict[int, str]
-
-
 def decode(
     root: Root, samples: Sequence[Sample], how: Decoding, on_image: Callable[[], None] = lambda: None
-) -> Decoded:
-    """Decode samples, or map the cached array of the same files into memory."""
+) -> tuple[Tensor, dict[int, str]]:
+    """Decode samples to uint8 [N,3,H,W], or map the cached array of the same files into memory.
+
+    Also return the unreadable ones: position -> reason. Those in the cache are tried again: a disk may be back, a
+    library installed.
+    """
     shape = (len(samples), 3, *how.size)
     if how.cache is None:
         images = np.zeros(shape, dtype=np.uint8)
-        return Decoded(torch.from_numpy(images), _fill(images, root, samples, how, on_image))
+        return torch.from_numpy(images), fill(images, root, samples, how, on_image)
     array, notes = (how.cache / f"{_key(root, samples, how)}{ending}" for ending in (".npy", ".json"))
     with process_lock(array):
-        if _cached(array, notes, shape) is None:
+        cached = _cached(array, notes, shape)
+        if cached is None:
             with atomic_array(array, shape) as images:
-                bad = _fill(images, root, samples, how, on_image)
+                bad = fill(images, root, samples, how, on_image)
             write_json(notes, {"bad": bad})  # last: an array without its notes is decoded again
+            cached = _cached(array, notes, shape)
         else:
             for _ in samples:
                 on_image()
-    decoded = _cached(array, notes, shape)
-    assert decoded is not None
-    return _retry_bad(decoded, root, samples, how)
+    assert cached is not None
+    images, places = cached
+    again = np.zeros((len(places), *shape[1:]), dtype=np.uint8)
+    still = fill(again, root, [samples[place] for place in places], how, lambda: None)
+    images[places] = again
+    return torch.from_numpy(images), {places[position]: why for position, why in still.items()}
 
 
-def _retry_bad(decoded: Decoded, root: Root, samples: Sequence[Sample], how: Decoding) -> Decoded:
-    """Decode unreadable samples again: a disk may be back, a library installed. The cache file stays as it is."""
-    if not decoded.bad:
-        return decoded
-    places = list(decoded.bad)
-    images = np.zeros((len(places), *decoded.images.shape[1:]), dtype=np.uint8)
-    still = _fill(images, root, [samples[place] for place in places], how, lambda: None)
-    for position, place in enumerate(places):
-        decoded.images[place] = torch.from_numpy(images[position])
-    return Decoded(decoded.images, {places[position]: why for position, why in still.items()})
-
-
-def _cached(array: Path, notes: Path, shape: tuple[int, ...]) -> Decoded | None:
+def _cached(array: Path, notes: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, list[int]] | None:
+    """The images of an earlier run, mapped, and the positions of the unreadable ones."""
     try:
-        bad = {int(position): why for position, why in json.loads(notes.read_text(encoding="utf-8"))["bad"].items()}
+        bad = [int(position) for position in json.loads(notes.read_text(encoding="utf-8"))["bad"]]
     except (OSError, ValueError, KeyError):
         return None
     images = mapped_array(array)
-    if images is None or images.shape != shape or images.dtype != np.uint8:
-        return None
-    return Decoded(torch.from_numpy(images), bad)
+    return None if images is None or images.shape != shape or images.dtype != np.uint8 else (images, bad)
 
 
 def _key(root: Root, samples: Sequence[Sample], how: Decoding) -> str:
@@ -104,30 +93,13 @@ def _key(root: Root, samples: Sequence[Sample], how: Decoding) -> str:
     return sha256_of_json([REVISION, place, files, how.size, how.interpolation, how.crop_border])[:32]
 
 
-def unreadable(root: Root, samples: Sequence[Sample], on_image: Callable[[], None] = lambda: None) -> dict[int, str]:
-    """Samples that cannot be decoded: position -> reason. No pixels are kept."""
-    return _each(root, samples, 0, lambda position, pixels: None, on_image)  # noqa: ARG005
-
-
-def _fill(
-    images: np.ndarray, root: Root, samples: Sequence[Sample], how: Decoding, on_image: Callable[[], None]
+def fill(
+    images: np.ndarray | None, root: Root, samples: Sequence[Sample], how: Decoding, on_image: Callable[[], None]
 ) -> dict[int, str]:
-    """Write each sample's pixels to its row; return the unreadable ones."""
+    """Decode samples into the rows of `images`, or only to see if it works; return the unreadable: position -> reason.
 
-    def keep(position: int, pixels: Tensor) -> None:
-        images[position] = how.fit(pixels).numpy()
-
-    return _each(root, samples, how.workers, keep, on_image)
-
-
-def _each(
-    root: Root,
-    samples: Sequence[Sample],
-    workers: int,
-    use: Callable[[int, Tensor], None],
-    on_image: Callable[[], None],
-) -> dict[int, str]:
-    """Decode and use every sample, in threads since decoders release Python's lock. Return what failed."""
+    In threads, since decoders release Python's lock.
+    """
     bad: dict[int, str] = {}
     lock, reading = Lock(), Lock()
     whole_array = cache(partial(read_array, root))
@@ -142,7 +114,9 @@ def _each(
 
     def one(position: int) -> None:
         try:
-            use(position, pixels_of(samples[position]))
+            pixels = pixels_of(samples[position])
+            if images is not None:
+                images[position] = how.fit(pixels).numpy()
         except MemoryError:
             raise
         except Exception as error:  # a decoder may raise anything on a damaged file
@@ -150,13 +124,9 @@ def _each(
         with lock:
             on_image()
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # of new threads, too: else each of them starts one helper per core for each copy
-    try:
-        with ThreadPoolExecutor(workers or os.cpu_count() or 1, "mergestream-decoding") as threads:
-            list(threads.map(one, range(len(samples))))
-    finally:
-        torch.set_num_threads(before)
+    # New threads have one, too: else each of them starts one helper per core for each copy.
+    with cpu_threads(1), ThreadPoolExecutor(how.workers or os.cpu_count() or 1, "mergestream-decoding") as threads:
+        list(threads.map(one, range(len(samples))))
     return dict(sorted(bad.items()))
 
 

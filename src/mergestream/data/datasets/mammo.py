@@ -19,7 +19,8 @@ from mergestream.data.datasets.medimeta import find_medimeta, read_medimeta
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.table_files import needed_library, read_csv
 from mergestream.data.intake.shades import stretched
-from mergestream.runtime.errors import DataError, unknown_name
+from mergestream.runtime.errors import DataError
+from mergestream.runtime.option_checks import one_of
 
 CARD = CARDS["mammo"]
 FINDINGS, PARTS = ("mass", "calc"), {"train": "Training", "test": "Test"}
@@ -38,10 +39,9 @@ COLUMNS = ("patient id", "breast density", "left or right breast", "image view",
 
 
 def read(root: Root, *, domain: str | None = None, image: str = "crop") -> Index:
-    if domain is not None and domain not in DOMAINS:
-        raise unknown_name("domain= of 'mammo'", domain, DOMAINS)
-    if image not in ("crop", "full"):
-        raise unknown_name("image= of 'mammo'", image, ("crop", "full"))
+    if domain is not None:
+        one_of("domain", domain, tuple(DOMAINS))
+    one_of("image", image, ("crop", "full"))
     packed = [name for name in FINDINGS if find_medimeta(root, f"mammo_{name}")]
     tables = [name for name in FINDINGS for part in PARTS if root.named(table_name(name, part))]
     if packed and tables:

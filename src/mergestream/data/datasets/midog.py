@@ -7,7 +7,8 @@ from pathlib import PurePosixPath
 from mergestream.data.datasets.index import CARDS, Index, LeftOut, Sample
 from mergestream.data.datasets.roots import Root, by_stem
 from mergestream.data.datasets.table_files import Rows, read_csv
-from mergestream.runtime.errors import DataError, unknown_name
+from mergestream.runtime.errors import DataError
+from mergestream.runtime.option_checks import one_of
 
 TABLE = "MIDOG25_Atypical_Classification_Train_Set.csv"
 # Kinds of domain, and their columns.
@@ -19,8 +20,7 @@ CARD = CARDS["midog"]
 
 
 def read(root: Root, *, domain: str = "tumor") -> Index:
-    if domain not in KINDS:
-        raise unknown_name("kind of domain in 'midog'", domain, KINDS)
+    one_of("domain", domain, tuple(KINDS))
     table = root.one(TABLE)
     there = by_stem(root.images)
     samples, left_out, missing = [], [], []
@@ -32,7 +32,9 @@ def read(root: Root, *, domain: str = "tumor") -> Index:
         elif path is None:
             missing.append(image)
         else:
-            samples.append(_sample(image, path, rows[0], domain))
+            kinds = {kind: rows[0][column] for kind, column in KINDS.items()}
+            label, group = CARD.classes.index(rows[0]["majority"]), rows[0]["filename"]
+            samples.append(Sample(image, path, kinds[domain], label, group=group, subgroups=kinds))
     left_out += [LeftOut(path, "no row in the CSV") for path in there.values()]
     others = () if domain == "tumor" else tuple(sorted({sample.domain for sample in samples}))
     card = replace(CARD, domains=others, counts={}) if others else CARD
@@ -53,12 +55,6 @@ def _by_image(rows: Rows, table: str) -> dict[str, Rows]:
         if used not in rows_by_image[used["image_id"]]:
             rows_by_image[used["image_id"]].append(used)
     return rows_by_image
-
-
-def _sample(image: str, path: str, row: dict[str, str], domain: str) -> Sample:
-    kinds = {kind: row[column] for kind, column in KINDS.items()}
-    label = CARD.classes.index(row["majority"])
-    return Sample(image, path, kinds[domain], label, group=row["filename"], subgroups=kinds)
 
 
 def _cells(rows: Rows) -> str:

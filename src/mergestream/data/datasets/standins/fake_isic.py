@@ -58,12 +58,8 @@ def _scores(domain: str, number: int) -> str:
 
 def _derm7pt() -> dict[str, Content]:
     """One lesion in two pictures; letters of file names in any case, the lists in lower case."""
-    meta, rows, files = (
-        [ISIC["meta"]],
-        {kind: [ISIC["atlas"]] for kind in ("dermoscopic", "clinical")},
-        dict[str, Content](),
-    )
-    diagnoses = ISIC["diagnoses"]
+    meta, diagnoses, files = [ISIC["meta"]], ISIC["diagnoses"], dict[str, Content]()
+    rows = {kind: [ISIC["atlas"]] for kind in ("dermoscopic", "clinical")}
     for case, diagnosis in enumerate(diagnoses, start=1):
         label = int("melanoma" in diagnosis)
         clinic, derm = f"NEL/NEL{23 + 2 * case:03d}.JPG", f"NEL/Nel{24 + 2 * case:03d}.jpg"
@@ -87,10 +83,7 @@ def _derm7pt() -> dict[str, Content]:
 def _ph2() -> dict[str, Content]:
     """A folder per image, with the masks of the lesion and of a colour."""
     files: dict[str, Content] = {}
-    text = [
-        "||   Name || Histological Diagnosis || Clinical Diagnosis || Asymmetry | Pigment Network | Dots/Globules | "
-        "Streaks | Regression Areas | Blue-Whitish Veil ||           Colors ||"
-    ]
+    text = [ISIC["ph2"]]
     for number in range(6):
         diagnosis, image = number % 3, f"IMD{3 + 7 * number:03d}"
         inside = f"PH2Dataset/PH2 Dataset images/{image}/{image}"

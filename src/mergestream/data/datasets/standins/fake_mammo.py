@@ -5,6 +5,7 @@ import io
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -28,27 +29,11 @@ class Lesion:
     patient: int
     view: str
     lesion: int
-
-    @property
-    def number(self) -> int:
-        return 10 * self.patient + self.lesion
-
-    @property
-    def mammogram(self) -> str:
-        return f"{self.finding.capitalize()}-{PARTS[self.part]}_P_{self.patient:05d}_LEFT_{self.view}"
-
-    @property
-    def subject(self) -> str:
-        return f"{self.mammogram}_{self.lesion}"
-
-    @property
-    def density(self) -> int:
-        return self.patient % 4 + 1
-
-    @property
-    def pathology(self) -> str:
-        """The second lesion of an image is always benign: the image itself may be malignant."""
-        return "BENIGN" if self.lesion > 1 else PATHOLOGY[2 * (self.patient // 4 % 2) or self.patient % 2]
+    number: int
+    density: int
+    pathology: str
+    mammogram: str  # Subject ID
+    subject: str
 
     def pixels(self, shape: tuple[int, int]) -> np.ndarray:
         """uint8 [H,W]."""
@@ -56,14 +41,16 @@ class Lesion:
         return grey(f"{self.finding}{self.view}", label, self.number, max(shape))[: shape[0], : shape[1]]
 
 
-def lesions(finding: str) -> list[Lesion]:
+def lesions(finding: str) -> Iterator[Lesion]:
     """Eight patients per finding, two views each; two patients have a second lesion, two are the test set."""
-    return [
-        Lesion(finding, "test" if patient % 4 == 3 else "train", patient, view, lesion)
-        for patient in range(8)
-        for view in ("CC", "MLO")
-        for lesion in ((1, 2) if patient in (1, 5) else (1,))
-    ]
+    for patient, view in product(range(8), ("CC", "MLO")):
+        part = "test" if patient % 4 == 3 else "train"
+        mammogram = f"{finding.capitalize()}-{PARTS[part]}_P_{patient:05d}_LEFT_{view}"
+        for lesion in (1, 2) if patient in (1, 5) else (1,):
+            # The second lesion of an image is always benign: the image itself may be malignant.
+            pathology = "BENIGN" if lesion > 1 else PATHOLOGY[2 * (patient // 4 % 2) or patient % 2]
+            fields = (finding, part, patient, view, lesion, 10 * patient + lesion, patient % 4 + 1, pathology)
+            yield Lesion(*fields, mammogram, f"{mammogram}_{lesion}")
 
 
 def write_mammo(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -50,34 +51,27 @@ def _cell(image: int, tumour: str, slide: int, file: int, votes: str, x: int | N
 
 # --- Messidor: old .xls tables, zips next to folders, and the images that its errata name --------------------
 
-# Two bases per hospital; Base12 and Base33 stay zipped. The tables' own words, spaces included.
-COLUMNS = ("Image name", "Ophthalmologic department", "Retinopathy grade", "Risk of macular edema ")
-HOSPITALS = ("Service Ophtalmologie Lariboisière", "CHU de St Etienne", "LaTIM - CHU de BREST")
-BASES = ("Base11", "Base12", "Base21", "Base22", "Base33", "Base34")
-ODD_COLUMNS = {"Base21": ("image name ", "Ophthalmologic  department", "Retinopathy Grade", COLUMNS[3])}
-ZIPPED = ("Base12", "Base33")
+MESSIDOR = TABLES["messidor"]
 EACH = 3  # images of a grade in a Base
 ERRATUM = ("20051020_64007_0100_PP", 1)  # with the grade that the table had
 COPY, ORIGINAL = "20051202_55626_0400_PP", "20051205_33025_0400_PP"
 
 
 def write_messidor(folder: Path) -> None:
-    for number, base in enumerate(BASES):
-        department = HOSPITALS[int(base[4]) - 1]
+    for number, base in enumerate(MESSIDOR["bases"]):
+        department, zipped = MESSIDOR["hospitals"][int(base[4]) - 1], base in MESSIDOR["zipped"]
         rows = [(_name(base, grade, n), grade, (grade, n)) for grade in range(4) for n in range(EACH)]
         rows += [(*ERRATUM, (3, 90))] if base == "Base11" else []
         rows += [(COPY, 2, (3, 91)), (ORIGINAL, 3, (3, 91))] if base == "Base33" else []
-        place = f"{base}.zip" if base in ZIPPED else base
-        table = xls(
-            [ODD_COLUMNS.get(base, COLUMNS), *((f"{stem}.tif", department, grade, 0) for stem, grade, _ in rows)]
-        )
-        files: dict[str, Content] = {
-            f"{place}/{stem}.tif": _fundus(department, *drawn, number) for stem, _, drawn in rows
-        }
-        write_files(folder, {**files, f"{'' if base in ZIPPED else f'{base}/'}Annotation_{base}.xls": table})
+        place = f"{base}.zip" if zipped else base
+        columns = MESSIDOR["odd_columns"].get(base, MESSIDOR["columns"])
+        table = xls([columns, *((f"{stem}.tif", department, grade, 0) for stem, grade, _ in rows)])
+        files: dict[str, Content] = {f"{'' if zipped else f'{base}/'}Annotation_{base}.xls": table}
+        files |= {f"{place}/{stem}.tif": _fundus(department, *drawn, number) for stem, _, drawn in rows}
+        write_files(folder, files)
 
 
-def xls(rows: list[tuple[str | int, ...]]) -> bytes:
+def xls(rows: Sequence[Sequence[str | int]]) -> bytes:
     """An .xls file of one sheet."""
     xlwt = needed_library("xlwt", "Writing an .xls stand-in", "dev")
     book, buffer = xlwt.Workbook(encoding="utf-8"), io.BytesIO()
