@@ -45,14 +45,13 @@ def difference_with_interval(
     *,
     targets: Sequence[str] | None = None,
     across: bool = False,
-    resamples: int = 1000,
 ) -> tuple[float, float, float]:
     """Mean difference of paired runs (same target, seed and batches), resampling the same batches of both.
 
     `across` resamples targets as well, as if other sites had been drawn.
     """
     scores = [np.array([score_of(m.sum(axis=0), metric) for m in runs]) for runs in (ours, theirs)]
-    gaps = resampled(ours, metric, resamples) - resampled(theirs, metric, resamples)
+    gaps = resampled(ours, metric) - resampled(theirs, metric)
     by_targets = by_target(gaps, targets)
     drawn = _across_targets(by_targets) if across else by_targets.mean(axis=0)
     return target_mean(scores[0] - scores[1], targets), *percentiles(drawn)
@@ -83,7 +82,7 @@ def _across_targets(resampled: np.ndarray) -> np.ndarray:
     return resampled[picked, places].mean(axis=0)
 
 
-def resampled(runs: Sequence[np.ndarray], metric: str, resamples: int) -> np.ndarray:
+def resampled(runs: Sequence[np.ndarray], metric: str, resamples: int = 1000) -> np.ndarray:
     """Scores [R,resamples] under bootstrap resamples of batches; equal numbers of batches give equal resamples."""
     random = np.random.RandomState(0)
     scores = []

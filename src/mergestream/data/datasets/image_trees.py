@@ -11,12 +11,17 @@ from mergestream.runtime.errors import DataError
 
 def read_tree(root: Root, card: DatasetCard, group_of: Callable[[str], str | None] = lambda _: None) -> Index:
     """Index a published tree, wherever it starts under the root. Mirrors may spell names differently."""
-    domains = _find_domains(root, card)
+    folder, domains = _search(root, card)
+    absent = [domain for domain in card.domains if domain not in domains]
+    if absent:
+        contents = f"{folder or 'it'} lacks {', '.join(absent)}" if domains else ""
+        raise root.refused(card.name, f"the folders {', '.join(card.domains)}, each with a folder per class", contents)
     class_names = _by_spelling(card, card.classes)
     samples, left_out = [], []
     for domain in card.domains:
-        for path in root.under(domains[domain]):
-            inside = PurePosixPath(path).relative_to(domains[domain])
+        home = _unwrapped(root, domains[domain])
+        for path in root.under(home):
+            inside = PurePosixPath(path).relative_to(home)
             name = class_names.get(plain_name(inside.parts[0])) if len(inside.parts) > 1 else None
             if name is None:
                 left_out.append(LeftOut(path, f"'{inside.parts[0]}' is not a class of '{card.name}'"))
@@ -31,16 +36,6 @@ def read_tree(root: Root, card: DatasetCard, group_of: Callable[[str], str | Non
 
 def has_tree(root: Root, card: DatasetCard) -> bool:
     return len(_search(root, card)[1]) == len(card.domains)
-
-
-def _find_domains(root: Root, card: DatasetCard) -> dict[str, str]:
-    folder, domains = _search(root, card)
-    if len(domains) < len(card.domains):
-        absent = [domain for domain in card.domains if domain not in domains]
-        contents = f"{folder or 'it'} lacks {', '.join(absent)}" if domains else ""
-        expected = f"the folders {', '.join(card.domains)}, each with a folder per class"
-        raise root.refused(card.name, expected, contents)
-    return {domain: _unwrapped(root, path) for domain, path in domains.items()}
 
 
 def _unwrapped(root: Root, folder: str) -> str:

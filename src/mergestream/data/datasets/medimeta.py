@@ -61,7 +61,9 @@ def read_medimeta(
         raise DataError(f"{folder_name} in {root.location} has other labels than published: {names}.")
     labels = read_labels(root, _inside(home, "task_labels", f"{task}.npy"), "labels", len(names))
     places = _places(root, home, len(labels))
-    parts, annotations = _parts(root, home, len(labels)), _annotations(root, home)
+    parts, table = _parts(root, home, len(labels)), _inside(home, "annotations.csv")
+    rows = read_csv(root, table, ("filepath",)) if table in root.files else []
+    annotations = {_number(root, row["filepath"], table): row for row in rows}
     images = []
     for n, label in enumerate(labels):
         file, array, row = places[n]
@@ -129,13 +131,6 @@ def _parts(root: Root, home: str, count: int) -> dict[int, str]:
             if parts.setdefault(number, part) != part:
                 raise DataError(f"{line.strip()} in {root.location} is in two splits: {parts[number]} and {part}.")
     return parts
-
-
-def _annotations(root: Root, home: str) -> dict[int, dict[str, str]]:
-    path = _inside(home, "annotations.csv")
-    if path not in root.files:
-        return {}
-    return {_number(root, row["filepath"], path): row for row in read_csv(root, path, ("filepath",))}
 
 
 def _number(root: Root, image: str, named_in: str = "images") -> int:

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mergestream.functional.merging.weighted_sums import Rows
+from mergestream.functional.merging.weighted_sums import Rows, Span, chunks_of
 
 DISJOINT_MERGES = ("mean", "sum", "max")
 # Weights per chunk: few enough for the caches, many enough for several threads.
 CHUNK = 1 << 19
 # Sample size to guess the threshold: one magnitude in 256, within these bounds.
 SAMPLE = (1 << 12, 1 << 18)
-Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ def ties(
     balance, cancelled = 0, []
     for part in parts:
         limits = [_threshold(base, rows, k, part, keep) for k in range(len(rows))]
-        for span in _chunks(part.spans, CHUNK):
+        for span in chunks_of(part.spans, CHUNK):
             task = _trimmed(base, rows, span, limits)
             total = _total(task)
             sign = total.sign()
@@ -67,7 +66,7 @@ def _threshold(base: Tensor, rows: Rows, k: int, part: Part, keep: float) -> flo
     sample = torch.cat([magnitudes(span, max(1, padded // sampled)) for span in part.spans])
     # Padding has a task vector of 0, so it comes first and shifts every rank by its length.
     rank = trimmed + padded - part.numbers
-    return kth_smallest(lambda: map(magnitudes, _chunks(part.spans, CHUNK)), sample, padded, rank)
+    return kth_smallest(lambda: map(magnitudes, chunks_of(part.spans, CHUNK)), sample, padded, rank)
 
 
 def _trimmed(base: Tensor, rows: Rows, span: Span, limits: Sequence[float]) -> Tensor:
@@ -107,12 +106,6 @@ def _wide(values: Tensor) -> Tensor:
 
 def _next_below(limit: float, dtype: torch.dtype) -> float:
     return float(torch.nextafter(torch.tensor(limit, dtype=dtype), torch.tensor(0.0, dtype=dtype)))
-
-
-def _chunks(spans: Sequence[Span], size: int) -> Iterator[Span]:
-    for start, stop in spans:
-        for at in range(start, stop, size):
-            yield at, min(at + size, stop)
 
 
 # Half the width of the first bracket, in standard deviations of the rank of a sampled quantile.

@@ -1,6 +1,6 @@
 """Weighted sums of the experts' flat weights: with one coefficient per expert, or one per weight (Fisher)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from mergestream.functional.merging import merge_kernel
+
+Span = tuple[int, int]  # start and stop in the flat vector
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,15 @@ class Rows:
         assert start >= border, "a span must not cross from the encoder into the head"
         return self.head[:, start - border : stop - border]
 
-    def segments(self) -> tuple[tuple[int, int], tuple[int, int]]:
+    def segments(self) -> tuple[Span, Span]:
         border = self.encoder.shape[1]
         return (0, border), (border, border + self.head.shape[1])
+
+
+def chunks_of(spans: Sequence[Span], size: int) -> Iterator[Span]:
+    for start, stop in spans:
+        for at in range(start, stop, size):
+            yield at, min(at + size, stop)
 
 
 def fill_unseen(
@@ -129,15 +137,13 @@ def fisher_average(
     information: the diagonal Fisher information [P] of each expert. `added`: w_k = s_k (F_k + floor), as MergeLM and
     FusionBench have it; otherwise w_k = max(s_k F_k, floor), so that weights no answer depends on become the mean.
     """
-    for begin, end in rows.segments():
-        for start in range(begin, end, FISHER_CHUNK):
-            stop = min(start + FISHER_CHUNK, end)
-            values = rows.span(start, stop)
-            values = values.to(torch.promote_types(values.dtype, torch.float32))
-            fishers = torch.stack([each[start:stop].to(values.dtype) for each in information])
-            scale = torch.tensor(scales, dtype=values.dtype, device=fishers.device)[:, None]
-            weights = (fishers + floor) * scale if added else (fishers * scale).clamp_min_(floor)
-            # Shares first: the products of tiny weights would underflow.
-            shares = weights / weights.sum(dim=0)
-            out[start:stop].copy_((shares * values).sum(dim=0))
+    for start, stop in chunks_of(rows.segments(), FISHER_CHUNK):
+        values = rows.span(start, stop)
+        values = values.to(torch.promote_types(values.dtype, torch.float32))
+        fishers = torch.stack([each[start:stop].to(values.dtype) for each in information])
+        scale = torch.tensor(scales, dtype=values.dtype, device=fishers.device)[:, None]
+        weights = (fishers + floor) * scale if added else (fishers * scale).clamp_min_(floor)
+        # Shares first: the products of tiny weights would underflow.
+        shares = weights / weights.sum(dim=0)
+        out[start:stop].copy_((shares * values).sum(dim=0))
     return out

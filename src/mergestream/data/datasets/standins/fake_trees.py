@@ -1,7 +1,7 @@
 """Stand-ins of images in folders domain/class/image, and of a user's own table."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from mergestream.data.datasets.image_trees import HISTOPANTUM, OFFICE_HOME, PACS, VLCS
@@ -13,16 +13,10 @@ OWN = DatasetCard("folder", "", "", "", "", domains=SITES, classes=CLASSES)
 ENDINGS = (".png", ".jpg", ".webp", ".bmp", ".tiff", ".png")
 
 
-def write_tree(
-    folder: Path, card: DatasetCard, each: int, name: Callable[[int], str], spelt: dict[str, str] | None = None
-) -> None:
-    """`each` pictures per domain and class; `spelt` gives folders another name than the class or domain has."""
-    files: dict[str, Content] = {}
-    for domain in card.domains:
-        for label, class_name in enumerate(card.classes):
-            inside = "/".join((spelt or {}).get(part, part) for part in (domain, class_name))
-            files |= {f"{inside}/{name(number)}": picture(domain, label, number) for number in range(each)}
-    write_files(folder, files)
+def write_tree(folder: Path, card: DatasetCard, each: int, name: Callable[[int], str]) -> None:
+    """`each` pictures per domain and class."""
+    cells = product(card.domains, enumerate(card.classes), range(each))
+    write_files(folder, {f"{site}/{kind}/{name(n)}": picture(site, label, n) for site, (label, kind), n in cells})
 
 
 def write_pacs(folder: Path) -> None:
@@ -49,15 +43,12 @@ def write_office_home(folder: Path) -> None:
 def write_histopantum(folder: Path) -> None:
     """Cases of two tiles per class, and class folders in every spelling that copies have."""
     spellings = (("non-tumour", "tumour"), ("non_tumor", "tumor"), ("non tumour", "Tumour"), ("non-tumor", "tumor"))
-    for domain, (healthy, tumour) in zip(HISTOPANTUM.domains, spellings, strict=True):
-        case = f"TCGA-{domain[:2].upper()}-AA{{}}B-01Z-00-DX1_{{}}_15360.jpg"
-        write_tree(
-            folder / "HISTOPANTUM",
-            replace(HISTOPANTUM, domains=(domain,)),
-            4,
-            lambda n, case=case: case.format(n // 2, 1024 * n),  # type: ignore[misc]
-            {"non_tumor": healthy, "tumor": tumour},
-        )
+    files: dict[str, Content] = {}
+    for domain, spelling in zip(HISTOPANTUM.domains, spellings, strict=True):
+        for (label, name), n in product(enumerate(spelling), range(4)):
+            tile = f"TCGA-{domain[:2].upper()}-AA{n // 2}B-01Z-00-DX1_{1024 * n}_15360.jpg"
+            files[f"HISTOPANTUM/{domain}/{name}/{tile}"] = picture(domain, label, n)
+    write_files(folder, files)
 
 
 def write_folder(folder: Path) -> None:
@@ -67,12 +58,9 @@ def write_folder(folder: Path) -> None:
 def write_table(folder: Path) -> None:
     """Two images per patient, a time of acquisition, and the scanner as a subgroup."""
     lines, files = ["image,label,domain,group,acquired,scanner"], dict[str, Content]()
-    for site in SITES:
-        for label, name in enumerate(CLASSES):
-            for number in range(6):
-                image = f"images/{site}_{name}_{number}.png"
-                files[image] = picture(site, label, number)
-                time = f"2025-03-{10 + number:02d}T{8 + label:02d}:30"
-                scanner = "A" if number % 2 else "B"
-                lines.append(f"{image},{name},{site},{site}-{label}-{number // 2},{time},{scanner}")
+    for site, (label, name), number in product(SITES, enumerate(CLASSES), range(6)):
+        image = f"images/{site}_{name}_{number}.png"
+        files[image] = picture(site, label, number)
+        time = f"2025-03-{10 + number:02d}T{8 + label:02d}:30"
+        lines.append(f"{image},{name},{site},{site}-{label}-{number // 2},{time},{'A' if number % 2 else 'B'}")
     write_files(folder, {**files, "samples.csv": lines})
