@@ -17,8 +17,7 @@ from benching import write_pool
 from mergestream.runtime.errors import InputError
 from mergestream.serving.audit.log_verification import verify
 from mergestream.serving.guards import findings as codes
-from mergestream.serving.guards.alarms import NEXT, Alarm, acknowledge, alarms_after
-from mergestream.serving.guards.findings import Finding
+from mergestream.serving.guards.findings import NEXT, Alarm, Finding, acknowledge, alarms_after
 from mergestream.serving.http.tokens import create_token
 from mergestream.serving.startup import ServeOptions, serve
 from mergestream.serving.webhook import Webhook

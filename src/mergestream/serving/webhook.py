@@ -11,7 +11,7 @@ from http.client import HTTPException
 from typing import Any
 
 from mergestream.runtime.errors import InputError
-from mergestream.serving.guards.alarms import Alarm
+from mergestream.serving.guards.findings import Alarm
 
 MOST_WAITING, TRIES = 256, 6
 log = logging.getLogger(__name__)

@@ -141,7 +141,7 @@ def faults(line: Mapping[str, Any], key: "PublicKey | None") -> list[str]:
 
 def last_line_of(file: Path, key: "PublicKey | None" = None, size: int | None = None) -> dict[str, Any] | None:
     """The last whole line of a file, or of its first `size` bytes, if there is one; AuditError if it was changed."""
-    text = tail_of(file, size).line if file.is_file() else None
+    text = tail_of(file, size)[0] if file.is_file() else None
     if text is None:
         return None
     try:
@@ -166,14 +166,6 @@ class RawLine(NamedTuple):
     text: bytes
     torn: bool  # it ends where the log ends, without a newline
     whole: bool
-
-
-class Tail(NamedTuple):
-    """How a file ends: its last whole line, where that ends, and what follows without a newline."""
-
-    line: bytes | None
-    end: int
-    torn: bytes
 
 
 def rotated_file(path: Path, number: int) -> Path:
@@ -236,8 +228,8 @@ def is_exchanged(opening: Mapping[str, Any], path: Path) -> bool:
     return folders[0] != folders[1] and all(re.fullmatch(r"engine-\d{3,}", str(name)) for name in folders)
 
 
-def tail_of(path: Path, size: int | None = None) -> Tail:
-    """Read the end of a file, or of its first `size` bytes."""
+def tail_of(path: Path, size: int | None = None) -> tuple[bytes | None, int, bytes]:
+    """How a file, or its first `size` bytes, ends: the last whole line, where that ends, and what follows it."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END) if size is None else size
@@ -248,4 +240,4 @@ def tail_of(path: Path, size: int | None = None) -> Tail:
     before = whole.rfind(b"\n")
     if start and (not newline or before < 0):
         raise InputError(f"{path} is not an audit log: a line in it has more than {LONGEST} bytes.")
-    return Tail(whole[before + 1 :] if newline else None, size - len(torn), torn)
+    return whole[before + 1 :] if newline else None, size - len(torn), torn

@@ -124,11 +124,10 @@ def move_torn_end(path: Path) -> None:
     """
     if not path.is_file():
         return
-    tail = tail_of(path)
-    torn, end = tail.torn, tail.end
-    if not torn and tail.line is not None and not _is_json(tail.line):
+    line, end, torn = tail_of(path)
+    if not torn and line is not None and not _is_json(line):
         # A power failure can also leave a hole before the newline.
-        torn, end = tail.line + b"\n", tail.end - len(tail.line) - 1
+        torn, end = line + b"\n", end - len(line) - 1
     if not torn:
         return
     if end == 0 and not (torn.startswith(OPENING) or OPENING.startswith(torn)):

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.serving.guards.alarms import Alarm
 from mergestream.serving.guards.batch_guards import Abstained
-from mergestream.serving.guards.findings import LOW_CONFIDENCE, RESTARTED, WARNING, Finding, GuardSettings
+from mergestream.serving.guards.findings import LOW_CONFIDENCE, RESTARTED, WARNING, Alarm, Finding, GuardSettings
 
 PerExpert = list[float | None] | None  # one number per expert of the pool, switched off or not
 # What an answer takes from the audit line of its step; the first are of the model that answered.

@@ -38,7 +38,7 @@ from mergestream.serving.engine.persistence import (
 from mergestream.serving.engine.registry import Registry, ServedStream
 from mergestream.serving.engine.service_step import EngineSettings, Outcome, environment, take_step
 from mergestream.serving.engine.stream_state import StreamState, restored
-from mergestream.serving.guards.alarms import acknowledge, alarms_after, codes_to_acknowledge
+from mergestream.serving.guards.findings import acknowledge, alarms_after, codes_to_acknowledge
 
 
 class Engine:

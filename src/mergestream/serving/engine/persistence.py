@@ -33,7 +33,7 @@ from mergestream.serving.audit.lines import Link, link_of
 from mergestream.serving.engine.answers import Answer, logged_answer
 from mergestream.serving.engine.registry import NAME
 from mergestream.serving.engine.stream_state import is_whole
-from mergestream.serving.guards.alarms import Alarm, acknowledge, alarms_after
+from mergestream.serving.guards.findings import Alarm, acknowledge, alarms_after
 
 SCHEMA_VERSION = 1
 STEP, RESET, DELETED, SWITCHED = "step", "stream_reset", "stream_deleted", "expert_switched"

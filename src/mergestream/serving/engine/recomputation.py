@@ -1,6 +1,7 @@
 """A logged step computed again from its line and its files: what `audit replay` compares, bit by bit."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,9 +28,8 @@ class Reproducer:
     """A `Recompute` over a pool, which is moved to the device and the type of numbers that each line names."""
 
     def __init__(self, pool: ExpertPool) -> None:
-        self._pool = pool
         self._last: LastStates = {}
-        self._moved: dict[tuple[str, torch.dtype], ExpertPool] = {}
+        self._moved = cache(pool.to)
 
     def __call__(self, body: Mapping[str, Any], files: Mapping[str, bytes], /) -> dict[str, Any]:
         """Every field of a step's line that follows from its files (bytes by sha-256), its state and the experts."""
@@ -45,9 +45,7 @@ class Reproducer:
             raise InputError("The line does not say in which numbers the step was computed.")
         # A step of a GPU is computed on the CPU where there is none: near, and reported as not exact.
         device = "cuda" if str(body.get("device")).startswith("cuda") and torch.cuda.is_available() else "cpu"
-        if (device, dtype) not in self._moved:
-            self._moved[device, dtype] = self._pool.to(device, dtype)
-        return self._moved[device, dtype]
+        return self._moved(device, dtype)
 
 
 def recompute_step(

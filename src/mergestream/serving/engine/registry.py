@@ -10,7 +10,7 @@ from typing import Any
 from mergestream.runtime.errors import InputError, MergestreamError, UnknownNameError
 from mergestream.serving.audit.lines import link_of
 from mergestream.serving.engine.stream_state import StreamState
-from mergestream.serving.guards.alarms import Alarm
+from mergestream.serving.guards.findings import Alarm
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 

@@ -4,8 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mergestream.serving.guards.alarms import Alarm
-from mergestream.serving.guards.findings import Finding
+from mergestream.serving.guards.findings import Alarm, Finding
 
 ByExpert = dict[str, float | None]
 # Neither control characters nor marks that change the direction of text.
