@@ -183,7 +183,7 @@ def test_a_batch_that_is_refused_leaves_no_trace(pool: ms.ExpertPool, tmp_path: 
     method = ms.create_method("entropy_adaptive", pool, **MOVING)
     with Service(tmp_path, pool, options=MOVING) as service:
         same_as_step(service.engine.answer("lyon", batch(0)), method.step(tensor_of(batch(0))))
-        for bad in ([], [picture(0)] * (PLAIN.most_images + 1)):
+        for bad in ([], [picture(0)] * 257):
             with pytest.raises(InputError, match="1 to 256"):
                 service.engine.answer("lyon", bad)
         same_as_step(service.engine.answer("lyon", batch(1)), method.step(tensor_of(batch(1))))

@@ -36,7 +36,7 @@ def verify_data(
     """Check that a copy is complete by reading every image. Exit code 1 if something is missing or differs."""
     from mergestream.data.datasets import file_source_of
     from mergestream.data.datasets.data_verification import verify
-    from mergestream.runtime.option_text import parse_options
+    from mergestream.runtime.option_checks import parse_options
 
     options = dict(parse_options(data_option or []))
     result = verify(file_source_of(name), root, progress(Console(stderr=as_json)), **options)

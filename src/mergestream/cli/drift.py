@@ -52,7 +52,7 @@ def drift(
     from mergestream.bench.landscape.landscape_run import LandscapeRequest, run_landscape
     from mergestream.data.datasets.data_request import DataRequest
     from mergestream.runtime.errors import InputError
-    from mergestream.runtime.option_text import parse_options
+    from mergestream.runtime.option_checks import parse_options
 
     console = Console(stderr=as_json)
     command = command_text()

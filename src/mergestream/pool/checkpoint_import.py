@@ -27,7 +27,7 @@ from mergestream.pool.parts import require_classes
 from mergestream.pool.pool_folder import require_new_folder
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.files import sha256_of_file
-from mergestream.runtime.option_text import parse_value
+from mergestream.runtime.option_checks import parse_value
 
 # Keys under which trainers store the weights, and prefixes of tensor names; the likeliest first.
 WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net")

@@ -8,8 +8,7 @@ import torch
 
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError
-from mergestream.runtime.option_checks import one_of
-from mergestream.runtime.option_text import parse_options, parse_value
+from mergestream.runtime.option_checks import one_of, parse_options, parse_value
 from mergestream.serving.audit.chain import STREAMS, recent_lines, saved_links
 from mergestream.serving.audit.keys import read_private_key
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog

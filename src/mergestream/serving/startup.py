@@ -8,7 +8,7 @@ from functools import partial
 from mergestream.data.intake.limits import MEBIBYTE
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import make_folder
-from mergestream.runtime.option_text import parse_options
+from mergestream.runtime.option_checks import parse_options
 from mergestream.runtime.printable import PrintableFormatter
 from mergestream.serving.answer_queue import QueueSettings
 from mergestream.serving.audit.keys import read_private_key

@@ -16,8 +16,15 @@ from mergestream.data.datasets import source_of
 from mergestream.data.datasets.data_request import DataRequest
 from mergestream.networks.preprocessing import require_views
 from mergestream.runtime.errors import InputError, unknown_name
-from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
-from mergestream.runtime.option_text import parse_options, parse_value, split_outside_brackets
+from mergestream.runtime.option_checks import (
+    number,
+    one_of,
+    parse_options,
+    parse_value,
+    split_outside_brackets,
+    whole_number,
+    yes_or_no,
+)
 from mergestream.training.heads import HEAD_INITS
 
 CHOICES = {

@@ -12,8 +12,7 @@ from mergestream.data.datasets import Dataset
 from mergestream.data.datasets.data_request import DataRequest
 from mergestream.data.streams import parse_stream
 from mergestream.runtime.errors import InputError, unknown_name
-from mergestream.runtime.option_checks import one_of, whole_number
-from mergestream.runtime.option_text import parse_options
+from mergestream.runtime.option_checks import one_of, parse_options, whole_number
 
 PROTOCOLS = ("lodo", "ood")
 DEVICES = ("auto", "cpu", "cuda")

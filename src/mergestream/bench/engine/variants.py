@@ -8,7 +8,7 @@ from typing import Any
 
 from mergestream.methods import METHODS
 from mergestream.runtime.errors import InputError, unknown_name
-from mergestream.runtime.option_text import parse_value, split_outside_brackets
+from mergestream.runtime.option_checks import parse_value, split_outside_brackets
 
 
 @dataclass(frozen=True)

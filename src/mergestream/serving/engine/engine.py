@@ -40,6 +40,8 @@ from mergestream.serving.engine.service_step import EngineSettings, Outcome, env
 from mergestream.serving.engine.stream_state import StreamState, restored
 from mergestream.serving.guards.findings import acknowledge, alarms_after, codes_to_acknowledge
 
+MOST_IMAGES = 256  # in one batch
+
 
 class Engine:
     """Independent streams over one pool, for any number of threads. `recent`: lines of the log, to restore from."""
@@ -73,7 +75,8 @@ class Engine:
             self.lineup = Lineup(pool, method, whole, [name for name in off if name in pool.names])
             about = {
                 **self._circumstances(self.lineup),
-                **{name: getattr(self.settings, name) for name in ("most_streams", "most_images")},
+                "most_streams": self.settings.most_streams,
+                "most_images": MOST_IMAGES,
                 "classes": list(pool.classes),
                 "streams": self._restore(earlier),
             }
@@ -88,8 +91,8 @@ class Engine:
 
         `single`: each picture is a step of its own, in order, answered from the steps before it and itself alone.
         """
-        if not 1 <= len(pictures) <= self.settings.most_images:
-            raise InputError(f"A batch holds 1 to {self.settings.most_images} pictures; got {len(pictures)}.")
+        if not 1 <= len(pictures) <= MOST_IMAGES:
+            raise InputError(f"A batch holds 1 to {MOST_IMAGES} pictures; got {len(pictures)}.")
         batches = [[picture] for picture in pictures] if single else [pictures]
         with self._registry.held(stream, create=True) as held:
             steps = self._steps(held, batches)

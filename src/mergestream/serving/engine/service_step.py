@@ -37,19 +37,16 @@ MIDDLE = 512  # pixels of a side
 @dataclass(frozen=True)
 class EngineSettings:
     """most_streams    streams at a time
-    most_images     pictures in one batch
     weights_hash    'weights': sha-256 of the merged weights in use; 'recipe': of pool, method and coefficients, for
                     networks so large that hashing their weights takes longer than the step
     """
 
     guards: GuardSettings = field(default_factory=GuardSettings)
     most_streams: int = 64
-    most_images: int = 256
     weights_hash: str = WEIGHTS
 
     def __post_init__(self) -> None:
-        for limit in ("most_streams", "most_images"):
-            whole_number(limit, getattr(self, limit), low=1)
+        whole_number("most_streams", self.most_streams, low=1)
         one_of("weights_hash", self.weights_hash, (WEIGHTS, RECIPE))
 
 

@@ -143,7 +143,9 @@ def _half(value: Mapping[str, Any]) -> Half:
 def remember(memory: Memory, seen: Seen, settings: GuardSettings) -> Memory:
     """The memory with one more batch in it."""
     counts = _histogram(seen.logits.argmax(dim=-1), len(seen.classes))
-    batch = Half(len(seen.logits), _votes(seen), counts, _disputed(seen, settings))
+    chosen = () if seen.experts is None else seen.experts.argmax(dim=-1)  # [K,B]
+    votes = tuple(_histogram(own, len(seen.classes)) for own in chosen)
+    batch = Half(len(seen.logits), votes, counts, _disputed(seen, settings))
     older, newer = memory.older, memory.newer.plus(batch)
     if newer.images >= settings.window // 2:
         older, newer = newer, Half()
@@ -208,12 +210,6 @@ def _drift(memory: Memory, settings: GuardSettings) -> list[Finding]:
 
 def _histogram(predictions: torch.Tensor, classes: int) -> tuple[int, ...]:
     return tuple(torch.bincount(predictions, minlength=classes).tolist())
-
-
-def _votes(seen: Seen) -> tuple[tuple[int, ...], ...]:
-    if seen.experts is None:
-        return ()
-    return tuple(_histogram(own, len(seen.classes)) for own in seen.experts.argmax(dim=-1))
 
 
 def _disputed(seen: Seen, settings: GuardSettings) -> int:

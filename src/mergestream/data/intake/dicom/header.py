@@ -17,7 +17,6 @@ PREAMBLE_BYTES = 132  # with the letters 'DICM'
 DEFLATED = "1.2.840.10008.1.2.1.99"
 EXPLICIT, IMPLICIT, BIG_ENDIAN = "1.2.840.10008.1.2.1", "1.2.840.10008.1.2", "1.2.840.10008.1.2.2"
 
-IDENTIFIERS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
 PIXEL_DATA, FLOAT_PIXEL_DATA = 0x7FE00010, (0x7FE00008, 0x7FE00009)
 UNDEFINED_LENGTH = 0xFFFFFFFF
 ITEM_TAGS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")  # little and big endian
@@ -32,10 +31,6 @@ class DicomHeader:
     pixels: bytes
     pixel_vr: str
     encapsulated: bool
-
-    def identifiers(self) -> list[str]:
-        """The object's UIDs; empty where the file has none."""
-        return [str(self.dataset.get(name) or "").strip() for name in IDENTIFIERS]
 
 
 def read_header(data: bytes, limits: Limits) -> DicomHeader:

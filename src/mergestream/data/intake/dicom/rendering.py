@@ -17,6 +17,7 @@ from mergestream.data.intake.limits import Allowance, IntakeError, damaged_dicom
 from mergestream.data.intake.shades import by_levels, stretched
 
 Transform = Callable[[np.ndarray], np.ndarray]
+IDENTIFIERS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
 WHITE = 255
 PALETTE = "{}PaletteColorLookupTable{}"
 
@@ -70,7 +71,8 @@ def decode_file(data: bytes, allowance: Allowance) -> tuple[list[str], Iterator[
     """The object's UIDs, and its frames uint8 [H,W] or [H,W,3], decoded while they are iterated over."""
     header = read_header(data, allowance.limits)
     form = read_pixel_format(header, allowance)
-    return header.identifiers(), _shown_frames(header, form)
+    identifiers = [str(header.dataset.get(name) or "").strip() for name in IDENTIFIERS]  # empty where it has none
+    return identifiers, _shown_frames(header, form)
 
 
 def _shown_frames(header: DicomHeader, form: PixelFormat) -> Iterator[np.ndarray]:
