@@ -24,7 +24,7 @@ from typer.testing import CliRunner, Result
 from mergestream.cli.app import app
 from mergestream.runtime.errors import InputError, MergestreamError, OutputError
 from mergestream.serving.audit.keys import PrivateKey, create_key, read_private_key, read_public_key
-from mergestream.serving.audit.lines import BEGINNING, AuditError, Link, canonical, encoded_body, parse, seal
+from mergestream.serving.audit.lines import BEGINNING, AuditError, canonical, encoded_body, link_of, parse, seal
 from mergestream.serving.audit.log_verification import VerificationReport, head, in_words, read_anchor, verify
 from mergestream.serving.audit.log_writer import AuditLog
 
@@ -160,7 +160,7 @@ def test_a_sealed_line_is_read_back_and_spelt_the_same(body: dict) -> None:
     line = parse(text.encode())
     assert line["body"] == body
     assert canonical(line) == text
-    assert link == Link(0, line["hash"])
+    assert link == link_of(line) == {"sequence": 0, "hash": line["hash"]}
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def forge(path: Path, signer: PrivateKey | None, change: Callable[[dict], dict],
             forged = {**json.loads(sealed), "key": key}
             rest = {name: value for name, value in forged.items() if name not in ("hash", "signature")}
             forged["hash"] = hashlib.sha256(canonical(rest).encode()).hexdigest()
-            link = Link(link.sequence, forged["hash"])
+            link = link_of(forged)
             sealed = canonical(forged)
         lines.append((file, f"{sealed}\n".encode()))
     put_lines(path, lines)
@@ -285,7 +285,10 @@ def test_one_line_signed_again_with_another_key_is_found(tmp_path: Path) -> None
     lines = all_lines(path)
     last = json.loads(lines[-1][1])
     sealed, _ = seal(
-        "step", canonical({"forged": 1}), Link(last["sequence"] - 1, last["previous"]), key_from(b"y" * 32)
+        "step",
+        canonical({"forged": 1}),
+        {"sequence": last["sequence"] - 1, "hash": last["previous"]},
+        key_from(b"y" * 32),
     )
     put_lines(path, [*lines[:-1], (path, f"{sealed}\n".encode())])
     for verifier in (SECRET, None):

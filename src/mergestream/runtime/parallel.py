@@ -136,14 +136,12 @@ def _on_ray(
         # A lost worker or node is tried again elsewhere; an error of the job itself is not.
         gpus = 1 if device != "cpu" and ray.cluster_resources().get("GPU", 0) else 0
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(_in_one_thread)
-        waiting = [task.remote(function, job) for job in jobs]
-        places = {reference: number for number, reference in enumerate(waiting)}
-        results: dict[int, Result] = {}
+        results = waiting = [task.remote(function, job) for job in jobs]
         while waiting:
             (ready,), waiting = ray.wait(waiting, num_returns=1)
-            results[places[ready]] = ray.get(ready)
+            ray.get(ready)  # raises the job's error at once
             on_done()
-        return [results[number] for number in range(len(jobs))]
+        return ray.get(results)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayError as error:

@@ -29,40 +29,42 @@ ADVICE = (
 )
 
 
-class Chain:
-    """Checks lines in their order: each by itself, and that it continues the one before it."""
+# A line as stored, as read if it can be, and what is wrong with it.
+CheckedLine = tuple[RawLine, dict[str, Any] | None, list[str]]
 
-    def __init__(self, key: "PublicKey | None", last: Link | None = BEGINNING) -> None:
-        """`last`: the line before the first one; None: not there."""
-        self.key, self.last = key, last
-        self.line: dict[str, Any] | None = None
 
-    def take(self, raw: RawLine) -> tuple[dict[str, Any] | None, list[str]]:
-        """The line, if it can be read, and what is wrong with it."""
-        if not raw.whole:
-            return None, ["has no end: a newline was removed or changed"]
+def checked_lines(
+    path: Path, key: "PublicKey | None", before: Link | None = BEGINNING, rotated: int | None = None
+) -> Iterator[CheckedLine]:
+    """Check lines in their order: each by itself, and that it continues the one before it.
+
+    `before`: the line before the first one; None: not there.
+    """
+    for raw in raw_lines(path, rotated):
         try:
-            line = parse(raw.text)
+            line = parse(raw.text) if raw.whole else None
         except LineError as error:
-            return None, [str(error)]
-        wrong = [*faults(line, self.key), *self._breaks(line)]
-        self.line, self.last = line, Link(line["sequence"], line["hash"])
-        return line, wrong
+            yield raw, None, [str(error)]
+            continue
+        if line is None:
+            yield raw, None, ["has no end: a newline was removed or changed"]
+            continue
+        yield raw, line, [*faults(line, key), *([] if before is None else _breaks(line, before, key))]
+        before = line
 
-    def _breaks(self, line: dict[str, Any]) -> list[str]:
-        if self.last is None:
-            return []
-        expected, number = self.last.sequence + 1, line["sequence"]
-        if number > expected:
-            missing = str(expected) if number == expected + 1 else f"{expected} to {number - 1}"
-            return [f"has number {number}, and nothing sound with number {missing} comes before it: removed or moved"]
-        if number < expected:
-            return [f"has number {number} where {expected} belongs: repeated, inserted or moved"]
-        if line["previous"] != self.last.hash:
-            return ["does not hold the hash of the line before it: one of the two was replaced"]
-        if self.key is None and self.line is not None and line["key"] != self.line["key"]:
-            return [f"changes the key from {self.line['key'] or 'none'} to {line['key'] or 'none'}"]
-        return []
+
+def _breaks(line: dict[str, Any], before: Link, key: "PublicKey | None") -> list[str]:
+    expected, number = before["sequence"] + 1, line["sequence"]
+    if number > expected:
+        missing = str(expected) if number == expected + 1 else f"{expected} to {number - 1}"
+        return [f"has number {number}, and nothing sound with number {missing} comes before it: removed or moved"]
+    if number < expected:
+        return [f"has number {number} where {expected} belongs: repeated, inserted or moved"]
+    if line["previous"] != before["hash"]:
+        return ["does not hold the hash of the line before it: one of the two was replaced"]
+    if key is None and line["key"] != before.get("key", line["key"]):
+        return [f"changes the key from {before['key'] or 'none'} to {line['key'] or 'none'}"]
+    return []
 
 
 def sound_lines(path: Path, key: "PublicKey | None" = None, rotated: int | None = None) -> Iterator[dict[str, Any]]:
@@ -70,23 +72,21 @@ def sound_lines(path: Path, key: "PublicKey | None" = None, rotated: int | None 
 
     A whole log may be a copy without its oldest files: `verify` reports that they are missing.
     """
-    chain = Chain(key, None if rotated is None else _link_before(path, rotated))
-    for raw in raw_lines(path, rotated):
+    before = None if rotated is None else _line_before(path, rotated)
+    for raw, line, wrong in checked_lines(path, key, before, rotated):
         if raw.torn:
             return
-        line, wrong = chain.take(raw)
         if line is None or wrong:
             raise AuditError(f"{raw.file}, line {raw.number} {wrong[0]}. Run 'audit verify' first.")
         yield line
 
 
-def _link_before(path: Path, rotated: int) -> Link | None:
+def _line_before(path: Path, rotated: int) -> Link | None:
     """The line before the newest rotated files; None if the file that it was in has been moved to an archive."""
     numbers = rotated_numbers(path)
     if not numbers or numbers[-rotated:][0] == 1:
         return BEGINNING
-    line = last_line_of(rotated_file(path, numbers[-rotated:][0] - 1))
-    return None if line is None else Link(line["sequence"], line["hash"])
+    return last_line_of(rotated_file(path, numbers[-rotated:][0] - 1))
 
 
 def recent_lines(path: Path, key: "PublicKey | None", saved: Mapping[int, str]) -> Iterator[dict[str, Any]]:

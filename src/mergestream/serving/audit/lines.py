@@ -33,19 +33,13 @@ class LineError(ValueError):
     """Bytes that are not a line of a log; the message continues 'line 7 …'."""
 
 
-class Link(NamedTuple):
-    """A line's place in the chain."""
-
-    sequence: int
-    hash: str
-
-
-BEGINNING = Link(-1, "0" * 64)
+Link = Mapping[str, Any]  # a line's place in the chain: its sequence and hash, or the whole line
+BEGINNING: Link = {"sequence": -1, "hash": "0" * 64}
 
 
 def link_of(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line's place as JSON, for answers and state files; of {}, where no log is kept, with nulls."""
-    return {name: line.get(name) for name in Link._fields}
+    """A line's place, for answers and state files; of {}, where no log is kept, with nulls."""
+    return {name: line.get(name) for name in BEGINNING}
 
 
 def canonical(value: Any) -> str:
@@ -80,19 +74,20 @@ def now() -> str:
 
 def seal(kind: str, body: str, after: Link, key: "PrivateKey | None") -> tuple[str, Link]:
     """Make the next line, without its newline, and its place in the chain. `body` is canonical JSON."""
+    sequence = after["sequence"] + 1
     texts = {
         "body": body,
         "key": canonical(key.id if key else None),
         "kind": canonical(kind),
-        "previous": canonical(after.hash),
+        "previous": canonical(after["hash"]),
         "schema_version": canonical(SCHEMA_VERSION),
-        "sequence": canonical(after.sequence + 1),
+        "sequence": canonical(sequence),
         "time": canonical(now()),
     }
-    link = Link(after.sequence + 1, _sha256(_object(texts)))
-    texts["hash"] = canonical(link.hash)
-    texts["signature"] = canonical(key.sign(link.hash) if key else None)
-    return _object(texts), link
+    line_hash = _sha256(_object(texts))
+    texts["hash"] = canonical(line_hash)
+    texts["signature"] = canonical(key.sign(line_hash) if key else None)
+    return _object(texts), {"sequence": sequence, "hash": line_hash}
 
 
 def _object(texts: Mapping[str, str]) -> str:

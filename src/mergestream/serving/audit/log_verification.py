@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.files import read_json
-from mergestream.serving.audit.chain import STREAMS, Chain, saved_links
+from mergestream.serving.audit.chain import STREAMS, checked_lines, saved_links
 from mergestream.serving.audit.lines import (
     RECOVERED,
     RESUMED,
@@ -16,7 +16,6 @@ from mergestream.serving.audit.lines import (
     is_exchanged,
     last_line,
     opening_of,
-    raw_lines,
     rotated_file,
     rotated_numbers,
 )
@@ -110,16 +109,15 @@ class VerificationReport:
 def verify(path: Path, key: "PublicKey | None" = None, anchor: Anchor | None = None) -> VerificationReport:
     """Check every line of every file: content, order, chain, signatures, and the tail if something shows it."""
     saved = saved_links(path.parent / STREAMS)  # before the log, which may grow meanwhile
-    report, chain = VerificationReport(signatures_checked=key is not None), Chain(key)
+    report = VerificationReport(signatures_checked=key is not None)
     evidence = {f"a state in {STREAMS}/ was saved after": saved}
     evidence |= {"the anchor was made of": {anchor.sequence: anchor.hash}} if anchor else {}
     resumed, set_back, time = 0, 0, ""
-    for raw in raw_lines(path):
+    for raw, line, wrong in checked_lines(path, key):
         if raw.torn:
             report.torn = LineProblem(raw.file, raw.number, f"is torn after {len(raw.text)} bytes")
             continue
         report.lines += raw.whole
-        line, wrong = chain.take(raw)
         if line is not None:
             report.anchor_checked |= anchor is not None and line["sequence"] == anchor.sequence
             wrong += [

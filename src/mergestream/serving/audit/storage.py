@@ -16,6 +16,7 @@ from mergestream.serving.audit.lines import (
     Link,
     last_line,
     last_line_of,
+    link_of,
     rotated_file,
     rotated_numbers,
     tail_of,
@@ -161,7 +162,7 @@ def last_link(path: Path, key: "PublicKey | None") -> Link:
             "One log has one key: give that one, or begin a new log in a new --state folder and keep both."
         )
     last_line(path, key)
-    return Link(line["sequence"], line["hash"])
+    return link_of(line)
 
 
 def _is_json(text: bytes) -> bool:

@@ -86,7 +86,10 @@ def logged_answer(body: Mapping[str, Any], classes: Sequence[str]) -> Answer:
     names = [classes[number] if number < len(classes) else None for number in body["predictions"]]
     reasons = body.get("abstained_because", [[LOW_CONFIDENCE]] * len(body["abstained"]))
     undecided = dict(zip(body["abstained"], reasons, strict=True))
-    restart = [restarted(body["restarted"])] if body.get("restarted") else []
+    findings = [Finding(**each) for each in body["findings"]]
+    if body.get("restarted"):  # reported with the first answer after that
+        sentence = f"The averages of this stream started anew: {body['restarted']}"
+        findings.insert(0, Finding(RESTARTED, WARNING, sentence))
     return Answer(
         **{name: body[name] for name in SHARED},
         classes=tuple(classes),
@@ -94,7 +97,7 @@ def logged_answer(body: Mapping[str, Any], classes: Sequence[str]) -> Answer:
         probabilities=(),
         experts=tuple(body["experts"]),
         switched_off=tuple(body["switched_off"]),
-        findings=(*restart, *(Finding(**each) for each in body["findings"])),
+        findings=tuple(findings),
         abstention=None,
         audit={},
         batch_size=len(names),
@@ -125,8 +128,3 @@ def source_risk(metrics: Mapping[str, Any], threshold: float) -> dict[str, float
     accuracy, rows = validation.get("accuracy"), validation.get("risk_by_confidence") or []
     _, coverage, risk = next((row for row in sorted(rows) if row[0] >= threshold), (None, None, None))
     return {"error": None if accuracy is None else 1 - accuracy, "coverage": coverage, "risk": risk}
-
-
-def restarted(why: str) -> Finding:
-    """Reported with the first answer after a stream's averages started anew."""
-    return Finding(RESTARTED, WARNING, f"The averages of this stream started anew: {why}")

@@ -143,7 +143,7 @@ class StateFolder:
 
     def save_service(self, off: Iterable[str], last: Link | None) -> None:
         """`last`: the log's last line now."""
-        content = {"schema_version": SCHEMA_VERSION, "switched_off": list(off), "audit": last and last._asdict()}
+        content = {"schema_version": SCHEMA_VERSION, "switched_off": list(off), "audit": last}
         with _tolerated():
             write_json(self.folder / ".service.json", content)
 

@@ -37,10 +37,12 @@ def decode_frames(header: DicomHeader, form: PixelFormat) -> Iterator[Frame]:
         return
     plugin = "pydicom" if header.transfer_syntax == RUN_LENGTH else "pylibjpeg"
     decoder = None if header.transfer_syntax == RUN_LENGTH else _require_decoder(header.transfer_syntax)
+    # More than any encoder needs for a frame: its header, and two bytes per byte.
+    most_run_length_bytes = 64 + 2 * form.frame_bytes + 2 * form.samples_per_pixel * form.bits_allocated
     for frame in _encapsulated_frames(header, form):
         if decoder:
             require_size(frame, form, jpeg2000=decoder is JPEG_2000)
-        elif len(frame) > form.most_run_length_bytes:  # it would be unpacked to the end, far beyond the frame
+        elif len(frame) > most_run_length_bytes:  # it would be unpacked to the end, far beyond the frame
             raise damaged_dicom()
         array, properties = get_decoder(header.transfer_syntax).as_array(
             encapsulate([frame]), index=0, decoding_plugin=plugin, **form.decoder_options(), number_of_frames=1

@@ -133,11 +133,6 @@ class PixelFormat:
         whole = self.rows * self.columns * self.samples_per_pixel * self.bits_allocated // 8
         return whole * 2 // 3 if self.photometric_interpretation == "YBR_FULL_422" else whole
 
-    @property
-    def most_run_length_bytes(self) -> int:
-        """More than any encoder needs for a frame: its header, and two bytes per byte."""
-        return 64 + 2 * self.frame_bytes + 2 * self.samples_per_pixel * self.bits_allocated
-
     def decoder_options(self) -> dict[str, Any]:
         """Options of pydicom's decoders, but the number of frames."""
         other = ("number_of_frames", "little_endian")
