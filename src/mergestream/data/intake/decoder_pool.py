@@ -98,7 +98,7 @@ class DecoderPool:
             try:
                 return process.decode(files, allowance, overdue)
             finally:
-                if process.usable:
+                if process.running():
                     self._idle.append(process)
         finally:
             place.release()
@@ -143,7 +143,7 @@ class DecoderProcess:
             start_new_session=True,  # an interrupt at the terminal is for the service
         )
         self._input, self._output = cast(BinaryIO, self._process.stdin), cast(BinaryIO, self._process.stdout)
-        self.usable, self._ready, self._in_step, self._lowered = True, False, True, False
+        self._ready, self._in_step, self._lowered = False, True, False
         self._began, self._killed_for = 0.0, ""
 
     def decode(
@@ -219,12 +219,12 @@ class DecoderProcess:
             os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
 
     def running(self) -> bool:
-        if self._process.poll() is not None:
-            self.close()
-        return self.usable
+        if self._process.poll() is None:
+            return True
+        self.close()
+        return False
 
     def close(self) -> None:
-        self.usable = False
         self._process.kill()
         self._process.wait()
         for pipe in (self._input, self._output):

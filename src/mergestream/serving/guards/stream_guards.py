@@ -80,12 +80,16 @@ def mixture_shift(series: Cusum, reference: Counts, counts: Counts, settings: Gu
         return series, reference
     level = series.level + (off - series.level) / series.batches
     grown = replace(series, batches=series.batches + 1, images=series.images + images, level=level)
-    return grown, tuple(np.add(reference, counts).tolist())
+    return grown, _sum(reference, counts)
 
 
 def _settled(series: Cusum, settings: GuardSettings) -> bool:
     """Whether the reference is good enough to measure by: batches may be single images."""
     return series.batches >= settings.drift_after and series.images >= settings.fewest
+
+
+def _sum(one: Counts, other: Counts) -> Counts:
+    return tuple(np.add(one, other).tolist())
 
 
 def chi_square(counts: Sequence[int], reference: Sequence[int]) -> float:
@@ -101,21 +105,16 @@ class Half:
     """Counts of half a window: images, each expert's votes [K][C], the model's own [C], images in dispute."""
 
     images: int = 0
-    votes: tuple[tuple[int, ...], ...] = ()
-    said: tuple[int, ...] = ()
+    votes: tuple[Counts, ...] = ()
+    said: Counts = ()
     disputed: int = 0
 
     def plus(self, other: "Half") -> "Half":
         if not self.images or not other.images:
             return other if not self.images else self
-        votes = np.add(self.votes, other.votes) if self.votes else np.empty((0, 0), dtype=int)
-        predictions = np.add(self.said, other.said)
-        return Half(
-            self.images + other.images,
-            tuple(map(tuple, votes.tolist())),
-            tuple(predictions.tolist()),
-            self.disputed + other.disputed,
-        )
+        votes = tuple(map(_sum, self.votes, other.votes))
+        said, disputed = _sum(self.said, other.said), self.disputed + other.disputed
+        return Half(self.images + other.images, votes, said, disputed)
 
 
 @dataclass(frozen=True)
@@ -126,8 +125,8 @@ class Memory:
     newer: Half = field(default_factory=Half)
     certainty: Cusum = field(default_factory=Cusum)
     mixture: Cusum = field(default_factory=Cusum)
-    classes: tuple[int, ...] = ()  # predictions per class in the reference
-    pending: tuple[int, ...] = ()  # predictions since, until they are enough to compare
+    classes: Counts = ()  # predictions per class in the reference
+    pending: Counts = ()  # predictions since, until they are enough to compare
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Memory":
@@ -151,7 +150,7 @@ def remember(memory: Memory, seen: Seen, settings: GuardSettings) -> Memory:
         older, newer = newer, Half()
     certainty = level_shift(memory.certainty, float(entropy(seen.logits[None])[0]), len(seen.logits), settings)
     later = replace(memory, older=older, newer=newer, certainty=certainty)
-    pending = tuple(np.add(memory.pending, counts).tolist()) if memory.pending else counts
+    pending = _sum(memory.pending, counts) if memory.pending else counts
     if sum(pending) < FEWEST_TO_COMPARE or len(seen.classes) < 2:
         return replace(later, pending=pending)
     mixture, classes = mixture_shift(memory.mixture, memory.classes, pending, settings)
@@ -208,7 +207,7 @@ def _drift(memory: Memory, settings: GuardSettings) -> list[Finding]:
     return findings
 
 
-def _histogram(predictions: torch.Tensor, classes: int) -> tuple[int, ...]:
+def _histogram(predictions: torch.Tensor, classes: int) -> Counts:
     return tuple(torch.bincount(predictions, minlength=classes).tolist())
 
 
