@@ -20,7 +20,9 @@ from PIL import Image
 import mergestream as ms
 from conftest import PREPROCESSING, make_pool
 from dicoms import dicom
-from mergestream.data.intake import Limits, Picture, read_upload
+from mergestream.data.intake.input_files import read_upload
+from mergestream.data.intake.limits import Limits
+from mergestream.data.intake.pictures import Picture
 from mergestream.runtime.errors import InputError
 from mergestream.serving import service as service_module
 from mergestream.serving import startup

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from mergestream.data import intake
-from mergestream.data.intake import IntakeError, Limits, Picture, read_upload, read_uploads
+from mergestream.data.intake.input_files import read_upload, read_uploads
+from mergestream.data.intake.limits import IntakeError, Limits
+from mergestream.data.intake.pictures import Picture
 from mergestream.serving.http.request_limits import ServiceLimits
 from mergestream.serving.service import Service
 from test_intake import chunk, drawn, npy, png, refusal, saved

@@ -31,19 +31,12 @@ from pydicom.uid import (
 import mergestream as ms
 from dicoms import SECRET, UIDS, compressed, dataset, dicom, item, written
 from mergestream.data.datasets.decoding import read_pixels
-from mergestream.data.intake import (
-    Allowance,
-    DicomSource,
-    IntakeError,
-    Limits,
-    Picture,
-    decoder_pool,
-    input_files,
-    read_upload,
-    stack,
-)
+from mergestream.data.intake import decoder_pool, input_files
 from mergestream.data.intake.dicom import frames
 from mergestream.data.intake.dicom.rendering import decode_file
+from mergestream.data.intake.input_files import read_upload
+from mergestream.data.intake.limits import Allowance, IntakeError, Limits
+from mergestream.data.intake.pictures import DicomSource, Picture, stack
 from mergestream.runtime.errors import DataError
 
 LIMITS = Limits()

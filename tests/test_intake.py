@@ -24,17 +24,9 @@ import mergestream as ms
 from conftest import PREPROCESSING, make_pool
 from dicoms import compressed, dataset, dicom, item, written
 from mergestream.data.datasets.decoding import read_pixels
-from mergestream.data.intake import (
-    REFUSALS,
-    Allowance,
-    IntakeError,
-    Limits,
-    Picture,
-    read_upload,
-    read_uploads,
-    sha256_of_pixels,
-    stack,
-)
+from mergestream.data.intake.input_files import read_upload, read_uploads
+from mergestream.data.intake.limits import REFUSALS, Allowance, IntakeError, Limits
+from mergestream.data.intake.pictures import Picture, sha256_of_pixels, stack
 from mergestream.data.intake.shades import by_levels
 from mergestream.runtime.errors import InputError
 
@@ -372,7 +364,8 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 MEASURE = """
 import json, sys, time
 from pathlib import Path
-from mergestream.data.intake import IntakeError, Limits, read_upload
+from mergestream.data.intake.input_files import read_upload
+from mergestream.data.intake.limits import IntakeError, Limits
 
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) / 1024

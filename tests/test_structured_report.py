@@ -9,7 +9,9 @@ import pytest
 from pydicom.dataset import Dataset
 
 from dicoms import SECRET, UIDS, dicom
-from mergestream.data.intake import Limits, Picture, read_upload
+from mergestream.data.intake.input_files import read_upload
+from mergestream.data.intake.limits import Limits
+from mergestream.data.intake.pictures import Picture
 from mergestream.runtime.errors import InputError
 from mergestream.serving.structured_report import NOTICE, write_report
 from services import ANSWER

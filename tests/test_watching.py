@@ -19,7 +19,8 @@ import pytest
 from PIL import Image
 
 from dicoms import SECRET, dicom
-from mergestream.data.intake import Limits, Picture
+from mergestream.data.intake.limits import Limits
+from mergestream.data.intake.pictures import Picture
 from mergestream.runtime.errors import InputError, OutputError
 from mergestream.serving.dropbox import ImageAnswer
 from mergestream.serving.structured_report import report_if_possible

@@ -9,7 +9,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mergestream.data.intake import IntakeError, Picture
+from mergestream.data.intake.limits import IntakeError
+from mergestream.data.intake.pictures import Picture
 from mergestream.runtime.files import make_folder, write_atomically, write_json
 
 SCHEMA_VERSION = 1

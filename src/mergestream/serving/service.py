@@ -10,8 +10,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
-from mergestream.data.intake import Picture, read_uploads
 from mergestream.data.intake.decoder_pool import PLACES
+from mergestream.data.intake.input_files import read_uploads
+from mergestream.data.intake.pictures import Picture
 from mergestream.serving.answer_queue import AnswerQueue
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer

@@ -13,7 +13,7 @@ import pydicom
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import UID, ComprehensiveSRStorage, ExplicitVRLittleEndian, generate_uid
 
-from mergestream.data.intake import DicomSource, Picture
+from mergestream.data.intake.pictures import DicomSource, Picture
 from mergestream.runtime.errors import InputError
 from mergestream.serving.engine.answers import Answer
 

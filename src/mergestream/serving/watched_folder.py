@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from mergestream.data.intake import IntakeError, Limits, Picture, read_upload
+from mergestream.data.intake.input_files import read_upload
+from mergestream.data.intake.limits import IntakeError, Limits
+from mergestream.data.intake.pictures import Picture
 from mergestream.runtime.errors import InputError, MergestreamError, OutputError
 from mergestream.runtime.files import make_folder
 from mergestream.serving.answer_queue import ClosingError, OverloadedError

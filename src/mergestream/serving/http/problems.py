@@ -8,7 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from mergestream.data.intake import REFUSALS, IntakeError
+from mergestream.data.intake.limits import REFUSALS, IntakeError
 from mergestream.runtime.errors import InputError, OutputError, UnknownNameError
 from mergestream.serving.answer_queue import ClosingError, OverloadedError
 from mergestream.serving.engine.registry import TooManyStreamsError

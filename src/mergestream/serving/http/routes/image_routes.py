@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 
-from mergestream.data.intake import Picture
+from mergestream.data.intake.pictures import Picture
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http.problems import Problem, problems
 from mergestream.serving.http.request_limits import body_of
