@@ -21,20 +21,10 @@ from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError
 from mergestream.serving.audit.lines import link_of, now
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
+from mergestream.serving.engine import persistence as events
 from mergestream.serving.engine.answers import Answer, abstention_of, logged_answer
 from mergestream.serving.engine.lineup import Lineup
-from mergestream.serving.engine.persistence import (
-    ACKNOWLEDGED,
-    DELETED,
-    RELOADED,
-    RESET,
-    STARTED,
-    STEP,
-    SWITCHED,
-    LoggedAnswer,
-    Recovery,
-    StateFolder,
-)
+from mergestream.serving.engine.persistence import LoggedAnswer, Recovery, StateFolder
 from mergestream.serving.engine.registry import Registry, ServedStream
 from mergestream.serving.engine.service_step import EngineSettings, Outcome, environment, take_step
 from mergestream.serving.engine.stream_state import StreamState, restored
@@ -80,7 +70,7 @@ class Engine:
                 "classes": list(pool.classes),
                 "streams": self._restore(earlier),
             }
-            self._audit.append(STARTED, about)
+            self._audit.append(events.STARTED, about)
             self._save_service()
         except BaseException:
             self._folder.close()
@@ -97,7 +87,7 @@ class Engine:
         with self._registry.held(stream, create=True) as held:
             steps = self._steps(held, batches)
             started = time.perf_counter()
-            lines = self._audit.append_all(STEP, [step.body for step in steps])
+            lines = self._audit.append_all(events.STEP, [step.body for step in steps])
             held.answered(steps[-1].outcome.state, len(steps), len(pictures), lines[-1])
             self._save(held)
             written = time.perf_counter() - started
@@ -114,7 +104,7 @@ class Engine:
     def reset(self, stream: str) -> None:
         """Forget a stream's averages and the memory of its guard rails; its steps go on counting."""
         with self._registry.held(stream) as held:
-            line = self._audit.append(RESET, {"stream": stream, "steps": held.steps, "images": held.images})
+            line = self._audit.append(events.RESET, {"stream": stream, "steps": held.steps, "images": held.images})
             held.state, held.restarted, held.line = None, None, link_of(line)
             self._save(held)
 
@@ -123,12 +113,12 @@ class Engine:
         with self._registry.held(stream) as held:
             codes = codes_to_acknowledge(held.alarms)
             body = {"stream": stream, "codes": codes, "name": name, "note": note, "by": by}
-            line = self._audit.append(ACKNOWLEDGED, body)
+            line = self._audit.append(events.ACKNOWLEDGED, body)
             held.alarms = acknowledge(held.alarms or (), name, line.get("time") or now())
 
     def delete(self, stream: str) -> None:
         with self._registry.held(stream) as held:
-            self._audit.append(DELETED, {"stream": stream, "steps": held.steps, "images": held.images})
+            self._audit.append(events.DELETED, {"stream": stream, "steps": held.steps, "images": held.images})
             self._registry.remove(held)
             self._folder.delete(stream)
             self._save_service()
@@ -138,7 +128,7 @@ class Engine:
         with self._changing:
             lineup = _ready(self.lineup.switched(expert, on=on))
             body = {"expert": expert, "on": on, "switched_off": list(lineup.off)}
-            self._audit.append(SWITCHED, {**body, "pool_sha256": lineup.identity["pool_sha256"]})
+            self._audit.append(events.SWITCHED, {**body, "pool_sha256": lineup.identity["pool_sha256"]})
             self._use(lineup)
             return lineup.off
 
@@ -164,7 +154,7 @@ class Engine:
                 "switched_off": list(lineup.off),
                 "restarted": [stream.name for stream in self._registry.all()] if changed else [],
             }
-            self._audit.append(RELOADED, body)
+            self._audit.append(events.RELOADED, body)
             self._use(lineup)
             return body
 

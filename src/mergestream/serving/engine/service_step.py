@@ -20,13 +20,7 @@ from mergestream.runtime.option_checks import one_of, whole_number
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.stream_state import StreamState
 from mergestream.serving.guards import findings as codes
-from mergestream.serving.guards.batch_guards import (
-    Seen,
-    abstained,
-    abstention,
-    look_at_batch,
-    neighbour_correlation,
-)
+from mergestream.serving.guards.batch_guards import Seen, abstained, abstention, look_at_batch, neighbour_correlation
 from mergestream.serving.guards.findings import Finding, GuardSettings
 from mergestream.serving.guards.stream_guards import look_at_stream, remember
 
