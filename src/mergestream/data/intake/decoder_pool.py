@@ -53,11 +53,7 @@ class EncodedFile(NamedTuple):
     data: bytes
 
 
-class DecodedFile(NamedTuple):
-    """The UIDs of a DICOM object, else none, and the frames uint8 [H,W] or [H,W,3]."""
-
-    identifiers: list[str]
-    frames: list[np.ndarray]
+DecodedFile = tuple[list[str], list[np.ndarray]]  # UIDs of a DICOM object, else none; frames uint8 [H,W] or [H,W,3]
 
 
 class DecoderPool:
@@ -211,7 +207,7 @@ class DecoderProcess:
         if "refusal" in head:
             code, sentence = head["refusal"]
             raise IntakeError(code, sentence)
-        return DecodedFile(head["identifiers"], frames)
+        return head["identifiers"], frames
 
     def lower_priority(self) -> None:
         self._lowered = True

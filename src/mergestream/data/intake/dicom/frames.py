@@ -3,7 +3,6 @@
 import struct
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import NamedTuple
 
 import numpy as np
 from pydicom.encaps import encapsulate, generate_frames
@@ -21,13 +20,7 @@ DECODERS = {
     **dict.fromkeys(("50", "51", "57", "70", "80", "81"), JPEG),
     **dict.fromkeys(("90", "91", "201", "202", "203"), JPEG_2000),
 }
-
-
-class Frame(NamedTuple):
-    """Values [H,W], or [H,W,3] in the colour space named by `colour`."""
-
-    values: np.ndarray
-    colour: str
+Frame = tuple[np.ndarray, str]  # values [H,W], or [H,W,3] in the colour space of this name
 
 
 def decode_frames(header: DicomHeader, form: PixelFormat) -> Iterator[Frame]:
@@ -47,7 +40,7 @@ def decode_frames(header: DicomHeader, form: PixelFormat) -> Iterator[Frame]:
         array, properties = get_decoder(header.transfer_syntax).as_array(
             encapsulate([frame]), index=0, decoding_plugin=plugin, **form.decoder_options(), number_of_frames=1
         )
-        yield Frame(array, str(properties["photometric_interpretation"]))
+        yield array, str(properties["photometric_interpretation"])
 
 
 def _native_frames(header: DicomHeader, form: PixelFormat) -> Iterator[Frame]:
@@ -63,7 +56,7 @@ def _native_frames(header: DicomHeader, form: PixelFormat) -> Iterator[Frame]:
         allow_excess_frames=False,
         **form.decoder_options(),
     ):
-        yield Frame(array, str(properties["photometric_interpretation"]))
+        yield array, str(properties["photometric_interpretation"])
 
 
 def _encapsulated_frames(header: DicomHeader, form: PixelFormat) -> Iterator[bytes]:

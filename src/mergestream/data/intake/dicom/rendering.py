@@ -76,15 +76,15 @@ def decode_file(data: bytes, allowance: Allowance) -> tuple[list[str], Iterator[
 
 
 def _shown_frames(header: DicomHeader, form: PixelFormat) -> Iterator[np.ndarray]:
-    for number, frame in enumerate(decode_frames(header, form)):
-        if frame.values.shape[:2] != (form.rows, form.columns):
+    for number, (values, colour) in enumerate(decode_frames(header, form)):
+        if values.shape[:2] != (form.rows, form.columns):
             raise damaged_dicom()
         if form.photometric_interpretation in GREY:
-            yield show_grey(frame.values, header.dataset, form, number)
+            yield show_grey(values, header.dataset, form, number)
         elif form.photometric_interpretation == "PALETTE COLOR":
-            yield show_palette(frame.values, header.dataset, form)
+            yield show_palette(values, header.dataset, form)
         else:
-            yield show_rgb(frame.values, form, frame.colour)
+            yield show_rgb(values, form, colour)
 
 
 def show_grey(values: np.ndarray, dataset: Dataset, form: PixelFormat, frame: int) -> np.ndarray:
