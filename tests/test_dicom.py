@@ -456,7 +456,7 @@ def test_a_missing_decoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def decoded_here(data: bytes) -> list[np.ndarray]:
     """Decoded in this process, where names can be patched."""
-    return list(decode_file(data, Allowance(LIMITS))[1])
+    return list(decode_file(data, Allowance.of(LIMITS))[1])
 
 
 def test_without_pydicom_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,7 +216,7 @@ def test_frames_are_limited() -> None:
 
 
 def test_an_allowance_is_not_given_back() -> None:
-    allowance = Allowance(Limits(images=2))
+    allowance = Allowance.of(Limits(images=2))
     allowance.take(1, 5, 5)
     with pytest.raises(IntakeError, match="2 images"):
         allowance.take(2, 5, 5)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
@@ -188,7 +189,7 @@ class DecoderProcess:
             if not head["filtered"]:
                 log_once(logger, logging.WARNING, UNFILTERED)
         listed = [(file.kind, len(file.data)) for file in files]
-        write_message(self._input, {**allowance.to_json(), "files": listed}, *(file.data for file in files))
+        write_message(self._input, {**asdict(allowance), "files": listed}, *(file.data for file in files))
 
     def _receive(self, allowance: Allowance) -> DecodedFile:
         """The frames of the next file. Between files the process is in step: it may be used again after a refusal."""

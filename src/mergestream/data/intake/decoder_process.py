@@ -86,10 +86,11 @@ def _import_decoders() -> None:
 
 def _answers(request: dict[str, Any], body: bytes) -> Any:
     """Send each file's frames; yield its last message."""
-    from mergestream.data.intake.limits import Allowance, IntakeError, damaged_file
+    from mergestream.data.intake.limits import Allowance, IntakeError, Limits, damaged_file
     from mergestream.runtime.errors import DataError
 
-    allowance, start = Allowance.from_json(request), 0
+    allowance = Allowance(Limits(**request["limits"]), request["images"], request["decoded_bytes"])
+    start = 0
     for kind, length in request["files"]:
         data, start = body[start : start + length], start + length
         try:

@@ -45,12 +45,12 @@ HINTS = {
 
 def read_upload(data: bytes, limits: Limits) -> list[Picture]:
     """Read the pictures of one file."""
-    return _read([data], Allowance(limits))
+    return _read([data], Allowance.of(limits))
 
 
 def read_uploads(files: Iterable[bytes], limits: Limits) -> list[Picture]:
     """Read all files of a request, in order, within one set of limits. An error carries the file's position."""
-    allowance, pictures, first = Allowance(limits), list[Picture](), 0
+    allowance, pictures, first = Allowance.of(limits), list[Picture](), 0
     for batch in _batches(files, limits):
         try:
             pictures += _read(batch, allowance)

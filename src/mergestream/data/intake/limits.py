@@ -1,7 +1,7 @@
 """Limits of one request, what is left of them while its files are read, and why input is refused."""
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from mergestream.runtime.errors import InputError
 
@@ -71,30 +71,26 @@ class Limits:
                 raise InputError(f"The limit {field.name} is above 0, got {getattr(self, field.name)}.")
 
 
+@dataclass
 class Allowance:
     """What is left of a request's limits. One per request, used by one thread."""
 
-    def __init__(self, limits: Limits, images: int | None = None, decoded_bytes: int | None = None) -> None:
-        self.limits = limits
-        self._images = limits.images if images is None else images
-        self._bytes = limits.decoded_bytes if decoded_bytes is None else decoded_bytes
-
-    def to_json(self) -> dict[str, Any]:
-        """Limits and what is left of them, for the decoding process; it is killed at the deadline."""
-        return {"limits": asdict(self.limits), "images": self._images, "decoded_bytes": self._bytes}
+    limits: Limits
+    images: int
+    decoded_bytes: int
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "Allowance":
-        return cls(Limits(**fields["limits"]), fields["images"], fields["decoded_bytes"])
+    def of(cls, limits: Limits) -> "Allowance":
+        return cls(limits, limits.images, limits.decoded_bytes)
 
     def take(self, images: int, height: int, width: int) -> None:
         """Reserve room for images of one size before they are decoded."""
         if height * width > self.limits.pixels:
             raise IntakeError("too_large", f"An image may have {self.limits.pixels:,} pixels; this one has more.")
-        if images > self._images:
+        if images > self.images:
             raise IntakeError("too_many", f"A request may hold {self.limits.images:,} images; this one has more.")
-        if images * height * width * 3 > self._bytes:
+        if images * height * width * 3 > self.decoded_bytes:
             mebibytes = self.limits.decoded_bytes / MEBIBYTE
             raise IntakeError("too_large", f"All images of a request may take {mebibytes:,.0f} MiB; these take more.")
-        self._images -= images
-        self._bytes -= images * height * width * 3
+        self.images -= images
+        self.decoded_bytes -= images * height * width * 3
