@@ -13,6 +13,7 @@ from mergestream.serving.audit.lines import (
     RawLine,
     faults,
     last_line_of,
+    link_of,
     parse,
     raw_lines,
     rotated_file,
@@ -50,7 +51,7 @@ def checked_lines(
             yield raw, None, ["has no end: a newline was removed or changed"]
             continue
         yield raw, line, [*faults(line, key), *([] if before is None else _breaks(line, before, key))]
-        before = line
+        before = {**link_of(line), "key": line["key"]}  # not its body, which may be long
 
 
 def _breaks(line: dict[str, Any], before: Link, key: "PublicKey | None") -> list[str]:

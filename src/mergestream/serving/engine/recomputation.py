@@ -19,8 +19,6 @@ from mergestream.serving.guards.findings import GuardSettings
 
 # For files that a service has accepted once, whatever its limits were.
 WIDE = Limits(file_bytes=2**33, frames=2**20, images=2**20, decoded_bytes=2**36, seconds=600)
-
-
 LastStates = dict[str, StreamState]  # of every stream, as computed: a line holds a large state as its hash only
 
 
