@@ -28,8 +28,6 @@ ADVICE = (
     "Nothing was restored. Find out who changed it ('mergestream audit verify') and put the log back as it was; or "
     "start with a new --state folder, where all streams begin anew, and keep this one."
 )
-
-
 # A line as stored, as read if it can be, and what is wrong with it.
 CheckedLine = tuple[RawLine, dict[str, Any] | None, list[str]]
 
@@ -43,12 +41,11 @@ def checked_lines(
     """
     for raw in raw_lines(path, rotated):
         try:
-            line = parse(raw.text) if raw.whole else None
+            if not raw.whole:
+                raise LineError("has no end: a newline was removed or changed")
+            line = parse(raw.text)
         except LineError as error:
             yield raw, None, [str(error)]
-            continue
-        if line is None:
-            yield raw, None, ["has no end: a newline was removed or changed"]
             continue
         yield raw, line, [*faults(line, key), *([] if before is None else _breaks(line, before, key))]
         before = {**link_of(line), "key": line["key"]}  # not its body, which may be long
