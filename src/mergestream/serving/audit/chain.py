@@ -33,13 +33,13 @@ CheckedLine = tuple[RawLine, dict[str, Any] | None, list[str]]
 
 
 def checked_lines(
-    path: Path, key: "PublicKey | None", before: Link | None = BEGINNING, rotated: int | None = None
+    path: Path, key: "PublicKey | None", before: Link | None = BEGINNING, *, recent: bool = False
 ) -> Iterator[CheckedLine]:
     """Check lines in their order: each by itself, and that it continues the one before it.
 
     `before`: the line before the first one; None: not there.
     """
-    for raw in raw_lines(path, rotated):
+    for raw in raw_lines(path, recent=recent):
         try:
             if not raw.whole:
                 raise LineError("has no end: a newline was removed or changed")
@@ -65,13 +65,13 @@ def _breaks(line: dict[str, Any], before: Link, key: "PublicKey | None") -> list
     return []
 
 
-def sound_lines(path: Path, key: "PublicKey | None" = None, rotated: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a log, or of its newest files; AuditError at the first one that was changed.
+def sound_lines(path: Path, key: "PublicKey | None" = None, *, recent: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a log, or of its two newest files; AuditError at the first one that was changed.
 
     A whole log may be a copy without its oldest files: `verify` reports that they are missing.
     """
-    before = None if rotated is None else _line_before(path, rotated)
-    for raw, line, wrong in checked_lines(path, key, before, rotated):
+    before = _line_before_recent(path) if recent else None
+    for raw, line, wrong in checked_lines(path, key, before, recent=recent):
         if raw.torn:
             return
         if line is None or wrong:
@@ -79,12 +79,10 @@ def sound_lines(path: Path, key: "PublicKey | None" = None, rotated: int | None 
         yield line
 
 
-def _line_before(path: Path, rotated: int) -> Link | None:
-    """The line before the newest rotated files; None if the file that it was in has been moved to an archive."""
+def _line_before_recent(path: Path) -> Link | None:
+    """The line before the newest rotated file; None if the file that it was in has been moved to an archive."""
     numbers = rotated_numbers(path)
-    if not numbers or numbers[-rotated:][0] == 1:
-        return BEGINNING
-    return last_line_of(rotated_file(path, numbers[-rotated:][0] - 1))
+    return last_line_of(rotated_file(path, numbers[-1] - 1)) if numbers and numbers[-1] > 1 else BEGINNING
 
 
 def recent_lines(path: Path, key: "PublicKey | None", saved: Mapping[int, str]) -> Iterator[dict[str, Any]]:
@@ -94,7 +92,7 @@ def recent_lines(path: Path, key: "PublicKey | None", saved: Mapping[int, str]) 
     """
     last = -1
     try:
-        for line in sound_lines(path, key, rotated=1) if path.is_file() or rotated_numbers(path) else ():
+        for line in sound_lines(path, key, recent=True) if path.is_file() or rotated_numbers(path) else ():
             last = line["sequence"]
             if saved.get(last, line["hash"]) != line["hash"]:
                 raise AuditError(f"Line {last} is not the one that a state was saved after: rewritten or exchanged.")

@@ -173,8 +173,8 @@ def rotated_numbers(path: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def raw_lines(path: Path, rotated: int | None = None) -> Iterator[RawLine]:
-    """Yield every line, also while a service writes to the log. `rotated`: how many rotated files, the newest ones."""
+def raw_lines(path: Path, *, recent: bool = False) -> Iterator[RawLine]:
+    """Yield every line, also while a service writes to the log. `recent`: of the current file and the one before it."""
     try:
         with ExitStack() as stack:
             # Opened before the others are listed: a rotation in between renames it, but it stays the same file.
@@ -182,7 +182,7 @@ def raw_lines(path: Path, rotated: int | None = None) -> Iterator[RawLine]:
             numbers = rotated_numbers(path)
             if current is None and not numbers:
                 raise InputError(f"There is no audit log at {path}.")
-            for number in numbers if rotated is None else numbers[-rotated:]:
+            for number in numbers[-1:] if recent else numbers:
                 with rotated_file(path, number).open("rb") as file:
                     if current is not None and os.path.samestat(os.fstat(file.fileno()), os.fstat(current.fileno())):
                         break
