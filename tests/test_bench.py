@@ -161,7 +161,7 @@ def test_named_plans_run(consortium: Path, tmp_path: Path, name: str) -> None:
         targets="lyon",
     )
     findings = run_bench(plan, tmp_path, quiet)
-    assert {row.stream for row in findings.rows} == set(PLANS[name].streams.split(","))
+    assert {row.stream for row in findings.rows} == set(PLANS[name]["streams"].split(","))
     labels = {row.label for row in findings.rows}
     if name == "paper-table3":
         assert {"entropy_adaptive", "entropy_adaptive(head=shared)", "entropy_adaptive(encoder=uniform)"} <= labels

@@ -12,7 +12,7 @@ from scipy import stats
 
 from benching import bench_arguments, command, write_consortium
 from mergestream.bench.analysis.comparison import Estimate, pairing_of
-from mergestream.bench.claims.claim_checks import check_claims, share_of
+from mergestream.bench.claims.claim_checks import Evidence, check_claims, check_scores, evidence_of_runs, share_of
 from mergestream.bench.claims.claim_finding import (
     FAILS,
     HOLDS,
@@ -22,10 +22,10 @@ from mergestream.bench.claims.claim_finding import (
     format_estimate,
     verdict_of,
 )
-from mergestream.bench.claims.score_claims import Evidence, check_scores, evidence_of_runs, kendall, spearman
 from mergestream.bench.records import Run
 from mergestream.bench.report.expert_sections import draw_findings
 from mergestream.bench.report.figures import new_figure
+from mergestream.functional.rank_correlation import kendall, spearman
 
 CLASSES = ("a", "b", "c")
 values = st.lists(st.integers(0, 4), min_size=2, max_size=12)

@@ -10,8 +10,8 @@ import mergestream as ms
 from conftest import has_blocks, make_images, make_pool
 from mergestream.data.datasets import phantom
 from mergestream.methods import METHODS
+from mergestream.runtime.state_file import SavedState
 from mergestream.training import Fit, Recipe, fit
-from mergestream.training.training_loop import FitCheckpoint
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 CASES = [
@@ -112,7 +112,7 @@ def test_a_captured_fit_goes_on_after_a_kill(tmp_path: Path) -> None:
         if len(taken) == 7:
             raise KeyboardInterrupt
 
-    whole, checkpoint = phantom_fit(RECIPE), FitCheckpoint(tmp_path / "unfinished")
+    whole, checkpoint = phantom_fit(RECIPE), SavedState(tmp_path / "unfinished")
     with pytest.raises(KeyboardInterrupt):
         phantom_fit(RECIPE, on_step=tick, checkpoint=checkpoint)
     again = phantom_fit(RECIPE, on_step=lambda: taken.append(1), checkpoint=checkpoint)

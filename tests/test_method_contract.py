@@ -25,6 +25,7 @@ from conftest import (
 )
 from mergestream.bench.evaluation import describe_run, domain_logits
 from mergestream.bench.records import run_hash
+from mergestream.data.streams import Stream
 from mergestream.methods import METHODS, Method
 from mergestream.methods.state import leaves, to_plain
 
@@ -370,7 +371,7 @@ def test_a_card_that_changes_answers_changes_the_run_hash(field: str) -> None:
     logits = [[method.step(batch).logits for batch in STREAM][-1] for method in methods]
     assert not torch.equal(*logits)
     data = ms.DomainData("test", "nice", CLASSES, STREAM[0], torch.zeros(5, dtype=torch.long))
-    hashes = {run_hash(describe_run(method, data, [np.arange(5)])) for method in methods}
+    hashes = {run_hash(describe_run(method, data, Stream("given", (np.arange(5),)))) for method in methods}
     assert len(hashes) == 2
 
 

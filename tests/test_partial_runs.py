@@ -7,8 +7,8 @@ import torch
 
 import mergestream as ms
 from conftest import CLASSES, make_images
-from mergestream.bench.evaluation import PartialRun
 from mergestream.methods import METHODS
+from mergestream.runtime.state_file import SavedState
 
 
 class Killed(Exception):
@@ -35,12 +35,12 @@ def test_it_goes_on(name: str, vit_pool: ms.ExpertPool, data: ms.DomainData, tmp
         if len(taken) == 3:
             raise Killed
 
-    partial = PartialRun(tmp_path / "partial", every=0)
+    partial = SavedState(tmp_path / "partial")
     with pytest.raises(Killed):
         ms.evaluate(ms.create_method(name, vit_pool, **options), data, stream, partial=partial, on_step=tick)
     again = ms.create_method(name, vit_pool, **options)
     resumed = ms.evaluate(
-        again, data, stream, partial=PartialRun(tmp_path / "partial"), on_step=lambda: taken.append(1)
+        again, data, stream, partial=SavedState(tmp_path / "partial", seconds=20), on_step=lambda: taken.append(1)
     )
     assert len(taken) == len(stream)  # three before, three after: none twice
     assert torch.equal(resumed.probabilities, whole.probabilities)
@@ -53,10 +53,10 @@ def test_what_is_not_sound_is_begun_again(damage: str, vit_pool: ms.ExpertPool, 
     stream = ms.streams.iid(data.labels, batch_size=5)
     path = tmp_path / "partial"
     method = ms.create_method("entropy_adaptive", vit_pool, momentum=0.5)
-    ms.evaluate(method, data, stream, partial=PartialRun(path, every=0))
+    ms.evaluate(method, data, stream, partial=SavedState(path))
     whole = path.read_bytes()
     path.write_bytes({"torn": whole[: len(whole) // 2], "foreign": b"hello", "empty": b""}[damage])
     taken: list[int] = []
-    run = ms.evaluate(method, data, stream, partial=PartialRun(path), on_step=lambda: taken.append(1))
+    run = ms.evaluate(method, data, stream, partial=SavedState(path, seconds=20), on_step=lambda: taken.append(1))
     assert len(taken) == len(stream)
     assert torch.equal(run.probabilities, ms.evaluate(method, data, stream).probabilities)

@@ -22,17 +22,18 @@ from mergestream.data.datasets.data_request import DataRequest
 from mergestream.data.datasets.standins.fake_trees import CLASSES, SITES, write_table
 from mergestream.networks.architecture import create_network
 from mergestream.pool.expert_card import read_card
+from mergestream.runtime import state_file
 from mergestream.runtime.files import write_atomically
 from mergestream.runtime.parallel import quiet
-from mergestream.training import Recipe, fit, training_loop
+from mergestream.runtime.state_file import SavedState
+from mergestream.training import Recipe, fit
 from mergestream.training.augmentation import augment, draw
 from mergestream.training.expert_training import probe
 from mergestream.training.heads import HEAD_INITS, add_dropout
 from mergestream.training.recipe import CHOICES, TrainPlan, parse_settings
 from mergestream.training.stepper import set_rate
-from mergestream.training.training_candidates import work_folder
-from mergestream.training.training_loop import FitCheckpoint, balanced_loss, class_weights
-from mergestream.training.training_run import run_training
+from mergestream.training.training_loop import balanced_loss, class_weights
+from mergestream.training.training_run import run_training, work_folder
 
 ARGUMENTS = tuple(sorted(NETWORK.items()))
 QUICK = Recipe(steps=12, batch_size=8, learning_rate=1e-3, validate_every=4, accelerator="cpu")
@@ -167,14 +168,14 @@ def test_a_full_disk_ends_its_candidate_and_no_other(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writing the state of one of two settings meets a device that is truly full."""
-    written = training_loop.write_state
+    written = state_file.write_state
 
     def write(path: Path, state: dict) -> None:
         if state["optimiser"]["param_groups"][0]["weight_decay"]:
             write_atomically(path, lambda _: os.write(os.open("/dev/full", os.O_WRONLY), b"state"))
         written(path, state)
 
-    monkeypatch.setattr(training_loop, "write_state", write)
+    monkeypatch.setattr(state_file, "write_state", write)
     trained = run_training(plan_for(data, QUICK, replace(QUICK, weight_decay=0.1)), tmp_path / "p", quiet)
     for card, (good, full) in trained:
         assert good.failed is None
@@ -202,8 +203,8 @@ def test_an_interrupted_fit_goes_on_to_the_same_bits(schedule: str, data: Path, 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(network(), lyon, recipe, tick, checkpoint=FitCheckpoint(tmp_path / "unfinished"))
-    again = fit(network(), lyon, recipe, lambda: taken.append(1), checkpoint=FitCheckpoint(tmp_path / "unfinished"))
+        fit(network(), lyon, recipe, tick, checkpoint=SavedState(tmp_path / "unfinished"))
+    again = fit(network(), lyon, recipe, lambda: taken.append(1), checkpoint=SavedState(tmp_path / "unfinished"))
     assert len(taken) == 7 + 12 - 4  # from the last validation, at step 4
     assert again.history == whole.history
     assert all(torch.equal(again.state[name], tensor) for name, tensor in whole.state.items())
@@ -214,7 +215,7 @@ def test_a_kill_costs_the_seconds_asked_for_and_no_more_is_written(data: Path, t
     lyon = ms.load_dataset("table", root=data, size=16, interpolation="bicubic")["lyon"]
     seen: list[bool] = []
     for seconds in (0.0, 3600.0):
-        checkpoint = FitCheckpoint(tmp_path / "unfinished", seconds)
+        checkpoint = SavedState(tmp_path / "unfinished", seconds)
         torch.manual_seed(0)
         network = create_network("vit_tiny_patch16_224", num_classes=3, **NETWORK)
         fit(
@@ -248,10 +249,12 @@ def test_the_criterion_chooses_the_step_and_the_setting(data: Path, tmp_path: Pa
     assert balanced_loss(losses, labels) == pytest.approx((3 + 8) / 2)  # the class without images does not count
     recipe = replace(QUICK, criterion="balanced", loss="weighted")
     for card, candidates in run_training(plan_for(data, recipe), tmp_path / "p", quiet):
-        assert card.metrics["criterion"] == candidates[0].criterion
-        assert candidates[0].loss == card.metrics["validation"]["nll"]
+        record = candidates[0].to_json()
+        assert record["criterion"] == card.metrics["criterion"]
+        assert record["validation_loss"] == card.metrics["validation"]["nll"]
     for card, candidates in run_training(plan_for(data), tmp_path / "q", quiet):
-        assert candidates[0].criterion == pytest.approx(candidates[0].loss, rel=1e-5)
+        record = candidates[0].to_json()
+        assert record["criterion"] == pytest.approx(record["validation_loss"], rel=1e-5)
         assert card.metrics["execution"] == "eager"
 
 

@@ -9,11 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mergestream as ms
-from mergestream.bench.engine import site_statistics
 from mergestream.data.datasets import phantom
 from mergestream.pool.checkpoint import Statistics
 from mergestream.pool.expert_card import read_card
-from mergestream.training import Recipe, expert_training, split, train_base, train_expert, training_loop
+from mergestream.training import (
+    Recipe,
+    expert_training,
+    site_statistics,
+    split,
+    train_base,
+    train_expert,
+    training_loop,
+)
 from mergestream.training.training_loop import fit_temperature
 
 MICRO = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}

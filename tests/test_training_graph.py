@@ -15,7 +15,7 @@ from torchvision.transforms.v2.functional._color import _hsv_to_rgb, _rgb_to_hsv
 from benching import NETWORK
 from mergestream.networks import preprocessing
 from mergestream.networks.architecture import Network, create_network
-from mergestream.training import Recipe, augmentation, gpu_execution, stepper
+from mergestream.training import Recipe, augmentation, stepper
 from mergestream.training.heads import add_dropout
 from mergestream.training.stepper import COMPILED, EAGER, GRAPH, Stepper, choose_execution
 
@@ -100,20 +100,20 @@ def test_the_next_fit_of_a_network_uses_what_was_compiled_for_the_first() -> Non
 
     compiler = CompileCounter()
     recipe = Recipe(dropout=0.1)
-    gpu_execution._networks.clear()
+    stepper._networks.clear()
     answers = []
     with mock.patch.object(torch, "compile", partial(torch.compile, backend=compiler)):
         for seed in range(3):
             torch.manual_seed(seed)
             fresh = create_network("vit_tiny_patch16_224", num_classes=3, **NETWORK)
-            network = gpu_execution.shared_network(fresh, recipe)
+            network = stepper.shared_network(fresh, recipe)
             add_dropout(network, recipe.dropout)
             images = torch.ones(2, 3, 16, 16)
             torch.testing.assert_close(network.module.eval()(images), fresh.module.eval()(images), rtol=1e-5, atol=1e-6)
-            answers.append(gpu_execution.compiled_forward(network.module.train())(images))
-    assert len(gpu_execution._networks) == 1
+            answers.append(stepper.compiled_forward(network.module.train())(images))
+    assert len(stepper._networks) == 1
     assert compiler.frame_count == 1
     assert not torch.equal(answers[0], answers[1])
-    other = gpu_execution.shared_network(create_network("vit_tiny_patch16_224", num_classes=4, **NETWORK), recipe)
+    other = stepper.shared_network(create_network("vit_tiny_patch16_224", num_classes=4, **NETWORK), recipe)
     assert other.module is not network.module
-    gpu_execution._networks.clear()
+    stepper._networks.clear()

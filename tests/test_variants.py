@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mergestream as ms
-from mergestream.bench.engine.variants import Variant, parse_variants
+from mergestream.bench.engine.plan import Variant, parse_variants
 
 
 def test_names_options_and_grids() -> None:

@@ -1,7 +1,6 @@
 """The whole journey on the phantom hospitals: train experts, benchmark every method, write the report."""
 
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,9 +10,7 @@ from mergestream.bench.analysis.bench_findings import BenchFindings
 from mergestream.bench.analysis.collection import collect
 from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.engine.benchmark import run_plan
-from mergestream.bench.engine.plan import TABLES, BenchPlan
-from mergestream.bench.engine.site_statistics import measure_pool
-from mergestream.bench.engine.variants import Variant, parse_variants
+from mergestream.bench.engine.plan import TABLES, BenchPlan, Variant, parse_variants
 from mergestream.bench.landscape.landscape_run import LandscapeRequest, run_landscape
 from mergestream.bench.report.figures import new_figure, to_data_uri
 from mergestream.bench.report.page import PageSection
@@ -22,12 +19,13 @@ from mergestream.bench.report.report_page import write_report
 from mergestream.bench.report.result_table import ResultTable
 from mergestream.data.datasets import Dataset, load_dataset, phantom
 from mergestream.data.datasets.data_request import DataRequest
-from mergestream.pool.checkpoint import holds_only_an_expert
 from mergestream.pool.expert_card import BASE, ExpertCard, library_versions
-from mergestream.runtime.files import atomic_folder, make_folder, write_json
+from mergestream.runtime.files import make_folder, write_json
 from mergestream.runtime.parallel import Track, run_jobs
 from mergestream.runtime.seeding import cpu_threads
 from mergestream.training import Recipe, train_base, train_expert
+from mergestream.training.expert_training import copy_expert
+from mergestream.training.site_statistics import measure_pool
 
 SCHEMA_VERSION = 1
 SYNTHETIC = "The data are synthetic: generated phantom hospitals, no patients."
@@ -140,8 +138,7 @@ def _train(pools: list[Path], size: DemoSize, dataset: Dataset, track: Track, wo
     with track("pretraining the shared encoder", size.base.steps) as advance:
         train_base(pools[0] / BASE, NETWORK, MICRO, archive, dataset.classes, size.base, advance)
     for pool in pools[1:]:
-        with atomic_folder(pool / BASE, holds_only_an_expert) as scratch:
-            shutil.copytree(pools[0] / BASE, scratch, dirs_exist_ok=True)
+        copy_expert(pools[0] / BASE, pool / BASE)
     jobs = [
         (pool / domain, pool / BASE, dataset[domain], replace(size.expert, seed=seed))
         for pool, seed in zip(pools, size.seeds, strict=True)

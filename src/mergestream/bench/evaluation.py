@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,10 @@ from mergestream.methods import ORIGINAL, ExpertLogits, Method
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.files import sha256_of_json
-from mergestream.runtime.state_file import read_state, write_state
+from mergestream.runtime.state_file import SavedState
 
 # Images of one forward where no batch is asked for: a GPU would wait for the host with fewer.
 CPU_CHUNK, GPU_CHUNK = 128, 512
-EVERY = 20.0  # seconds between two writings
 Steps = list[dict[str, Any]]
 
 
@@ -41,39 +39,6 @@ def leave_one_domain_out(domains: Sequence[str]) -> Iterator[Fold]:
         yield Fold(target, tuple(domain for domain in domains if domain != target))
 
 
-class PartialRun:
-    """One file: probabilities so far, the step records, and the method's state."""
-
-    def __init__(self, path: Path, every: float = EVERY) -> None:
-        """`every` so many seconds, or after every step (0)."""
-        self._path, self._every, self._written = path, every, time.monotonic()
-
-    def restore(self, method: Method) -> tuple[Steps, list[Tensor]]:
-        """Steps and probabilities written before, and the method as it was then; nothing, if there is nothing sound."""
-        try:
-            stored = read_state(self._path)
-            method.load_state_dict({**method.provenance, "state": stored["state"]})
-            steps = stored["steps"]
-            return steps, list(stored["probabilities"].split([step["images"] for step in steps]))
-        except (KeyError, TypeError, RuntimeError, MergestreamError):
-            method.reset()
-            return [], []
-
-    def keep(self, method: Method, steps: Steps, probabilities: list[Tensor]) -> None:
-        """Write what there is, unless it was written just before."""
-        started = time.monotonic()
-        if started - self._written < self._every:
-            return
-        state = method.state_dict()["state"]
-        write_state(self._path, {"probabilities": torch.cat(probabilities), "steps": steps, "state": state})
-        self._written = time.monotonic()
-        if self._every:  # a method may carry gigabytes: writing it down takes at most a tenth of the time
-            self._every = max(self._every, 10 * (self._written - started))
-
-    def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
-
-
 def evaluate(
     method: Method,
     data: DomainData,
@@ -81,7 +46,7 @@ def evaluate(
     *,
     expert_logits: ExpertLogits | None = None,
     arguments: dict[str, Any] | None = None,
-    partial: PartialRun | None = None,
+    partial: SavedState | None = None,
     on_step: Callable[[], None] = lambda: None,
 ) -> Run:
     """Stream a domain through a method, from a reset. Labels are used only after the last step, for the metrics.
@@ -94,10 +59,10 @@ def evaluate(
             f"The data's classes {data.classes} are not the pool's {method.pool.classes}, in this order. "
             f"Give the pool classes=, or reorder the labels."
         )
-    batches = _as_stream(batches)
+    batches = batches if isinstance(batches, Stream) else Stream("given", tuple(map(np.asarray, batches)))
     _require_fitting(batches, data)
     method.reset()
-    steps, answers = partial.restore(method) if partial else ([], [])
+    steps, answers = _restore(method, partial.load()) if partial else ([], [])
     logits_of = expert_logits or {}
     left = range(len(steps), len(batches))
     for number in left:
@@ -112,7 +77,9 @@ def evaluate(
         steps.append(step_record(number, step, batches[number]))
         answers.append(torch.softmax(step.logits, dim=-1).cpu())
         if partial:
-            partial.keep(method, steps, answers)
+            partial.save_if_due(
+                lambda: {"probabilities": torch.cat(answers), "steps": steps, "state": method.state_dict()["state"]}
+            )
         on_step()
     order = torch.as_tensor(np.concatenate(list(batches)))
     # Of patients and slides a run says only their numbers, in the order of their names.
@@ -130,8 +97,15 @@ def evaluate(
     )
 
 
-def _as_stream(batches: Stream | Sequence[np.ndarray]) -> Stream:
-    return batches if isinstance(batches, Stream) else Stream("given", tuple(map(np.asarray, batches)))
+def _restore(method: Method, stored: Any) -> tuple[Steps, list[Tensor]]:
+    """Steps and probabilities written before, and the method as it was then; nothing, if there is nothing sound."""
+    try:
+        method.load_state_dict({**method.provenance, "state": stored["state"]})
+        steps = stored["steps"]
+        return steps, list(stored["probabilities"].split([step["images"] for step in steps]))
+    except (KeyError, TypeError, RuntimeError, MergestreamError):
+        method.reset()
+        return [], []
 
 
 def _require_fitting(stream: Stream, data: DomainData) -> None:
@@ -156,9 +130,8 @@ def domain_logits(pool: ExpertPool, data: DomainData, view: str, *, batch_size: 
     return torch.cat([pool.logits(data.batch(chunk).to(pool.device), shown).cpu() for chunk in chunks], dim=1)
 
 
-def describe_run(method: Method, data: DomainData, batches: Stream | Sequence[np.ndarray]) -> dict[str, Any]:
+def describe_run(method: Method, data: DomainData, stream: Stream) -> dict[str, Any]:
     """Everything a run's numbers depend on; its hash is the run's name."""
-    stream = _as_stream(batches)
     described = {"dataset": data.dataset, "domain": data.name, "fingerprint": data.fingerprint()}
     if data.subgroups:
         # A run reports its subgroups' metrics, so another partition of the same images is another run.

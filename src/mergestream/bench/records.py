@@ -143,11 +143,10 @@ class Run:
         place = np.empty(len(self.labels), dtype=np.int64)
         place[np.concatenate(self.batches)] = np.arange(len(self.labels))
         order = torch.from_numpy(place[np.concatenate(list(batches))])
-        predictions, start, steps = self.predictions[order], 0, []
-        for number, batch in enumerate(batches):
-            answers = {"predictions": predictions[start : start + len(batch)].tolist(), "seconds": None}
-            steps.append({**self.steps[0], "step": number, "images": len(batch), **answers})
-            start += len(batch)
+        steps = []
+        for number, own in enumerate(self.predictions[order].split([len(batch) for batch in batches])):
+            answers = {"predictions": own.tolist(), "seconds": None}
+            steps.append({**self.steps[0], "step": number, "images": len(own), **answers})
         groups = None if self.groups is None else self.groups[order]
         run = Run.finish(
             arguments, self.classes, steps, batches, self.labels[order], self.probabilities[order], groups=groups

@@ -13,7 +13,7 @@ from mergestream.cli.terminal import echo, progress
 
 if TYPE_CHECKING:
     from mergestream.pool.expert_card import ExpertCard
-    from mergestream.training.training_candidates import Candidate
+    from mergestream.training.training_run import Candidate
 
 # Options that a training plan holds as they are given.
 PLAN = ("network", "head_init", "domain", "keep_candidates", "statistics", "keep_every", "tensorboard")

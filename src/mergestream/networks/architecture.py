@@ -64,6 +64,13 @@ class Network:
             "preprocessing": asdict(self.preprocessing) if self.preprocessing else None,
         }
 
+    def require_preprocessing(self) -> Preprocessing:
+        if self.preprocessing is None:
+            raise NetworkError(
+                f"How images are prepared for {self.architecture} is unknown: create or save it with preprocessing=."
+            )
+        return self.preprocessing
+
 
 def create_network(name: str, *, num_classes: int, **arguments: Any) -> Network:
     """Build by timm name, or 'torchvision:NAME', 'monai:CLASS', 'transformers:CLASS' (arguments: its config's).

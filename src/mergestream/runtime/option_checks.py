@@ -99,6 +99,19 @@ def split_outside_brackets(text: str, separator: str) -> list[str]:
     return [piece for piece in pieces if piece.strip()]
 
 
+def parse_choices(text: str, owner: str, allowed: Sequence[str]) -> tuple[str, list[Any]]:
+    """Parse 'name=this|that' into the name of an option of `owner` and its values."""
+    name, equals, values = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise InputError(f"'{name}' is not an option of {owner}: write option=value.")
+    if name not in allowed:
+        raise unknown_name(f"option of {owner}", name, allowed)
+    choices = [parse_value(value) for value in split_outside_brackets(values, "|")]
+    if not choices:
+        raise InputError(f"The option '{name}' of {owner} has no value.")
+    return name, choices
+
+
 def parse_options(texts: Sequence[str]) -> tuple[tuple[str, Any], ...]:
     """Parse 'name=value' texts into pairs sorted by name; refuse a name given twice."""
     options: dict[str, Any] = {}

@@ -1,7 +1,8 @@
 """Nested state (maps, lists, tensors, numbers, text) in one safetensors file, never a pickle."""
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,35 @@ def read_state(path: Path) -> Any:
             return _unpacked(json.loads(file.metadata()["state"]), tensors)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is not a readable state file: {error}.") from error
+
+
+class SavedState:
+    """A state file for work that may be killed, written at most every `seconds`: so much work a kill may cost.
+
+    A state may be gigabytes: if writing takes more than `share` of the time, it is written less often.
+    """
+
+    def __init__(self, path: Path, seconds: float = 0.0, *, share: float = 1.0) -> None:
+        self.path, self._seconds, self._share, self._written = path, seconds, share, time.monotonic()
+
+    def load(self) -> Any:
+        """Return the saved state, or None if there is none or it is damaged."""
+        self._written = time.monotonic()
+        try:
+            return read_state(self.path)
+        except CheckpointError:
+            return None
+
+    def save_if_due(self, state: Callable[[], Any]) -> None:
+        started = time.monotonic()
+        if started - self._written >= self._seconds:
+            write_state(self.path, state())
+            self._written = time.monotonic()
+            if self._seconds:
+                self._seconds = max(self._seconds, (self._written - started) / self._share)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
 
 
 def _packed(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -3,27 +3,25 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from mergestream.data.datasets.domain_data import DomainData
 from mergestream.networks.architecture import Network, create_network, from_architecture
-from mergestream.pool.checkpoint import open_weights, write_expert
+from mergestream.pool.checkpoint import PICKLES, WeightsFile, open_weights, write_expert
 from mergestream.pool.expert_card import BASE, ExpertCard, read_card
 from mergestream.runtime.errors import CheckpointError, MergestreamError, NetworkError, TrainingError
 from mergestream.runtime.files import sha256_of_json
-from mergestream.runtime.option_checks import one_of
 from mergestream.runtime.seeding import cpu_threads, seeded
-from mergestream.training.heads import HEAD_INITS, fit_probe, head_state, redraw_head, require_preprocessing, zero_head
+from mergestream.runtime.state_file import SavedState
+from mergestream.training.heads import fit_probe, head_state, redraw_head, zero_head
 from mergestream.training.recipe import Recipe
 from mergestream.training.stepper import choose_device
-from mergestream.training.training_loop import FitCheckpoint, OnStep, OnValidation, fit, ignore, split_of
+from mergestream.training.training_loop import OnStep, OnValidation, fit, ignore, split_of
 
 # Raise this whenever the same recipe gives other weights: cached experts are then trained again.
 REVISION = 3
@@ -38,19 +36,17 @@ def train_base(
     classes: tuple[str, ...],
     recipe: Recipe,
     on_step: OnStep = ignore,
-    *,
-    head_init: str = "shared",
 ) -> ExpertCard:
     """Train a base whose encoder is pretrained on `data` and whose head is for `classes`; reuse a finished one."""
-    full_recipe = _full_recipe(recipe, data, network=network, arguments=arguments, classes=classes, head_init=head_init)
+    full_recipe = _full_recipe(recipe, data, network=network, arguments=arguments, classes=classes, head_init="shared")
     if cached := _cached_card(folder, full_recipe):
         return cached
     with seeded(recipe.seed):
         pretraining = create_network(network, num_classes=len(data.classes), **arguments)
-    state = fit(pretraining, data, recipe, on_step, checkpoint=FitCheckpoint(_unfinished(folder, full_recipe))).state
+    state = fit(pretraining, data, recipe, on_step, checkpoint=SavedState(_unfinished(folder, full_recipe))).state
     heads = head_state(pretraining)
     encoder = {name: tensor for name, tensor in state.items() if name not in heads}
-    return write_start(folder, network, arguments, classes, encoder, head_init, recipe.seed, full_recipe)
+    return write_start(folder, encoder, full_recipe)
 
 
 def train_expert(
@@ -77,7 +73,7 @@ def train_expert(
     network = load_network(base, start)
     if head_init == "independent":
         redraw_head(network, recipe.seed, data.name)
-    checkpoint = FitCheckpoint(_unfinished(folder, full_recipe), keep_every)
+    checkpoint = SavedState(_unfinished(folder, full_recipe), keep_every)
     fitted = fit(network, data, recipe, on_step, on_validation=on_validation, checkpoint=checkpoint)
     metrics = {"validation": fitted.metrics, "best_step": fitted.step}
     card = ExpertCard.for_network(
@@ -118,37 +114,27 @@ def _cached_card(folder: Path, full_recipe: dict[str, Any]) -> ExpertCard | None
     return card if card.recipe == full_recipe else None
 
 
-def write_start(
-    folder: Path,
-    network: str,
-    arguments: dict[str, Any],
-    classes: tuple[str, ...],
-    encoder: Mapping[str, Tensor] | None,
-    head_init: str,
-    seed: int,
-    recipe: dict[str, Any] | None = None,
-) -> ExpertCard:
+def write_start(folder: Path, encoder: Mapping[str, Tensor] | None, recipe: dict[str, Any]) -> ExpertCard:
     """Write the base folder: an encoder (given, or random) and the initial head.
 
-    With 'independent' each site draws its own head when it trains; with 'linear_probe' the head is zero until
-    `put_probes` writes the average of the sites' heads.
+    The recipe says network, arguments, classes, head_init and seed; the card stores it. With 'independent' each site
+    draws its own head when it trains; with 'linear_probe' the head is zero until `put_probes` writes the average of
+    the sites' heads.
     """
-    one_of("head_init", head_init, HEAD_INITS)
-    with seeded(seed):
-        start = create_network(network, num_classes=len(classes), **arguments)
-    initial = start.module.state_dict()
-    missing = sorted(set(initial) - set(head_state(start)) - set(encoder or initial))
-    unknown = sorted(set(encoder or ()) - set(initial))
-    if missing or unknown:
-        raise NetworkError(
-            f"The encoder does not fit '{network}': it lacks {missing[:3]}, and has besides {unknown[:3]}."
-        )
-    start.module.load_state_dict({**initial, **(encoder or {})})
-    if head_init in ("zero", "linear_probe"):
+    classes = tuple(recipe["classes"])
+    with seeded(recipe["seed"]):
+        start = create_network(recipe["network"], num_classes=len(classes), **recipe["arguments"])
+    start.module.load_state_dict({**head_state(start), **(encoder or start.module.state_dict())})
+    if recipe["head_init"] in ("zero", "linear_probe"):
         zero_head(start)
-    recipe = recipe or as_json({"network": network, "arguments": arguments, "classes": classes, "seed": seed})
-    card = ExpertCard.for_network(BASE, start, classes, recipe={**recipe, "head_init": head_init})
+    card = ExpertCard.for_network(BASE, start, classes, recipe=recipe)
     return write_expert(folder, start.module.state_dict(), card)
+
+
+def copy_expert(source: Path, target: Path) -> ExpertCard:
+    """Copy weights and card; the copy is named by its folder."""
+    card = read_card(source)
+    return write_expert(target, dict(open_weights(source, card)), replace(card, name=target.name))
 
 
 def load_network(folder: Path, card: ExpertCard) -> Network:
@@ -161,7 +147,7 @@ def load_network(folder: Path, card: ExpertCard) -> Network:
 def probe(base: Path, data: DomainData, recipe: Recipe) -> dict[str, Tensor]:
     """Fit one site's head from zero on the base's frozen encoder and the site's training split."""
     network = load_network(base, read_card(base))
-    preprocessing, (training, _) = require_preprocessing(network), split_of(data, asdict(recipe))
+    preprocessing, (training, _) = network.require_preprocessing(), split_of(data, asdict(recipe))
     device = choose_device(recipe)
     network.module.to(device)
     with seeded(recipe.seed), cpu_threads(recipe.threads):
@@ -185,18 +171,10 @@ def encoder_weights(network: str, arguments: dict[str, Any], init: str) -> dict[
     """Return the encoder's weights by name, or None for random ones."""
     if init == RANDOM:
         return None
-    target = create_network(network, num_classes=2, **arguments)
-    state = _load_published(network, arguments) if init == PRETRAINED else _read(Path(init))
-    return _encoder_part(target, state, init)
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    if path.suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl"):
-        raise CheckpointError(f"{path} may be a pickle and is not opened. Convert it: mergestream pool import.")
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"Cannot read the weights in {path}: {error}. Give a safetensors file.") from error
+    if Path(init).suffix in PICKLES:
+        raise CheckpointError(f"{init} may be a pickle and is not opened. Convert it: mergestream pool import.")
+    state = _load_published(network, arguments) if init == PRETRAINED else dict(WeightsFile(Path(init)))
+    return _encoder_part(create_network(network, num_classes=2, **arguments), state, init)
 
 
 def _load_published(network: str, arguments: dict[str, Any]) -> dict[str, Tensor]:

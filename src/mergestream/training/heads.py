@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from mergestream.networks.architecture import Network, from_architecture
-from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import NetworkError
 from mergestream.runtime.seeding import seeded
 
@@ -20,9 +19,8 @@ PROBE_STEPS, PROBE_DECAY = 200, 1e-4
 
 
 def zero_head(network: Network) -> None:
-    with torch.no_grad():
-        for parameter in head_of(network).parameters():
-            parameter.zero_()
+    for parameter in head_of(network).parameters():
+        nn.init.zeros_(parameter)
 
 
 def redraw_head(network: Network, seed: int, domain: str) -> None:
@@ -30,12 +28,6 @@ def redraw_head(network: Network, seed: int, domain: str) -> None:
     with seeded(zlib.crc32(f"{domain}:{seed}".encode())):
         fresh = from_architecture(network.architecture)
     network.module.load_state_dict({**network.module.state_dict(), **head_state(fresh)})
-
-
-def require_preprocessing(network: Network) -> Preprocessing:
-    if network.preprocessing is None:
-        raise NetworkError("Training needs to know the network's preprocessing; give preprocessing=.")
-    return network.preprocessing
 
 
 def head_of(network: Network) -> nn.Module:

@@ -19,8 +19,8 @@ from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.option_checks import (
     number,
     one_of,
+    parse_choices,
     parse_options,
-    parse_value,
     split_outside_brackets,
     whole_number,
     yes_or_no,
@@ -109,18 +109,8 @@ def parse_settings(text: str, start: Recipe) -> tuple[Recipe, ...]:
         return (start, *(_drawn(number, start) for number in range(1, int(count))))
     if "=" not in text:
         raise unknown_name("set of settings", text, ("one", "diwa", "domainbed:20", "option=this|that"))
-    return _grid(dict(_parse_values(item) for item in split_outside_brackets(text, ",")), start)
-
-
-def _parse_values(item: str) -> tuple[str, list[Any]]:
-    name, _, values = item.partition("=")
     options = [field.name for field in fields(Recipe)]
-    if name.strip() not in options:
-        raise unknown_name("option of training", name.strip(), options)
-    parsed = [parse_value(value) for value in split_outside_brackets(values, "|")]
-    if not parsed:
-        raise InputError(f"The option '{name.strip()}' has no value.")
-    return name.strip(), parsed
+    return _grid(dict(parse_choices(item, "training", options) for item in split_outside_brackets(text, ",")), start)
 
 
 def _grid(choices: Mapping[str, Sequence[Any]], start: Recipe) -> tuple[Recipe, ...]:
@@ -156,6 +146,7 @@ class TrainPlan:
     seed: int = 0
     keep_every: float = 0.0  # seconds between saved states; a kill costs at most this much work
     tensorboard: bool = False
+    decoded: str = ""  # folder of the decoded images, for pools that share them; else beside the pool
 
     def __post_init__(self) -> None:
         one_of("head_init", self.head_init, HEAD_INITS)
@@ -173,13 +164,13 @@ def plan_from(
     *,
     dataset: str,
     root: Path | None,
-    data_options: Sequence[str],
-    skip_bad: int,
-    allow_missing_classes: bool,
     arguments: Sequence[str],
     init: str,
-    settings: str,
     start: Recipe,
+    settings: str = "one",
+    data_options: Sequence[str] = (),
+    skip_bad: int = 0,
+    allow_missing_classes: bool = False,
     **more: Any,
 ) -> TrainPlan:
     """Parse a plan from command-line texts; the settings differ from the recipe `start`."""

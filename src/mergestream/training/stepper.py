@@ -1,10 +1,12 @@
 """The steps of a fit: eager anywhere; on a CUDA device one captured graph, compiled first where that pays."""
 
+import json
 import logging
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -12,12 +14,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 from mergestream.networks.architecture import Network, logits_of
+from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.execution import warm_up
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.log_once import log_once
 from mergestream.training import augmentation
-from mergestream.training.gpu_execution import CapturedStep, compiled_augmentation, compiled_forward, preserved_state
-from mergestream.training.heads import add_dropout, require_preprocessing
+from mergestream.training.heads import add_dropout
 from mergestream.training.recipe import Recipe
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -25,6 +27,7 @@ EAGER, GRAPH, COMPILED = "eager", "graph", "compiled graph"
 # A shorter fit ends before its compilation has paid for itself (benchmarks/train_speed.py).
 COMPILE_PAYS_FROM = 3000
 _log = logging.getLogger(__name__)
+_networks: dict[str, nn.Module] = {}
 
 
 class Stepper:
@@ -40,7 +43,7 @@ class Stepper:
         class_weights: Tensor | None = None,
     ) -> None:
         """`images` uint8 [N,3,H,W] of the network's size, `labels` [N], `batches` [steps,B] of indices into them."""
-        device, self._preprocessing = images.device, require_preprocessing(network)
+        device, self._preprocessing = images.device, network.require_preprocessing()
         self._recipe, self._device = recipe, device
         self._images, self._labels, self._class_weights = images, labels, class_weights
         self._batches = batches.to(device)
@@ -178,3 +181,56 @@ def set_rate(optimiser: torch.optim.Optimizer, recipe: Recipe, step: int) -> Non
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+def shared_network(network: Network, recipe: Recipe) -> Network:
+    """Return this process's one network of the architecture, loaded with the given network's weights."""
+    key = json.dumps([network.describe(), recipe.dropout, recipe.precision], sort_keys=True)
+    module = _networks.setdefault(key, network.module)
+    if module is not network.module:
+        module.load_state_dict(network.module.state_dict())
+    return replace(network, module=module)
+
+
+@cache
+def compiled_forward(module: nn.Module) -> Any:
+    return torch.compile(module.forward, dynamic=False)
+
+
+@lru_cache(maxsize=8)
+def compiled_augmentation(
+    strength: float, views: tuple[str, ...], preprocessing: Preprocessing
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Augmentation, normalisation and flips of a batch as a few kernels."""
+    prepare = partial(augmentation.prepare_batch, strength, views, preprocessing)
+    return torch.compile(lambda images, draws: prepare(images, draws), dynamic=False)
+
+
+class CapturedStep:
+    """A function of one tensor, recorded once as a CUDA graph and replayed with the tensor's next values."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], example: Tensor) -> None:
+        self._input, self._graph = example.clone(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._result = function(self._input)
+
+    def __call__(self, values: Tensor) -> Tensor:
+        self._input.copy_(values)
+        self._graph.replay()
+        return self._result
+
+
+@contextmanager
+def preserved_state(module: nn.Module, optimiser: torch.optim.Optimizer) -> Iterator[None]:
+    """A block after which weights and optimiser state have their old values again, in the same memory."""
+    weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    state = {weight: {key: value.clone() for key, value in own.items()} for weight, own in optimiser.state.items()}
+    try:
+        yield
+    finally:
+        module.load_state_dict(weights)
+        for parameter, values in optimiser.state.items():
+            before = state.get(parameter, {})
+            for key, value in values.items():
+                value.copy_(before[key]) if key in before else value.zero_()
+        optimiser.zero_grad()

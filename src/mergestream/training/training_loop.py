@@ -1,10 +1,8 @@
 """The training loop: steps, validations, the best step kept, resumable at any moment."""
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +13,12 @@ from mergestream.data.datasets.domain_data import DomainData
 from mergestream.functional.metrics import risk_by_confidence, summarise
 from mergestream.networks.architecture import Network, logits_of
 from mergestream.networks.preprocessing import resizer
-from mergestream.runtime.errors import CheckpointError, TrainingError
+from mergestream.runtime.errors import TrainingError
 from mergestream.runtime.seeding import cpu_threads, seeded
-from mergestream.runtime.state_file import read_state, write_state
-from mergestream.training.gpu_execution import shared_network
-from mergestream.training.heads import minimise, require_preprocessing
+from mergestream.runtime.state_file import SavedState
+from mergestream.training.heads import minimise
 from mergestream.training.recipe import Recipe
-from mergestream.training.stepper import COMPILED, Stepper, autocast, choose_device, choose_execution
+from mergestream.training.stepper import COMPILED, Stepper, autocast, choose_device, choose_execution, shared_network
 
 OnStep = Callable[[], None]
 OnValidation = Callable[[dict[str, float]], None]
@@ -45,30 +42,6 @@ class Fit:
     criterion: float  # the value that chose the step
 
 
-class FitCheckpoint:
-    """A file for the state of a fit, written at most every `seconds`: so much work a kill may cost."""
-
-    def __init__(self, path: Path, seconds: float = 0.0) -> None:
-        self.path, self.seconds = path, seconds
-        self._written = time.monotonic()
-
-    def load(self) -> dict[str, Any] | None:
-        """Return the saved state, or None if there is none or it is damaged."""
-        self._written = time.monotonic()
-        try:
-            return read_state(self.path) if self.path.exists() else None
-        except CheckpointError:
-            return None
-
-    def save_if_due(self, state: Callable[[], dict[str, Any]]) -> None:
-        if time.monotonic() - self._written >= self.seconds:
-            write_state(self.path, state())
-            self._written = time.monotonic()
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-
-
 def fit(
     network: Network,
     data: DomainData,
@@ -76,7 +49,7 @@ def fit(
     on_step: OnStep = ignore,
     *,
     on_validation: OnValidation = ignore,
-    checkpoint: FitCheckpoint | None = None,
+    checkpoint: SavedState | None = None,
 ) -> Fit:
     """Minimise the recipe's loss on the training split; keep the step that does best on the validation split.
 
@@ -98,8 +71,8 @@ def fit(
 class _Loop:
     """A fit under way; `_state` lists what its checkpoint holds."""
 
-    def __init__(self, network: Network, data: DomainData, recipe: Recipe, checkpoint: FitCheckpoint | None) -> None:
-        preprocessing, device = require_preprocessing(network), choose_device(recipe)
+    def __init__(self, network: Network, data: DomainData, recipe: Recipe, checkpoint: SavedState | None) -> None:
+        preprocessing, device = network.require_preprocessing(), choose_device(recipe)
         if choose_execution(recipe, device) == COMPILED:
             network = shared_network(network, recipe)
         network.module.to(device)

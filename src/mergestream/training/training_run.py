@@ -1,38 +1,115 @@
-"""A whole training run: base, candidates, choice, statistics. Finished parts are not trained again."""
+"""A whole training run: base, candidates (one fit per domain and recipe), choice of the best, statistics.
 
-import json
+Finished parts are not trained again.
+"""
+
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from mergestream.data.datasets import Dataset
 from mergestream.data.datasets.data_request import open_data
 from mergestream.networks.architecture import create_network
 from mergestream.networks.preprocessing import Preprocessing
-from mergestream.pool.checkpoint import open_weights, write_expert, write_statistics
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
-from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.pool_folder import candidates_folder
-from mergestream.pool.statistics.measurement import measure_statistics
-from mergestream.runtime.errors import InputError, NetworkError, TrainingError, unknown_name
-from mergestream.runtime.files import make_folder, write_json
+from mergestream.runtime.errors import InputError, MergestreamError, TrainingError, unknown_name
+from mergestream.runtime.files import make_folder, sha256_of_json, write_json
 from mergestream.runtime.parallel import Track, run_jobs
-from mergestream.training.expert_training import encoder_weights, probe, put_probes, write_start
-from mergestream.training.recipe import TrainPlan
-from mergestream.training.training_candidates import (
-    Candidate,
-    copy_candidates,
-    follow_progress,
-    install_best,
-    progress_path,
-    require_tensorboard,
-    train_candidate,
-    work_folder,
+from mergestream.training.expert_training import (
+    as_json,
+    copy_expert,
+    encoder_weights,
+    probe,
+    put_probes,
+    train_expert,
+    write_start,
 )
-from mergestream.training.training_loop import split_of
+from mergestream.training.recipe import Recipe, TrainPlan
+from mergestream.training.site_statistics import measure_pool
+from mergestream.training.training_progress import (
+    Progress,
+    ProgressFile,
+    follow_progress,
+    read_progress,
+    require_tensorboard,
+)
 
 SCHEMA_VERSION = 1
 STATISTICS = ("gram", "fisher_exact")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Result of one recipe at one domain: the expert's folder and its losses, or why the fit failed."""
+
+    domain: str
+    recipe: Recipe
+    folder: Path
+    progress: Progress
+    metrics: dict[str, Any] = field(default_factory=dict)  # of the expert's card; empty if the fit failed
+    failed: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        curve = {"seconds": self.progress.get("seconds"), "curve": self.progress.get("curve", [])}
+        loss = self.metrics.get("validation", {}).get("nll")
+        scores = {"validation_loss": loss, "criterion": self.metrics.get("criterion")}
+        fit = {"domain": self.domain, "recipe": asdict(self.recipe), "expert": self.folder.name}
+        return {**fit, **scores, "failed": self.failed, "metrics": self.metrics, **curve}
+
+
+def work_folder(out: Path) -> Path:
+    """Folder beside the pool for decoded images and candidates; it can be deleted when training is finished."""
+    return out.with_name(f"{out.name}.work")
+
+
+def candidate_folder(out: Path, domain: str, recipe: Recipe) -> Path:
+    return work_folder(out) / "candidates" / f"{expert_name(domain)}-{sha256_of_json(asdict(recipe))[:8]}"
+
+
+def progress_path(out: Path, domain: str, recipe: Recipe) -> Path:
+    return work_folder(out) / "progress" / f"{candidate_folder(out, domain, recipe).name}.json"
+
+
+def expert_name(domain: str) -> str:
+    """Convert a domain's name to a folder name."""
+    return "".join(character if character.isalnum() or character in "-_." else "_" for character in domain)
+
+
+def train_candidate(plan: TrainPlan, out: Path, preprocessing: Preprocessing, domain: str, recipe: Recipe) -> Candidate:
+    """Train one recipe at one domain. A failed fit is recorded, and the others continue."""
+    data = open_data(plan.data, preprocessing, Path(plan.decoded))[domain]
+    folder, path = candidate_folder(out, domain, recipe), progress_path(out, domain, recipe)
+    events = work_folder(out) / "tensorboard" / folder.name if plan.tensorboard else None
+    file = ProgressFile(path, recipe.steps, events)
+    try:
+        listeners: dict[str, Any] = {"on_step": file.add_step, "on_validation": file.add_validation}
+        card = train_expert(folder, out / BASE, data, recipe, **listeners, keep_every=plan.keep_every)
+        file.close()
+    except (TrainingError, OSError, torch.OutOfMemoryError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Candidate(domain, recipe, folder, file.progress, failed=reason)
+    return Candidate(domain, recipe, folder, read_progress(path) or {}, card.metrics)
+
+
+def install_best(out: Path, candidates: Sequence[Candidate]) -> ExpertCard:
+    """Copy the candidate with the lowest criterion into the pool as the domain's expert."""
+    finished = [candidate for candidate in candidates if not candidate.failed]
+    if not finished:
+        reasons = "; ".join(dict.fromkeys(str(candidate.failed) for candidate in candidates))
+        raise TrainingError(f"No setting could be trained at '{candidates[0].domain}': {reasons}.")
+    best = min(finished, key=lambda candidate: (candidate.metrics["criterion"], candidate.folder.name))
+    target = out / expert_name(best.domain)
+    try:
+        installed = read_card(target)
+        if installed.weights_sha256 == read_card(best.folder).weights_sha256:
+            return installed
+    except MergestreamError:
+        pass
+    return copy_expert(best.folder, target)
 
 
 def run_training(
@@ -43,11 +120,10 @@ def run_training(
         require_tensorboard()
     out = make_folder(out).resolve()
     work = make_folder(work_folder(out))
+    plan = replace(plan, decoded=plan.decoded or str(work))
     open_data.cache_clear()  # files may have changed since an earlier call
-    preprocessing = create_network(plan.network, num_classes=2, **dict(plan.arguments)).preprocessing
-    if preprocessing is None:
-        raise NetworkError(f"The preprocessing of '{plan.network}' is unknown, so it cannot be trained from files.")
-    dataset = open_data(plan.data, preprocessing, work)
+    preprocessing = create_network(plan.network, num_classes=2, **dict(plan.arguments)).require_preprocessing()
+    dataset = open_data(plan.data, preprocessing, Path(plan.decoded))
     domains = dataset.domains if plan.domain is None else (plan.domain,)
     if plan.domain not in (None, *dataset.domains):
         raise unknown_name(f"domain in '{dataset.name}'", str(plan.domain), dataset.domains)
@@ -66,10 +142,13 @@ def run_training(
     write_json(work / "candidates.json", {"schema_version": SCHEMA_VERSION, **described, **listed})
     by_domain = {domain: [each for each in candidates if each.domain == domain] for domain in domains}
     cards = [install_best(out, each) for each in by_domain.values()]
-    if plan.keep_candidates:
-        copy_candidates(candidates, candidates_folder(out))
+    for candidate in candidates if plan.keep_candidates else ():  # into a pool beside the pool, for DiWA's averages
+        target = candidates_folder(out) / candidate.folder.name
+        if not candidate.failed and not (target / CARD).exists():
+            copy_expert(candidate.folder, target)
     if plan.statistics:
-        _measure_statistics(plan, out, dataset, cards)
+        counts = dict.fromkeys(STATISTICS, plan.statistics)
+        measure_pool(out, plan.data, Path(plan.decoded), counts, experts=[card.name for card in cards])
     return list(zip(cards, by_domain.values(), strict=True))
 
 
@@ -84,45 +163,26 @@ def _write_base(
         return
     if plan.domain is not None:
         raise InputError(f"{out / BASE} is missing: one site trains from the consortium's base. Copy its folder there.")
-    network, work = (plan.network, dict(plan.arguments)), work_folder(out)
-    scratch = work / BASE
-    write_start(
-        scratch, *network, dataset.classes, encoder_weights(*network, plan.init), plan.head_init, plan.seed, recipe
-    )
+    scratch = work_folder(out) / BASE
+    write_start(scratch, encoder_weights(plan.network, dict(plan.arguments), plan.init), recipe)
     if plan.head_init == "linear_probe":
-        fits = [(scratch, plan, preprocessing, work, domain) for domain in dataset.domains]
+        fits = [(scratch, plan, preprocessing, domain) for domain in dataset.domains]
         with track("fitting every site's head on the frozen encoder", len(fits)) as advance:
             heads = run_jobs(_probe, fits, workers=jobs, on_done=advance, engine=engine, device=plan.accelerator)
         put_probes(scratch, heads)
-    write_expert(out / BASE, dict(open_weights(scratch, read_card(scratch))), read_card(scratch))
+    copy_expert(scratch, out / BASE)
 
 
-def _probe(base: Path, plan: TrainPlan, preprocessing: Preprocessing, work: Path, domain: str) -> dict[str, Any]:
-    return probe(base, open_data(plan.data, preprocessing, work)[domain], plan.settings[0])
+def _probe(base: Path, plan: TrainPlan, preprocessing: Preprocessing, domain: str) -> dict[str, Any]:
+    return probe(base, open_data(plan.data, preprocessing, Path(plan.decoded))[domain], plan.settings[0])
 
 
 def _require_same_base(card: ExpertCard, recipe: dict[str, Any], *, single_site: bool) -> None:
     """Refuse a base that this plan would not have written; a single site only needs the same classes."""
-    required = json.loads(json.dumps(recipe))
+    required = as_json(recipe)
     for key in ("classes",) if single_site else required:
         if card.recipe.get(key, list(card.classes) if key == "classes" else None) != required[key]:
             raise TrainingError(
                 f"The existing base has {key} {card.recipe.get(key)!r}, this training needs {required[key]!r}. "
                 f"Choose another --out, or train with the base's settings."
             )
-
-
-def _measure_statistics(plan: TrainPlan, out: Path, dataset: Dataset, cards: Sequence[ExpertCard]) -> None:
-    """Measure every trained expert's statistics on its own training images."""
-    pool = ExpertPool.load(out)
-    trained = {card.name: card for card in cards}
-    images = {}
-    for card in pool.cards:
-        if card.name in trained and card.domain in dataset.domains:
-            data = dataset[card.domain]
-            images[card.name] = data.batch(split_of(data, card.recipe)[0][: plan.statistics])
-    others = [name for name in pool.names if name not in images]
-    measured = measure_statistics(pool.without(*others) if others else pool, images, STATISTICS)
-    for name, statistics in zip(measured.names, measured.statistics, strict=True):
-        assert statistics is not None
-        write_statistics(out / name, statistics, trained[name])

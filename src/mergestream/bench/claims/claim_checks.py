@@ -1,12 +1,18 @@
-"""Claims about variants of the method and their gain over the mean; and the check of all claims."""
+"""The paper's claims, checked on labelled runs: how its scores go with the error, and what its options gain."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from mergestream.bench.analysis.comparison import Estimate, by_pairing, duel, grouped
+from mergestream.bench.analysis.comparison import Estimate, by_pairing, duel, grouped, pairing_of
 from mergestream.bench.claims.claim_finding import (
+    CORRELATION,
     POINTS,
     RESAMPLES,
     SHARE,
@@ -16,11 +22,17 @@ from mergestream.bench.claims.claim_finding import (
     missing,
     verdict_of,
 )
-from mergestream.bench.claims.score_claims import check_scores, evidence_of_runs
 from mergestream.bench.records import Run
+from mergestream.functional import scores as scoring
 from mergestream.functional.intervals import FEW_BATCHES, resampled
 from mergestream.functional.metrics import score_of
+from mergestream.functional.rank_correlation import kendall, spearman
 
+Coefficient = Callable[..., np.ndarray]
+Drawn = tuple[float, np.ndarray]  # a statistic, and its resamples [R]
+TRACKS = "Low entropy goes with low error."
+RANKS_BETTER = "Entropy tells the better expert more reliably than the maximum softmax does."
+NEEDED = "the experts' own answers with labels: runs of single_expert for every expert (each benchmark makes them)."
 MEAN, SHARED, DECOUPLED = "mean", "entropy_adaptive(head=shared)", "entropy_adaptive"
 LEAST_SHARE = 0.85  # the paper: decoupling gives 85 to 90 % of what layer-wise coefficients would
 SHARE_CLAIM = "Decoupling gives 85 % or more of what layer-wise coefficients gain over the mean."
@@ -53,24 +65,18 @@ def check_claims(runs: Sequence[Run]) -> list[ClaimFinding]:
     on the batch's entropy. They are what this code has, not the best that labels could give.
     """
     labelled = [run for run in runs if len(run.labels) and bool((run.labels >= 0).all())]
-    layer_wise = list(dict.fromkeys(run.label for run in labelled if _is_layer_wise(run)))
+    layer_wise = [run for run in labelled if run.arguments.get("options", {}).get("granularity") == "layer"]
     findings = check_scores(evidence_of_runs(labelled))
     for claim in OPTION_CLAIMS:
-        findings += _duels(labelled, claim.claim, list(_variant_pairs(labelled, claim)), _rival(claim), DECOUPLED)
-    gains = {"Shared": [SHARED], "Decoupled": [DECOUPLED], "Layer-wise": layer_wise}
+        needed = f"{DECOUPLED}({claim.option}={claim.rival})"
+        findings += _duels(labelled, claim.claim, list(_variant_pairs(labelled, claim)), needed, DECOUPLED)
+    layered = list(dict.fromkeys(run.label for run in layer_wise))
+    gains = {"Shared": [SHARED], "Decoupled": [DECOUPLED], "Layer-wise": layered}
     for kind, labels in gains.items():
         pairs = [(label, MEAN) for label in labels]
         needed = labels[0] if labels else "adamerging(granularity=layer)"
         findings += _duels(labelled, f"{kind} coefficients gain over the mean.", pairs, needed, MEAN)
-    return [*findings, *_shares(labelled, layer_wise)]
-
-
-def _is_layer_wise(run: Run) -> bool:
-    return bool(run.arguments.get("options", {}).get("granularity") == "layer")
-
-
-def _rival(claim: OptionClaim) -> str:
-    return f"{DECOUPLED}({claim.option}={claim.rival})"
+    return [*findings, *_shares(labelled, layered)]
 
 
 def _variant_pairs(runs: Sequence[Run], claim: OptionClaim) -> Iterator[tuple[str, str]]:
@@ -101,13 +107,8 @@ def _duels(
 
 
 def _shares(runs: Sequence[Run], layer_wise: Sequence[str]) -> list[ClaimFinding]:
-    findings = [
-        finding
-        for stream, here in grouped(runs, "stream").items()
-        for whole in layer_wise
-        for part in (DECOUPLED, SHARED)
-        for finding in _share(here, stream, part, whole)
-    ]
+    places = product(grouped(runs, "stream").items(), layer_wise, (DECOUPLED, SHARED))
+    findings = [finding for (stream, here), whole, part in places for finding in _share(here, stream, part, whole)]
     needed = "runs of adamerging(granularity=layer), entropy_adaptive and mean on the same streams; it needs a base."
     return findings or [missing(SHARE_CLAIM, needed)]
 
@@ -151,3 +152,103 @@ def _falls_to_zero(function: Callable[[float], float], low: float = -100.0, high
         middle = (low + high) / 2
         low, high = (middle, high) if function(middle) > 0 else (low, middle)
     return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Scores and errors of K experts on T batches of one stream [T,K]; a lower score means more confident."""
+
+    target: str
+    stream: str
+    experts: tuple[str, ...]
+    entropy: np.ndarray  # nats
+    max_softmax: np.ndarray  # 1 minus the mean of the maximum softmax
+    error: np.ndarray  # 0 to 1
+
+
+def evidence_of_runs(runs: Sequence[Run]) -> list[Evidence]:
+    """Evidence from the labelled runs of every expert alone: one per target, seed, pool and stream."""
+    groups: dict[tuple[Any, ...], dict[str, Run]] = defaultdict(dict)
+    for run in runs:
+        if run.is_single:
+            key = *pairing_of(run), run.stream, run.arguments["stream"]["hash"]
+            groups[key][run.arguments["options"]["expert"]] = run
+    return [_of_group(group) for group in groups.values() if len(group) > 1]
+
+
+def _of_group(group: dict[str, Run]) -> Evidence:
+    first = next(iter(group.values()))
+    experts = tuple(name for name in first.arguments["pool"]["experts"] if name in group)
+    # Softmax undoes the logarithm; a probability that fp16 rounded to 0 stays 0.
+    logits = torch.stack([group[name].probabilities.log() for name in experts])  # [K,N,C]
+    wrong = (logits.argmax(dim=-1) != first.labels).float()
+    sizes = [len(batch) for batch in first.batches]
+    scores = [[score(part) for part in logits.split(sizes, dim=1)] for score in (scoring.entropy, scoring.max_softmax)]
+    errors = [part.mean(dim=1) for part in wrong.split(sizes, dim=1)]
+    columns = [torch.stack(parts).numpy().astype(float) for parts in (*scores, errors)]
+    return Evidence(first.target, first.stream, experts, *columns)
+
+
+def _mean(values: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
+    """Mean over the first axis of the defined values [N,...], each counted [N,...] times; NaN if there is none."""
+    return np.ma.filled(np.ma.average(np.ma.masked_invalid(values), axis=0, weights=counts), np.nan)
+
+
+def _over_resamples(values: np.ndarray, counts: np.ndarray) -> Drawn:
+    """The mean of values [T] over the batches where they are defined, and under resamples with counts [R,T]."""
+    return float(_mean(values)), _mean(np.broadcast_to(values[:, None], counts.T.shape), counts.T)
+
+
+def _among_experts(coefficient: Coefficient, each: Evidence, counts: np.ndarray) -> Drawn:
+    return _over_resamples(coefficient(each.entropy, each.error), counts)
+
+
+def _over_batches(coefficient: Coefficient, each: Evidence, counts: np.ndarray) -> Drawn:
+    columns = list(zip(each.entropy.T, each.error.T, strict=True))
+    point = _mean(np.array([coefficient(x, y) for x, y in columns]))
+    return float(point), _mean(np.stack([coefficient(x, y, counts) for x, y in columns]))
+
+
+def _entropy_less_max_softmax(each: Evidence, counts: np.ndarray) -> Drawn:
+    return _over_resamples(spearman(each.entropy, each.error) - spearman(each.max_softmax, each.error), counts)
+
+
+AMONG = "correlation of entropy and error among the experts, mean over batches"
+OVER = "correlation of entropy and error over batches, mean over experts"
+LESS = "Spearman correlation with the error among the experts: entropy's less the maximum softmax's"
+# A claim, what is measured for it, and the function that measures it on one stream of one target.
+STATISTICS: tuple[tuple[str, str, Callable[[Evidence, np.ndarray], Drawn]], ...] = (
+    (TRACKS, f"Spearman {AMONG}", partial(_among_experts, spearman)),
+    (TRACKS, f"Spearman {OVER}", partial(_over_batches, spearman)),
+    (TRACKS, f"Kendall {AMONG}", partial(_among_experts, kendall)),
+    (TRACKS, f"Kendall {OVER}", partial(_over_batches, kendall)),
+    (RANKS_BETTER, LESS, _entropy_less_max_softmax),
+)
+
+
+def check_scores(evidence: Sequence[Evidence]) -> list[ClaimFinding]:
+    """Per stream: entropy against error among experts and over batches, and against the maximum softmax."""
+    if not evidence:
+        return [missing(TRACKS, NEEDED), missing(RANKS_BETTER, NEEDED)]
+    return [_finding(here, *statistic) for here in grouped(evidence, "stream").values() for statistic in STATISTICS]
+
+
+def _finding(
+    here: Sequence[Evidence], claim: str, measure: str, statistic: Callable[[Evidence, np.ndarray], Drawn]
+) -> ClaimFinding:
+    """Average over targets; streams on which the statistic is undefined (all experts equal) are left out."""
+    stream, random = here[0].stream, np.random.RandomState(0)
+    results = []
+    for each in here:
+        batches = len(each.error)
+        counts = random.multinomial(batches, np.full(batches, 1 / batches), size=RESAMPLES)
+        results.append((each.target, *statistic(each, counts)))
+    defined = [result for result in results if np.isfinite(result[1])]
+    if not defined:
+        reason = f"On {stream} no batch decides: all experts have the same error, or the same score."
+        return ClaimFinding(claim, stream, reason=reason)
+    targets, points, draws = zip(*defined, strict=True)
+    filled = [np.where(np.isfinite(drawn), drawn, point) for point, drawn in zip(points, draws, strict=True)]
+    estimate = estimate_over_targets(np.array(points), np.stack(filled), targets)
+    few = min(len(each.error) for each in here) < FEW_BATCHES
+    return ClaimFinding(claim, stream, measure, CORRELATION, estimate, UNKNOWN if few else verdict_of(estimate))

@@ -8,17 +8,9 @@ from typing import Any
 
 from mergestream.bench.analysis.bench_findings import BenchFindings, few_batches, unpredicted_classes
 from mergestream.bench.analysis.comparison import Duel, duel, grouped_rows, rows_of
-from mergestream.bench.engine.plan import BenchPlan, Target, targets_of
-from mergestream.bench.engine.pool_at_target import (
-    close_all,
-    load_pool,
-    method_of,
-    open_target,
-    preprocessing_of,
-    strangers,
-)
-from mergestream.bench.engine.variants import Variant
-from mergestream.bench.evaluation import PartialRun, evaluate
+from mergestream.bench.engine.plan import BenchPlan, Target, Variant, targets_of
+from mergestream.bench.engine.pool_at_target import close_all, load_pool, method_of, open_target, strangers
+from mergestream.bench.evaluation import evaluate
 from mergestream.bench.records import Run, is_finished, run_hash
 from mergestream.bench.report.bench_files import write_findings
 from mergestream.data.datasets import Dataset
@@ -31,6 +23,7 @@ from mergestream.runtime.errors import InputError, PoolError
 from mergestream.runtime.files import make_folder
 from mergestream.runtime.parallel import Track, run_jobs
 from mergestream.runtime.seeding import cpu_threads
+from mergestream.runtime.state_file import SavedState
 
 RUNS = "runs"
 # How to get what a pool may lack for a method.
@@ -58,7 +51,7 @@ def survey(plan: BenchPlan, out: Path, place: Place) -> tuple[Planned, dict[str,
     impossible, views = {}, set[str]()
     for variant in opened.variants():
         try:
-            method = opened.method(variant)
+            method = method_of(variant, opened.pool, opened.dataset)
             runs = opened.runs(method)
         except (PoolError, InputError) as error:
             if not plan.skip_impossible:
@@ -81,7 +74,7 @@ def answer(plan: BenchPlan, out: Path, place: Place, variant: Variant) -> None:
     which streams there are; a stream only reorders them.
     """
     opened = open_target(plan, out, *place)
-    method, data, logits = opened.method(variant), opened.data, opened.stored_logits
+    method, data, logits = method_of(variant, opened.pool, opened.dataset), opened.data, opened.stored_logits
     answered: Run | None = None
     for stream, arguments in opened.runs(method):
         folder = out / RUNS / run_hash(arguments)
@@ -92,7 +85,7 @@ def answer(plan: BenchPlan, out: Path, place: Place, variant: Variant) -> None:
             answered = answered or evaluate(method, data, batches, expert_logits=logits)
             answered.reordered(arguments, stream.batches).save(folder)
         else:
-            partial = PartialRun(folder.with_name(f".{folder.name}.partial"))
+            partial = SavedState(folder.with_name(f".{folder.name}.partial"), seconds=20, share=0.1)
             evaluate(method, data, stream, expert_logits=logits, arguments=arguments, partial=partial).save(folder)
             partial.remove()
 
@@ -183,7 +176,8 @@ def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[T
     warnings: list[str] = []
     pools = {folder: load_pool(folder, "cpu") for folder in plan.pools}
     targets: tuple[Target, ...] = ()
-    for number, preprocessing in enumerate(dict.fromkeys(preprocessing_of(pools[f], f) for f in pools)):
+    kinds = dict.fromkeys(pool.template.require_preprocessing() for pool in pools.values())
+    for number, preprocessing in enumerate(kinds):
         counters: list[Callable[[], None]] = [lambda: None]  # the progress bar opens when the number is known
         dataset = open_data(plan.data, preprocessing, out, lambda counters=counters: counters[-1]())
         targets = targets_of(plan, dataset)

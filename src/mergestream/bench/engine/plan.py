@@ -1,22 +1,69 @@
-"""What a benchmark runs, as data: a plan from the words of a command line, or the paper's tables by name."""
+"""What a benchmark runs, as data: methods with options, targets, streams and seeds, parsed from texts or named."""
 
+import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from mergestream.bench.engine.variants import Variant, parse_variants
 from mergestream.data.datasets import Dataset
 from mergestream.data.datasets.data_request import DataRequest
 from mergestream.data.streams import parse_stream
+from mergestream.methods import METHODS
 from mergestream.runtime.errors import InputError, unknown_name
-from mergestream.runtime.option_checks import one_of, parse_options, whole_number
+from mergestream.runtime.option_checks import (
+    one_of,
+    parse_choices,
+    parse_options,
+    split_outside_brackets,
+    whole_number,
+)
 
 PROTOCOLS = ("lodo", "ood")
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method and the options that are not left at their defaults."""
+
+    method: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{name}={_spelt(value)}" for name, value in self.options)
+        return f"{self.method}({options})" if options else self.method
+
+
+def _spelt(value: Any) -> str:
+    return f"({', '.join(map(_spelt, value))})" if isinstance(value, tuple) else str(value)
+
+
+def parse_variants(text: str) -> tuple[Variant, ...]:
+    """Methods separated by commas; values separated by | make a grid. 'all' is every method at its defaults."""
+    variants: list[Variant] = []
+    for item in split_outside_brackets(text, ","):
+        variants += [Variant(name) for name in METHODS] if item == "all" else list(_grid(item))
+    if not variants:
+        raise InputError("No methods are named. Write for example --methods all, or --methods 'mean, ensemble'.")
+    return tuple(dict.fromkeys(variants))
+
+
+def _grid(item: str) -> Iterator[Variant]:
+    match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", item, flags=re.DOTALL)
+    if not match:
+        raise InputError(f"'{item.strip()}' is not a method. Write name, or name(option=value, option=this|that).")
+    name, inside = match.groups()
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    texts = split_outside_brackets(inside or "", ",")
+    parsed = [parse_choices(text, f"'{name}'", METHODS[name].option_names()) for text in texts]
+    choices = [[(option, value) for value in values] for option, values in parsed]
+    for picked in product(*choices):
+        yield Variant(name, tuple(sorted(picked, key=lambda pair: pair[0])))
 
 
 @dataclass(frozen=True)
@@ -50,7 +97,8 @@ class BenchPlan:
             parse_stream(spec)
         for size in self.batch_sizes:
             whole_number("batch_size", size, low=1)
-        lists: dict[str, Sequence[Any]] = {"pool": self.pools, "stream": self.streams, "batch size": self.batch_sizes}
+        pools = [str(Path(pool).resolve()) for pool in self.pools]
+        lists: dict[str, Sequence[Any]] = {"pool": pools, "stream": self.streams, "batch size": self.batch_sizes}
         lists |= {"factor of a head": self.loud_heads} | ({} if self.paired_seeds else {"seed": self.seeds})
         for what, values in lists.items():
             if not values:
@@ -62,8 +110,6 @@ class BenchPlan:
         methods = {name for variant in self.variants for name in (variant.method, str(variant))}
         if self.reference is not None and self.reference not in methods:
             raise unknown_name("method to compare with", self.reference, methods)
-        if len({Path(pool).resolve() for pool in self.pools}) != len(self.pools):
-            raise InputError(f"Two pools are one folder: {list(self.pools)}.")
         whole_number("skip_bad", self.data.skip_bad, low=0)
         if self.data.images is not None:
             whole_number("images", self.data.images, low=1)
@@ -133,16 +179,9 @@ def _expand(spec: str, domains: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(spec.split("+"))]
 
 
-class NamedPlan(NamedTuple):
-    """Methods, streams and seeds of one table, as the command line spells them."""
-
-    methods: str = "all"
-    streams: str = "iid"
-    seeds: str = "0,1,2"
-
-
 TABLES: dict[str, Any] = tomllib.loads(Path(__file__).parents[1].joinpath("plans.toml").read_text(encoding="utf-8"))
-PLANS = {name: NamedPlan(**table) for name, table in TABLES["paper"].items()}
+PLANS: dict[str, dict[str, str]] = TABLES["paper"]
+UNNAMED = {"methods": "all", "streams": "iid", "seeds": "0"}
 Number = TypeVar("Number", int, float)
 
 
@@ -167,15 +206,15 @@ def plan_from(
     """Options that are given replace those of the named plan; `fields` are fields of a BenchPlan."""
     if plan is not None and plan not in PLANS:
         raise unknown_name("plan", plan, PLANS)
-    named = PLANS[plan] if plan is not None else NamedPlan(seeds="0")
+    named = PLANS[plan] if plan is not None else UNNAMED
     folder = None if root is None else str(root.resolve())
     return BenchPlan(
         data=DataRequest(dataset, folder, parse_options(data_options), images, skip_bad, allow_missing_classes),
         pools=tuple(str(Path(pool).resolve()) for pool in pools),
-        variants=parse_variants(named.methods if methods is None else methods),
+        variants=parse_variants(named["methods"] if methods is None else methods),
         targets=_items(targets),
-        streams=_items(streams or named.streams),
-        seeds=_numbers("Seeds", seeds or named.seeds, int),
+        streams=_items(streams or named["streams"]),
+        seeds=_numbers("Seeds", seeds or named["seeds"], int),
         batch_sizes=_numbers("Batch sizes", batch_sizes or "32", int),
         loud_heads=_numbers("Factors of a head", loud_heads, float),
         # 'all' and named plans mean all that this pool allows; a method that a person names must run.

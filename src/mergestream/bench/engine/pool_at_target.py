@@ -11,15 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.bench.engine.plan import BenchPlan, Target
-from mergestream.bench.engine.variants import Variant
+from mergestream.bench.engine.plan import BenchPlan, Target, Variant
 from mergestream.bench.evaluation import describe_run, domain_logits
 from mergestream.data.datasets import Dataset, DomainData, concatenate
 from mergestream.data.datasets.data_request import open_data
 from mergestream.data.datasets.image_trees import plain_name
 from mergestream.data.streams import Stream, create_stream
 from mergestream.methods import METHODS, ORIGINAL, Method, create_method
-from mergestream.networks.preprocessing import Preprocessing, require_views
+from mergestream.networks.preprocessing import require_views
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError
@@ -82,10 +81,10 @@ class PoolAtTarget:
     """One pool and one target, opened. A loud head is one of the plan's factors of the first expert's head."""
 
     def __init__(self, plan: BenchPlan, out: Path, pool: str, target: Target, loud_head: float) -> None:
-        self.plan, self.target, self.loud_head = plan, target, loud_head
+        self.plan, self.loud_head = plan, loud_head
         self._logits_folder = out / CACHE / "logits"
         whole = load_pool(pool, plan.device, plan.dtype)
-        self.dataset = open_data(plan.data, preprocessing_of(whole, pool), out)
+        self.dataset = open_data(plan.data, whole.template.require_preprocessing(), out)
         every = [self.dataset[domain] for domain in target.domains]
         sources = sources_for(
             whole, Path(pool), target.domains, every, leave_out=plan.protocol == "lodo", allow_seen=plan.allow_seen
@@ -98,10 +97,8 @@ class PoolAtTarget:
                 f"two experts or more."
             )
         parts = [some_images(data, plan.data.images) for data in every]
-        self.data = parts[0]
-        self._domains: list[str] | None = None
-        if len(parts) > 1:
-            self.data, self._domains = concatenate(parts)
+        self._domains: list[str] | None
+        self.data, self._domains = concatenate(parts) if len(parts) > 1 else (parts[0], None)
         streams = [
             (seed, size, self._stream(spec, seed, size))
             for spec in target.streams
@@ -126,9 +123,6 @@ class PoolAtTarget:
             variants += alone if variant == Variant("single_expert") else [variant]
         variants += alone if self.plan.every_expert else []
         return [v for v in dict.fromkeys(variants) if dict(v.options).get("expert") not in self._left_out]
-
-    def method(self, variant: Variant) -> Method:
-        return method_of(variant, self.pool, self.dataset)
 
     def runs(self, method: Method) -> list[tuple[Stream, dict[str, Any]]]:
         """Every stream with its run's arguments."""
@@ -178,14 +172,6 @@ def load_pool(folder: str, device: str, dtype: str = "float32") -> ExpertPool:
     if len(pool.classes) < 2:
         raise PoolError(f"The pool has one class only, {pool.classes[0]!r}: it cannot tell images apart.")
     return pool
-
-
-def preprocessing_of(pool: ExpertPool, folder: str) -> Preprocessing:
-    if pool.preprocessing is None:
-        raise PoolError(
-            f"The pool {folder} does not say how images are prepared for its network; save it with preprocessing=."
-        )
-    return pool.preprocessing
 
 
 def close_all() -> None:

@@ -4,9 +4,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mergestream.bench.engine.plan import DEVICES
-from mergestream.bench.engine.pool_at_target import load_pool, method_of, preprocessing_of, some_images, sources_for
-from mergestream.bench.engine.variants import Variant, parse_variants
+from mergestream.bench.engine.plan import DEVICES, Variant, parse_variants
+from mergestream.bench.engine.pool_at_target import load_pool, method_of, some_images, sources_for
 from mergestream.bench.landscape.landscape_figures import landscape_figure
 from mergestream.bench.landscape.landscape_measurement import StreamedMethod, measure_landscape
 from mergestream.bench.landscape.landscape_record import Landscape
@@ -70,7 +69,7 @@ def run_landscape(request: LandscapeRequest, out: Path, track: Track, *, command
     """Measure a landscape and write OUT/landscape.json and OUT/figures/landscape.png, .pdf and .svg."""
     make_folder(out)
     whole = load_pool(request.pool, request.device)
-    dataset = open_data(request.data, preprocessing_of(whole, request.pool), out)
+    dataset = open_data(request.data, whole.template.require_preprocessing(), out)
     if request.target is None:
         raise InputError(f"Name the target: --target and one of {', '.join((*dataset.domains, *dataset.outside))}.")
     target = dataset[request.target]

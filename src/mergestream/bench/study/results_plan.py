@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mergestream.bench.engine.plan import TABLES
-from mergestream.bench.engine.variants import parse_variants
+from mergestream.bench.engine.plan import TABLES, parse_variants
 from mergestream.data.datasets import source_of
 from mergestream.methods import list_methods
 

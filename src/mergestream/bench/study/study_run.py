@@ -9,7 +9,6 @@ import torch
 
 from mergestream.bench.engine.benchmark import run_plan
 from mergestream.bench.engine.plan import BenchPlan
-from mergestream.bench.engine.site_statistics import measure_pool
 from mergestream.bench.records import Run
 from mergestream.bench.study.results_plan import LOSS, RESULTS, STUDIES, PoolRecipe, Stage, Study
 from mergestream.bench.study.study_pages import all_blocks
@@ -21,7 +20,7 @@ from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.files import make_folder, write_text
 from mergestream.runtime.parallel import Track, quiet, run_jobs
 from mergestream.training.recipe import Recipe, plan_from
-from mergestream.training.training_candidates import work_folder
+from mergestream.training.site_statistics import measure_pool
 from mergestream.training.training_run import run_training
 
 RECORD = "record.json"
@@ -113,29 +112,16 @@ def train_pool(request: StudyRequest, pool: PoolRecipe) -> None:
     plan = plan_from(
         dataset=pool.dataset,
         root=request.roots[pool.dataset],
-        data_options=[],
-        skip_bad=0,
-        allow_missing_classes=False,
         network=study.network,
         arguments=study.arguments[pool.dataset],
         init=request.init,
-        settings="one",
         start=recipe,
         head_init=pool.head_init,
         keep_every=30.0,
+        decoded=str(request.out.resolve()),
     )
-    _share_decoded_images(request.out, folder)
     run_training(plan, folder, quiet)
     measure_pool(folder, plan.data, request.out, study.statistics, device)
-
-
-def _share_decoded_images(out: Path, folder: Path) -> None:
-    """Let all pools of the study decode into one folder."""
-    cache, shared = work_folder(folder) / "cache", out / "cache"
-    shared.mkdir(parents=True, exist_ok=True)
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    if not cache.exists():
-        cache.symlink_to(shared.resolve(), target_is_directory=True)
 
 
 def _run_stage(

@@ -151,7 +151,7 @@ def measure_statistics(
     }
     if not isinstance(images, Mapping) or not images:
         raise InputError("Give the images of each expert by its name: {'lyon': images, ...}.")
-    measured = {name: _existing(pool, pool.index(name)) for name in images}
+    measured = {name: existing_statistics(pool, pool.index(name)) for name in images}
     all_batches: dict[str, list[Tensor]] = {}
     for name, own in images.items():
         batches: Iterable[Tensor] = _batches(pool, own, batch_size)
@@ -173,7 +173,7 @@ def _checked_kinds(kinds: Sequence[str]) -> list[str]:
     return listed
 
 
-def _existing(pool: ExpertPool, expert: int) -> Statistics:
+def existing_statistics(pool: ExpertPool, expert: int) -> Statistics:
     """The expert's present statistics; unusable ones are dropped."""
     try:
         return pool.statistics_of(expert) or Statistics({}, {})
