@@ -17,7 +17,7 @@ from conftest import CLASSES, NAMES, HandWritten, make_base, make_experts, make_
 from mergestream.networks.blocks import Blocks, find_blocks
 from mergestream.pool.statistics.fisher_information import FISHERS, _one_by_one
 from mergestream.pool.statistics.grams import watch_inputs
-from mergestream.pool.statistics.measurement import merge_block_by_block
+from mergestream.pool.statistics.measurement import BlockwiseMerge
 
 PREPROCESSING = ms.Preprocessing(size=(16, 16))
 IMAGES = {name: make_images(8, seed=40 + k) for k, name in enumerate(NAMES)}
@@ -314,7 +314,7 @@ def test_exact_information_is_the_same_vectorised_and_one_by_one() -> None:
     views = pool.layout.views(pool.bank[0])
     weights = {entry.name: views[entry.name].clone().requires_grad_() for entry in pool.layout.parameters}
     module = pool.expert(0)
-    answer = lambda own, images, _: pool.layout.call(module, own, images)  # noqa: E731
+    answer = lambda own, images, **_: pool.layout.call(module, own, images)  # noqa: E731
     slow = _one_by_one(answer, batch, weights)
     fast = FISHERS["exact"](answer, batch, weights)
     for name, value in slow.items():
@@ -425,10 +425,11 @@ def test_regmean_pp_on_the_target_remembers_earlier_batches(network: str) -> Non
     earlier_grams = None
     for batch in batches:
         out = pool.new_weights()
-        earlier_grams = merge_block_by_block(pool, [[pool.prepare(batch)]], options, earlier=earlier_grams, out=out)
+        merge = BlockwiseMerge(pool, [[pool.prepare(batch)]], options, earlier=earlier_grams, out=out)
+        earlier_grams = merge.run()
     torch.testing.assert_close(method.merged_weights(), out, rtol=1e-4, atol=1e-5)
     counts = {gram.rows for own in earlier_grams for gram in own.values()}
-    fresh = merge_block_by_block(pool, [[pool.prepare(batches[1])]], options)
+    fresh = BlockwiseMerge(pool, [[pool.prepare(batches[1])]], options).run()
     assert counts != {gram.rows for own in fresh for gram in own.values()}
     assert not torch.allclose(method.merged_weights(), weights_after(pool, batches[1:], options), atol=1e-4)
 

@@ -305,7 +305,7 @@ def test_no_field_of_a_card_can_cause_anything_but_a_sentence(tmp_path: Path, ev
     def use() -> None:
         ExpertCard.read(pool / "a")
         loaded = ms.ExpertPool.load(pool)
-        assert verify_pool(pool).experts
+        assert verify_pool(pool).cards
         ms.create_method("prior_adaptive", loaded, temperature="card")(torch.zeros(2, 3, 16, 16))
 
     cases = [(place, value) for place in places(card) for value in HOSTILE][::every]

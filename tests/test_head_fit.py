@@ -13,7 +13,7 @@ import mergestream as ms
 from conftest import make_images, make_pool
 from mergestream.functional import head_fit
 from mergestream.methods.prior_units import FadingWindow, FittedHead
-from mergestream.networks.last_layer import LastLayer
+from mergestream.networks.layers import LastLayer
 from mergestream.runtime.errors import InputError, NetworkError
 
 IMAGES, INPUTS, CLASSES = 400, 12, 3

@@ -18,7 +18,7 @@ from transformers import ViTConfig, ViTForImageClassification
 import mergestream as ms
 from conftest import CLASSES, HandWritten, make_experts, make_images, make_pool, micro_vit
 from mergestream.networks.architecture import Architecture, create_network, find_head, from_module
-from mergestream.networks.libraries import find_preprocessing
+from mergestream.networks.preprocessing import find_preprocessing
 from mergestream.pool.checkpoint import write_expert
 from mergestream.pool.expert_card import ExpertCard, read_card
 from mergestream.training import Recipe, train_base, train_expert

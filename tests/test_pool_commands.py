@@ -360,7 +360,7 @@ def test_honest_experts_give_no_warning(pool: Path, tmp_path: Path, scale: float
     for seed in range(10, 15):
         sent = site(tmp_path / "sent", f"site{seed}", seed, pool / "base", scale)
         assert add_expert(pool, sent).warnings == ()
-    assert verify_pool(pool).warnings == ()
+    assert verify_pool(pool).warnings == []
 
 
 @pytest.mark.parametrize(

@@ -149,13 +149,14 @@ def merge(
     as_json: AsJson = False,
 ) -> None:
     """Write one merged model as an expert folder; its card names the merged experts."""
-    from mergestream.methods.merged_expert import merge_pool, numbers_of
+    from mergestream.methods.merged_expert import merge_pool
+    from mergestream.runtime.option_checks import parse_numbers
 
     card = merge_pool(
         folder,
         out,
-        encoder=None if encoder is None else numbers_of(encoder, "--encoder"),
-        head=None if head is None else numbers_of(head, "--head"),
+        encoder=parse_numbers("--encoder", encoder),
+        head=parse_numbers("--head", head),
         method=method,
     )
     parts = ", ".join(part["name"] for part in card.recipe["merged_from"])

@@ -13,8 +13,7 @@ from mergestream.methods.regmean import RegMean
 from mergestream.methods.regmean_pp import RegMeanPlusPlus
 from mergestream.methods.select_expert import SelectExpert
 from mergestream.methods.single_expert import SingleExpert
-from mergestream.methods.state import State
-from mergestream.methods.step import Step
+from mergestream.methods.state import State, Step
 from mergestream.methods.task_arithmetic import TaskArithmetic
 from mergestream.methods.ties import Ties
 from mergestream.networks.preprocessing import ORIGINAL

@@ -13,7 +13,8 @@ from mergestream.methods.merged_model import TaskVectorModel
 from mergestream.methods.state import INSEPARABLE, State
 from mergestream.methods.task_arithmetic import add_task_vectors, resolve_lambda
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.runtime.errors import InputError, NetworkError
+from mergestream.pool.statistics.fisher_information import require_gradient
+from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
 
 
@@ -108,10 +109,6 @@ def entropy_gradients(pool: ExpertPool, weights: Tensor, images: Tensor) -> list
         batch = images.clone() if images.is_inference() else images
         logits = pool.logits_with(parameters, batch)
         entropy = scoring.entropy(logits[None].float(), torch.ones(1, device=logits.device)).sum()
-        if not entropy.requires_grad:
-            raise NetworkError(
-                "'adamerging' needs gradients, but this network's answers carry none (it runs under no_grad, or on "
-                "integers). Choose a method that needs forward passes only."
-            )
+        require_gradient(entropy, "'adamerging'")
         pool.passes["backward"] += len(batch)
         return list(torch.autograd.grad(entropy, list(parameters.values()), materialize_grads=True))

@@ -1,7 +1,5 @@
 """The interface of all methods: a pure step over a state, and the shell that keeps the state for the user."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import time
@@ -19,8 +17,7 @@ from torch import Tensor
 from mergestream.functional.scores import require_finite
 from mergestream.methods.capture import Graphs, recorder_for
 from mergestream.methods.recorded_step import ANSWER
-from mergestream.methods.state import S, State, from_plain, to_plain
-from mergestream.methods.step import Step
+from mergestream.methods.state import S, State, Step, from_plain, to_plain
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import Batch, ExpertLogits
@@ -66,7 +63,6 @@ class Method(ABC, Generic[S]):
         # The tensors that the merged weights at hand were merged from.
         self.held_from: tuple[Tensor, ...] | None = None
         self.graphs: Graphs | None = None
-        self._state: S | None = None
         self._recorder = recorder_for(self.pool.device)
         self._repeated: tuple[int | None] | None = None  # the graph, or none, that steps must come from; None: any
         self._not_capturable = False  # recording failed once
@@ -113,16 +109,10 @@ class Method(ABC, Generic[S]):
         """The merged weights [P] in use, not a copy; None where no single network answers."""
         return self.weights(self.state)
 
-    @property
+    @cached_property
     def state(self) -> S:
         """What is carried to the next batch. It is replaced, never changed."""
-        if self._state is None:
-            self._state = self.start()
-        return self._state
-
-    @state.setter
-    def state(self, state: S) -> None:
-        self._state = state
+        return self.start()
 
     @torch.no_grad()
     def step(
@@ -140,12 +130,12 @@ class Method(ABC, Generic[S]):
             for view, logits in (expert_logits or {}).items():
                 batch.expert_logits[view] = logits.to(self.pool.device)
                 batch.given.add(view)
-            step, state = self.advance(batch, self.start() if self._state is None else self._state)
+            step, state = self.advance(batch, self.state)
             if not bool(torch.isfinite(step.logits).all()):
                 require_finite(step.logits, ANSWER)
             if with_experts:
                 step = replace(step, expert_logits=self.pool.logits_of_views(batch)[ORIGINAL])
-            self._state, count = state, len(batch.images)
+            self.state, count = state, len(batch.images)
             step = replace(
                 step,
                 expert_forwards=(passes["expert"] - before["expert"]) / count,
@@ -229,7 +219,7 @@ class Method(ABC, Generic[S]):
         """Forget the stream, keep the options."""
         if self.graphs is not None:
             self.graphs.forget()
-        self._state = None
+        vars(self).pop("state", None)
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on in the middle of a stream, in another process."""
@@ -243,7 +233,7 @@ class Method(ABC, Generic[S]):
                 raise InputError(f"This state is of another {key}: {state.get(key)!r}, not {value!r}.")
         if "state" not in state:
             raise InputError("This is not a method's state: 'state' is missing in it.")
-        self._state = self.read_state(state["state"])
+        self.state = self.read_state(state["state"])
 
     def read_state(self, plain: Mapping[str, Any]) -> S:
         """A state from its plain form; refused with a sentence where it does not fit this method and pool."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mergestream.functional.scores import not_finite
 from mergestream.methods.recorded_step import IMAGES, Record, RecordedStep, cuda_graph
-from mergestream.methods.state import numbers
-from mergestream.methods.step import Step
+from mergestream.methods.state import Step, numbers
 from mergestream.runtime.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,16 +25,8 @@ MOST_UNCHECKED = 16
 Key = tuple[Hashable, int, bool]  # the kind of batch and of step, how many images, whether padded to that size
 
 
-class Message(Protocol):
-    """Numbers on their way from the device to the host."""
-
-    def arrived(self) -> bool: ...
-
-    def wait(self) -> Tensor: ...
-
-
 class PinnedMessage:
-    """A copy into pinned memory that the host does not wait for."""
+    """Numbers on their way from the device to the host: a copy into pinned memory that the host does not wait for."""
 
     def __init__(self, values: Tensor) -> None:
         self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -56,7 +47,7 @@ class Recorder:
     """How a kind of device records a step, and how its numbers reach the host."""
 
     record: Record
-    send: Callable[[Tensor], Message]
+    send: Callable[[Tensor], PinnedMessage]
 
 
 def recorder_for(device: torch.device) -> Recorder | None:
@@ -69,7 +60,7 @@ class _Unchecked:
 
     images: int
     recorded: RecordedStep
-    message: Message
+    message: PinnedMessage
     before: Any
 
 

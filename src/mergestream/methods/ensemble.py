@@ -7,8 +7,7 @@ from typing import ClassVar
 import torch
 
 from mergestream.methods.base import Method, option
-from mergestream.methods.state import State
-from mergestream.methods.step import Step
+from mergestream.methods.state import State, Step
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.runner import Batch
 from mergestream.runtime.option_checks import one_of

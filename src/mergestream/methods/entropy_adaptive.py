@@ -10,7 +10,7 @@ from mergestream.functional import coefficients as simplex
 from mergestream.functional import scores as scoring
 from mergestream.functional.merging import weighted_sum
 from mergestream.methods.entropy_options import EntropyOptions, EntropyState
-from mergestream.methods.step import Step
+from mergestream.methods.state import Step
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.runner import Batch
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mergestream.functional.merging.weighted_sums import Rows, fill_unseen
-from mergestream.networks.last_layer import class_entries
+from mergestream.networks.layers import class_entries
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import NetworkError, PoolError
 from mergestream.runtime.option_checks import one_of

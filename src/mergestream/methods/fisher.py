@@ -13,8 +13,7 @@ from mergestream.functional.merging import fisher_average, merge, weighted_sum
 from mergestream.methods.base import option
 from mergestream.methods.merged_model import StatisticsModel
 from mergestream.methods.state import INSEPARABLE, State
-from mergestream.pool.statistics.fisher_information import FISHERS
-from mergestream.pool.statistics.measurement import fisher_information
+from mergestream.pool.statistics.fisher_information import FISHERS, fisher_information
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
 

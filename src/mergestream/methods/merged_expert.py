@@ -43,14 +43,6 @@ def merge_pool(
     return write_expert(out, network.state_dict(), _card(out, pool, present.base, described))
 
 
-def numbers_of(text: str, option: str) -> list[float]:
-    """'0.5,0.3,0.2' as numbers."""
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"{option} is numbers with commas between, as in 0.5,0.3,0.2; got {text!r}.") from None
-
-
 def _shares(values: Sequence[float], pool: ExpertPool) -> list[float]:
     try:
         on_simplex(values, len(pool))

@@ -14,8 +14,7 @@ from mergestream.functional.merging import Rows, weighted_sum
 from mergestream.functional.scores import require_finite
 from mergestream.methods.base import Method, option
 from mergestream.methods.expert_rows import HeadRows
-from mergestream.methods.state import S, leaves
-from mergestream.methods.step import Step
+from mergestream.methods.state import S, Step, leaves
 from mergestream.pool.checkpoint import Statistics
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import Batch
@@ -148,10 +147,10 @@ class StatisticsModel(MergedModel[S]):
     def _shipped_by_sites(self) -> dict[str, Statistics]:
         """Every expert's statistics by its name; refused where one has none of this kind."""
         own = {name: each for name, each in zip(self.pool.names, self.pool.statistics, strict=True) if each is not None}
-        lacking = [name for name in self.pool.names if name not in own or self._kind not in own[name].kinds]
+        lacking = [name for name in self.pool.names if name not in own or self._kind not in own[name].images]
         if lacking:
             family = self._kind.split("-")[0]
-            others = lacking[0] in own and any(kind.split("-")[0] == family for kind in own[lacking[0]].kinds)
+            others = lacking[0] in own and any(kind.split("-")[0] == family for kind in own[lacking[0]].images)
             shipped = "shipped those of another pool or of other options" if others else "shipped none"
             raise PoolError(
                 f"'{self.name}' needs statistics measured on the experts' own images ('{family}'); "

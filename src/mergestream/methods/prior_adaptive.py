@@ -15,9 +15,8 @@ from mergestream.methods.card_values import resolve_home, resolve_temperature, r
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.entropy_options import EntropyState
 from mergestream.methods.expert_rows import even_heads, restored
-from mergestream.methods.state import PART, State
-from mergestream.methods.step import Step
-from mergestream.networks.last_layer import class_entries
+from mergestream.methods.state import PART, State, Step
+from mergestream.networks.layers import class_entries
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import Batch

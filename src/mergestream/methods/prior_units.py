@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mergestream.functional import class_mix, head_fit
 from mergestream.methods.state import OF_ALL_EXPERTS, PER_EXPERT, State
-from mergestream.networks.last_layer import LastLayer
+from mergestream.networks.layers import LastLayer
 from mergestream.pool.runner import Batch
 
 # What a stream is thought to be before its first batch: so many batches, whose mixes have this concentration.

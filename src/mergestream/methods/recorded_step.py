@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,7 @@ import torch
 from torch import Tensor
 
 from mergestream.functional.scores import finite_images
-from mergestream.methods.state import State, numbers, replaced, tensors
-from mergestream.methods.step import Step
+from mergestream.methods.state import State, Step, numbers, replaced, tensors
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.execution import warm_up
 from mergestream.pool.runner import Batch
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 IMAGES = "images"
 ANSWER = "The answer"
 EXPERTS = "expert_logits"
+STATE = "state."  # prefix of the next state's tensors among a step's results
 LARGE = 1 << 14  # numbers of a state that is no longer small beside a Step
 
 
@@ -51,22 +50,6 @@ def _memory() -> torch.cuda.CUDAGraph:
     return anchor
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Where one tensor lies in the flat result of a recorded step."""
-
-    name: str
-    shape: torch.Size
-    dtype: torch.dtype
-
-    @property
-    def is_state(self) -> bool:
-        return self.name.startswith("state.")
-
-    def of(self, part: Tensor) -> Tensor:
-        return part.view(self.shape).to(self.dtype)
-
-
 class RecordedStep:
     """A method's step on batches of one shape, for one choice of its decisions on the host.
 
@@ -86,7 +69,7 @@ class RecordedStep:
         self._shares = torch.full((self.batch,), 1 / self.batch, device=device) if padded else None
         self._owners: list[str] = []
         self._counts: list[int] = []  # flags of each owner: one per image, of every view it saw
-        self._pieces: list[_Piece] = []
+        self._pieces: dict[str, tuple[torch.Size, torch.dtype]] = {}  # of the flat result, in order
         self._flat = torch.empty(0, device=device)
         self._pool_passes, self._passes = method.pool.passes, dict.fromkeys(method.pool.passes, 0)
         self._fill(inputs, state)
@@ -115,15 +98,16 @@ class RecordedStep:
 
     def split(self, flat: Tensor, batch: int, before: State) -> tuple[Step, State]:
         """The Step and the next state, as views of a flat result."""
-        sizes = [piece.shape.numel() for piece in self._pieces]
-        large = sum(size for piece, size in zip(self._pieces, sizes, strict=True) if piece.is_state) > LARGE
+        sizes = [shape.numel() for shape, _ in self._pieces.values()]
+        large = sum(size for name, size in zip(self._pieces, sizes, strict=True) if name.startswith(STATE)) > LARGE
         fields: dict[str, Tensor] = {}
         carried: dict[str, Tensor] = {}
-        for piece, part in zip(self._pieces, flat[self.checked :].split(sizes), strict=True):
-            if piece.is_state:
-                carried[piece.name.removeprefix("state.")] = piece.of(part)
+        parts = zip(self._pieces.items(), flat[self.checked :].split(sizes), strict=True)
+        for (name, (shape, dtype)), part in parts:
+            if name.startswith(STATE):
+                carried[name.removeprefix(STATE)] = part.view(shape).to(dtype)
             else:  # Steps may be kept for long, and a view would keep the whole state with them
-                fields[piece.name] = piece.of(part.clone() if large else part)
+                fields[name] = (part.clone() if large else part).view(shape).to(dtype)
         fields["logits"] = fields["logits"][:batch]
         if EXPERTS in fields:
             fields[EXPERTS] = fields[EXPERTS][:, :batch]
@@ -169,8 +153,8 @@ class RecordedStep:
         # A batch that will be refused leaves no trace in the state.
         sound, places = finite.all(), tensors(self._state)
         for name, tensor in tensors(self._after).items():
-            results[f"state.{name}"] = torch.where(sound, tensor, places[name])
+            results[f"{STATE}{name}"] = torch.where(sound, tensor, places[name])
         self._owners = [ANSWER, *recording.owners]
         self._counts = [self.batch, *map(len, recording.finite)]
-        self._pieces = [_Piece(name, tensor.shape, tensor.dtype) for name, tensor in results.items()]
+        self._pieces = {name: (tensor.shape, tensor.dtype) for name, tensor in results.items()}
         self._flat = torch.cat([part.reshape(-1).to(torch.float32) for part in (finite, *results.values())])

@@ -10,7 +10,7 @@ from mergestream.methods.base import option
 from mergestream.methods.regmean import RegMean, RegMeanState
 from mergestream.networks.blocks import find_blocks
 from mergestream.pool.statistics.grams import Grams
-from mergestream.pool.statistics.measurement import BlockwiseOptions, blockwise_kind, merge_block_by_block
+from mergestream.pool.statistics.measurement import BlockwiseMerge, BlockwiseOptions, blockwise_kind
 from mergestream.runtime.option_checks import number
 
 
@@ -53,6 +53,7 @@ class RegMeanPlusPlus(RegMean):
 
     def _measured(self, images: Tensor, state: RegMeanState) -> list[Grams]:
         self.held_from = None
-        return merge_block_by_block(
+        merge = BlockwiseMerge(
             self.pool, [[images]], self._settings, earlier=state.grams, rows=self._rows, out=self._buffer
         )
+        return merge.run()

@@ -10,8 +10,7 @@ from mergestream.functional import coefficients as simplex
 from mergestream.functional import scores as scoring
 from mergestream.methods.base import Method, option
 from mergestream.methods.card_values import resolve_temperature
-from mergestream.methods.state import State
-from mergestream.methods.step import Step
+from mergestream.methods.state import State, Step
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.runner import Batch
 from mergestream.runtime.option_checks import one_of

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from mergestream.functional import coefficients as simplex
 from mergestream.methods.base import Method
-from mergestream.methods.state import State
-from mergestream.methods.step import Step
+from mergestream.methods.state import State, Step
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.runner import Batch
 

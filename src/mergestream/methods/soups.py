@@ -4,7 +4,7 @@ Scoring an average at every site takes a round of communication for each candida
 all validation images lie in one place. The target is never looked at.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -17,12 +17,7 @@ RULES = ("restricted", "greedy")
 
 
 def select_runs(
-    runs: ExpertPool,
-    validation: Sequence[DomainData],
-    rule: str = "restricted",
-    *,
-    batch_size: int = 128,
-    on_average: Callable[[], None] = lambda: None,
+    runs: ExpertPool, validation: Sequence[DomainData], rule: str = "restricted", *, batch_size: int = 128
 ) -> list[str]:
     """The names of the runs to average, in the order in which they were taken in.
 
@@ -44,7 +39,6 @@ def select_runs(
 
     @torch.no_grad()
     def accuracy(members: Sequence[str]) -> float:
-        on_average()
         weights = runs.merge([1 / len(members) if name in members else 0.0 for name in runs.names])
         right = 0
         for data in validation:

@@ -1,10 +1,8 @@
-"""What a method carries from batch to batch, and all that can be done with any such state.
+"""Result of one step, and what a method carries from batch to batch.
 
 A state is a frozen dataclass of tensors and numbers; parts of it may be states themselves. The plain form of a state
 is one flat dict: it is what is saved, hashed and written into audit lines. A field that is None is left out of it.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
@@ -31,6 +29,37 @@ class State:
 S = TypeVar("S", bound=State)
 
 
+@dataclass(frozen=True)
+class Step:
+    """Result of one step: logits [B,C], and one number per expert [K] where the method has them."""
+
+    logits: Tensor
+    encoder_coefficients: Tensor | None = None
+    head_coefficients: Tensor | None = None
+    entropy: Tensor | None = None
+    scores: Tensor | None = None
+    consistency: Tensor | None = None
+    head_expert_index: Tensor | None = None
+    # Multipliers of the task vectors, [K] or one per tensor [K,L]: any number, not a share.
+    lambdas: Tensor | None = None
+    # What was added to every image's logits, by class [C]: the shift of the head's bias.
+    class_shift: Tensor | None = None
+    # The experts' own logits [K,B,C] on the batch; only with step(..., with_experts=True).
+    expert_logits: Tensor | None = None
+    # How often an image passed through an expert, through a merged model, and backwards, on average over the batch.
+    # Expert logits that were given to the step count as if it had run the experts.
+    expert_forwards: float | None = None
+    merged_forwards: float | None = None
+    backwards: float | None = None
+    graph: int | None = None  # batch size of the CUDA graph that was replayed; None for an eager step
+    names: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def head_expert(self) -> str | None:
+        return None if self.head_expert_index is None else self.names[int(self.head_expert_index)]
+
+
 def to_plain(state: State) -> dict[str, Any]:
     """One flat dict that shares no memory with the state."""
     return {
@@ -54,6 +83,8 @@ def from_plain(start: S, plain: Mapping[str, Any], device: torch.device) -> S:
             if value.shape != initial.shape:
                 raise ValueError(f"'{key}' has the shape {tuple(value.shape)}, not {tuple(initial.shape)}")
             return value.to(device, initial.dtype)
+        if isinstance(initial, list) and initial and len(value) != len(initial):
+            raise ValueError(f"'{key}' is of {len(value)} experts, not {len(initial)}")
         rebuild = about.metadata.get("read") or (lambda nested: nested)
         return rebuild(_nested(value, lambda tensor: tensor.to(device)))
 

@@ -41,9 +41,9 @@ def parts_of(layout: Layout, scope: str) -> list[Part]:
     if scope == "tensor":
         # With the padding behind it, which stays 0.
         return [Part(((entry.start, entry.end),), entry.stop - entry.start) for entry in layout.parameters]
-    encoder = (0, layout.buffers.start), [e for e in layout.parameters if e.start < layout.encoder_size]
-    head = (layout.encoder_size, layout.size), [e for e in layout.parameters if e.start >= layout.encoder_size]
-    counts = [sum(entry.stop - entry.start for entry in entries) for _, entries in (encoder, head)]
-    if scope == "global":
-        return [Part((encoder[0], head[0]), sum(counts))]
-    return [Part((span,), count) for (span, _), count in zip((encoder, head), counts, strict=True)]
+    spans = (0, layout.buffers.start), (layout.encoder_size, layout.size)
+    parts = []
+    for start, stop in spans:
+        sizes = [entry.stop - entry.start for entry in layout.parameters if start <= entry.start < stop]
+        parts.append(Part(((start, stop),), sum(sizes)))
+    return [Part(spans, sum(part.numbers for part in parts))] if scope == "global" else parts

@@ -1,22 +1,24 @@
-"""Limits on the networks that a card may ask for.
+"""Networks that a card may ask for, of timm, torchvision, Hugging Face and MONAI, and limits on them.
 
 Cards and configuration files come from other sites. Building their networks must read no file, contact no server, run
 no code of theirs, and take no more memory than their weights.
 """
 
 import importlib
+import inspect
 import math
 import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mergestream.runtime.errors import InputError, NetworkError
+from mergestream.runtime.errors import InputError, NetworkError, unknown_name
 
 # Plain image classifiers of transformers: no wrapper of another loader (TimmWrapper), no language model.
 TRANSFORMERS = tuple(
@@ -91,6 +93,56 @@ def _problem(name: str, value: Any, depth: int = 0) -> str | None:
         if problem:
             return problem
     return None
+
+
+Build = Callable[[], nn.Module]
+
+
+def _timm(name: str, arguments: dict[str, Any]) -> Build:
+    import timm
+
+    # A name and at most a tag: prefixes such as 'hf-hub:' and 'local-dir:' would make timm read elsewhere.
+    if not re.fullmatch(r"\w+(\.\w+)?", name, re.ASCII) or not timm.is_model(name):
+        raise unknown_name("timm network", name, timm.list_models())
+    return partial(timm.create_model, name, **{**arguments, "pretrained": False})
+
+
+def _torchvision(name: str, arguments: dict[str, Any]) -> Build:
+    from torchvision import models
+
+    classifiers = models.list_models(module=models)
+    if name not in classifiers:
+        raise unknown_name("torchvision network", name, classifiers)
+    return partial(models.get_model, name, **{**arguments, "weights": None})
+
+
+def _transformers(name: str, arguments: dict[str, Any]) -> Build:
+    if name not in TRANSFORMERS:
+        raise unknown_name("transformers network", name, TRANSFORMERS)
+    import transformers
+
+    network = getattr(transformers, name)
+    return lambda: network(network.config_class(**arguments))
+
+
+def _monai(name: str, arguments: dict[str, Any]) -> Build:
+    try:
+        from monai.networks import nets
+    except ImportError:
+        raise NetworkError("MONAI is not installed: pip install 'mergestream[monai]'.") from None
+    classifiers = {n: v for n, v in vars(nets).items() if MONAI.fullmatch(n) and not inspect.ismodule(v)}
+    if name not in classifiers:
+        raise unknown_name("MONAI classifier", name, classifiers)
+    parameters = inspect.signature(classifiers[name]).parameters
+    given = dict(arguments)
+    if "num_classes" not in parameters and "out_channels" in parameters:
+        given.setdefault("out_channels", given.pop("num_classes", None))
+    if "pretrained" in parameters:
+        given["pretrained"] = False  # some of MONAI's networks download weights by default
+    return partial(classifiers[name], **given)
+
+
+LIBRARIES = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers, "monai": _monai}
 
 
 def construct(build: Callable[[], nn.Module], title: str, most: int | None = None) -> nn.Module:

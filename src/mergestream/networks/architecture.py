@@ -1,18 +1,16 @@
 """Networks from names or modules, with their classification head, classes and preprocessing."""
 
-from __future__ import annotations
-
 import inspect
 import json
+import reprlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from mergestream.networks.allow_list import TRANSFORMERS, require_arguments
-from mergestream.networks.libraries import LIBRARIES, build_network, find_preprocessing
-from mergestream.networks.preprocessing import Preprocessing
+from mergestream.networks.allow_list import LIBRARIES, TRANSFORMERS, construct, require_arguments
+from mergestream.networks.preprocessing import Preprocessing, find_preprocessing
 from mergestream.runtime.errors import InputError, MergestreamError, NetworkError, unknown_name
 
 # Attributes that do not change a network's function: of training, or the path of a checkpoint.
@@ -44,7 +42,14 @@ class Architecture:
                 f"The network {self} cannot be built from its name: its arguments are not recorded. "
                 f"Pass an instance: ExpertPool.load(folder, network=YourNetwork(...))."
             )
-        return build_network(self.library, self.name, self.arguments, most)
+        try:
+            return construct(LIBRARIES[self.library](self.name, self.arguments), str(self), most)
+        except MergestreamError:
+            raise
+        except Exception as error:  # a library can fail in any way on arguments from elsewhere
+            message, given = str(error).split("\n")[0][:300], reprlib.repr(self.arguments)
+            hint = " Give its arguments with --arg, except the number of classes." if self.library == "monai" else ""
+            raise NetworkError(f"Cannot build {self} with {given}: {message!r} (in {self.library}).{hint}") from error
 
 
 @dataclass(frozen=True)

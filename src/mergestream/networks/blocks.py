@@ -1,7 +1,5 @@
 """A network as a chain of blocks, and the inputs of each block."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,19 +1,20 @@
-"""Preprocessing of pixels for a network, and views of preprocessed batches."""
+"""Preprocessing of pixels for a network, as its library recorded it, and views of preprocessed batches."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.option_checks import names
 
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")  # torchvision's
+# The names of Pillow's resampling filters, by number.
+PILLOW_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 LARGEST = 1e6  # of a mean or std, so that no pixel becomes infinite
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -39,10 +40,6 @@ class Preprocessing:
                 raise InputError(f"mean and std must be finite numbers up to {LARGEST:g}, got {values!r:.200}.")
         if len(self.mean) != len(self.std) or not all(value >= 1 / LARGEST for value in self.std):
             raise InputError(f"mean and std must be of one length and std above 0: {self.mean}, {self.std}.")
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Preprocessing:
-        return cls(tuple(value["size"]), value["interpolation"], tuple(value["mean"]), tuple(value["std"]))
 
     def __call__(self, images: Tensor) -> Tensor:
         """Convert uint8 [B,c,h,w] of any size to normalised fp32 [B,c,H,W]."""
@@ -93,8 +90,7 @@ def network_input(images: Tensor, preprocessing: Preprocessing | None, device: t
             "Give preprocessing=mergestream.Preprocessing(size=…) to the pool, or pass preprocessed floats."
         )
     pixels = resizer(preprocessing.size, preprocessing.interpolation)(images.to(device)).to(torch.float32) / 255
-    mean, std = _columns(preprocessing.mean, preprocessing.std, pixels.device, pixels.dtype)
-    return pixels.sub(mean).div_(std)
+    return preprocessing.normalised(pixels)
 
 
 @lru_cache(maxsize=64)
@@ -104,6 +100,74 @@ def resizer(size: tuple[int, int], interpolation: str) -> Callable[[Tensor], Ten
     from torchvision.transforms.v2.functional import resize
 
     return partial(resize, size=list(size), interpolation=InterpolationMode(interpolation), antialias=True)
+
+
+def find_preprocessing(module: nn.Module, library: str, name: str) -> Preprocessing | None:
+    """The preprocessing recorded by timm, torchvision or Hugging Face; None if there is none."""
+    if hasattr(module, "pretrained_cfg"):
+        return _timm_preprocessing(module)
+    if library == "transformers":
+        return _transformers_preprocessing(module)
+    if type(module).__module__.startswith("torchvision."):
+        return _torchvision_preprocessing(module, name if library == "torchvision" else None)
+    return None
+
+
+def _timm_preprocessing(module: nn.Module) -> Preprocessing:
+    from timm.data import resolve_model_data_config
+
+    config = resolve_model_data_config(module)
+    size = getattr(getattr(module, "patch_embed", None), "img_size", None) or config["input_size"][1:]
+    channels = _input_channels(module, default=config["input_size"][0])
+    mean, std = (tuple(config[key]) for key in ("mean", "std"))
+    if channels != len(mean):
+        mean, std = (sum(mean) / len(mean),) * channels, (sum(std) / len(std),) * channels
+    return Preprocessing((size[0], size[1]), config["interpolation"], mean, std)
+
+
+def _input_channels(module: nn.Module, default: int) -> int:
+    first = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
+    # Networks that fold space into depth start with a convolution over many channels.
+    return first.in_channels if first is not None and first.in_channels <= 4 else default
+
+
+def _torchvision_preprocessing(module: nn.Module, name: str | None) -> Preprocessing | None:
+    """That of the first published weights of a name; for a bare module, only if all weights of its family agree."""
+    from torchvision.models import WeightsEnum, get_model_weights
+
+    if name is not None:
+        presets = [next(iter(get_model_weights(name))).transforms()]
+    else:
+        family = vars(sys.modules[type(module).__module__]).values()
+        enums: list[Any] = [e for e in family if isinstance(e, type) and issubclass(e, WeightsEnum)]
+        presets = [weights.transforms() for enum in enums for weights in enum]
+    settings = {
+        (int(getattr(module, "image_size", p.crop_size[0])), p.interpolation.value, tuple(p.mean), tuple(p.std))
+        for p in presets
+    }
+    if len(settings) != 1:
+        return None
+    size, mode, mean, std = settings.pop()
+    return Preprocessing((size, size), mode, mean, std)
+
+
+def _transformers_preprocessing(module: nn.Module) -> Preprocessing | None:
+    """The defaults of the image processor that Hugging Face pairs with this network, at the network's own size."""
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
+
+    config: Any = module.config
+    if type(config) not in IMAGE_PROCESSOR_MAPPING:
+        return None
+    entry = IMAGE_PROCESSOR_MAPPING[type(config)]
+    classes = entry.values() if isinstance(entry, dict) else entry if isinstance(entry, tuple) else (entry,)
+    processor = next(c for c in classes if c is not None)()
+    plain = getattr(processor, "do_normalize", False) and not getattr(processor, "do_flip_channel_order", False)
+    if not plain or not hasattr(processor, "size") or not hasattr(processor, "image_mean"):
+        return None
+    size = getattr(config, "image_size", None) or processor.size.get("height") or processor.size.get("shortest_edge")
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    mode = PILLOW_FILTERS[int(processor.resample)]
+    return Preprocessing((height, width), mode, tuple(processor.image_mean), tuple(processor.image_std))
 
 
 BRIGHTNESS = 1.15
@@ -141,12 +205,8 @@ def views_for(preprocessing: Preprocessing | None) -> dict[str, Callable[[Tensor
 
 def view_names(option: str, value: Sequence[str]) -> tuple[str, ...]:
     """Check an option that names views."""
-    return require_views(names(option, value))
-
-
-def require_views(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse unknown names of views."""
-    for name in names:
+    listed = names(option, value)
+    for name in listed:
         if name not in VIEWS:
             raise unknown_name("view", name, VIEWS)
-    return names
+    return listed

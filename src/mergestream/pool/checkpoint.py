@@ -1,7 +1,5 @@
 """One expert on disk: its weights, its card `expert.json` and its statistics, tied together by sha-256."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -50,7 +48,7 @@ def holds_only_an_expert(path: Path) -> bool:
     return path.is_dir() and contains_only(path, {WEIGHTS, CARD, STATISTICS})
 
 
-def open_weights(folder: Path, card: ExpertCard) -> WeightsFile:
+def open_weights(folder: Path, card: ExpertCard) -> "WeightsFile":
     """Open the weights of an expert folder after checking their hash."""
     path = folder / WEIGHTS
     if not path.is_file():
@@ -79,8 +77,10 @@ class WeightsFile(Mapping[str, Tensor]):
             self._stamp = _stamp(path)
             with safe_open(str(path), framework="pt") as file:
                 slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                self.metadata = file.metadata() or {}
                 self._dtypes = {name: part.get_dtype() for name, part in slices.items()}
-                self.numbers = sum(math.prod(part.get_shape()) for part in slices.values())
+                self.shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+                self.numbers = sum(map(math.prod, self.shapes.values()))
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is not a safetensors file ({error}). Ask the site for it again.") from error
 
@@ -136,20 +136,15 @@ class Statistics:
     tensors: Mapping[str, Tensor]
     images: Mapping[str, int]
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return tuple(self.images)
-
     def of(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """The tensors of one kind by parameter name, read one at a time."""
-        for key in sorted(self.tensors):
-            if key.startswith(f"{kind}/"):
-                yield key.removeprefix(f"{kind}/"), self.tensors[key]
+        for name in sorted(self.names(kind)):
+            yield name, self.tensors[f"{kind}/{name}"]
 
     def names(self, kind: str) -> set[str]:
         return {key.removeprefix(f"{kind}/") for key in self.tensors if key.startswith(f"{kind}/")}
 
-    def with_kind(self, kind: str, tensors: Mapping[str, Tensor], images: int) -> Statistics:
+    def with_kind(self, kind: str, tensors: Mapping[str, Tensor], images: int) -> "Statistics":
         others = {key: self.tensors[key] for key in self.tensors if not key.startswith(f"{kind}/")}
         return Statistics(
             {**others, **{f"{kind}/{name}": tensor for name, tensor in tensors.items()}}, {**self.images, kind: images}
@@ -181,7 +176,10 @@ def read_statistics(folder: Path, card: ExpertCard) -> Statistics | None:
     if not path.is_file():
         return None
     file = WeightsFile(path)
-    about = _about(path)
+    try:
+        about = dict(json.loads(file.metadata["mergestream"]))
+    except (KeyError, TypeError, ValueError, RecursionError):
+        about = {}
     if about.get("schema_version") != STATISTICS_VERSION:
         raise CheckpointError(f"{path} has schema_version {about.get('schema_version')!r}, not {STATISTICS_VERSION}.")
     if about.get("weights_sha256") != card.weights_sha256:
@@ -194,13 +192,3 @@ def read_statistics(folder: Path, card: ExpertCard) -> Statistics | None:
     if not isinstance(images, dict) or set(images) != kinds or not all(type(n) is int for n in images.values()):
         raise CheckpointError(f"{path} does not say how many images its statistics are from: {images!r}.")
     return Statistics(file, images)
-
-
-def _about(path: Path) -> dict[str, Any]:
-    with safe_open(str(path), framework="pt") as file:
-        text = (file.metadata() or {}).get("mergestream", "{}")
-    try:
-        about = json.loads(text)
-    except (ValueError, RecursionError):
-        about = None
-    return about if isinstance(about, dict) else {}

@@ -19,15 +19,14 @@ from torch import Tensor, nn
 
 from mergestream.networks.architecture import Architecture, Network, find_head, from_architecture, from_module
 from mergestream.networks.flat_layout import Layout, require_names
-from mergestream.networks.libraries import PILLOW_FILTERS
-from mergestream.networks.preprocessing import Preprocessing
+from mergestream.networks.preprocessing import PILLOW_FILTERS, Preprocessing
 from mergestream.pool.checkpoint import WeightsFile, write_expert
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.parts import require_classes
 from mergestream.pool.pool_folder import require_new_folder
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.files import sha256_of_file
-from mergestream.runtime.option_checks import parse_value
+from mergestream.runtime.option_checks import parse_numbers, parse_options
 
 # Keys under which trainers store the weights, and prefixes of tensor names; the likeliest first.
 WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net")
@@ -76,23 +75,17 @@ def import_expert(
 
 def network_arguments(pairs: Sequence[str]) -> dict[str, Any]:
     """Parse 'img_size=126' into names and values, with the same syntax as options."""
-    arguments: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name.isidentifier():
-            raise InputError(f"--arg is NAME=VALUE, as in img_size=126; got {pair!r}.")
+    try:
         # JSON has no tuples: use the values as they will be read back from the card.
-        arguments[name] = json.loads(json.dumps(parse_value(text)))
-    return arguments
+        return dict(json.loads(json.dumps(dict(parse_options(pairs)))))
+    except InputError as error:
+        raise InputError(f"--arg is NAME=VALUE, as in img_size=126. {error}") from None
 
 
 def pixel_options(size: int | None, mean: str | None, std: str | None, interpolation: str | None) -> dict[str, Any]:
     """The preprocessing options given on the command line."""
-    try:
-        channels = [None if text is None else tuple(map(float, text.split(","))) for text in (mean, std)]
-    except ValueError:
-        raise InputError("--mean and --std are one number per channel, as in 0.5,0.5,0.5.") from None
-    given = {"size": size and (size, size), "mean": channels[0], "std": channels[1], "interpolation": interpolation}
+    channels = {"mean": parse_numbers("--mean", mean), "std": parse_numbers("--std", std)}
+    given = {"size": size and (size, size), **channels, "interpolation": interpolation}
     return {key: value for key, value in given.items() if value is not None}
 
 

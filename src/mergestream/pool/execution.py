@@ -1,7 +1,5 @@
 """How a pool's networks run on a CUDA device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field

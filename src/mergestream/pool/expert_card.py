@@ -17,6 +17,7 @@ from mergestream.networks.architecture import Architecture, Network, find_head
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import CheckpointError, MergestreamError, PoolError
 from mergestream.runtime.files import read_json
+from mergestream.runtime.json_record import parsed
 
 SCHEMA_VERSION = 1
 CARD, BASE = "expert.json", "base"
@@ -84,19 +85,11 @@ class ExpertCard:
     def read(cls, folder: Path) -> "ExpertCard":
         """Read the card in a folder of any name; whatever is wrong with it is a CheckpointError."""
         value = read_checked(folder / CARD, "expert")
-        preprocessing = value["preprocessing"]
-        special = {"head": tuple(value["head"]), "classes": tuple(value["classes"])}
         try:
-            return cls(
-                architecture=Architecture(**value["network"]),
-                preprocessing=Preprocessing.from_json(preprocessing) if preprocessing else None,
-                **{key: special.get(key, v) for key, v in value.items() if key in FIELDS},
-            )
+            card: ExpertCard = parsed(cls, {**value, "architecture": value["network"]})
         except MergestreamError as error:
             raise CheckpointError(f"{folder / CARD} is not an expert card: {error}") from error
-
-
-FIELDS = set(ExpertCard.__dataclass_fields__) - {"architecture", "preprocessing"}
+        return card
 
 
 def require_name(name: Any) -> str:
@@ -160,10 +153,6 @@ def read_card(folder: Path) -> ExpertCard:
     if card.name != folder.name:
         raise CheckpointError(f"{folder / CARD} is the card of '{card.name}', but its folder is '{folder.name}'.")
     return card
-
-
-def is_expert_folder(path: Path) -> bool:
-    return path.is_dir() and (path / CARD).is_file()
 
 
 def library_versions() -> dict[str, str]:

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mergestream.networks.architecture import class_names, create_network, find_head, first_difference, from_module
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.checkpoint import Statistics
 from mergestream.pool.execution import Execution
-from mergestream.pool.parts import Device, Parts, parts_of_modules, parts_of_states, read_parts, write_pool
-from mergestream.pool.pool_folder import candidates_folder
+from mergestream.pool.expert_card import BASE
+from mergestream.pool.parts import Device, Parts, parts_of_states, read_parts, write_pool
+from mergestream.pool.pool_folder import candidates_folder, require_some
 from mergestream.pool.runner import PoolRunner
 from mergestream.runtime.errors import InputError, PoolError, unknown_name
 
@@ -53,9 +55,12 @@ class ExpertPool(PoolRunner):
         `network` is needed only for experts whose architecture is their author's own. It must be configured as it was
         in training: tensors are checked, but a setting that leaves their shapes alone is not on disk.
         """
-        root = Path(folder)
-        read_candidates = partial(_load_candidates, root, network, device, dtype)
-        return cls(replace(read_parts(root, network, device, dtype), read_candidates=read_candidates))
+        runs = candidates_folder(Path(folder))
+
+        def read_candidates() -> ExpertPool | None:
+            return cls.load(runs, network=network, device=device, dtype=dtype) if runs.is_dir() else None
+
+        return cls(replace(read_parts(Path(folder), network, device, dtype), read_candidates=read_candidates))
 
     @classmethod
     def from_modules(
@@ -68,7 +73,24 @@ class ExpertPool(PoolRunner):
         preprocessing: Preprocessing | None = None,
     ) -> ExpertPool:
         """Build a pool from live modules of one class, in the mapping's order; their weights are copied."""
-        return cls(parts_of_modules(modules, base, classes, head, preprocessing))
+        require_some(modules)
+        first = next(iter(modules.values()))
+        network = from_module(copy.deepcopy(first).eval(), head, preprocessing)
+        for name, module in modules.items():
+            if type(module) is not type(first):
+                raise PoolError(f"Expert '{name}' is a {type(module).__name__}, not a {type(first).__name__}.")
+            own = preprocessing or from_module(module, network.head).preprocessing
+            if own != network.preprocessing:
+                raise PoolError(f"Expert '{name}' differs in preprocessing: {own}, not {network.preprocessing}.")
+        for name, module in [*modules.items(), *([(BASE, base)] if base is not None else [])]:
+            difference = first_difference(first, module)
+            if difference:
+                raise PoolError(f"'{name}' is built differently from '{next(iter(modules))}': {difference}.")
+            if classes is None and class_names(module) != class_names(first):
+                raise PoolError(f"'{name}' names its classes {class_names(module)}, not {class_names(first)}.")
+        states = {name: module.state_dict() for name, module in modules.items()}
+        start = None if base is None else base.state_dict()
+        return cls(parts_of_states(states, network, start, class_names(first) if classes is None else classes))
 
     @classmethod
     def from_state_dicts(
@@ -82,7 +104,17 @@ class ExpertPool(PoolRunner):
         preprocessing: Preprocessing | None = None,
     ) -> ExpertPool:
         """Build a pool from state dicts and one network: a module, or a name where `classes` are given."""
-        return cls(parts_of_states(states, network, base, classes, head, preprocessing))
+        require_some(states)
+        if not isinstance(network, str):
+            blueprint = from_module(copy.deepcopy(network).eval(), head, preprocessing)
+        elif classes is None:
+            raise PoolError(f"To build '{network}' by name, give classes=: its head needs their number.")
+        else:
+            classes = tuple(classes)
+            built = create_network(network, num_classes=len(classes))
+            preprocessing, parts = preprocessing or built.preprocessing, find_head(built.module, head)
+            blueprint = replace(built, head=parts, preprocessing=preprocessing)
+        return cls(parts_of_states(states, blueprint, base, classes))
 
     def save(self, folder: str | Path) -> None:
         """Write the pool as a folder of expert folders, whole or not at all, and its candidates beside it."""
@@ -167,18 +199,18 @@ class ExpertPool(PoolRunner):
 
     def with_statistics(self, statistics: Mapping[str, Statistics]) -> ExpertPool:
         """The pool with other statistics for some experts; weights are shared."""
-        readers = list(self._parts.read_statistics)
         for name, own in statistics.items():
             if not isinstance(own, Statistics):
                 raise InputError(f"Statistics come from measure_statistics, got {type(own).__name__} for '{name}'.")
-            readers[self.index(name)] = partial(_identity, own)
-        return self._with(read_statistics=tuple(readers))
+        given = {self.index(name): own for name, own in statistics.items()}
+        readers = enumerate(self._parts.read_statistics)
+        return self._with(read_statistics=tuple(partial(given.get, k) if k in given else read for k, read in readers))
 
     def with_candidates(self, runs: ExpertPool) -> ExpertPool:
         """The pool with the runs that its experts were chosen from; each run's card names its domain."""
         if not isinstance(runs, ExpertPool):
             raise InputError(f"Candidates are an ExpertPool of runs, got {type(runs).__name__}.")
-        return self._with(read_candidates=partial(_identity, runs))
+        return self._with(read_candidates=lambda: runs)
 
     def annotate(self, name: str, **details: Any) -> ExpertPool:
         """The pool with other details of one expert: its domain, class_counts, metrics, recipe or temperature."""
@@ -225,17 +257,6 @@ class ExpertPool(PoolRunner):
 def sha256_of_tensor(values: Tensor) -> str:
     """A hash of the bits, in row-major order."""
     return hashlib.sha256(values.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
-
-
-def _identity(value: Any) -> Any:
-    return value
-
-
-def _load_candidates(
-    root: Path, network: nn.Module | None, device: Device, dtype: torch.dtype | None
-) -> ExpertPool | None:
-    folder = candidates_folder(root)
-    return ExpertPool.load(folder, network=network, device=device, dtype=dtype) if folder.is_dir() else None
 
 
 def _runs_outside(read: Callable[[], ExpertPool | None], domains: set[str]) -> ExpertPool | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -12,14 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from mergestream.networks import architecture
-from mergestream.networks.architecture import Network, class_names, from_module
+from mergestream.networks.architecture import Network, count_classes, recover_architecture
 from mergestream.networks.flat_layout import Integers, Layout
-from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool import checkpoint
 from mergestream.pool.checkpoint import Statistics, open_weights, read_statistics
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, require_alike
-from mergestream.pool.pool_folder import ORDER, read_pool, require_some, write_order
+from mergestream.pool.pool_folder import ORDER, read_pool, write_order
 from mergestream.runtime.errors import PoolError
 from mergestream.runtime.files import atomic_folder
 
@@ -48,71 +45,21 @@ class Parts:
     read_candidates: Callable[[], ExpertPool | None] = absent
 
 
-def parts_of_modules(
-    modules: Mapping[str, nn.Module],
-    base: nn.Module | None,
-    classes: Iterable[str] | None,
-    head: str | Iterable[str] | None,
-    preprocessing: Preprocessing | None,
-) -> Parts:
-    require_some(modules)
-    first = next(iter(modules.values()))
-    network = from_module(copy.deepcopy(first).eval(), head, preprocessing)
-    for name, module in modules.items():
-        if type(module) is not type(first):
-            raise PoolError(f"Expert '{name}' is a {type(module).__name__}, not a {type(first).__name__}.")
-        own = preprocessing or from_module(module, network.head).preprocessing
-        if own != network.preprocessing:
-            raise PoolError(f"Expert '{name}' differs in preprocessing: {own}, not {network.preprocessing}.")
-    for name, module in [*modules.items(), *([(BASE, base)] if base is not None else [])]:
-        difference = architecture.first_difference(first, module)
-        if difference:
-            raise PoolError(f"'{name}' is built differently from '{next(iter(modules))}': {difference}.")
-        if classes is None and class_names(module) != class_names(first):
-            raise PoolError(f"'{name}' names its classes {class_names(module)}, not {class_names(first)}.")
-    return _parts_of_states(
-        {name: module.state_dict() for name, module in modules.items()},
-        network,
-        None if base is None else base.state_dict(),
-        class_names(first) if classes is None else classes,
-    )
-
-
 def parts_of_states(
-    states: Mapping[str, Mapping[str, Tensor]],
-    network: nn.Module | str,
-    base: Mapping[str, Tensor] | None,
-    classes: Iterable[str] | None,
-    head: str | Iterable[str] | None,
-    preprocessing: Preprocessing | None,
-) -> Parts:
-    require_some(states)
-    if not isinstance(network, str):
-        blueprint = from_module(copy.deepcopy(network).eval(), head, preprocessing)
-    elif classes is None:
-        raise PoolError(f"To build '{network}' by name, give classes=: its head needs their number.")
-    else:
-        classes = tuple(classes)
-        blueprint = architecture.create_network(network, num_classes=len(classes))
-        head_parts = architecture.find_head(blueprint.module, head)
-        blueprint = replace(blueprint, head=head_parts, preprocessing=preprocessing or blueprint.preprocessing)
-    return _parts_of_states(states, blueprint, base, classes)
-
-
-def _parts_of_states(
     states: Mapping[str, Mapping[str, Tensor]],
     network: Network,
     base: Mapping[str, Tensor] | None,
     classes: Iterable[str] | None,
 ) -> Parts:
+    """Copy state dicts into a bank; the network's own weights are freed."""
     layout = Layout.of(network.module, network.head)
-    count = architecture.count_classes(network.module, network.head)
+    count = count_classes(network.module, network.head)
     if classes is None and count is None:
         raise PoolError(f"The number of classes of the head {network.head} is unknown: give classes=.")
     labels = tuple(map(str, range(count or 0))) if classes is None else tuple(classes)
     require_classes(labels, network)
     if network.architecture.library == "custom":
-        network = replace(network, architecture=architecture.recover_architecture(network.module))
+        network = replace(network, architecture=recover_architecture(network.module))
     layout.strip(network.module)
     bank, integers = fill_bank(layout, states, "cpu", None)
     cards = [ExpertCard.for_network(name, network, labels) for name in states]
@@ -123,7 +70,7 @@ def _parts_of_states(
 
 def require_classes(classes: Sequence[str], network: Network) -> None:
     """Refuse a class list whose length is not the width of the network's head."""
-    count = architecture.count_classes(network.module, network.head)
+    count = count_classes(network.module, network.head)
     if count not in (None, len(classes)):
         raise PoolError(f"{len(classes)} classes were given, but the head answers {count}.")
 
@@ -162,7 +109,7 @@ def read_parts(root: Path, network: nn.Module | None, device: Device, dtype: tor
         raise PoolError(f"No expert in {root}: a pool is a folder of expert folders, each with {CARD}.")
     cards = list(folder.cards.values())
     require_alike(cards, folder.base)
-    states = {card.name: open_weights(folder.folder(card.name), card) for card in cards}
+    states = {card.name: open_weights(folder.root / card.name, card) for card in cards}
     blueprint = cards[0].network(network, most=states[cards[0].name].numbers)
     layout = Layout.of(blueprint.module, blueprint.head)
     require_classes(cards[0].classes, blueprint)
@@ -175,8 +122,8 @@ def read_parts(root: Path, network: nn.Module | None, device: Device, dtype: tor
         blueprint,
         layout,
         # Only its dtype: the function must not keep the bank alive.
-        partial(_read_base, layout, folder.folder(BASE), folder.base, bank.dtype) if folder.base else None,
-        tuple(partial(read_statistics, folder.folder(card.name), card) for card in cards),
+        partial(_read_base, layout, folder.root / BASE, folder.base, bank.dtype) if folder.base else None,
+        tuple(partial(read_statistics, folder.root / card.name, card) for card in cards),
     )
 
 

@@ -1,6 +1,7 @@
 """A pool's folder: its cards in order, changes that happen whole or not at all, and previous versions beside it."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,18 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from mergestream.pool import checkpoint
-from mergestream.pool.checkpoint import STATISTICS, WEIGHTS
-from mergestream.pool.expert_card import (
-    BASE,
-    CARD,
-    SCHEMA_VERSION,
-    ExpertCard,
-    is_expert_folder,
-    read_card,
-    read_checked,
-    require_name,
-)
+from mergestream.pool.checkpoint import PICKLES, STATISTICS, WEIGHTS
+from mergestream.pool.expert_card import BASE, CARD, SCHEMA_VERSION, ExpertCard, read_card, read_checked, require_name
 from mergestream.runtime.errors import CheckpointError, OutputError, PoolError
 from mergestream.runtime.files import (
     atomic_folder,
@@ -40,12 +31,6 @@ class PoolFolder:
     root: Path
     cards: dict[str, ExpertCard]
     base: ExpertCard | None
-
-    def folder(self, name: str) -> Path:
-        return self.root / name
-
-    def others(self, name: str) -> list[ExpertCard]:
-        return [card for card in self.cards.values() if card.name != name]
 
 
 def pool_root(pool: Path) -> Path:
@@ -74,21 +59,30 @@ def _expert_folders(root: Path) -> list[Path]:
     """
     experts = []
     for folder in subfolders(root):
-        weights = [p.name for p in folder.iterdir() if p.name == WEIGHTS or p.suffix in checkpoint.PICKLES]
+        weights = [p.name for p in folder.iterdir() if p.name == WEIGHTS or p.suffix in PICKLES]
         if is_expert_folder(folder) and folder.name != BASE:
             experts.append(folder)
         elif weights and not is_expert_folder(folder):
             raise PoolError(f"{folder} holds {weights[0]} but no {CARD}. Ask the site for the whole expert folder.")
-    order = read_checked(root / ORDER, "pool")["order"] if (root / ORDER).exists() else []
+    order = read_order(root)
     missing = [name for name in order if name not in {folder.name for folder in experts}]
     if missing:
         raise PoolError(f"{root / ORDER} lists the expert '{missing[0]}', but its folder is not there.")
     return sorted(experts, key=lambda folder: order.index(folder.name) if folder.name in order else len(order))
 
 
+def is_expert_folder(path: Path) -> bool:
+    return (path / CARD).is_file()
+
+
 def subfolders(root: Path) -> list[Path]:
     """All folders in a pool but hidden ones, by name."""
     return [path for path in sorted(root.glob("*")) if path.is_dir() and not path.name.startswith(".")]
+
+
+def read_order(root: Path) -> list[str]:
+    """Names in the recorded order; none where no order is recorded."""
+    return list(read_checked(root / ORDER, "pool")["order"]) if (root / ORDER).exists() else []
 
 
 def write_order(root: Path, names: Sequence[str]) -> None:
@@ -171,17 +165,8 @@ def versions_folder(root: Path) -> Path:
 
 def previous_versions(root: Path, expert: str) -> dict[int, Path]:
     """Folders of the versions that are no longer in use, oldest first."""
-    numbered = {int(path.name): path for path in (versions_folder(root) / expert).glob("*") if _is_version(path)}
-    return dict(sorted(numbered.items()))
-
-
-def _is_version(path: Path) -> bool:
-    return path.name.isascii() and path.name.isdigit() and path.is_dir()
-
-
-def current_version(root: Path, expert: str) -> int:
-    """Number of the version in use: one more than the newest previous one."""
-    return max(previous_versions(root, expert), default=0) + 1
+    folders = [path for path in (versions_folder(root) / expert).glob("*") if path.is_dir()]
+    return dict(sorted((int(path.name), path) for path in folders if re.fullmatch("[0-9]+", path.name)))
 
 
 def save_version(root: Path, card: ExpertCard) -> None:

@@ -1,7 +1,5 @@
 """PoolRunner: how a pool's experts and the networks merged from them run on a batch."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,9 +13,8 @@ from mergestream.functional import merging
 from mergestream.functional.coefficients import on_simplex
 from mergestream.functional.scores import finite_images, require_finite
 from mergestream.networks.architecture import logits_of
-from mergestream.networks.batchnorm import reestimate
-from mergestream.networks.last_layer import LastLayer, require_one_row_per_image
-from mergestream.networks.preprocessing import ORIGINAL, network_input, require_views, views_for
+from mergestream.networks.layers import LastLayer, reestimate
+from mergestream.networks.preprocessing import ORIGINAL, network_input, view_names, views_for
 from mergestream.pool.execution import Execution, Recording, patches_as_products
 from mergestream.pool.parts import Parts
 from mergestream.runtime.errors import InputError, MergestreamError, NetworkError
@@ -76,7 +73,7 @@ class PoolRunner:
 
     def logits(self, images: Tensor, view: str | None = None) -> Tensor:
         """Every expert's logits [K,B,C] in fp32, of the batch or of a named view of it."""
-        view = ORIGINAL if view is None else require_views((view,))[0]
+        view = ORIGINAL if view is None else view_names("view", (view,))[0]
         return self.logits_of_views(Batch(self.prepare(images)), (view,))[view]
 
     def logits_of_views(self, batch: Batch, views: Sequence[str] = (ORIGINAL,)) -> dict[str, Tensor]:
@@ -141,7 +138,12 @@ class PoolRunner:
             raise NetworkError(f"{self.template.architecture} does not end in one linear layer with a bias.")
         with self.last_layer.recorded_inputs(self.module_with(weights)) as inputs:
             logits = self.forward(weights, images, recalibrate_bn=recalibrate_bn)
-        return logits, require_one_row_per_image(inputs[-1], len(logits))
+        shape = tuple(inputs[-1].shape)
+        if len(shape) != 2 or shape[0] != len(logits):
+            raise NetworkError(
+                f"The last layer read {shape} for {len(logits)} images, not one per image; it cannot be fitted."
+            )
+        return logits, inputs[-1].float()
 
     @cached_property
     def last_layer(self) -> LastLayer | None:

@@ -123,3 +123,11 @@ def parse_options(texts: Sequence[str]) -> tuple[tuple[str, Any], ...]:
             raise InputError(f"The option '{name.strip()}' is given twice.")
         options[name.strip()] = parse_value(value)
     return tuple(sorted(options.items()))
+
+
+def parse_numbers(option: str, text: str | None) -> tuple[float, ...] | None:
+    """Parse '0.5,0.3,0.2'; None stays None."""
+    try:
+        return None if text is None else tuple(map(float, text.split(",")))
+    except ValueError:
+        raise InputError(f"{option} is numbers with commas between, as in 0.5,0.3,0.2; got {text!r}.") from None

@@ -14,7 +14,7 @@ import numpy as np
 
 from mergestream.data.datasets import source_of
 from mergestream.data.datasets.data_request import DataRequest
-from mergestream.networks.preprocessing import require_views
+from mergestream.networks.preprocessing import view_names
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.option_checks import (
     number,
@@ -82,7 +82,7 @@ class Recipe:
         for name, choices in CHOICES.items():
             one_of(name, getattr(self, name), choices)
         yes_or_no("freeze_bn", self.freeze_bn)
-        require_views(self.views)
+        view_names("views", self.views)
 
 
 # DiWA's values (Ramé et al. 2022), its default first.

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from mergestream.bench.drift.layers import COMPONENTS, NetworkLayer, TensorPlace, layers_of, places_by_name, places_of
 from mergestream.bench.drift.spread import Moments, Spread, moments_of, pairs_of, spread_of, total
-from mergestream.bench.json_record import JsonRecord
 from mergestream.networks.architecture import from_architecture
 from mergestream.pool.checkpoint import DTYPES, open_weights
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, require_alike
 from mergestream.pool.pool_folder import PoolFolder, read_pool
 from mergestream.runtime.errors import CheckpointError, MergestreamError, PoolError
+from mergestream.runtime.json_record import JsonRecord
 from mergestream.runtime.parallel import Advance, Track, quiet
 
 # Numbers in a slice: half a megabyte in float64, so that a pool of twenty experts still needs little memory.
@@ -129,7 +129,7 @@ def analyse_drift(pool: str | Path, *, network: nn.Module | None = None, track: 
     files = []
     with track("Checking hashes", len(on_disk)) as advance:
         for name, card in on_disk.items():
-            files.append(TensorFile(open_weights(folder.folder(name), card).path, name))
+            files.append(TensorFile(open_weights(folder.root / name, card).path, name))
             advance()
     experts, base = files[: len(cards)], files[-1] if folder.base else None
     with track("Comparing experts", len(places)) as advance:
@@ -143,7 +143,7 @@ def _places(
 ) -> tuple[list[TensorPlace], tuple[str, ...]]:
     """The pool's parameters in order, and notes on that order."""
     if network is None and card.architecture.library == "custom":
-        tensors = open_weights(folder.folder(card.name), card).items()
+        tensors = open_weights(folder.root / card.name, card).items()
         shapes = ((name, tuple(tensor.shape)) for name, tensor in tensors if tensor.dtype in DTYPES.values())
         return places_by_name(shapes), (BUFFERS, BY_NAME)
     module = network if network is not None else _structure(card)

@@ -18,12 +18,11 @@ from mergestream.data.datasets.data_request import open_data
 from mergestream.data.datasets.image_trees import plain_name
 from mergestream.data.streams import Stream, create_stream
 from mergestream.methods import METHODS, ORIGINAL, Method, create_method
-from mergestream.networks.preprocessing import require_views
+from mergestream.networks.preprocessing import view_names
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError
 from mergestream.runtime.files import mapped_array, sha256_of_json, write_atomically
-from mergestream.runtime.option_checks import names
 
 CACHE = "cache"
 # Raised whenever the same pool and images would give other logits: what is cached is then computed again.
@@ -192,7 +191,7 @@ def method_of(variant: Variant, pool: ExpertPool, dataset: Dataset) -> Method:
     """A variant on a pool. Views must keep the data set's labels true: by default hflip, or else its first one."""
     options = dict(variant.options)
     if options.get("views") is not None:
-        options["views"] = require_views(names("views", options["views"]))
+        options["views"] = view_names("views", options["views"])
         wrong = [view for view in options["views"] if view not in dataset.views]
         if wrong:
             raise InputError(

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from mergestream.bench.json_record import JsonRecord
 from mergestream.bench.report.page import render_text
+from mergestream.runtime.json_record import JsonRecord
 
 CROSS_ENTROPY, ENTROPY = "cross-entropy", "entropy"
 EXPERT, MEAN, POOL_MEAN = "expert", "mean", "pool mean"

@@ -14,7 +14,7 @@ from torch import Tensor
 from mergestream.functional import merging
 from mergestream.functional import scores as scoring
 from mergestream.networks.architecture import logits_of
-from mergestream.networks.batchnorm import reestimate
+from mergestream.networks.layers import reestimate
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError
 

@@ -24,7 +24,8 @@ from mergestream.bench.records import Run
 from mergestream.bench.report.page import PageSection
 from mergestream.data.datasets import DATASETS
 from mergestream.data.datasets.dataset_sources import GeneratedSource
-from mergestream.pool.expert_card import is_expert_folder, read_card
+from mergestream.pool.expert_card import read_card
+from mergestream.pool.pool_folder import is_expert_folder
 from mergestream.runtime.errors import MergestreamError
 from mergestream.runtime.parallel import Track
 

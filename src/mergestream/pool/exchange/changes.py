@@ -85,4 +85,5 @@ def _accept(pool: PoolFolder, source: Path, card: ExpertCard, allow_other_base: 
             shutil.rmtree(scratch / card.name)
         pool_folder.copy_expert(scratch / card.name, source, card)
         pool_folder.write_order(scratch, names)
-    return AcceptedExpert(card.name, pool_folder.current_version(pool.root, card.name), card.weights_sha256, warnings)
+    version = max(pool_folder.previous_versions(pool.root, card.name), default=0) + 1
+    return AcceptedExpert(card.name, version, card.weights_sha256, warnings)

@@ -2,9 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,12 +14,13 @@ from mergestream.functional.scores import require_finite
 from mergestream.networks.architecture import logits_of
 from mergestream.networks.flat_layout import Layout
 from mergestream.networks.preprocessing import Preprocessing
-from mergestream.pool.checkpoint import open_weights, read_statistics
+from mergestream.pool.checkpoint import WeightsFile, open_weights, read_statistics
 from mergestream.pool.expert_card import ExpertCard, base_problems, base_warnings, differences
 from mergestream.pool.parts import require_classes
 from mergestream.pool.pool_folder import PoolFolder, require_some
 from mergestream.runtime.errors import CheckpointError, MergestreamError, PoolError
 
+T = TypeVar("T")
 PROBES = 16
 LARGEST_PROBE = 4 << 20  # numbers per image: a card must not make the check take gigabytes
 
@@ -40,7 +42,7 @@ class NoiseProbe:
         weights = open_weights(folder, card)
         self._network = None if card.architecture.library == "custom" else card.network(most=weights.numbers)
         self._layout = Layout.of(self._network.module, card.head) if self._network else None
-        self._shapes = None if self._network else _shapes(weights)
+        self._shapes = weights.shapes
         pixels = card.preprocessing if self._network else None
         small = pixels is not None and len(pixels.mean) * math.prod(pixels.size) <= LARGEST_PROBE
         self._probes = probes(pixels) if pixels is not None and small else None
@@ -68,10 +70,9 @@ class NoiseProbe:
             raise CheckpointError(f"{owner} cannot take images of its own size {size}: {message}") from error
         return ProbeResult(norm, mean_lead(require_finite(logits, owner)))
 
-    def _read_unbuilt(self, state: Mapping[str, Tensor], owner: str) -> float:
-        assert self._shapes is not None
-        if _shapes(state) != self._shapes:
-            odd = sorted(set(_shapes(state).items()) ^ set(self._shapes.items()))[0][0]
+    def _read_unbuilt(self, state: WeightsFile, owner: str) -> float:
+        if state.shapes != self._shapes:
+            odd = sorted(state.shapes.items() ^ self._shapes.items())[0][0]
             raise CheckpointError(f"{owner} is not built as the pool's other experts: they differ at '{odd}'.")
         squares = 0.0
         for name in state:
@@ -99,10 +100,6 @@ def mean_lead(logits: Tensor) -> float:
     first = logits.amax(dim=-1)
     others = (logits.sum(dim=-1) - first) / (logits.shape[-1] - 1)
     return float((first - others).mean())
-
-
-def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(state[name].shape) for name in state}
 
 
 # Honest phantom experts lie within a factor of 2 of each other and of 2.5 of their own loss (docs/pools.md).
@@ -154,21 +151,17 @@ def _loss_doubts(card: ExpertCard, result: ProbeResult) -> list[str]:
 
 
 def _pool_doubts(result: ProbeResult, others: Sequence[ProbeResult]) -> list[str]:
-    leads = [other.lead for other in others if other.lead is not None]
-    norms = [other.head_norm for other in others]
-    return [
-        *_compare("answers noise", "lead of its first logit", result.lead, leads),
-        *_compare("has a head", "norm", result.head_norm, norms),
-    ]
-
-
-def _compare(what: str, measure: str, mine: float | None, others: Sequence[float]) -> list[str]:
-    if mine is None or not others:
-        return []
-    usual = statistics.median(others)
-    if usual <= 0 or usual / FACTOR <= mine <= usual * FACTOR:
-        return []
-    return [f"{what} out of line with the pool: {measure} {mine:.3g}, the other experts' median is {usual:.3g}."]
+    """Is it far from the other experts' median?"""
+    measures = {"answers noise": ("lead of its first logit", "lead"), "has a head": ("norm", "head_norm")}
+    sentences = []
+    for what, (measure, field) in measures.items():
+        mine, theirs = getattr(result, field), [getattr(other, field) for other in others]
+        usual = statistics.median([value for value in theirs if value is not None] or [0])
+        if mine is not None and usual > 0 and not usual / FACTOR <= mine <= usual * FACTOR:
+            sentences.append(
+                f"{what} out of line with the pool: {measure} {mine:.3g}, the other experts' median is {usual:.3g}."
+            )
+    return sentences
 
 
 def check_expert(pool: PoolFolder, folder: Path, card: ExpertCard) -> tuple[str, ...]:
@@ -176,39 +169,43 @@ def check_expert(pool: PoolFolder, folder: Path, card: ExpertCard) -> tuple[str,
 
     An expert that does not fit is refused, with all its problems at once.
     """
-    others = pool.others(card.name)
+    others = [other for other in pool.cards.values() if other.name != card.name]
     reference = others[0] if others else pool.base or card
-    home = folder if reference is card else pool.folder(reference.name)
+    home = folder if reference is card else pool.root / reference.name
     probe = None if differences(card, reference) else NoiseProbe(reference, home)
-    problems, result = inspect_expert(folder, card, reference, pool.base, probe)
-    problems = [*error_messages(require_some, {card.name: card}), *problems]
+    problems: list[str] = []
+    attempt(problems, require_some, {card.name: card})
+    result = inspect_expert(problems, folder, card, reference, pool.base, probe)
     if problems or probe is None or result is None:
         raise PoolError(f"'{card.name}' was not accepted. {' '.join(problems)}")
-    other_results = [probe.read(pool.folder(other.name), other) for other in others]
+    other_results = [probe.read(pool.root / other.name, other) for other in others]
     return (*base_warnings(card, others, pool.base), *confidence_warnings(card, result, other_results))
 
 
 def inspect_expert(
-    folder: Path, card: ExpertCard, reference: ExpertCard, base: ExpertCard | None, probe: NoiseProbe | None
-) -> tuple[list[str], ProbeResult | None]:
-    """Problems of one expert's card, weights and statistics, and its answers to noise where they could be had."""
-    problems, results = differences(card, reference), list[ProbeResult]()
-    if problems or probe is None:
-        problems += [*base_problems(card, base), *error_messages(open_weights, folder, card)]
-    else:
-        problems += base_problems(card, base)
-        problems += error_messages(lambda: results.append(probe.read(folder, card)))
-    problems += error_messages(require_statistics, folder, card)
-    return problems, results[0] if results else None
+    problems: list[str],
+    folder: Path,
+    card: ExpertCard,
+    reference: ExpertCard,
+    base: ExpertCard | None,
+    probe: NoiseProbe | None,
+) -> ProbeResult | None:
+    """Add the problems of one expert's card, weights and statistics; its answers to noise where they could be had."""
+    unlike = differences(card, reference)
+    problems += [*unlike, *base_problems(card, base)]
+    read = open_weights if unlike or probe is None else probe.read
+    result = attempt(problems, read, folder, card)
+    attempt(problems, require_statistics, folder, card)
+    return result if isinstance(result, ProbeResult) else None
 
 
-def error_messages(check: Callable[..., object], *arguments: object) -> list[str]:
-    """The message of a check that raises, as a list of at most one sentence."""
+def attempt(problems: list[str], read: Callable[..., T], *arguments: object) -> T | None:
+    """Result of a reader or a check; where it raises, None, and the message joins the problems."""
     try:
-        check(*arguments)
+        return read(*arguments)
     except MergestreamError as error:
-        return [str(error)]
-    return []
+        problems.append(str(error))
+        return None
 
 
 def require_statistics(folder: Path, card: ExpertCard) -> None:

@@ -1,32 +1,14 @@
 """Overview and verification of a pool on disk."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from mergestream.pool import pool_folder
 from mergestream.pool.checkpoint import open_weights
 from mergestream.pool.exchange import expert_checks
-from mergestream.pool.exchange.expert_checks import NoiseProbe, ProbeResult, error_messages, require_statistics
-from mergestream.pool.expert_card import (
-    BASE,
-    CARD,
-    ExpertCard,
-    base_warnings,
-    differences,
-    is_expert_folder,
-    read_card,
-    read_checked,
-)
-from mergestream.pool.pool_folder import (
-    ORDER,
-    candidates_folder,
-    pool_root,
-    previous_versions,
-    read_pool,
-    subfolders,
-    versions_folder,
-)
+from mergestream.pool.exchange.expert_checks import NoiseProbe, ProbeResult, attempt, require_statistics
+from mergestream.pool.expert_card import BASE, CARD, ExpertCard, base_warnings, differences, read_card
 from mergestream.runtime.errors import MergestreamError, PoolError
 
 COLUMNS = ("expert", "domain", "accuracy", "temperature", "version", "kept", "sha-256")
@@ -34,19 +16,20 @@ COLUMNS = ("expert", "domain", "accuracy", "temperature", "version", "kept", "sh
 
 def list_pool(pool: Path) -> dict[str, Any]:
     """The cards of a pool and of its previous versions, as JSON."""
-    present = read_pool(pool)
+    present = pool_folder.read_pool(pool)
     first = next(iter(present.cards.values()), present.base)
     if first is None:
         raise PoolError(f"{pool} holds no expert and no base. A pool is a folder of expert folders.")
     return {
-        "experts": [_listed(card, previous_versions(present.root, card.name)) for card in present.cards.values()],
+        "experts": [_listed(card, present.root) for card in present.cards.values()],
         "classes": list(first.classes),
         "network": str(first.architecture),
         "base_sha256": present.base.weights_sha256 if present.base else None,
     }
 
 
-def _listed(card: ExpertCard, previous: dict[int, Path]) -> dict[str, Any]:
+def _listed(card: ExpertCard, root: Path) -> dict[str, Any]:
+    previous = pool_folder.previous_versions(root, card.name)
     kept = [{"version": n, "weights_sha256": ExpertCard.read(folder).weights_sha256} for n, folder in previous.items()]
     return {
         "name": card.name,
@@ -88,46 +71,19 @@ def listing_lines(pool: Path, listing: dict[str, Any]) -> list[str]:
     ]
 
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class PoolVerification:
-    """Result of `verify_pool`; the pool is sound if there are no problems."""
-
-    experts: tuple[str, ...]
-    problems: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-    @property
-    def sound(self) -> bool:
-        return not self.problems
-
-    def to_json(self) -> dict[str, Any]:
-        return {"sound": self.sound, **asdict(self)}
-
-    def lines(self) -> list[str]:
-        """The problems, the warnings, and the verdict last."""
-        count = len(self.problems)
-        verdict = f"Sound: {len(self.experts)} experts." if self.sound else f"NOT sound: {count} problem(s)."
-        return [*(f"Wrong: {s}" for s in self.problems), *(f"Warning: {s}" for s in self.warnings), verdict]
-
-
-def verify_pool(pool: Path) -> PoolVerification:
+def verify_pool(pool: Path) -> "PoolVerification":
     """Check the pool, its candidates and its previous versions: hashes, cards, order, base, statistics, weights."""
-    root = pool_root(pool)
-    inspector = _Inspector(root)
-    inspector.run()
-    problems = list(inspector.problems)
-    runs = candidates_folder(root)
+    root = pool_folder.pool_root(pool)
+    result = PoolVerification(root)
+    runs = pool_folder.candidates_folder(root)
     if runs.is_dir():
-        problems += [f"Candidates: {sentence}" for sentence in _candidate_problems(runs, inspector.cards)]
-    problems += _version_problems(root)
-    return PoolVerification(tuple(inspector.cards), tuple(problems), tuple(inspector.warnings))
+        result.problems += [f"Candidates: {sentence}" for sentence in _candidate_problems(runs, result.cards)]
+    result.problems += _version_problems(root)
+    return result
 
 
-class _Inspector:
-    """Collects problems and warnings of one folder of experts; an unreadable one is reported once."""
+class PoolVerification:
+    """Problems and warnings of one folder of experts; the folder is sound if there are no problems."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -135,31 +91,41 @@ class _Inspector:
         self.warnings: list[str] = []
         self.cards: dict[str, ExpertCard] = {}
         self.base: ExpertCard | None = None
-
-    def run(self) -> None:
-        folders = subfolders(self.root)
+        folders = pool_folder.subfolders(root)
         for folder in folders:
-            if not is_expert_folder(folder):
+            if not pool_folder.is_expert_folder(folder):
                 self.problems.append(
                     f"{folder} holds no {CARD}, so it is no expert. Ask the site for the whole folder."
                 )
-            elif (card := self._tried(read_card, folder)) is not None:
+            elif (card := attempt(self.problems, read_card, folder)) is not None:
                 if folder.name == BASE:
                     self.base = card
                 else:
                     self.cards[card.name] = card
-        self._check_order({folder.name for folder in folders if is_expert_folder(folder)} - {BASE})
+        self._check_order({folder.name for folder in folders if pool_folder.is_expert_folder(folder)} - {BASE})
         if self.cards:
             self._check_experts()
         else:
             self.problems.append(f"There is no whole expert in {self.root}.")
 
+    @property
+    def sound(self) -> bool:
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        return {"sound": self.sound, "experts": list(self.cards), "problems": self.problems, "warnings": self.warnings}
+
+    def lines(self) -> list[str]:
+        """The problems, the warnings, and the verdict last."""
+        count = len(self.problems)
+        verdict = f"Sound: {len(self.cards)} experts." if self.sound else f"NOT sound: {count} problem(s)."
+        return [*(f"Wrong: {s}" for s in self.problems), *(f"Warning: {s}" for s in self.warnings), verdict]
+
     def _check_order(self, present: set[str]) -> None:
-        path = self.root / ORDER
-        value = self._tried(read_checked, path, "pool") if path.exists() else None
-        if value is None:
+        path = self.root / pool_folder.ORDER
+        order = attempt(self.problems, pool_folder.read_order, self.root) if path.exists() else None
+        if order is None:
             return
-        order = value["order"]
         names = list(dict.fromkeys(order))
         self.problems += [f"{path} lists '{name}' more than once." for name in sorted(names) if order.count(name) > 1]
         missing = [name for name in names if name not in present]
@@ -170,11 +136,11 @@ class _Inspector:
     def _check_experts(self) -> None:
         """Compare each expert and the base with the first expert and with one another."""
         reference = next(iter(self.cards.values()))
-        probe = self._tried(NoiseProbe, reference, self.root / reference.name)
+        probe = attempt(self.problems, NoiseProbe, reference, self.root / reference.name)
         results: dict[str, ProbeResult] = {}
         for card in (*self.cards.values(), *([self.base] if self.base else [])):
-            problems, result = expert_checks.inspect_expert(self.root / card.name, card, reference, self.base, probe)
-            self.problems += problems
+            folder = self.root / card.name
+            result = expert_checks.inspect_expert(self.problems, folder, card, reference, self.base, probe)
             if result is not None:
                 results[card.name] = result
         for card in self.cards.values():
@@ -184,23 +150,15 @@ class _Inspector:
                 other_results = [results[other.name] for other in others if other.name in results]
                 self.warnings += expert_checks.confidence_warnings(card, results[card.name], other_results)
 
-    def _tried(self, read: Callable[..., T], *arguments: object) -> T | None:
-        try:
-            return read(*arguments)
-        except MergestreamError as error:
-            self.problems.append(str(error))
-            return None
-
 
 def _candidate_problems(folder: Path, experts: dict[str, ExpertCard]) -> Iterator[str]:
-    inspector = _Inspector(folder)
-    inspector.run()
-    yield from inspector.problems
+    candidates = PoolVerification(folder)
+    yield from candidates.problems
     if not experts:
         return
     reference = next(iter(experts.values()))
     domains = {card.domain or card.name for card in experts.values()}
-    for card in inspector.cards.values():
+    for card in candidates.cards.values():
         yield from differences(card, reference)
         if card.domain not in domains:
             yield f"'{card.name}' is of domain {card.domain!r}, which is no expert's: {', '.join(sorted(domains))}."
@@ -208,13 +166,11 @@ def _candidate_problems(folder: Path, experts: dict[str, ExpertCard]) -> Iterato
 
 def _version_problems(root: Path) -> Iterator[str]:
     """Previous versions must be undamaged; they need not fit the present pool."""
-    for expert in sorted(path.name for path in versions_folder(root).glob("*") if path.is_dir()):
-        for number, folder in previous_versions(root, expert).items():
-            for sentence in error_messages(_require_whole, folder):
-                yield f"Version {number} of '{expert}': {sentence}"
-
-
-def _require_whole(folder: Path) -> None:
-    card = ExpertCard.read(folder)
-    open_weights(folder, card)
-    require_statistics(folder, card)
+    for expert in sorted(path.name for path in pool_folder.versions_folder(root).glob("*") if path.is_dir()):
+        for number, folder in pool_folder.previous_versions(root, expert).items():
+            try:
+                card = ExpertCard.read(folder)
+                open_weights(folder, card)
+                require_statistics(folder, card)
+            except MergestreamError as error:
+                yield f"Version {number} of '{expert}': {error}"

@@ -1,31 +1,35 @@
 """Diagonal Fisher information of a network's weights, from its own probabilities: no label is needed."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import NetworkError
 
-Answer = Callable[[Mapping[str, Tensor], Tensor, int], Tensor]  # of parameters, a batch, and how many images it is
+Answer = Callable[..., Tensor]  # logits [B,C] of parameters and a batch; images: how many it stands for, if not B
 log = logging.getLogger(__name__)
 
 # At most this many numbers in the gradients of single examples at a time.
 GRADIENTS = 1 << 26
 
 
-def information(answer: Answer, batch: Tensor, parameters: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
-    """Sum the information over a batch, by parameter name. The kinds are the keys of FISHERS.
+def fisher_information(pool: ExpertPool, expert: int, batch: Tensor, kind: str) -> dict[str, Tensor]:
+    """Sums over a prepared batch of one expert's information, by parameter name. The kinds are the keys of FISHERS.
 
-    answer: computes logits [B,C] from parameters and a batch. A parameter that no answer depends on gets zeros.
+    A parameter that no answer depends on gets zeros.
     """
+    pool.passes["backward"] += len(batch) * (len(pool.classes) if kind == "exact" else 1)
+    views = pool.layout.views(pool.bank[expert])
     with torch.inference_mode(False), torch.enable_grad():
+        parameters = {entry.name: views[entry.name] for entry in pool.layout.parameters}
         plain = {name: tensor.clone() if tensor.is_inference() else tensor for name, tensor in parameters.items()}
         weights = {name: tensor.detach().requires_grad_() for name, tensor in plain.items()}
+        answer = partial(pool.logits_with, expert=expert)
         return FISHERS[kind](answer, batch.clone() if batch.is_inference() else batch, weights)
 
 
@@ -41,8 +45,7 @@ def _exact(answer: Answer, batch: Tensor, weights: dict[str, Tensor]) -> dict[st
     total = {name: torch.zeros_like(tensor, dtype=torch.float32) for name, tensor in weights.items()}
     size = sum(tensor.numel() for tensor in weights.values())
     for examples in batch.split(max(1, GRADIENTS // max(1, size))):
-        for name, value in _of_examples(answer, examples, weights).items():
-            total[name] += value
+        add_up(total, _of_examples(answer, examples, weights))
     return total
 
 
@@ -56,7 +59,7 @@ def _of_examples(answer: Answer, examples: Tensor, weights: dict[str, Tensor]) -
 
 
 def _vectorised(answer: Answer, examples: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    _require_gradient(_log_probabilities(answer, weights, examples[:1]))
+    require_gradient(_log_probabilities(answer, weights, examples[:1]), "Fisher information")
     with torch.no_grad():
         probabilities = _log_probabilities(answer, weights, examples).exp()
 
@@ -71,37 +74,41 @@ def _vectorised(answer: Answer, examples: Tensor, weights: dict[str, Tensor]) ->
             by_name = per_example(plain, examples, label)
         for name, gradients in by_name.items():
             share = torch.einsum("b,b...->...", probabilities[:, label], gradients.detach().float().square())
-            total[name] = total[name] + share if name in total else share
+            add_up(total, {name: share})
     return total
 
 
 def _one_by_one(answer: Answer, examples: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    total = {name: torch.zeros_like(tensor, dtype=torch.float32) for name, tensor in weights.items()}
+    total: dict[str, Tensor] = {}
     for image in examples.split(1):
-        log_p = _log_probabilities(answer, weights, image)[0]
-        for value in log_p:
-            for name, gradient in _gradients(value, weights).items():
-                total[name] += value.detach().exp() * gradient.square()
+        for value in _log_probabilities(answer, weights, image)[0]:
+            gradients = _gradients(value, weights)
+            add_up(total, {name: value.detach().exp() * own.square() for name, own in gradients.items()})
     return total
 
 
+def add_up(total: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
+    """Add tensors to a running total in place, by name."""
+    for name, value in more.items():
+        total[name] = total[name].add_(value) if name in total else value
+
+
 def _log_probabilities(answer: Answer, weights: dict[str, Tensor], batch: Tensor, images: int | None = None) -> Tensor:
-    return torch.log_softmax(answer(weights, batch, images or len(batch)).float(), dim=-1)
+    return torch.log_softmax(answer(weights, batch, images=images).float(), dim=-1)
 
 
 def _gradients(value: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    _require_gradient(value)
+    require_gradient(value, "Fisher information")
     gradients = torch.autograd.grad(value, list(weights.values()), retain_graph=True, materialize_grads=True)
     return {name: gradient.detach().float() for name, gradient in zip(weights, gradients, strict=True)}
 
 
-def _require_gradient(value: Tensor) -> None:
+def require_gradient(value: Tensor, what: str) -> None:
     if not value.requires_grad:
         raise NetworkError(
-            "Fisher information needs gradients, but this network's outputs have none (it runs under no_grad, or "
-            "on integers). Choose a method that needs forward passes only."
+            f"{what} needs gradients, but this network's outputs have none (it runs under no_grad, or on integers). "
+            f"Choose a method that needs forward passes only."
         )
 
 
-Kind = Callable[[Answer, Tensor, dict[str, Tensor]], dict[str, Tensor]]
-FISHERS: dict[str, Kind] = {"exact": _exact, "mergelm": _mergelm}
+FISHERS = {"exact": _exact, "mergelm": _mergelm}

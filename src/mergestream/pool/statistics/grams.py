@@ -1,7 +1,5 @@
 """Gram matrices X^T X of the inputs of linear maps and convolutions, recognised by their weights."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ class Gram:
     mean: Tensor
     rows: int
 
-    def __add__(self, other: Gram) -> Gram:
+    def __add__(self, other: "Gram") -> "Gram":
         rows = self.rows + other.rows
         return Gram(torch.lerp(self.mean, other.mean.to(self.mean), other.rows / rows), rows)
 
@@ -33,10 +31,7 @@ Grams = dict[str, Gram]
 
 
 def add_grams(one: Grams, other: Grams) -> Grams:
-    return {
-        name: one[name] + other[name] if name in one and name in other else one.get(name) or other[name]
-        for name in [*one, *(new for new in other if new not in one)]
-    }
+    return {**one, **other, **{name: one[name] + other[name] for name in one if name in other}}
 
 
 @contextmanager
@@ -52,12 +47,7 @@ def watch_inputs(weights: Mapping[str, Tensor], *, convolutions: bool = True) ->
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         # Autocast multiplies by copies of the weights, which are not recognised, and rounds the inputs.
-        with (
-            watch,
-            torch.no_grad(),
-            torch.autocast("cpu", enabled=False),
-            torch.autocast("cuda", enabled=False),
-        ):
+        with watch, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield watch.grams
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
@@ -108,21 +98,12 @@ def _product_inputs(weight: Tensor, left: Tensor, right: Tensor, *_: Any) -> Ite
     return [left.reshape(1, -1, weight.shape[-1])] if transposed and shared else None
 
 
-def _general_convolution_inputs(
-    weight: Tensor,
-    input: Tensor,
-    used: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    _: Sequence[int],
-    groups: int,
-) -> Iterable[Tensor] | None:
+def _general_convolution_inputs(weight: Tensor, *arguments: Any) -> Iterable[Tensor] | None:
+    """Those of torch's general form, which is also that of transposed convolutions: another map."""
+    images, used, bias, stride, padding, dilation, transposed, _, groups = arguments
     if transposed or used.shape != weight.shape:
         return None
-    return convolution_inputs(weight, input, used, bias, stride, padding, dilation, groups)
+    return convolution_inputs(weight, images, used, bias, stride, padding, dilation, groups)
 
 
 def convolution_inputs(

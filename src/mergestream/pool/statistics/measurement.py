@@ -1,7 +1,5 @@
 """Measurement of statistics at the experts' sites, so that merging needs none of their images."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
@@ -14,7 +12,7 @@ from mergestream.functional.scores import require_finite
 from mergestream.networks.blocks import Blocks
 from mergestream.pool.checkpoint import Statistics
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.pool.statistics.fisher_information import FISHERS, information
+from mergestream.pool.statistics.fisher_information import FISHERS, add_up, fisher_information
 from mergestream.pool.statistics.grams import Grams, add_grams, watch_inputs
 from mergestream.runtime.errors import CheckpointError, InputError, NetworkError, unknown_name
 from mergestream.runtime.option_checks import number, whole_number, yes_or_no
@@ -30,55 +28,48 @@ class BlockwiseOptions(TypedDict):
     convolutions: bool
 
 
-@torch.no_grad()
-def merge_block_by_block(
-    pool: ExpertPool,
-    batches: Sequence[Sequence[Tensor]],
-    settings: BlockwiseOptions,
-    *,
-    earlier: Sequence[Grams] | None = None,
-    rows: Rows | None = None,
-    out: Tensor | None = None,
-    on_batch: OnBatch = lambda: None,
-) -> list[Grams]:
-    """Merge into `out` [P] and return every expert's Gram matrices.
+class BlockwiseMerge:
+    """RegMean++: the merged network so far, and the inputs of its next block for every batch of every expert."""
 
-    batches: prepared batches per expert, or one list for all. earlier: Gram matrices so far, to which the new
-    ones are added before a block is merged. rows: replace the experts' own.
-    """
-    walk = _Walk(pool, batches, settings, earlier or [{} for _ in pool.names], rows or pool.rows, out)
-    for block in range(len(walk.merged)):
-        walk.settle([walk.measure_block(block, k, on_batch) for k in range(len(pool))])
-        if block + 1 < len(walk.merged):
-            walk.advance(block)
-    walk.settle(walk.measure_head())
-    images = [sum(map(len, own)) for own in batches]
-    pool.passes["expert"] += sum(images[k % len(images)] for k in range(len(pool)))
-    pool.passes["merged"] += sum(images)
-    return walk.grams
-
-
-class _Walk:
-    """The merged network so far, and the inputs of its next block for every batch of every expert."""
-
+    @torch.no_grad()
     def __init__(
         self,
         pool: ExpertPool,
         batches: Sequence[Sequence[Tensor]],
         settings: BlockwiseOptions,
-        earlier: Sequence[Grams],
-        rows: Rows,
-        out: Tensor | None,
+        *,
+        earlier: Sequence[Grams] | None = None,
+        rows: Rows | None = None,
+        out: Tensor | None = None,
     ) -> None:
-        self.pool, self.batches, self.settings, self.rows = pool, batches, settings, rows
-        # Layers that are not solved for are the mean.
+        """Start with the mean of all layers, in `out` [P].
+
+        batches: prepared batches per expert, or one list for all. earlier: Gram matrices so far, to which the new
+        ones are added before a block is merged. rows: replace the experts' own.
+        """
+        self.pool, self.batches, self.settings, self.rows = pool, batches, settings, rows or pool.rows
+        # Layers that are not solved for stay the mean.
         self.weights = pool.merge([1 / len(pool)] * len(pool), out=out, rows=rows)
         self.merged = Blocks(pool.module_with(self.weights))
         self.experts = [Blocks(pool.expert(k)) for k in range(len(pool))]
-        self.grams = [dict(own) for own in earlier]
-        if not any(earlier):
+        self.grams: list[Grams] = [dict(own) for own in earlier] if earlier else [{} for _ in pool.names]
+        if not any(self.grams):
             self.merged.require_chain(batches[0][0][:1])
         self.calls = [[self.merged.call_of(0, batch) for batch in own] for own in batches]
+
+    @torch.no_grad()
+    def run(self, on_batch: OnBatch = lambda: None) -> list[Grams]:
+        """Merge all blocks and the head, and return every expert's Gram matrices."""
+        experts = range(len(self.pool))
+        for block in range(len(self.merged)):
+            self.settle([self.measure_block(block, k, on_batch) for k in experts])
+            if block + 1 < len(self.merged):
+                self.advance(block)
+        self.settle(self.measure_head())
+        images = [sum(map(len, own)) for own in self.batches]
+        self.pool.passes["expert"] += sum(images[k % len(images)] for k in experts)
+        self.pool.passes["merged"] += sum(images)
+        return self.grams
 
     def measure_block(self, block: int, expert: int, on_batch: OnBatch) -> Grams:
         weights = self.pool.matrices(self.pool.bank[expert], f"{self.merged.names[block]}.")
@@ -210,8 +201,7 @@ def _measure(
             if "gram" in kinds:
                 grams = add_grams(grams, input_grams(pool, expert, batch))
             for kind, total in totals.items():
-                for key, value in fisher_information(pool, expert, batch, kind.removeprefix("fisher_")).items():
-                    total[key] = total[key] + value if key in total else value
+                add_up(total, fisher_information(pool, expert, batch, kind.removeprefix("fisher_")))
         count += len(batch)
         on_batch()
     if "gram" in kinds:
@@ -237,7 +227,7 @@ def _measure_blocks(
         raise InputError(f"'{BLOCKWISE}' needs images of every expert's site; those of {missing[0]} are missing.")
     every = [batches[name] for name in pool.names]
     with pool.input_errors(every[0][0]):
-        grams = merge_block_by_block(pool, every, settings, on_batch=on_batch)
+        grams = BlockwiseMerge(pool, every, settings).run(on_batch)
     kind, measured = blockwise_kind(pool, settings), {}
     for name, own in zip(pool.names, grams, strict=True):
         tensors = {weight: gram.mean for weight, gram in own.items()}
@@ -250,18 +240,6 @@ def input_grams(pool: ExpertPool, expert: int, batch: Tensor) -> Grams:
     with watch_inputs(pool.matrices(pool.bank[expert])) as grams:
         pool.expert_logits(expert, batch)
     return grams
-
-
-def fisher_information(pool: ExpertPool, expert: int, batch: Tensor, kind: str) -> dict[str, Tensor]:
-    """Sums over a prepared batch of the diagonal Fisher information of one expert, by parameter name."""
-    views = pool.layout.views(pool.bank[expert])
-    parameters = {entry.name: views[entry.name] for entry in pool.layout.parameters}
-
-    def answer(own: Mapping[str, Tensor], images: Tensor, count: int) -> Tensor:
-        return pool.logits_with(own, images, expert=expert, images=count)
-
-    pool.passes["backward"] += len(batch) * (len(pool.classes) if kind == "exact" else 1)
-    return information(answer, batch, parameters, kind)
 
 
 def blockwise_kind(pool: ExpertPool, settings: BlockwiseOptions) -> str:

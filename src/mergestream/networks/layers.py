@@ -1,6 +1,4 @@
-"""The linear layer that writes a network's logits: where its numbers lie, and what it reads."""
-
-from __future__ import annotations
+"""Layers that a merge treats apart: the linear one that writes the logits, and BatchNorm, whose averages do not fit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mergestream.networks.flat_layout import Layout, LayoutEntry
-from mergestream.runtime.errors import NetworkError
 
 IDLE = nn.Identity | nn.Dropout  # what changes nothing outside training
 
@@ -25,7 +23,7 @@ class LastLayer:
     shape: torch.Size
 
     @classmethod
-    def of(cls, module: nn.Module, head: tuple[str, ...], layout: Layout, classes: int) -> LastLayer | None:
+    def of(cls, module: nn.Module, head: tuple[str, ...], layout: Layout, classes: int) -> "LastLayer | None":
         """None where the head is of several parts, or does not end in a linear layer of its own with a bias."""
         if len(head) != 1:
             return None
@@ -57,16 +55,37 @@ class LastLayer:
             hook.remove()
 
 
-def require_one_row_per_image(inputs: Tensor, images: int) -> Tensor:
-    """Inputs [B,D] of a last layer in fp32; refused where it reads something else of an image."""
-    if inputs.ndim != 2 or len(inputs) != images:
-        raise NetworkError(
-            f"The last layer read {tuple(inputs.shape)} for {images} images, not one per image; it cannot be fitted."
-        )
-    return inputs.float()
-
-
 def class_entries(layout: Layout, head: str, classes: int) -> list[LayoutEntry]:
     """Weights and biases in one part of the head that have one row per class, in order."""
     inside = [entry for entry in layout.entries if entry.start >= layout.encoder_size]
     return [entry for entry in inside if entry.name.startswith(f"{head}.") and entry.shape[:1] == (classes,)]
+
+
+@torch.no_grad()
+def reestimate(module: nn.Module, batch: Tensor) -> bool:
+    """Overwrite every BatchNorm layer's running mean and variance with those of batch [B,c,H,W], in one forward pass.
+
+    A layer that sees a single value per channel cannot estimate a variance; its statistics are unchanged. Returns
+    whether the network has such layers, and so ran.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.running_mean is not None]
+    handles = [layer.register_forward_pre_hook(_measure) for layer in layers]
+    try:
+        if layers:
+            module(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return bool(layers)
+
+
+def _measure(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+    values = inputs[0].float()
+    dims = [dim for dim in range(values.ndim) if dim != 1]
+    if values.numel() // values.shape[1] < 2:
+        return
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    variance, mean = torch.var_mean(values, dim=dims)
+    layer.running_mean.copy_(mean)
+    layer.running_var.copy_(variance)

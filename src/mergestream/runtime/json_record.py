@@ -23,7 +23,7 @@ class JsonRecord:
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`."""
         try:
-            record: Self = _parsed(cls, value)
+            record: Self = parsed(cls, value)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"This is not a {cls.kind} record ({error!r}). Measure it again.") from error
         return record
@@ -36,16 +36,16 @@ class JsonRecord:
         return cls.from_json(read_json(path, cls.schema_version))
 
 
-def _parsed(hint: Any, value: Any) -> Any:
+def parsed(hint: Any, value: Any) -> Any:
     """A JSON value as its type hint says; None stays None."""
     if value is None:
         return None
     if is_dataclass(hint):
         hints = get_type_hints(hint)
-        return hint(**{each.name: _parsed(hints[each.name], value[each.name]) for each in fields(hint)})  # type: ignore[operator]
+        return hint(**{each.name: parsed(hints[each.name], value[each.name]) for each in fields(hint)})  # type: ignore[operator]
     origin, arguments = get_origin(hint), [each for each in get_args(hint) if each is not NoneType]
     if origin in (list, tuple):
-        return origin(_parsed(arguments[0], each) for each in value)
+        return origin(parsed(arguments[0], each) for each in value)
     if origin is dict:
-        return {key: _parsed(arguments[1], each) for key, each in value.items()}
-    return _parsed(arguments[0], value) if arguments else value
+        return {key: parsed(arguments[1], each) for key, each in value.items()}
+    return parsed(arguments[0], value) if arguments else value
