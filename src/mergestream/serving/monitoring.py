@@ -5,9 +5,7 @@ import threading
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.platform_collector import PlatformCollector
@@ -15,6 +13,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from mergestream.serving.engine.answers import Answer, PerExpert
 from mergestream.serving.engine.persistence import HISTORY
+from mergestream.serving.http.schemas import RecentStep
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 LATENCIES = 4096  # the last ones, for percentiles
@@ -103,19 +102,19 @@ class RecentSteps:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._steps: dict[str, deque[dict[str, Any]]] = {}
+        self._steps: dict[str, deque[RecentStep]] = {}
 
     def add(self, answer: Answer, time: str | None = None) -> None:
         """`time`: of a step of an earlier process; by default now."""
         with self._lock:
             steps = self._steps.setdefault(answer.stream, deque(maxlen=HISTORY))
-            steps.append(_step_document(answer, time or timestamp()))
+            steps.append(_recent_step(answer, time or timestamp()))
 
-    def after(self, stream: str, step: int) -> list[dict[str, Any]]:
+    def after(self, stream: str, step: int) -> list[RecentStep]:
         with self._lock:
-            return [each for each in self._steps.get(stream, ()) if each["step"] > step]
+            return [each for each in self._steps.get(stream, ()) if each.step > step]
 
-    def last(self, stream: str) -> dict[str, Any] | None:
+    def last(self, stream: str) -> RecentStep | None:
         with self._lock:
             steps = self._steps.get(stream)
             return steps[-1] if steps else None
@@ -125,21 +124,20 @@ class RecentSteps:
             self._steps.pop(stream, None)
 
 
-def _step_document(answer: Answer, time: str) -> dict[str, Any]:
+def _recent_step(answer: Answer, time: str) -> RecentStep:
     counts = Tally("undecided" if each is None else each for each in answer.predictions)
-    return {
-        "step": answer.step,
-        "time": time,
-        "images": answer.batch_size,
-        "encoder_coefficients": by_expert(answer, answer.encoder_coefficients) or {},
-        "head_coefficients": by_expert(answer, answer.head_coefficients) or {},
-        "entropies": by_expert(answer, answer.entropy) or {},
-        "head_expert": answer.head_expert,
-        "predictions_per_class": {name: counts.get(name, 0) for name in answer.classes}
-        | ({"undecided": counts["undecided"]} if counts["undecided"] else {}),
-        "findings": [asdict(finding) for finding in answer.findings],
-        "milliseconds": 1000 * answer.seconds,
-    }
+    return RecentStep(
+        step=answer.step,
+        time=time,
+        images=answer.batch_size,
+        encoder_coefficients=by_expert(answer, answer.encoder_coefficients) or {},
+        head_coefficients=by_expert(answer, answer.head_coefficients) or {},
+        entropies=by_expert(answer, answer.entropy) or {},
+        head_expert=answer.head_expert,
+        predictions_per_class=dict.fromkeys(answer.classes, 0) | counts,
+        findings=list(answer.findings),
+        milliseconds=1000 * answer.seconds,
+    )
 
 
 def by_expert(answer: Answer, numbers: PerExpert) -> dict[str, float | None] | None:

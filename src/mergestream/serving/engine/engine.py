@@ -98,6 +98,9 @@ class Engine:
         """The last answers of an earlier process, as far as the log holds them."""
         return self._history
 
+    def describe(self) -> dict[str, Any]:
+        return self.lineup.describe()
+
     def streams(self) -> list[dict[str, Any]]:
         return [stream.describe() for stream in self._registry.all()]
 

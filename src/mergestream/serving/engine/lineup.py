@@ -60,6 +60,16 @@ class Lineup:
         described = {"method": self.method, "options": self.options, "pool_sha256": self.pool.fingerprint()}
         return {**described, "provenance": sha256_of_json(method.provenance)}
 
+    def describe(self) -> dict[str, Any]:
+        """Pool and method for people: of each expert's card what they need, without its training recipe."""
+        experts = [
+            {"name": card.name, "on": card.name not in self.off, "domain": card.domain, "metrics": card.metrics,
+             "network": card.architecture.name, "temperature": card.temperature, "weights_hash": card.weights_sha256}
+            for card in self.pool.cards
+        ]  # fmt: skip
+        about = {"hash": self.identity["pool_sha256"], "classes": list(self.pool.classes), "experts": experts}
+        return {**about, "method": self.method, "options": self.options}
+
     @property
     def _active_options(self) -> dict[str, Any]:
         options = dict(self.options)

@@ -74,16 +74,13 @@ class Streams(Document):
     streams: list[StreamStatus]
 
 
-class OverviewExpert(Document):
+class PoolExpert(Document):
+    """An expert's card, without its training recipe."""
+
     name: str
     on: bool
     domain: str | None
     metrics: dict[str, Any]
-
-
-class PoolExpert(OverviewExpert):
-    """An expert's card, without its training recipe."""
-
     network: str
     temperature: float
     weights_hash: str
@@ -95,12 +92,6 @@ class PoolStatus(Document):
     method: str
     options: dict[str, Any]
     experts: list[PoolExpert]
-
-
-class OverviewPool(Document):
-    hash: str
-    classes: list[str]
-    experts: list[OverviewExpert]
 
 
 class Latency(Document):
@@ -120,7 +111,7 @@ class Requests(Document):
 
 
 class Overview(Document):
-    pool: OverviewPool
+    pool: PoolStatus
     streams: list[StreamStatus]
     latency_ms: Latency
     requests: Requests

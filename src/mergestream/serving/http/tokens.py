@@ -6,9 +6,8 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from mergestream.runtime.errors import InputError, OutputError
 from mergestream.runtime.files import error_text
@@ -21,7 +20,6 @@ LINE = re.compile(
     r"(?P<role>client|administrator) +(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]{0,63}) +(?P<sha256>[0-9a-f]{64})"
 )
 LARGEST_FILE = 1 << 20
-Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 log = logging.getLogger(__name__)
 
 
@@ -34,16 +32,6 @@ class Holder(NamedTuple):
 
 # Without tokens, which is allowed on loopback only, every caller is an administrator.
 EVERYONE = Holder(ADMINISTRATOR, "loopback")
-
-
-def for_role(role: str) -> Callable[[Endpoint], Endpoint]:
-    """Declare who may use a route: ADMINISTRATOR (the default), CLIENT for both roles, ANYONE or HEALTH."""
-
-    def declare(endpoint: Endpoint) -> Endpoint:
-        endpoint.role = role  # type: ignore[attr-defined]  # read by the gate
-        return endpoint
-
-    return declare
 
 
 class Tokens:

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mergestream.data.intake.pictures import Picture
-from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import MergestreamError
 from mergestream.serving.answer_queue import OverloadedError
 from mergestream.serving.audit.lines import AuditError
@@ -35,31 +34,11 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class PoolSummary:
-    """A pool without its weights."""
-
-    names: tuple[str, ...]
-    classes: tuple[str, ...]
-    cards: tuple[ExpertCard, ...]
-
-
-@dataclass(frozen=True)
-class LineupSummary:
-    """A line-up without its weights."""
-
-    pool: PoolSummary
-    method: str
-    options: Mapping[str, Any]
-    off: tuple[str, ...]
-    identity: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class ReplicaStatus:
     """Status of a replica at a time."""
 
     at: int  # nanoseconds
-    lineup: LineupSummary
+    pool: dict[str, Any]  # as the engine describes it
     streams: tuple[dict[str, Any], ...]
     failing: str | None  # why its log cannot be written, or None
 
@@ -122,17 +101,15 @@ class Replica:
 
     @staticmethod
     def _status(opened: OpenEngine) -> ReplicaStatus:
-        current = opened.engine.lineup
-        pool = PoolSummary(current.pool.names, current.pool.classes, current.pool.cards)
-        lineup = LineupSummary(pool, current.method, current.options, current.off, current.identity)
-        return ReplicaStatus(time.time_ns(), lineup, tuple(opened.engine.streams()), opened.log.failing)
+        engine = opened.engine
+        return ReplicaStatus(time.time_ns(), engine.describe(), tuple(engine.streams()), opened.log.failing)
 
 
 class ReplicatedEngine:
     """Engine and log in one. Calls about a stream go to its replica, other calls to all of them.
 
-    `lineup`, `streams` and `failing` never wait: they come from the last status of each replica, which every call and a
-    polling thread renew.
+    `describe`, `streams` and `failing` never wait: they come from the last status of each replica, which every call and
+    a polling thread renew.
     """
 
     def __init__(
@@ -159,9 +136,8 @@ class ReplicatedEngine:
         """The number of the replica that a stream is pinned to."""
         return place_of(require_name(stream), len(self._handles))
 
-    @property
-    def lineup(self) -> LineupSummary:
-        return self._statuses[0].lineup
+    def describe(self) -> dict[str, Any]:
+        return self._statuses[0].pool
 
     def history(self) -> list[LoggedAnswer]:
         calls = [(number, handle.call.remote("history")) for number, handle in enumerate(self._handles)]

@@ -4,23 +4,25 @@ import logging
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 from pydantic import ValidationError
 
 from mergestream.runtime.errors import CheckpointError, InputError, MergestreamError, OutputError, PoolError
-from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.http import schemas
-from mergestream.serving.http.problems import Problem, problems
+from mergestream.serving.http.problems import Problem
 from mergestream.serving.http.request_limits import body_of
+from mergestream.serving.http.routes import Routes
 from mergestream.serving.http.routes.image_routes import StreamName
-from mergestream.serving.http.tokens import ADMINISTRATOR, CLIENT, EVERYONE, Holder, for_role
-from mergestream.serving.replicas.replicated_engine import LineupSummary
+from mergestream.serving.http.tokens import ADMINISTRATOR, CLIENT, EVERYONE, Holder
 from mergestream.serving.service import Service
 
-router = APIRouter(tags=["streams and pool"])
-After = Annotated[int | None, Query(description="Only steps after this number.", ge=-1, le=2**53)]
+router = Routes(tags=["streams and pool"])
+After = Annotated[int, Query(description="Only steps after this number.", ge=-1, le=2**53)]
 ExpertName = Annotated[str, Path(max_length=200, description="A name in the pool.")]
 LARGEST_BODY = 4096
+# Of the last step in a stream's status, and what is there without one.
+NO_STEP = {"time": None, "encoder_coefficients": {}, "head_coefficients": {}, "entropies": {}, "head_expert": None}
+CHANGE_CODES = ("unknown_stream", "audit_unavailable")
 BODY_CODES = ("audit_unavailable", "body_too_large", "body_too_slow", "unsupported_media_type")
 Body = TypeVar("Body", bound=schemas.Document)
 log = logging.getLogger(__name__)
@@ -31,36 +33,27 @@ def _json_body(kind: type[schemas.Document]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-@router.get("/v1/streams", summary="List streams", responses=problems())
-@for_role(CLIENT)
+@router.declare(CLIENT, "GET", "/v1/streams", "List streams")
 async def list_streams(request: Request) -> schemas.Streams:
     """The status of every stream, by name."""
-    return schemas.Streams(streams=stream_statuses(request.app.state.service, request.state.holder))
+    return schemas.Streams(streams=_statuses(request.app.state.service, request.state.holder))
 
 
-@router.get("/v1/streams/{stream}", summary="Show a stream", responses=problems("unknown_stream"))
-@for_role(CLIENT)
+@router.declare(CLIENT, "GET", "/v1/streams/{stream}", "Show a stream", "unknown_stream")
 async def show_stream(request: Request, stream: StreamName) -> schemas.StreamStatus:
     """Numbers of steps and images, and the numbers and findings of its last step."""
     return _status_of(request.app.state.service, stream)
 
 
-@router.get(
-    "/v1/streams/{stream}/recent", summary="Show the last steps of a stream", responses=problems("unknown_stream")
-)
-@for_role(CLIENT)
-async def recent_steps(request: Request, stream: StreamName, after: After = None) -> schemas.Recent:
+@router.declare(CLIENT, "GET", "/v1/streams/{stream}/recent", "Show the last steps of a stream", "unknown_stream")
+async def recent_steps(request: Request, stream: StreamName, after: After = -1) -> schemas.Recent:
     """Coefficients, entropies, predictions per class and findings of the last 200 steps; restored from the log."""
     service: Service = request.app.state.service
     _status_of(service, stream)
-    steps = service.recent.after(stream, -1 if after is None else after)
-    return schemas.Recent(stream=stream, steps=[schemas.RecentStep(**step) for step in steps])
+    return schemas.Recent(stream=stream, steps=service.recent.after(stream, after))
 
 
-@router.post(
-    "/v1/streams/{stream}/reset", summary="Reset a stream", responses=problems("unknown_stream", "audit_unavailable")
-)
-@for_role(ADMINISTRATOR)
+@router.declare(ADMINISTRATOR, "POST", "/v1/streams/{stream}/reset", "Reset a stream", *CHANGE_CODES)
 async def reset_stream(request: Request, stream: StreamName) -> schemas.StreamStatus:
     """Reset its moving averages and the memory of its guards. Step numbers continue. Administrators only."""
     service: Service = request.app.state.service
@@ -68,13 +61,10 @@ async def reset_stream(request: Request, stream: StreamName) -> schemas.StreamSt
     return _status_of(service, stream)
 
 
-@router.post(
-    "/v1/streams/{stream}/acknowledge",
-    summary="Acknowledge the alarms of a stream",
-    responses=problems("unknown_stream", "nothing_to_acknowledge", *BODY_CODES),
-    openapi_extra=_json_body(schemas.Acknowledgement),
-)
-@for_role(ADMINISTRATOR)
+@router.declare(
+    ADMINISTRATOR, "POST", "/v1/streams/{stream}/acknowledge", "Acknowledge the alarms of a stream",
+    "unknown_stream", "nothing_to_acknowledge", *BODY_CODES, openapi_extra=_json_body(schemas.Acknowledgement),
+)  # fmt: skip
 async def acknowledge_alarms(request: Request, stream: StreamName) -> schemas.StreamStatus:
     """Log who knows of its current alarms. They stay until their findings end. Administrators only."""
     service: Service = request.app.state.service
@@ -87,14 +77,10 @@ async def acknowledge_alarms(request: Request, stream: StreamName) -> schemas.St
     return _status_of(service, stream)
 
 
-@router.delete(
-    "/v1/streams/{stream}",
-    summary="Delete a stream",
-    status_code=204,
-    response_class=Response,
-    responses=problems("unknown_stream", "audit_unavailable"),
-)
-@for_role(ADMINISTRATOR)
+@router.declare(
+    ADMINISTRATOR, "DELETE", "/v1/streams/{stream}", "Delete a stream", *CHANGE_CODES,
+    status_code=204, response_class=Response,
+)  # fmt: skip
 async def delete_stream(request: Request, stream: StreamName) -> Response:
     """Delete its averages and counts; its lines stay in the audit log. Administrators only."""
     service: Service = request.app.state.service
@@ -105,67 +91,39 @@ async def delete_stream(request: Request, stream: StreamName) -> Response:
     return Response(status_code=204)
 
 
-def stream_statuses(service: Service, holder: Holder) -> list[schemas.StreamStatus]:
+def _statuses(service: Service, holder: Holder) -> list[schemas.StreamStatus]:
     """The status of every stream that the holder of a token may read."""
-    return [
-        _status(stream, service.recent.last(stream["stream"]) or {})
-        for stream in service.open.engine.streams()
-        if service.owners.allow(stream["stream"], holder)
-    ]
+    statuses = []
+    for stream in service.open.engine.streams():
+        if service.owners.allow(stream["stream"], holder):
+            last = service.recent.last(stream["stream"])
+            numbers = dict(NO_STEP) if last is None else last.model_dump(include=set(NO_STEP))
+            counts = {name: stream[name] for name in ("steps", "images", "alarms")}
+            about = {"name": stream["stream"], "last_step_at": numbers.pop("time")}
+            statuses.append(schemas.StreamStatus(**about, **counts, **numbers))
+    return statuses
 
 
 def _status_of(service: Service, name: str) -> schemas.StreamStatus:
-    for status in stream_statuses(service, EVERYONE):
+    for status in _statuses(service, EVERYONE):
         if status.name == name:
             return status
     raise Problem("unknown_stream", "Unknown stream; the first batch sent to a stream creates it.")
 
 
-def _status(stream: dict[str, Any], last: dict[str, Any]) -> schemas.StreamStatus:
-    """`last`: the last step since the service started, or {}."""
-    return schemas.StreamStatus(
-        name=stream["stream"],
-        **{name: stream[name] for name in ("steps", "images", "alarms")},
-        **{name: last.get(name, {}) for name in ("encoder_coefficients", "head_coefficients", "entropies")},
-        last_step_at=last.get("time"),
-        head_expert=last.get("head_expert"),
-    )
-
-
-def _experts(lineup: Lineup | LineupSummary, kind: type[Body]) -> list[Body]:
-    """The experts' cards as documents of this kind."""
-    about = (
-        {"name": card.name, "on": card.name not in lineup.off, "domain": card.domain, "metrics": card.metrics,
-         "network": card.architecture.name, "temperature": card.temperature, "weights_hash": card.weights_sha256}
-        for card in lineup.pool.cards
-    )  # fmt: skip
-    return [kind(**{name: each[name] for name in kind.model_fields}) for each in about]
-
-
-@router.get("/v1/pool", summary="Show the pool", responses=problems())
-@for_role(CLIENT)
+@router.declare(CLIENT, "GET", "/v1/pool", "Show the pool")
 async def show_pool(request: Request) -> schemas.PoolStatus:
     """Every expert's card, without its training recipe; the method and its options."""
-    lineup = request.app.state.service.open.engine.lineup
-    return schemas.PoolStatus(
-        hash=lineup.identity["pool_sha256"],
-        classes=list(lineup.pool.classes),
-        method=lineup.method,
-        options=lineup.options,
-        experts=_experts(lineup, schemas.PoolExpert),
-    )
+    return schemas.PoolStatus(**request.app.state.service.open.engine.describe())
 
 
-@router.get("/v1/overview", summary="Data of the dashboard", responses=problems())
-@for_role(CLIENT)
+@router.declare(CLIENT, "GET", "/v1/overview", "Data of the dashboard")
 async def overview(request: Request) -> schemas.Overview:
     """Pool, streams, latency and requests."""
     service: Service = request.app.state.service
-    lineup = service.open.engine.lineup
-    pool_hash, experts = lineup.identity["pool_sha256"], _experts(lineup, schemas.OverviewExpert)
     return schemas.Overview(
-        pool=schemas.OverviewPool(hash=pool_hash, classes=list(lineup.pool.classes), experts=experts),
-        streams=stream_statuses(service, request.state.holder),
+        pool=schemas.PoolStatus(**service.open.engine.describe()),
+        streams=_statuses(service, request.state.holder),
         latency_ms=schemas.Latency(**service.metrics.latency()),
         requests=schemas.Requests(**service.metrics.outcomes()),
         administrator=request.state.holder.role == ADMINISTRATOR,
@@ -173,12 +131,7 @@ async def overview(request: Request) -> schemas.Overview:
     )
 
 
-@router.post(
-    "/v1/pool/reload",
-    summary="Reload the pool",
-    responses=problems("pool_unusable", "audit_unavailable"),
-)
-@for_role(ADMINISTRATOR)
+@router.declare(ADMINISTRATOR, "POST", "/v1/pool/reload", "Reload the pool", "pool_unusable", "audit_unavailable")
 async def reload_pool(request: Request) -> schemas.Reloaded:
     """Use the pool that is on disk now, from the next batch on. Administrators only.
 
@@ -193,18 +146,15 @@ async def reload_pool(request: Request) -> schemas.Reloaded:
         raise _unusable(error, request.state.request_id) from error
 
 
-@router.put(
-    "/v1/pool/experts/{expert}",
-    summary="Switch an expert on or off",
-    responses=problems("unknown_expert", "change_refused", *BODY_CODES),
-    openapi_extra=_json_body(schemas.Switch),
-)
-@for_role(ADMINISTRATOR)
+@router.declare(
+    ADMINISTRATOR, "PUT", "/v1/pool/experts/{expert}", "Switch an expert on or off",
+    "unknown_expert", "change_refused", *BODY_CODES, openapi_extra=_json_body(schemas.Switch),
+)  # fmt: skip
 async def switch_expert(request: Request, expert: ExpertName) -> schemas.Switched:
     """From the next batch of each stream on. The other coefficients are renormalised. Administrators only."""
     service: Service = request.app.state.service
     switch = await _read(request, schemas.Switch, '{"on": true} or {"on": false}')
-    names = service.open.engine.lineup.pool.names
+    names = [each["name"] for each in service.open.engine.describe()["experts"]]
     if expert not in names:
         raise Problem("unknown_expert", f"The experts of the pool are {', '.join(names)}.")
     try:

@@ -4,20 +4,21 @@ import base64
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 
 from mergestream.data.intake.pictures import Picture
 from mergestream.serving.engine.answers import Answer
-from mergestream.serving.http.problems import Problem, problems
+from mergestream.serving.http.problems import Problem
 from mergestream.serving.http.request_limits import body_of
+from mergestream.serving.http.routes import Routes
 from mergestream.serving.http.schemas import BatchAnswer
-from mergestream.serving.http.tokens import CLIENT, for_role
+from mergestream.serving.http.tokens import CLIENT
 from mergestream.serving.http.uploads import files_of
 from mergestream.serving.monitoring import by_expert
 from mergestream.serving.service import Service
 from mergestream.serving.structured_report import report_if_possible
 
-router = APIRouter(tags=["answers"])
+router = Routes(tags=["answers"])
 StreamName = Annotated[
     str, Path(pattern="^[a-z0-9][a-z0-9_-]{0,63}$", description="A site or a scanner, never a patient.")
 ]
@@ -46,14 +47,9 @@ def _form(several: bool) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
-@router.post(
-    "/v1/streams/{stream}/batches",
-    summary="Answer a batch",
-    response_model=BatchAnswer,
-    responses=problems(*UPLOAD_CODES),
-    openapi_extra=_form(several=True),
+@router.declare(
+    CLIENT, "POST", "/v1/streams/{stream}/batches", "Answer a batch", *UPLOAD_CODES, openapi_extra=_form(several=True)
 )
-@for_role(CLIENT)
 async def answer_batch(
     request: Request, stream: StreamName, report: Report = None, single: Single = False
 ) -> BatchAnswer:
@@ -65,14 +61,10 @@ async def answer_batch(
     return await _answered(request, stream, report, single=single)
 
 
-@router.post(
-    "/v1/streams/{stream}/images",
-    summary="Answer one image",
-    response_model=BatchAnswer,
-    responses=problems(*UPLOAD_CODES, "one_picture_only"),
+@router.declare(
+    CLIENT, "POST", "/v1/streams/{stream}/images", "Answer one image", *UPLOAD_CODES, "one_picture_only",
     openapi_extra=_form(several=False),
-)
-@for_role(CLIENT)
+)  # fmt: skip
 async def answer_image(request: Request, stream: StreamName, report: Report = None) -> BatchAnswer:
     """One image, answered from the stream's earlier images and itself alone, whoever else sends images at that time.
 

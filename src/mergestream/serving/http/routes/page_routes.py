@@ -1,19 +1,20 @@
 """Pages that work offline (the dashboard, the HTTP interface), health checks and metrics."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from jinja2 import Template
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from mergestream.serving.http.problems import PROBLEMS, Problem, problems
+from mergestream.serving.http.routes import Routes
 from mergestream.serving.http.schemas import Health
-from mergestream.serving.http.tokens import ANYONE, CLIENT, HEALTH, for_role
+from mergestream.serving.http.tokens import ANYONE, CLIENT, HEALTH
 
 DASHBOARD = Path(__file__).parents[2] / "dashboard"
-STYLE = Path(__file__).with_name("docs.css")
 DOCUMENTATION = Template(Path(__file__).with_name("docs.html").read_text(encoding="utf-8"), autoescape=True)
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -23,34 +24,27 @@ TYPES = {
     ".png": "image/png",
     ".woff2": "font/woff2",
 }
-router = APIRouter(tags=["operation"])
+router = Routes(tags=["operation"])
 METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
-def _sender(file: Path) -> Any:
-    @for_role(ANYONE)
+page = partial(router.declare, ANYONE, "GET", include_in_schema=False)
+
+
+def _add_file(path: str, file: Path) -> None:
+    @page(path)
     async def send() -> Response:
         return FileResponse(file, media_type=TYPES[file.suffix])
 
-    return send
 
-
-@router.get("/docs.css", include_in_schema=False)
-@for_role(ANYONE)
-async def style() -> FileResponse:
-    return FileResponse(STYLE, media_type=TYPES[".css"])
-
-
-@router.get("/docs", include_in_schema=False)
-@for_role(ANYONE)
+@page("/docs")
 async def documentation(request: Request) -> HTMLResponse:
     """The OpenAPI document as a page."""
     by_status = sorted(PROBLEMS.items(), key=lambda item: (item[1].status, item[0]))
     return HTMLResponse(DOCUMENTATION.render(request.app.openapi(), problems=by_status))
 
 
-@router.get("/openapi.json", include_in_schema=False)
-@for_role(ANYONE)
+@page("/openapi.json")
 async def openapi(request: Request) -> Response:
     """Encoded once: it is large, and anyone may ask for it."""
     state = request.app.state
@@ -59,15 +53,13 @@ async def openapi(request: Request) -> Response:
     return Response(state.openapi, media_type="application/json")
 
 
-@router.get("/healthz", summary="Liveness")
-@for_role(HEALTH)
+@router.declare(HEALTH, "GET", "/healthz", "Liveness", responses=None)
 async def healthz() -> Health:
     """Always ok: the process answers."""
     return Health(status="ok")
 
 
-@router.get("/readyz", summary="Readiness", responses=problems("audit_unavailable", "not_watching"))
-@for_role(HEALTH)
+@router.declare(HEALTH, "GET", "/readyz", "Readiness", "audit_unavailable", "not_watching")
 async def readyz(request: Request) -> Health:
     """Not ready while it loads or shuts down, or while the audit log or the watched folder fails."""
     code = await request.app.state.service.why_not_ready()
@@ -76,8 +68,9 @@ async def readyz(request: Request) -> Health:
     return Health(status="ready")
 
 
-@router.get("/metrics", summary="Metrics for Prometheus", response_class=Response, responses={**METRICS, **problems()})
-@for_role(CLIENT)
+@router.declare(
+    CLIENT, "GET", "/metrics", "Metrics for Prometheus", response_class=Response, responses={**METRICS, **problems()}
+)
 async def metrics(request: Request) -> Response:
     """Requests, latencies, images, steps, findings, audit lines, queue length, streams."""
     service = request.app.state.service
@@ -91,6 +84,6 @@ async def metrics(request: Request) -> Response:
 # Listed once, so that no path from a client is ever opened.
 for _file in sorted(DASHBOARD.rglob("*")):
     if _file.suffix in TYPES:
-        _path = _file.relative_to(DASHBOARD).as_posix()
-        router.add_api_route(f"/{_path}", _sender(_file), methods=["GET"], include_in_schema=False)
-router.add_api_route("/", _sender(DASHBOARD / "index.html"), methods=["GET"], include_in_schema=False)
+        _add_file(f"/{_file.relative_to(DASHBOARD).as_posix()}", _file)
+_add_file("/", DASHBOARD / "index.html")
+_add_file("/docs.css", Path(__file__).with_name("docs.css"))
