@@ -75,7 +75,7 @@ def test_answers_equal_a_batch_through_the_python_api(pool: ms.ExpertPool, tmp_p
     async def work(service: Service) -> list[Answer]:
         answer = lambda stream, pictures, single: service.engine.answer(stream, pictures, single=single)  # noqa: E731
         queue = AnswerQueue(answer, Together(count=5, seconds=5))
-        return await asyncio.gather(*(queue.answer_one("lyon", each) for each in sent))
+        return await asyncio.gather(*(queue.answer("lyon", [each], one=True) for each in sent))
 
     with Service(tmp_path, pool, options={"momentum": 0.7}) as service:
         answers = run(lambda: work(service))
@@ -95,10 +95,10 @@ def test_by_count_at_once_and_by_time_otherwise() -> None:
     async def work() -> tuple[float, float]:
         queue = AnswerQueue(recorder, Together(count=4, seconds=0.3))
         started = time.perf_counter()
-        await asyncio.gather(*(queue.answer_one("a", each) for each in pictures(4)))
+        await asyncio.gather(*(queue.answer("a", [each], one=True) for each in pictures(4)))
         full = time.perf_counter() - started
         started = time.perf_counter()
-        await asyncio.gather(*(queue.answer_one("a", each) for each in pictures(3)))
+        await asyncio.gather(*(queue.answer("a", [each], one=True) for each in pictures(3)))
         assert len(queue) == 0
         return full, time.perf_counter() - started
 
@@ -114,7 +114,7 @@ def test_a_case_that_waited_for_a_step_does_not_wait_again() -> None:
     async def work() -> float:
         queue = AnswerQueue(recorder, Together(count=2, seconds=0.25))
         sent, started = pictures(3), time.perf_counter()
-        await asyncio.gather(*(queue.answer_one("a", each) for each in sent))
+        await asyncio.gather(*(queue.answer("a", [each], one=True) for each in sent))
         return time.perf_counter() - started
 
     assert run(work) < 0.3 + 0.3 + 0.2
@@ -129,7 +129,7 @@ def test_everyone_gets_the_own_answer_in_order_of_arrival(streams: list[str], co
 
     async def work() -> list[Any]:
         queue = AnswerQueue(recorder, Together(count=count, seconds=0.001))
-        waiting = [queue.answer_one(stream, each) for stream, each in zip(streams, sent, strict=True)]
+        waiting = [queue.answer(stream, [each], one=True) for stream, each in zip(streams, sent, strict=True)]
         return await asyncio.gather(*waiting, return_exceptions=True)
 
     for each, answer in zip(sent, run(work), strict=True):
@@ -149,7 +149,7 @@ def test_a_caller_who_gives_up_harms_nobody() -> None:
     async def work() -> list[Any]:
         queue = AnswerQueue(recorder, Together(count=3, seconds=0.05))
         recorder.gate.clear()
-        tasks = [asyncio.create_task(queue.answer_one("a", each)) for each in sent]
+        tasks = [asyncio.create_task(queue.answer("a", [each], one=True)) for each in sent]
         await asyncio.sleep(0.1)
         tasks[1].cancel()  # its batch is under way
         tasks[4].cancel()  # it still waits
@@ -176,9 +176,11 @@ def test_an_error_of_the_service_is_told_to_all_and_does_not_stop_the_next() -> 
 
     async def work() -> None:
         queue = AnswerQueue(failing, Together(count=3, seconds=0.01))
-        found = await asyncio.gather(*(queue.answer_one("a", each) for each in pictures(3)), return_exceptions=True)
+        found = await asyncio.gather(
+            *(queue.answer("a", [each], one=True) for each in pictures(3)), return_exceptions=True
+        )
         assert [type(each) for each in found] == [AuditError] * 3
-        assert (await queue.answer_one("a", picture(9))).predictions == (picture(9).sha256,)
+        assert (await queue.answer("a", [picture(9)], one=True)).predictions == (picture(9).sha256,)
 
     run(work)
 
@@ -195,9 +197,9 @@ def test_streams_do_not_wait_for_each_other() -> None:
         recorder.gate.clear()
         with ThreadPoolExecutor(2) as executor:
             queue = AnswerQueue(stuck, Together(seconds=0), executor)
-            slow = asyncio.create_task(queue.answer_one("slow", picture(0)))
+            slow = asyncio.create_task(queue.answer("slow", [picture(0)], one=True))
             for number in range(5):
-                await asyncio.wait_for(queue.answer_one("quick", picture(number)), 5)
+                await asyncio.wait_for(queue.answer("quick", [picture(number)], one=True), 5)
             assert not slow.done()
             recorder.gate.set()
             await slow
@@ -212,10 +214,10 @@ def test_a_busy_stream_delays_another_one_by_a_round_at_most() -> None:
         recorder.gate.clear()
         with ThreadPoolExecutor(1) as threads:
             queue = AnswerQueue(recorder, QueueSettings(), threads, 1)
-            busy = [asyncio.create_task(queue.answer_one("busy", each)) for each in pictures(500)]
+            busy = [asyncio.create_task(queue.answer("busy", [each], one=True)) for each in pictures(500)]
             await asyncio.sleep(0.01)
-            others = [asyncio.create_task(queue.answer_one(name, picture(0))) for name in ("one", "two")]
-            others.append(asyncio.create_task(queue.answer_batch("three", pictures(2))))
+            others = [asyncio.create_task(queue.answer(name, [picture(0)], one=True)) for name in ("one", "two")]
+            others.append(asyncio.create_task(queue.answer("three", pictures(2))))
             await asyncio.sleep(0.01)
             recorder.gate.set()
             await asyncio.gather(*busy, *others)
@@ -234,13 +236,13 @@ def test_images_that_would_wait_too_long_are_refused_by_the_measured_throughput(
         with ThreadPoolExecutor(1) as threads:
             queue = AnswerQueue(recorder, QueueSettings(longest_wait=0.1), threads, 1)
             for number in range(3):
-                await queue.answer_one("a", picture(number))
-            tasks = [asyncio.create_task(queue.answer_one(f"s{i}", picture(i))) for i in range(20)]
+                await queue.answer("a", [picture(number)], one=True)
+            tasks = [asyncio.create_task(queue.answer(f"s{i}", [picture(i)], one=True)) for i in range(20)]
             results = await asyncio.gather(*tasks, return_exceptions=True)
             refused = [each for each in results if isinstance(each, OverloadedError)]
             assert 10 < len(refused) < 18
             assert all(each.retry_after == 1 and "about 0 s" in str(each) for each in refused)
-            assert (await queue.answer_one("a", picture(0))).stream == "a"  # nothing waits any more
+            assert (await queue.answer("a", [picture(0)], one=True)).stream == "a"  # nothing waits any more
 
     run(work)
 
@@ -251,17 +253,17 @@ def test_the_queue_is_bounded_for_all_and_for_one() -> None:
     async def work() -> None:
         recorder.gate.clear()
         queue = AnswerQueue(recorder, Together(count=2, seconds=0, waiting=6, per_stream=4))
-        tasks = [asyncio.create_task(queue.answer_one("busy", each)) for each in pictures(4)]
+        tasks = [asyncio.create_task(queue.answer("busy", [each], one=True)) for each in pictures(4)]
         await asyncio.sleep(0.05)
         with pytest.raises(OverloadedError):
-            await queue.answer_one("busy", picture(10))
-        tasks += [asyncio.create_task(queue.answer_one("other", each)) for each in pictures(2)]
+            await queue.answer("busy", [picture(10)], one=True)
+        tasks += [asyncio.create_task(queue.answer("other", [each], one=True)) for each in pictures(2)]
         await asyncio.sleep(0.05)
         with pytest.raises(OverloadedError):
-            await queue.answer_one("third", picture(11))
+            await queue.answer("third", [picture(11)], one=True)
         recorder.gate.set()
         assert len(await asyncio.gather(*tasks)) == 6
-        await queue.answer_one("third", picture(11))
+        await queue.answer("third", [picture(11)], one=True)
         assert queue._waiting == queue._in_progress == {}
 
     run(work)
@@ -272,12 +274,12 @@ def test_closing_finishes_what_was_accepted_and_refuses_the_rest() -> None:
 
     async def work() -> list[Answer]:
         queue = AnswerQueue(recorder, Together(count=4, seconds=60))
-        tasks = [asyncio.create_task(queue.answer_one(s, p)) for s in "ab" for p in pictures(7)]
+        tasks = [asyncio.create_task(queue.answer(s, [p], one=True)) for s in "ab" for p in pictures(7)]
         await asyncio.sleep(0.01)
         closing = asyncio.create_task(queue.close())
         await asyncio.sleep(0)
         with pytest.raises(ClosingError):
-            await queue.answer_one("a", picture(99))
+            await queue.answer("a", [picture(99)], one=True)
         await closing
         assert all(task.done() for task in tasks)
         return await asyncio.gather(*tasks)
@@ -297,7 +299,7 @@ def test_a_bad_name_is_refused_before_it_waits() -> None:
     async def work() -> None:
         queue = AnswerQueue(Recorder(), Together(seconds=60))
         with pytest.raises(InputError, match="stream's name"):
-            await queue.answer_one("../etc", picture(0))
+            await queue.answer("../etc", [picture(0)], one=True)
         assert len(queue) == 0
 
     run(work)

@@ -136,8 +136,8 @@ def test_it_depends_on_the_streams_past_which_the_log_holds(pool: ms.ExpertPool,
     async def talk(running: Running) -> None:
         for stream in ("alone", "crowd"):
             await running.service.answer_batch(stream, past)
-        alone = await running.service.answer_one("alone", ours)
-        answers = [running.service.answer_one("crowd", each) for each in (ours, *strangers)]
+        alone = await running.service.answer_batch("alone", [ours], one=True)
+        answers = [running.service.answer_batch("crowd", [each], one=True) for each in (ours, *strangers)]
         crowd = await asyncio.gather(*answers)
         assert crowd[0].probabilities == alone.probabilities
         assert crowd[0].weights_sha256 == alone.weights_sha256

@@ -1,7 +1,7 @@
 """Answers as DICOM structured reports: read back, checked for what the standard requires, free of patients."""
 
 import io
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pydicom
@@ -12,7 +12,6 @@ from dicoms import SECRET, UIDS, dicom
 from mergestream.data.intake.input_files import read_upload
 from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.pictures import Picture
-from mergestream.runtime.errors import InputError
 from mergestream.serving.structured_report import NOTICE, write_report
 from services import ANSWER
 
@@ -34,8 +33,9 @@ def pictures(frames: int = 1, **elements: object) -> list[Picture]:
     return read_upload(dicom(pixels, Rows=8, NumberOfFrames=frames, **elements), Limits())
 
 
-def report(picture: Picture, **options: datetime) -> Dataset:
-    data = write_report(picture, ANSWER, 0, **options)
+def report(picture: Picture) -> Dataset:
+    data = write_report(picture, ANSWER, 0)
+    assert data is not None
     assert data[128:132] == b"DICM"
     return pydicom.dcmread(io.BytesIO(data))
 
@@ -107,24 +107,20 @@ def test_the_image_and_the_frame_are_referred_to() -> None:
 
 def test_no_patient_is_named_and_every_report_is_another_object() -> None:
     picture = pictures()[0]
-    assert SECRET.encode() not in write_report(picture, ANSWER, 0)
+    assert SECRET.encode() not in (write_report(picture, ANSWER, 0) or SECRET.encode())
     assert report(picture).SOPInstanceUID != report(picture).SOPInstanceUID
 
 
 def test_times_are_utc() -> None:
-    when = datetime(2026, 3, 1, 0, 30, 5, 250_000, tzinfo=timezone(timedelta(hours=2)))
-    written = report(pictures()[0], when=when)
-    assert (written.ContentDate, written.ContentTime) == ("20260228", "223005.250000")
+    written = report(pictures()[0])
+    when = datetime.strptime(f"{written.ContentDate} {written.ContentTime} +0000", "%Y%m%d %H%M%S.%f %z")
+    assert abs(when - datetime.now(UTC)) < timedelta(minutes=5)
     assert written.TimezoneOffsetFromUTC == "+0000"
-    assert abs(datetime.strptime(report(pictures()[0]).ContentDate, "%Y%m%d").date() - datetime.now(UTC).date()) <= (
-        timedelta(days=1)
-    )
 
 
 def test_a_report_needs_an_image_with_identifiers() -> None:
     array = io.BytesIO()
     np.save(array, np.zeros((8, 9), np.uint8))
-    with pytest.raises(InputError, match="did not come from DICOM"):
-        write_report(read_upload(array.getvalue(), Limits())[0], ANSWER, 0)
-    with pytest.raises(InputError, match="UIDs"):
-        write_report(pictures(StudyInstanceUID=None)[0], ANSWER, 0)
+    assert write_report(read_upload(array.getvalue(), Limits())[0], ANSWER, 0) is None
+    assert write_report(pictures(StudyInstanceUID=None)[0], ANSWER, 0) is None
+    assert write_report(pictures(StudyInstanceUID="1.02.x")[0], ANSWER, 0) is None

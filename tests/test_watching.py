@@ -23,8 +23,8 @@ from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.pictures import Picture
 from mergestream.runtime.errors import InputError, OutputError
 from mergestream.serving.dropbox import ImageAnswer
-from mergestream.serving.structured_report import report_if_possible
-from mergestream.serving.watched_folder import Pace, watch
+from mergestream.serving.structured_report import write_report
+from mergestream.serving.watched_folder import Pace, Watcher
 from services import ANSWER
 
 FAST = Pace(batch_size=4, batch_seconds=0.1, look_seconds=0.03, retry_seconds=0.2)
@@ -58,7 +58,7 @@ def answered_by(answer: Any) -> Any:
         return [ImageAnswer(*pair) for pair in zip(documents, map(report, pictures), strict=True)]
 
     def report(picture: Picture) -> bytes | None:
-        return report_if_possible(picture, ANSWER, 0)
+        return write_report(picture, ANSWER, 0)
 
     return answers
 
@@ -67,7 +67,7 @@ def answered_by(answer: Any) -> Any:
 def watched(folder: Path, answer: Any, **options: Any) -> Iterator[threading.Event]:
     stop = threading.Event()
     options = {"pace": FAST, **options}
-    thread = threading.Thread(target=watch, args=(folder, answered_by(answer), stop), kwargs=options)
+    thread = threading.Thread(target=Watcher(folder, answered_by(answer), **options).run, args=(stop,))
     thread.start()
     try:
         yield stop
@@ -259,7 +259,7 @@ def test_a_folder_has_one_watcher(tmp_path: Path) -> None:
         until(lambda: (tmp_path / ".watching.lock").exists())
         time.sleep(0.1)
         with pytest.raises(OutputError, match="another mergestream"):
-            watch(tmp_path, Model(), threading.Event())
+            Watcher(tmp_path, Model()).run(threading.Event())
 
 
 def test_long_names_have_answers_too(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ KILLED = """
 import os, signal, sys, threading
 from pathlib import Path
 from mergestream.serving.dropbox import ImageAnswer
-from mergestream.serving.watched_folder import Pace, watch
+from mergestream.serving.watched_folder import Pace, Watcher
 
 folder, log = Path(sys.argv[1]), open(sys.argv[2], "a")
 def answer(pictures):
@@ -281,7 +281,7 @@ def answer(pictures):
         log.write(picture.sha256 + "\\n")
     log.flush()
     return [ImageAnswer({"frame": picture.frame}) for picture in pictures]
-watch(folder, answer, threading.Event(), pace=Pace(batch_size=2, batch_seconds=0.01, look_seconds=0.01))
+Watcher(folder, answer, pace=Pace(batch_size=2, batch_seconds=0.01, look_seconds=0.01)).run(threading.Event())
 """
 
 

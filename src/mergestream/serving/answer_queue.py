@@ -90,12 +90,23 @@ class AnswerQueue:
         """Images that wait or are in progress."""
         return self._pictures.total()
 
-    async def answer_one(self, stream: str, picture: Picture) -> Answer:
-        """Answer one image. A caller may give up: its image leaves the group if that has not started."""
-        return await self._answered(stream, [picture], self.settings.single is not False, joins=True)
+    async def answer(
+        self, stream: str, pictures: Sequence[Picture], *, single: bool = False, one: bool = False
+    ) -> Answer:
+        """Answer a batch, each image by itself if `single`; or `one` image, which may share a group with others.
 
-    async def answer_batch(self, stream: str, pictures: Sequence[Picture], *, single: bool = False) -> Answer:
-        return await self._answered(stream, pictures, single or bool(self.settings.single), joins=False)
+        A caller may give up: its images are left out if their group has not started.
+        """
+        single = single or (self.settings.single is not False if one else bool(self.settings.single))
+        with self.counted(stream, len(pictures)):
+            loop = asyncio.get_running_loop()
+            due = loop.time() + (self.settings.seconds if one and not single else 0.0)
+            job = _Job(pictures, single, one, due, loop.create_future())
+            self._waiting.setdefault(stream, deque()).append(job)
+            self._start()
+            if due > loop.time():
+                loop.call_at(due + 0.001, self._start)  # timers may be early by the clock's resolution
+            return await job.answer
 
     @contextmanager
     def counted(self, stream: str, pictures: int) -> Iterator[None]:
@@ -114,17 +125,6 @@ class AnswerQueue:
         self._start()
         while self._in_progress:
             await asyncio.wait(self._in_progress.values())
-
-    async def _answered(self, stream: str, pictures: Sequence[Picture], single: bool, joins: bool) -> Answer:
-        with self.counted(stream, len(pictures)):
-            loop = asyncio.get_running_loop()
-            due = loop.time() + (self.settings.seconds if joins and not single else 0.0)
-            job = _Job(pictures, single, joins, due, loop.create_future())
-            self._waiting.setdefault(stream, deque()).append(job)
-            self._start()
-            if due > loop.time():
-                loop.call_at(due + 0.001, self._start)  # timers may be early by the clock's resolution
-            return await job.answer
 
     def _require_room(self, stream: str) -> None:
         if self._closing:

@@ -4,14 +4,14 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mergestream.data.intake.limits import IntakeError
 from mergestream.data.intake.pictures import Picture
-from mergestream.runtime.files import make_folder, write_atomically, write_json
+from mergestream.runtime.files import make_folder, sha256_of_file, write_atomically, write_json
 
 SCHEMA_VERSION = 1
 PARTIAL = (".part", ".tmp", ".crdownload", ".filepart")
@@ -26,16 +26,11 @@ class ImageAnswer(NamedTuple):
     report: bytes | None = None
 
 
-@dataclass(frozen=True)
-class Incoming:
+class Incoming(NamedTuple):
     """A file that was read. Its name must not leave this machine."""
 
     name: str
     pictures: list[Picture]
-
-    @property
-    def sha256(self) -> str:
-        return self.pictures[0].sha256
 
 
 class Dropbox:
@@ -77,21 +72,22 @@ class Dropbox:
     def move_if_answered(self, name: str, data: bytes) -> bool:
         """Move a file that already has an answer, from a process that was killed before it moved the file."""
         sha256 = hashlib.sha256(data).hexdigest()
-        if _answered(self._answer_path(name, sha256)) != sha256:
+        if _document(self._answer_path(name, sha256)).get("sha256") != sha256:
             return False
-        self._move(name, self._done, sha256)
+        self._move_to_done(name, sha256)
         return True
 
     def store_answer(self, incoming: Incoming, answers: Sequence[ImageAnswer]) -> None:
         """Write the reports, then the answer, then move the file, so that an answer on disk is complete."""
-        path = self._answer_path(incoming.name, incoming.sha256)
+        sha256 = incoming.pictures[0].sha256
+        path = self._answer_path(incoming.name, sha256)
         reports = [answer.report for answer in answers if answer.report is not None]
         for number, report in enumerate(reports, start=1):
             ending = ".sr.dcm" if len(reports) == 1 else f".{number}.sr.dcm"
-            write_atomically(path.with_name(path.name.removesuffix(".json") + ending), _writer(report))
+            write_atomically(path.with_suffix(ending), partial(Path.write_bytes, data=report))
         documents = [answer.document for answer in answers]
-        write_json(path, {"schema_version": SCHEMA_VERSION, "sha256": incoming.sha256, "answers": documents})
-        self._move(incoming.name, self._done, incoming.sha256)
+        write_json(path, {"schema_version": SCHEMA_VERSION, "sha256": sha256, "answers": documents})
+        self._move_to_done(incoming.name, sha256)
 
     def refuse(self, name: str, code: str, sentence: str) -> None:
         """Write the reason, then move the file. Neither overwrites anything of an earlier refused file."""
@@ -107,21 +103,16 @@ class Dropbox:
     def _answer_path(self, name: str, sha256: str) -> Path:
         """Where the answer goes. Different files of the same name get different answers."""
         path = self._answers / f"{_short(name, sha256)}.json"
-        if _answered(path) in (None, sha256):
+        if _document(path).get("sha256") in (None, sha256):
             return path
         return self._answers / f"{_short(name, sha256)}.{sha256[:12]}.json"
 
-    def _move(self, name: str, folder: Path, sha256: str) -> None:
+    def _move_to_done(self, name: str, sha256: str) -> None:
         label = _short(name, sha256)
-        target = folder / label
-        if target.exists() and hashlib.sha256(target.read_bytes()).hexdigest() != sha256:
-            target = folder / f"{sha256[:12]}.{label}"
+        target = self._done / label
+        if target.exists() and sha256_of_file(target) != sha256:
+            target = self._done / f"{sha256[:12]}.{label}"
         (self._folder / name).replace(target)
-
-
-def _answered(path: Path) -> str | None:
-    """The hash of the file that an answer is for; None if there is no answer."""
-    return _document(path).get("sha256")
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -135,7 +126,3 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _short(name: str, sha256: str) -> str:
     return name if len(os.fsencode(name)) <= MOST_NAME_BYTES else sha256
-
-
-def _writer(content: bytes) -> Any:
-    return lambda path: path.write_bytes(content)

@@ -128,15 +128,12 @@ class Service:
         """Answer a batch for a thread outside the event loop, and wait for it."""
         return asyncio.run_coroutine_threadsafe(self.answer_batch(stream, pictures), self._loop).result()
 
-    async def answer_batch(self, stream: str, pictures: Sequence[Picture], *, single: bool = False) -> Answer:
-        """Answer a batch after the stream's earlier ones. `single`: each of its images by itself."""
+    async def answer_batch(
+        self, stream: str, pictures: Sequence[Picture], *, single: bool = False, one: bool = False
+    ) -> Answer:
+        """Answer a batch, or `one` image, after the stream's earlier ones, within the time limit."""
         async with asyncio.timeout(self.limits.answer_seconds):
-            return await self._queue.answer_batch(stream, pictures, single=single)
-
-    async def answer_one(self, stream: str, picture: Picture) -> Answer:
-        """Answer one image, from the stream's past and itself alone unless the settings say otherwise."""
-        async with asyncio.timeout(self.limits.answer_seconds):
-            return await self._queue.answer_one(stream, picture)
+            return await self._queue.answer(stream, pictures, single=single, one=one)
 
     def claimed(self, stream: str, holder: Holder) -> AbstractAsyncContextManager[None]:
         """Send a batch to a stream inside the block; the stream's first batch makes the holder its owner."""

@@ -14,7 +14,6 @@ from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import UID, ComprehensiveSRStorage, ExplicitVRLittleEndian, generate_uid
 
 from mergestream.data.intake.pictures import DicomSource, Picture
-from mergestream.runtime.errors import InputError
 from mergestream.serving.engine.answers import Answer
 
 NOTICE = "For research, not a medical device."
@@ -28,33 +27,18 @@ EMPTY = (
 )  # fmt: skip
 
 
-def write_report(picture: Picture, answer: Answer, row: int, when: datetime | None = None) -> bytes:
-    """Write the report of one image, row `row` of its batch, as a DICOM file. The image must have come from DICOM."""
-    source = _require_source(picture)
-    report = _document(source, (when or datetime.now(UTC)).astimezone(UTC))
+def write_report(picture: Picture, answer: Answer, row: int) -> bytes | None:
+    """The report of one image, row `row` of its batch, as a DICOM file; None without valid identifiers from DICOM."""
+    source = picture.source
+    # IGNORE: pydicom would quote an invalid UID in its log.
+    if source is None or not all(UID(uid, pydicom.config.IGNORE).is_valid for uid in vars(source).values()):
+        return None
+    report = _document(source, datetime.now(UTC))
     report.CurrentRequestedProcedureEvidenceSequence = [_evidence(source)]
     report.ContentSequence = _content(picture, source, answer.of(row))
     written = io.BytesIO()
     pydicom.dcmwrite(written, report, enforce_file_format=True)
     return written.getvalue()
-
-
-def report_if_possible(picture: Picture, answer: Answer, row: int) -> bytes | None:
-    """The report, or None if the image did not come from DICOM or lacks identifiers."""
-    try:
-        return write_report(picture, answer, row)
-    except InputError:
-        return None
-
-
-def _require_source(picture: Picture) -> DicomSource:
-    source = picture.source
-    if source is None:
-        raise InputError("A structured report refers to a DICOM image, and this one did not come from DICOM.")
-    # IGNORE: pydicom would quote an invalid UID in its log.
-    if not all(UID(uid, pydicom.config.IGNORE).is_valid for uid in vars(source).values()):
-        raise InputError("A structured report needs the image's UIDs of class, instance, study and series, each valid.")
-    return source
 
 
 def _dataset(**elements: Any) -> Dataset:

@@ -4,9 +4,9 @@ A file is moved only after its answer is on disk, and a file with an answer is n
 nothing. File names stay on this machine: they are neither logged nor given to `answer`.
 """
 
-import fcntl
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +19,12 @@ from mergestream.data.intake.input_files import read_upload
 from mergestream.data.intake.limits import IntakeError, Limits
 from mergestream.data.intake.pictures import Picture
 from mergestream.runtime.errors import InputError, MergestreamError, OutputError
-from mergestream.runtime.files import make_folder
+from mergestream.runtime.files import lock_or_refuse, make_folder
 from mergestream.serving.answer_queue import ClosingError, OverloadedError
 from mergestream.serving.dropbox import Dropbox, ImageAnswer, Incoming
 from mergestream.serving.http.routes.image_routes import answer_document
 from mergestream.serving.service import Service
-from mergestream.serving.structured_report import report_if_possible
+from mergestream.serving.structured_report import write_report
 
 STREAM = "watched-folder"
 Answer = Callable[[list[Picture]], list[ImageAnswer]]
@@ -53,7 +53,7 @@ class FolderThread:
 
     def _run(self) -> None:
         try:
-            watch(self._folder, self._answer, self._stop, self._give_up, limits=self._service.limits.intake)
+            Watcher(self._folder, self._answer, self._service.limits.intake).run(self._stop, self._give_up)
         except Exception as error:
             # Messages of other errors may name a file.
             why = str(error) if isinstance(error, MergestreamError) else type(error).__name__
@@ -62,9 +62,13 @@ class FolderThread:
 
     def _answer(self, pictures: list[Picture]) -> list[ImageAnswer]:
         answer = self._service.answer_from_thread(STREAM, pictures)
-        reports = [report_if_possible(picture, answer, row) for row, picture in enumerate(pictures) if self._reports]
-        documents = [answer_document(answer.of(row)).model_dump() for row in range(len(pictures))]
-        return list(map(ImageAnswer, documents, reports or [None] * len(pictures)))
+        return [
+            ImageAnswer(
+                answer_document(answer.of(row)).model_dump(),
+                write_report(picture, answer, row) if self._reports else None,
+            )
+            for row, picture in enumerate(pictures)
+        ]
 
 
 @dataclass(frozen=True)
@@ -77,43 +81,38 @@ class Pace:
     retry_seconds: float = 30.0  # after a failure that is not the file's fault
 
 
-def watch(
-    folder: Path,
-    answer: Answer,
-    stop: threading.Event,
-    give_up: threading.Event | None = None,
-    *,
-    limits: Limits | None = None,
-    pace: Pace | None = None,
-) -> None:
-    """Answer files in `folder` until `stop` is set; files that are complete by then are still answered.
+class Watcher:
+    """Answers the files in a folder, in batches."""
 
-    `give_up`, if set, ends that after the batch in progress.
-    """
-    with _held(make_folder(folder)):
-        watcher = _Watcher(Dropbox(folder), answer, limits or Limits(), pace or Pace(), give_up or threading.Event())
-        while not stop.is_set():
-            watcher.look()
-            stop.wait(watcher.pace.look_seconds)
-        watcher.look(last=True)
-
-
-class _Watcher:
-    """State between two listings of the folder."""
-
-    def __init__(self, box: Dropbox, answer: Answer, limits: Limits, pace: Pace, give_up: threading.Event) -> None:
-        self._box, self._answer, self._limits, self.pace, self._give_up = box, answer, limits, pace, give_up
+    def __init__(self, folder: Path, answer: Answer, limits: Limits | None = None, pace: Pace | None = None) -> None:
+        self._folder, self._answer, self._limits, self._pace = folder, answer, limits or Limits(), pace or Pace()
         self._first_ready_at: float | None = None
         self._retry_at: dict[str, float] = {}
 
-    def look(self, last: bool = False) -> None:
+    def run(self, stop: threading.Event, give_up: threading.Event | None = None) -> None:
+        """Answer files until `stop` is set; files that are complete by then are still answered.
+
+        `give_up`, if set, ends that after the batch in progress.
+        """
+        others = f"{self._folder} is watched by another mergestream process. Stop it, or choose another folder."
+        lock = lock_or_refuse(make_folder(self._folder) / ".watching.lock", OutputError(others))
+        try:
+            self._box, self._give_up = Dropbox(self._folder), give_up or threading.Event()
+            while not stop.is_set():
+                self._look()
+                stop.wait(self._pace.look_seconds)
+            self._look(last=True)
+        finally:
+            os.close(lock)
+
+    def _look(self, last: bool = False) -> None:
         """Answer complete files if they fill a batch or have waited long enough."""
         now = time.monotonic()
         self._retry_at = {name: then for name, then in self._retry_at.items() if then > now}
         ready = [name for name in self._box.complete_names() if name not in self._retry_at]
         self._first_ready_at = (self._first_ready_at or now) if ready else None
-        waited = self._first_ready_at is not None and now - self._first_ready_at >= self.pace.batch_seconds
-        if last or waited or len(ready) >= self.pace.batch_size:
+        waited = self._first_ready_at is not None and now - self._first_ready_at >= self._pace.batch_seconds
+        if last or waited or len(ready) >= self._pace.batch_size:
             self._first_ready_at = None
             for batch in self._batches(ready):
                 self._answer_batch(batch)
@@ -129,7 +128,7 @@ class _Watcher:
                 continue
             more = sum(picture.pixels.nbytes for picture in incoming.pictures)
             if batch and (
-                pictures + len(incoming.pictures) > self.pace.batch_size or size + more > self._limits.decoded_bytes
+                pictures + len(incoming.pictures) > self._pace.batch_size or size + more > self._limits.decoded_bytes
             ):
                 yield batch
                 batch, pictures, size = [], 0, 0
@@ -186,17 +185,4 @@ class _Watcher:
 
     def _retry_later(self, names: Sequence[str], error: Exception) -> None:
         log.warning("%d files will be tried again later: %s", len(names), type(error).__name__)
-        self._retry_at |= dict.fromkeys(names, time.monotonic() + self.pace.retry_seconds)
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Lock the folder: two watchers would answer every file twice."""
-    with (folder / ".watching.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise OutputError(
-                f"{folder} is watched by another mergestream process. Stop it, or choose another folder."
-            ) from None
-        yield
+        self._retry_at |= dict.fromkeys(names, time.monotonic() + self._pace.retry_seconds)

@@ -77,16 +77,9 @@ def _connect(options: ServeOptions) -> Callable[[], None]:
     if ray.is_initialized():
         return lambda: None
     address = os.environ.get("RAY_ADDRESS", "")
-    if address:
-        _join(address)
-    else:
+    if not address:
         _start_cluster(options)
-    return ray.shutdown
-
-
-def _join(address: str) -> None:
-    import ray
-
+        return ray.shutdown
     require_reachable(address)
     try:
         ray.init(address=address, logging_level="ERROR", log_to_driver=False)
@@ -95,6 +88,7 @@ def _join(address: str) -> None:
             f"The Ray cluster at RAY_ADDRESS={address} refuses the connection: {error}. If it asks for a token, set "
             "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH."
         ) from error
+    return ray.shutdown
 
 
 def _start_cluster(options: ServeOptions) -> None:

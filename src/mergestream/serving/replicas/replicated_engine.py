@@ -69,16 +69,15 @@ class Replica:
     def call(self, method: str, *arguments: Any, **options: Any) -> Reply:
         """Call a method of the engine, or 'append' of its log."""
         if self._open is None:
-            return self._report_error()
+            return self._reply()
         target = self._open.log.append if method == "append" else getattr(self._open.engine, method)
         try:
-            value = self._run(partial(target, *arguments, **options))
+            return self._reply(self._run(partial(target, *arguments, **options)))
         except MergestreamError as error:
-            return Reply(self._status(self._open), error=error)
-        return Reply(self._status(self._open), value)
+            return self._reply(error=error)
 
     def status(self) -> Reply:
-        return self._report_error() if self._open is None else Reply(self._status(self._open), os.getpid())
+        return self._reply(os.getpid())
 
     def check_health(self) -> None:
         """Called by Serve: a replica whose engine could not be opened is restarted once it has reported why."""
@@ -95,14 +94,13 @@ class Replica:
     def _run(self, work: Callable[[], T]) -> T:
         return work() if self._thread is None else self._thread.submit(work).result()
 
-    def _report_error(self) -> Reply:
-        self._error_reported = True
-        return Reply(None, error=self._error)
-
-    @staticmethod
-    def _status(opened: OpenEngine) -> ReplicaStatus:
-        engine = opened.engine
-        return ReplicaStatus(time.time_ns(), engine.describe(), tuple(engine.streams()), opened.log.failing)
+    def _reply(self, value: Any = None, error: MergestreamError | None = None) -> Reply:
+        if self._open is None:
+            self._error_reported = True
+            return Reply(None, error=self._error)
+        engine, audit_log = self._open
+        status = ReplicaStatus(time.time_ns(), engine.describe(), tuple(engine.streams()), audit_log.failing)
+        return Reply(status, value, error)
 
 
 class ReplicatedEngine:

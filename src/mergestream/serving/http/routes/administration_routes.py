@@ -20,8 +20,7 @@ router = Routes(tags=["streams and pool"])
 After = Annotated[int, Query(description="Only steps after this number.", ge=-1, le=2**53)]
 ExpertName = Annotated[str, Path(max_length=200, description="A name in the pool.")]
 LARGEST_BODY = 4096
-# Of the last step in a stream's status, and what is there without one.
-NO_STEP = {"time": None, "encoder_coefficients": {}, "head_coefficients": {}, "entropies": {}, "head_expert": None}
+BY_EXPERT = ("encoder_coefficients", "head_coefficients", "entropies")
 CHANGE_CODES = ("unknown_stream", "audit_unavailable")
 BODY_CODES = ("audit_unavailable", "body_too_large", "body_too_slow", "unsupported_media_type")
 Body = TypeVar("Body", bound=schemas.Document)
@@ -96,11 +95,11 @@ def _statuses(service: Service, holder: Holder) -> list[schemas.StreamStatus]:
     statuses = []
     for stream in service.open.engine.streams():
         if service.owners.allow(stream["stream"], holder):
-            last = service.recent.last(stream["stream"])
-            numbers = dict(NO_STEP) if last is None else last.model_dump(include=set(NO_STEP))
-            counts = {name: stream[name] for name in ("steps", "images", "alarms")}
-            about = {"name": stream["stream"], "last_step_at": numbers.pop("time")}
-            statuses.append(schemas.StreamStatus(**about, **counts, **numbers))
+            last = service.recent.last(stream["stream"])  # None: not in the log's last files
+            about: dict[str, Any] = {name: getattr(last, name, {}) for name in BY_EXPERT}
+            about |= {name: stream[name] for name in ("steps", "images", "alarms")}
+            at, expert = getattr(last, "time", None), getattr(last, "head_expert", None)
+            statuses.append(schemas.StreamStatus(name=stream["stream"], last_step_at=at, head_expert=expert, **about))
     return statuses
 
 

@@ -16,7 +16,7 @@ from mergestream.serving.http.tokens import CLIENT
 from mergestream.serving.http.uploads import files_of
 from mergestream.serving.monitoring import by_expert
 from mergestream.serving.service import Service
-from mergestream.serving.structured_report import report_if_possible
+from mergestream.serving.structured_report import write_report
 
 router = Routes(tags=["answers"])
 StreamName = Annotated[
@@ -92,10 +92,7 @@ async def _answered(
         if one and len(pictures) > 1:
             raise Problem("one_picture_only", "Send several images, or a file that holds several, as a batch.")
         async with service.claimed(stream, request.state.holder):
-            if one:
-                answer = await service.answer_one(stream, pictures[0])
-            else:
-                answer = await service.answer_batch(stream, pictures, single=single)
+            answer = await service.answer_batch(stream, pictures, single=single, one=one)
         return answer_document(answer, encoded_reports(pictures, answer) if report else None)
 
 
@@ -119,5 +116,5 @@ def answer_document(answer: Answer, reports: list[str | None] | None = None) -> 
 
 def encoded_reports(pictures: Sequence[Picture], answer: Answer) -> list[str | None]:
     """A structured report in base64 per image, or None."""
-    reports = [report_if_possible(picture, answer, row) for row, picture in enumerate(pictures)]
+    reports = [write_report(picture, answer, row) for row, picture in enumerate(pictures)]
     return [None if report is None else base64.b64encode(report).decode("ascii") for report in reports]
