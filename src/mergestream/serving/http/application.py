@@ -1,19 +1,15 @@
 """The FastAPI application: the routes of a service behind the gate."""
 
-from typing import Any
-
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from mergestream.pool.expert_card import version_of
 from mergestream.serving.http.gate import Gate
 from mergestream.serving.http.problems import problem_of, response
-from mergestream.serving.http.routes import administration_routes, image_routes, page_routes
-from mergestream.serving.http.tokens import ANYONE, HEALTH
+from mergestream.serving.http.routes import SECURITY_SCHEMES, administration_routes, image_routes, page_routes
+from mergestream.serving.http.schemas import ProblemDocument
 from mergestream.serving.service import Service
 
 DESCRIPTION = """Send images, get the answers of one merged model, with an audit trail.
@@ -48,7 +44,9 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(Gate, service=service)
     app.add_exception_handler(HTTPException, _as_problem)
     app.add_exception_handler(RequestValidationError, _as_problem)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    components = app.openapi()["components"]
+    components["securitySchemes"] = SECURITY_SCHEMES
+    components["schemas"]["ProblemDocument"] = ProblemDocument.model_json_schema()
     return app
 
 
@@ -60,29 +58,3 @@ async def _as_problem(request: Request, error: Exception) -> Response:
         methods = request.app.openapi()["paths"].get(getattr(request.scope.get("route"), "path", None), {})
         problem.headers |= {"Allow": ", ".join(sorted(map(str.upper, methods)))} if methods else {}
     return response(problem, request.state.request_id)
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's OpenAPI document with tokens added and FastAPI's own 422 schemas removed."""
-    if app.openapi_schema is None:
-        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        routes = [route for route in app.routes if isinstance(route, APIRoute)]
-        public = {route.path for route in routes if getattr(route.endpoint, "role", None) in (ANYONE, HEALTH)}
-        for path, methods in schema["paths"].items():
-            for about in methods.values():
-                if path not in public:
-                    about["security"] = [{"token": []}, {}]
-                for answer in about["responses"].values():
-                    _only_problem_json(answer)
-        for unused in ("HTTPValidationError", "ValidationError"):
-            schema["components"]["schemas"].pop(unused, None)
-        app.openapi_schema = schema
-    return app.openapi_schema
-
-
-def _only_problem_json(answer: dict[str, Any]) -> None:
-    """FastAPI writes a problem's schema under application/json; it is sent as problem+json."""
-    content = answer.get("content", {})
-    if "application/problem+json" in content and "application/json" in content:
-        content["application/problem+json"]["schema"] = content.pop("application/json")["schema"]

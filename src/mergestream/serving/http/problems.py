@@ -12,7 +12,6 @@ from mergestream.data.intake.limits import REFUSALS, IntakeError
 from mergestream.runtime.errors import InputError, OutputError, UnknownNameError
 from mergestream.serving.answer_queue import ClosingError, OverloadedError
 from mergestream.serving.engine.registry import TooManyStreamsError
-from mergestream.serving.http.schemas import ProblemDocument
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 2
@@ -66,6 +65,10 @@ OWN = {
 PROBLEMS = OWN | {code: ProblemType(refusal.status, refusal.meaning) for code, refusal in REFUSALS.items()}
 TEMPORARY = ("rate_limited", "loading", "closing", "overloaded", "audit_unavailable", "not_watching", "timed_out")
 
+HTTP_ERRORS = {
+    404: ("not_found", "There is nothing at this URL. /docs lists all URLs."),
+    405: ("method_not_allowed", "Use one of the methods in the Allow header."),
+}
 # In this order. Without a sentence: the error's own. Messages of OutputError name files of this machine.
 ENGINE_ERRORS: tuple[tuple[type[Exception], str, str], ...] = (
     (OutputError, "audit_unavailable", "The step could not be logged, so it was not taken. Send it again later."),
@@ -86,10 +89,6 @@ class Problem(Exception):  # noqa: N818 a word of RFC 9457
     headers: dict[str, str] = field(default_factory=dict)
     more: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def status(self) -> int:
-        return PROBLEMS[self.code].status
-
 
 class ClientGone(Exception):  # noqa: N818
     """The client closed the connection."""
@@ -103,13 +102,10 @@ def problem_of(error: Exception) -> Problem | None:
         more = {} if error.position is None else {"position": error.position}
         return Problem(error.code, error.sentence, more=more)
     if isinstance(error, HTTPException):
-        return _of_http(error)
+        code, detail = HTTP_ERRORS.get(error.status_code, ("invalid_request", "The request cannot be read."))
+        return Problem(code, detail, dict(error.headers or {}))
     if isinstance(error, RequestValidationError):
         return Problem("invalid_request", _fields(error))
-    return _of_engine(error)
-
-
-def _of_engine(error: Exception) -> Problem | None:
     if isinstance(error, OverloadedError):
         return Problem("overloaded", str(error), {"Retry-After": str(error.retry_after)})
     matches = ((code, sentence) for kind, code, sentence in ENGINE_ERRORS if isinstance(error, kind))
@@ -133,16 +129,7 @@ def response(problem: Problem, request_id: str) -> Response:
     retry = {"Retry-After": str(RETRY_SECONDS)} if problem.code in TEMPORARY else {}
     headers = {**retry, **problem.headers}
     body = json.dumps(document(problem, request_id))  # in ASCII: names in a pool may hold any character
-    return Response(body, problem.status, headers, media_type=MEDIA_TYPE)
-
-
-def _of_http(error: HTTPException) -> Problem:
-    headers = dict(error.headers or {})
-    if error.status_code == 404:
-        return Problem("not_found", "There is nothing at this URL. /docs lists all URLs.", headers)
-    if error.status_code == 405:
-        return Problem("method_not_allowed", "Use one of the methods in the Allow header.", headers)
-    return Problem("invalid_request", "The request cannot be read.", headers)
+    return Response(body, PROBLEMS[problem.code].status, headers, media_type=MEDIA_TYPE)
 
 
 def _fields(error: RequestValidationError) -> str:
@@ -159,8 +146,9 @@ def problems(*codes: str) -> dict[int | str, dict[str, Any]]:
     by_status: dict[int | str, dict[str, Any]] = {}
     for code in dict.fromkeys((*codes, *ALWAYS)):
         status, title = PROBLEMS[code]
-        entry = by_status.setdefault(status, {"model": ProblemDocument, "description": ""})
+        content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}, "examples": {}}}
+        entry = by_status.setdefault(status, {"description": "", "content": content})
         entry["description"] = f"{entry['description']} `{code}`: {title}".strip()
-        content = entry.setdefault("content", {MEDIA_TYPE: {"examples": {}}})
-        content[MEDIA_TYPE]["examples"][code] = {"value": document(Problem(code, EXAMPLE_DETAIL), EXAMPLE_REQUEST)}
+        example = {"value": document(Problem(code, EXAMPLE_DETAIL), EXAMPLE_REQUEST)}
+        entry["content"][MEDIA_TYPE]["examples"][code] = example
     return by_status

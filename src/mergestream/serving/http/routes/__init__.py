@@ -6,7 +6,9 @@ from typing import Any, TypeVar
 from fastapi import APIRouter
 
 from mergestream.serving.http.problems import problems
+from mergestream.serving.http.tokens import ANYONE, HEALTH
 
+SECURITY_SCHEMES = {"token": {"type": "http", "scheme": "bearer"}}
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
@@ -17,7 +19,9 @@ class Routes(APIRouter):
         self, role: str, method: str, path: str, summary: str | None = None, *codes: str, **more: Any
     ) -> Callable[[Endpoint], Endpoint]:
         """Add a route for ADMINISTRATOR, for CLIENT (both roles), ANYONE or HEALTH. `codes`: of its problems."""
-        about = {"summary": summary, "responses": problems(*codes), **more}
+        about: dict[str, Any] = {"summary": summary, "responses": problems(*codes), **more}
+        if role not in (ANYONE, HEALTH):
+            about["openapi_extra"] = {"security": [{"token": []}, {}], **more.get("openapi_extra", {})}
 
         def add(endpoint: Endpoint) -> Endpoint:
             endpoint.role = role  # type: ignore[attr-defined]  # read by the gate
