@@ -404,7 +404,7 @@ def test_a_device_that_one_thread_may_touch_is_touched_by_one(engine: Engine, mo
     threads = set()
     for name in ("answer", "switch", "reset"):
         monkeypatch.setattr(engine, name, _noting(threads, getattr(engine, name)))
-    service = Service(opened(engine), one_thread=True)
+    service = Service(opened(engine), threads=1)
 
     async def talk(client: httpx.AsyncClient) -> None:
         ways = [(n, to) for n in range(6) for to in ("batches", "images")]
@@ -570,7 +570,7 @@ def test_any_bytes_as_a_form_are_files_or_a_problem(body: bytes, start: bytes) -
 def test_the_table_of_problems_is_the_documents() -> None:
     text = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
     for code, kind in OWN.items():
-        assert f"| `{code}` | {kind.status} | {kind.title} |" in text, code
+        assert f"| `{code}` | {kind.status} | {kind.meaning} |" in text, code
     assert problem_of(RuntimeError("x")) is None
 
 

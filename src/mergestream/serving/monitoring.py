@@ -5,12 +5,12 @@ import threading
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from mergestream.serving.audit.lines import now
 from mergestream.serving.engine.answers import Answer, PerExpert
 from mergestream.serving.engine.persistence import HISTORY
 from mergestream.serving.http.schemas import RecentStep
@@ -108,7 +108,7 @@ class RecentSteps:
         """`time`: of a step of an earlier process; by default now."""
         with self._lock:
             steps = self._steps.setdefault(answer.stream, deque(maxlen=HISTORY))
-            steps.append(_recent_step(answer, time or timestamp()))
+            steps.append(_recent_step(answer, time or now()))
 
     def after(self, stream: str, step: int) -> list[RecentStep]:
         with self._lock:
@@ -143,9 +143,3 @@ def _recent_step(answer: Answer, time: str) -> RecentStep:
 def by_expert(answer: Answer, numbers: PerExpert) -> dict[str, float | None] | None:
     """Numbers under the experts' names; None if no single merged model answered."""
     return None if numbers is None else dict(zip(answer.experts, numbers, strict=True))
-
-
-def timestamp(seconds: float | None = None) -> str:
-    """UTC as ISO 8601 with milliseconds; by default now."""
-    when = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")

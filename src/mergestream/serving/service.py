@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -18,7 +17,7 @@ from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http.problems import Problem
 from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, ServiceLimits
-from mergestream.serving.http.tokens import Holder, Tokens
+from mergestream.serving.http.tokens import Tokens
 from mergestream.serving.monitoring import Metrics, RecentSteps
 from mergestream.serving.open_engine import OpenEngine
 from mergestream.serving.stream_owners import StreamOwners
@@ -46,13 +45,11 @@ class Service:
         tokens: Tokens | None = None,
         hosts: Sequence[str] | None = None,
         owners: StreamOwners | None = None,
-        one_thread: bool = False,
         threads: int = ENGINE_THREADS,
     ) -> None:
-        """`hosts`: allowed names in the Host header (None: any). `threads`: batches in progress at a time.
+        """`hosts`: allowed names in the Host header (None: any).
 
-        `one_thread`: all device work in one thread. A GPU needs it: while a CUDA graph is captured no other thread may
-        touch the device.
+        `threads`: batches in progress at a time; with one thread changes are made in it, too.
         """
         self.limits, self.tokens, self.hosts = limits or ServiceLimits(), tokens, hosts
         self.owners = owners or StreamOwners()
@@ -65,11 +62,10 @@ class Service:
         self.webhook: Webhook | None = None
         self._open_engine = open_engine
         self._open: OpenEngine | None = None
-        threads = 1 if one_thread else threads
         self._engine_threads = ThreadPoolExecutor(threads, "engine")
         self._queue = AnswerQueue(self.answer, self.limits.queue, self._engine_threads, threads)
         self._decoders = ThreadPoolExecutor(2 * PLACES, "decoder")  # each waits for a decoding process
-        self._administration = self._engine_threads if one_thread else ThreadPoolExecutor(1, "administration")
+        self._administration = self._engine_threads if threads == 1 else ThreadPoolExecutor(1, "administration")
         # Of each stream few files at a time, so that others' are decoded in between.
         self._decoding: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._log_checked_at = 0.0
@@ -85,12 +81,15 @@ class Service:
             raise Problem("loading", "The service is loading its pool. Try again in a moment.")
         return self._open
 
+    def stream_names(self) -> list[str]:
+        return [] if self._open is None else [each["stream"] for each in self._open.engine.streams()]
+
     async def start(self) -> None:
         opened = await self._run(self._administration, self._open_engine, self.metrics)
         for time_of_line, answer in await self._run(self._administration, opened.engine.history):
             self.recent.add(answer, time_of_line)
         self._open, self._loop = opened, asyncio.get_running_loop()
-        self.owners.keep_only([each["stream"] for each in opened.engine.streams()])
+        self.owners.keep_only(self.stream_names())
         if self.folder is not None:
             self.folder.start()
 
@@ -134,13 +133,6 @@ class Service:
         """Answer a batch, or `one` image, after the stream's earlier ones, within the time limit."""
         async with asyncio.timeout(self.limits.answer_seconds):
             return await self._queue.answer(stream, pictures, single=single, one=one)
-
-    def claimed(self, stream: str, holder: Holder) -> AbstractAsyncContextManager[None]:
-        """Send a batch to a stream inside the block; the stream's first batch makes the holder its owner."""
-        engine = self.open.engine
-        return self.owners.claimed(
-            stream, holder, lambda name: any(name == each["stream"] for each in engine.streams())
-        )
 
     async def decode(self, stream: str, files: Sequence[bytes]) -> list[Picture]:
         """Decode the files of a request. They count as waiting already."""
@@ -190,10 +182,7 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
 
     def _add_gauges(self) -> None:
-        def streams() -> int:
-            return 0 if self._open is None else len(self._open.engine.streams())
-
         self.metrics.add_gauge("queue_length", "Images waiting or in progress.", lambda: len(self._queue))
-        self.metrics.add_gauge("streams", "Streams that the service keeps.", streams)
+        self.metrics.add_gauge("streams", "Streams that the service keeps.", lambda: len(self.stream_names()))
         self.metrics.add_gauge("held_bytes", "Bytes held by requests.", lambda: self.held.total)
         self.metrics.add_gauge("requests_under_way", "Requests in progress.", lambda: self.requests_in_progress)

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 
 from mergestream.data.intake.limits import MEBIBYTE
@@ -16,7 +17,7 @@ from mergestream.serving.http.gate import is_loopback
 from mergestream.serving.http.request_limits import ServiceLimits
 from mergestream.serving.http.server import run
 from mergestream.serving.http.tokens import Tokens, require_private
-from mergestream.serving.monitoring import Metrics, timestamp
+from mergestream.serving.monitoring import Metrics
 from mergestream.serving.open_engine import OpenEngine, engine_settings, open_engine, with_device
 from mergestream.serving.options import ServeOptions
 from mergestream.serving.replicas.ray_cluster import require_ray_serve, start_replicas
@@ -40,8 +41,8 @@ def serve(options: ServeOptions, print_line: Callable[[str], None] = lambda _: N
         # A web page cannot make a browser send a request that is addressed to these names.
         hosts=(*LOOPBACK_NAMES, options.host.lower()) if tokens is None else None,
         owners=StreamOwners(options.state / "owners.json", options.streams_per_token),
-        one_thread=options.replicas == 1 and options.device != "cpu",
-        threads=ENGINE_THREADS * options.replicas,
+        # A GPU needs one thread: while a CUDA graph is captured no other thread may touch the device.
+        threads=1 if options.replicas == 1 and options.device != "cpu" else ENGINE_THREADS * options.replicas,
     )
     if options.watch is not None:
         make_folder(options.watch)
@@ -131,7 +132,8 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line, with the fields of a request as keys."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {"time": timestamp(record.created), "level": record.levelname.lower(), "logger": record.name}
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = {"time": time, "level": record.levelname.lower(), "logger": record.name}
         fields = record.args if isinstance(record.args, dict) else {}
         if record.exc_info:
             fields = {**fields, "traceback": self.formatException(record.exc_info)}

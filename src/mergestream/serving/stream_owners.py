@@ -44,12 +44,12 @@ class StreamOwners:
             raise Problem("forbidden", "This stream belongs to another token. Choose another name for yours.")
 
     @asynccontextmanager
-    async def claimed(self, stream: str, holder: Holder, exists: Callable[[str], bool]) -> AsyncIterator[None]:
-        """Send a batch in the block: a stream without an owner gets one, unless it does not exist afterwards."""
+    async def claimed(self, stream: str, holder: Holder, streams: Callable[[], Collection[str]]) -> AsyncIterator[None]:
+        """Send a batch in the block: a stream without an owner gets one, unless it is not in `streams` afterwards."""
         self.require(stream, holder)
         claim = stream not in self._owners and holder != EVERYONE
         if claim and holder.role == ADMINISTRATOR:
-            claim = not exists(stream)  # an administrator may send to a stream without taking it
+            claim = stream not in streams()  # an administrator may send to a stream without taking it
         elif claim and list(self._owners.values()).count(holder.name) >= self._quota:
             raise TooManyStreamsError(
                 f"A token has at most {self._quota} streams. Use one of them, or have one deleted."
@@ -64,7 +64,7 @@ class StreamOwners:
             self._senders[stream] -= 1
             if not self._senders[stream]:
                 del self._senders[stream]
-                if not exists(stream):
+                if stream not in streams():
                     self._owners.pop(stream, None)
 
     async def release(self, stream: str) -> None:

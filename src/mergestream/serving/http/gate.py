@@ -46,11 +46,7 @@ class Gate:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            else:
-                await send({"type": "websocket.close", "code": 1008})
+        if scope["type"] != "http":  # the server offers nothing else
             return
         exchange = _Exchange(scope, receive, send)
         self._service.requests_in_progress += 1

@@ -1,14 +1,16 @@
-"""Errors as problem documents (RFC 9457, application/problem+json), with one table of stable codes."""
+"""Errors as problem documents (RFC 9457, application/problem+json), with a table of stable codes, problems.toml."""
 
 import json
+import tomllib
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from mergestream.data.intake.limits import REFUSALS, IntakeError
+from mergestream.data.intake.limits import REFUSALS, IntakeError, Refusal
 from mergestream.runtime.errors import InputError, OutputError, UnknownNameError
 from mergestream.serving.answer_queue import ClosingError, OverloadedError
 from mergestream.serving.engine.registry import TooManyStreamsError
@@ -23,46 +25,9 @@ ALWAYS = (
 EXAMPLE_DETAIL, EXAMPLE_REQUEST = "What was wrong with this request, and what to do.", "5f1c0a9e7d3b2460"
 
 
-class ProblemType(NamedTuple):
-    """HTTP status and meaning of a problem code."""
-
-    status: int
-    title: str
-
-
-# Codes are part of the interface. docs/service.md has the same table, and a test compares the two.
-OWN = {
-    "malformed_http": ProblemType(400, "The bytes are not a valid HTTP request."),
-    "malformed_multipart": ProblemType(400, "The body is not a valid multipart form."),
-    "unauthorized": ProblemType(401, "The token is missing or unknown."),
-    "forbidden": ProblemType(403, "The token's role does not allow this."),
-    "tokens_needed": ProblemType(403, "Without tokens only programs on this machine may use the service directly."),
-    "foreign_origin": ProblemType(403, "Web pages of another origin may not use this service."),
-    "not_found": ProblemType(404, "There is nothing at this URL."),
-    "unknown_stream": ProblemType(404, "Unknown stream."),
-    "unknown_expert": ProblemType(404, "The pool has no such expert."),
-    "method_not_allowed": ProblemType(405, "Method not allowed for this URL."),
-    "body_too_slow": ProblemType(408, "The body did not arrive within the time limit."),
-    "change_refused": ProblemType(409, "The pool or the method does not allow this change."),
-    "nothing_to_acknowledge": ProblemType(409, "The stream has no alarm that is not acknowledged."),
-    "pool_unusable": ProblemType(409, "The pool on disk cannot be used; the old one stays in use."),
-    "too_many_streams": ProblemType(409, "The limit of streams is reached."),
-    "body_too_large": ProblemType(413, "The body has too many bytes or parts."),
-    "unsupported_media_type": ProblemType(415, "This URL does not accept this content type."),
-    "wrong_host": ProblemType(421, "The request is addressed to another host."),
-    "invalid_request": ProblemType(422, "A name, parameter or field is missing, unknown or malformed."),
-    "one_picture_only": ProblemType(422, "This URL takes one image, and the file holds several."),
-    "unusable_picture": ProblemType(422, "The image was read, but the model cannot take it."),
-    "rate_limited": ProblemType(429, "Too many requests per second."),
-    "internal": ProblemType(500, "Internal error; the service's log has the details under the request id."),
-    "loading": ProblemType(503, "The service is still loading its pool."),
-    "closing": ProblemType(503, "The service is shutting down."),
-    "overloaded": ProblemType(503, "Too much work is waiting."),
-    "audit_unavailable": ProblemType(503, "The audit log cannot be written, so nothing is answered."),
-    "not_watching": ProblemType(503, "The watched folder failed; the service's log says why."),
-    "timed_out": ProblemType(504, "The answer was not ready within the time limit."),
-}  # fmt: skip
-PROBLEMS = OWN | {code: ProblemType(refusal.status, refusal.meaning) for code, refusal in REFUSALS.items()}
+TABLE = tomllib.loads(Path(__file__).with_name("problems.toml").read_text(encoding="utf-8"))
+OWN = {code: Refusal(*row) for code, row in TABLE.items()}
+PROBLEMS = OWN | REFUSALS
 TEMPORARY = ("rate_limited", "loading", "closing", "overloaded", "audit_unavailable", "not_watching", "timed_out")
 
 HTTP_ERRORS = {
@@ -116,7 +81,7 @@ def document(problem: Problem, request_id: str) -> dict[str, Any]:
     problem_type = PROBLEMS[problem.code]
     return {
         "type": f"urn:mergestream:problem:{problem.code}",
-        "title": problem_type.title,
+        "title": problem_type.meaning,
         "status": problem_type.status,
         "detail": problem.detail,
         "code": problem.code,

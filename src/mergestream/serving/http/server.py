@@ -152,19 +152,16 @@ def _config(service: Service, options: ServeOptions) -> uvicorn.Config:
     return config
 
 
-@contextmanager
-def _listening(options: ServeOptions) -> Iterator[socket.socket]:
+def _listening(options: ServeOptions) -> socket.socket:
     """Open the listening socket, so that an address in use is an error before anything is loaded."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
-        sock = socket.create_server(
+        return socket.create_server(
             (options.host, options.port), family=family, backlog=1024, dualstack_ipv6=options.host == "::"
         )
     except (OSError, OverflowError) as error:
         message = f"Cannot listen at {options.host}, port {options.port}: {error}. Choose another --host or --port."
         raise InputError(message) from error
-    with sock:
-        yield sock
 
 
 def _url_of(options: ServeOptions, sock: socket.socket) -> str:

@@ -91,7 +91,7 @@ async def _answered(
         take(sum(picture.pixels.nbytes for picture in pictures))
         if one and len(pictures) > 1:
             raise Problem("one_picture_only", "Send several images, or a file that holds several, as a batch.")
-        async with service.claimed(stream, request.state.holder):
+        async with service.owners.claimed(stream, request.state.holder, service.stream_names):
             answer = await service.answer_batch(stream, pictures, single=single, one=one)
         return answer_document(answer, encoded_reports(pictures, answer) if report else None)
 

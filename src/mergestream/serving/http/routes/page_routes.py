@@ -64,7 +64,7 @@ async def readyz(request: Request) -> Health:
     """Not ready while it loads or shuts down, or while the audit log or the watched folder fails."""
     code = await request.app.state.service.why_not_ready()
     if code is not None:
-        raise Problem(code, PROBLEMS[code].title)
+        raise Problem(code, PROBLEMS[code].meaning)
     return Health(status="ready")
 
 
@@ -74,10 +74,10 @@ async def readyz(request: Request) -> Health:
 async def metrics(request: Request) -> Response:
     """Requests, latencies, images, steps, findings, audit lines, queue length, streams."""
     service = request.app.state.service
-    streams = [] if service.loading else [each["stream"] for each in service.open.engine.streams()]
-    hidden = [f'stream="{name}"'.encode() for name in streams if not service.owners.allow(name, request.state.holder)]
+    hidden = [name for name in service.stream_names() if not service.owners.allow(name, request.state.holder)]
+    labels = [f'stream="{name}"'.encode() for name in hidden]
     lines = service.metrics.text().splitlines(keepends=True)
-    shown = (line for line in lines if not any(label in line for label in hidden))
+    shown = (line for line in lines if not any(label in line for label in labels))
     return Response(b"".join(shown), media_type=CONTENT_TYPE_LATEST)
 
 
