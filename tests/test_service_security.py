@@ -104,7 +104,7 @@ def require_problem(answer: httpx.Response, code: str) -> None:
     said = answer.json()
     assert said["code"] == code, said
     assert answer.status_code == said["status"] == PROBLEMS[code].status
-    assert said["title"] == PROBLEMS[code].title
+    assert said["title"] == PROBLEMS[code].meaning
     assert said["type"] == f"urn:mergestream:problem:{code}"
     assert said["request_id"] == answer.headers["x-request-id"]
     assert ("retry-after" in answer.headers) == (code in (*WAITING, "rate_limited", "timed_out", "not_watching"))
