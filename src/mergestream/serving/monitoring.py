@@ -45,6 +45,7 @@ class Metrics:
         self._lock = threading.Lock()
         self._latencies: deque[float] = deque(maxlen=LATENCIES)
         self._outcomes: Tally[str] = Tally()
+        self._recent: dict[str, deque[RecentStep]] = {}
 
     def _counter(self, name: str, about: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(f"mergestream_{name}", about, labels, registry=self.registry)
@@ -70,10 +71,23 @@ class Metrics:
         self._step_seconds.observe(answer.seconds)
         for finding in answer.findings:
             self._findings.labels(answer.stream, finding.code, finding.severity).inc()
+        self.keep(answer, now())
+
+    def keep(self, answer: Answer, time: str) -> None:
+        """Keep a step, of this process or an earlier one, for the dashboard."""
+        with self._lock:
+            self._recent.setdefault(answer.stream, deque(maxlen=HISTORY)).append(_recent_step(answer, time))
+
+    def recent(self, stream: str, after: int = -1) -> list[RecentStep]:
+        """The last steps of a stream, or those of them after this number."""
+        with self._lock:
+            return [each for each in self._recent.get(stream, ()) if each.step > after]
 
     def forget(self, stream: str) -> None:
         """Drop the numbers of a deleted stream, so that they cannot grow without end."""
         self._findings.remove_by_labels({"stream": stream})
+        with self._lock:
+            self._recent.pop(stream, None)
 
     def audit_line(self, written: bool) -> None:
         (self._audit_lines if written else self._audit_failures).inc()
@@ -95,33 +109,6 @@ class Metrics:
 def _percentile(ordered: Sequence[float], share: float) -> float | None:
     """The smallest value that this share of the values does not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
-
-
-class RecentSteps:
-    """The last steps per stream. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._steps: dict[str, deque[RecentStep]] = {}
-
-    def add(self, answer: Answer, time: str | None = None) -> None:
-        """`time`: of a step of an earlier process; by default now."""
-        with self._lock:
-            steps = self._steps.setdefault(answer.stream, deque(maxlen=HISTORY))
-            steps.append(_recent_step(answer, time or now()))
-
-    def after(self, stream: str, step: int) -> list[RecentStep]:
-        with self._lock:
-            return [each for each in self._steps.get(stream, ()) if each.step > step]
-
-    def last(self, stream: str) -> RecentStep | None:
-        with self._lock:
-            steps = self._steps.get(stream)
-            return steps[-1] if steps else None
-
-    def forget(self, stream: str) -> None:
-        with self._lock:
-            self._steps.pop(stream, None)
 
 
 def _recent_step(answer: Answer, time: str) -> RecentStep:

@@ -18,7 +18,7 @@ from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http.problems import Problem
 from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, ServiceLimits
 from mergestream.serving.http.tokens import Tokens
-from mergestream.serving.monitoring import Metrics, RecentSteps
+from mergestream.serving.monitoring import Metrics
 from mergestream.serving.open_engine import OpenEngine
 from mergestream.serving.stream_owners import StreamOwners
 
@@ -53,7 +53,7 @@ class Service:
         """
         self.limits, self.tokens, self.hosts = limits or ServiceLimits(), tokens, hosts
         self.owners = owners or StreamOwners()
-        self.metrics, self.recent = Metrics(), RecentSteps()
+        self.metrics = Metrics()
         self.held, self.rates = HeldBytes(self.limits.held_bytes), RateLimiter(self.limits.rate, self.limits.burst)
         self.requests_in_progress = 0
         self.closing = False
@@ -87,7 +87,7 @@ class Service:
     async def start(self) -> None:
         opened = await self._run(self._administration, self._open_engine, self.metrics)
         for time_of_line, answer in await self._run(self._administration, opened.engine.history):
-            self.recent.add(answer, time_of_line)
+            self.metrics.keep(answer, time_of_line)
         self._open, self._loop = opened, asyncio.get_running_loop()
         self.owners.keep_only(self.stream_names())
         if self.folder is not None:
@@ -118,7 +118,6 @@ class Service:
         answer = self.open.engine.answer(stream, pictures, single=single)
         for step in answer.steps:
             self.metrics.step(step)
-            self.recent.add(step)
             if self.webhook is not None:
                 self.webhook.send(stream, step.begun)
         return answer

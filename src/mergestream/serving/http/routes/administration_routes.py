@@ -49,7 +49,7 @@ async def recent_steps(request: Request, stream: StreamName, after: After = -1) 
     """Coefficients, entropies, predictions per class and findings of the last 200 steps; restored from the log."""
     service: Service = request.app.state.service
     _status_of(service, stream)
-    return schemas.Recent(stream=stream, steps=service.recent.after(stream, after))
+    return schemas.Recent(stream=stream, steps=service.metrics.recent(stream, after))
 
 
 @router.declare(ADMINISTRATOR, "POST", "/v1/streams/{stream}/reset", "Reset a stream", *CHANGE_CODES)
@@ -84,7 +84,6 @@ async def delete_stream(request: Request, stream: StreamName) -> Response:
     """Delete its averages and counts; its lines stay in the audit log. Administrators only."""
     service: Service = request.app.state.service
     await service.change("delete", request.state, partial(service.open.engine.delete, stream))
-    service.recent.forget(stream)
     service.metrics.forget(stream)
     await service.owners.release(stream)
     return Response(status_code=204)
@@ -95,7 +94,8 @@ def _statuses(service: Service, holder: Holder) -> list[schemas.StreamStatus]:
     statuses = []
     for stream in service.open.engine.streams():
         if service.owners.allow(stream["stream"], holder):
-            last = service.recent.last(stream["stream"])  # None: not in the log's last files
+            steps = service.metrics.recent(stream["stream"])
+            last = steps[-1] if steps else None
             about: dict[str, Any] = {name: getattr(last, name, {}) for name in BY_EXPERT}
             about |= {name: stream[name] for name in ("steps", "images", "alarms")}
             at, expert = getattr(last, "time", None), getattr(last, "head_expert", None)

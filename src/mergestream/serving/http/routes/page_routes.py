@@ -16,18 +16,9 @@ from mergestream.serving.http.tokens import ANYONE, CLIENT, HEALTH
 
 DASHBOARD = Path(__file__).parents[2] / "dashboard"
 DOCUMENTATION = Template(Path(__file__).with_name("docs.html").read_text(encoding="utf-8"), autoescape=True)
-TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".woff2": "font/woff2",
-}
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 router = Routes(tags=["operation"])
 METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
-
-
 page = partial(router.declare, ANYONE, "GET", include_in_schema=False)
 
 
