@@ -36,9 +36,7 @@ def verify_log(
 
         public_key = read_public_key(key)
     report = verify(log, public_key, read_anchor(anchor) if anchor else None)
-    print_result(as_json, report.to_json(), in_words(report))
-    if not report.sound:
-        raise typer.Exit(1)
+    print_result(as_json, report.to_json(), in_words(report), ok=report.sound)
 
 
 @audit.command("head")
@@ -73,9 +71,7 @@ def replay_log(
 
     track = progress(Console(stderr=True))
     report = replay(log, images, Reproducer(ExpertPool.load(pool)), sequence=step, tolerance=tolerance, track=track)
-    print_result(as_json, report.to_json(), in_words(report))
-    if not report.reproduced:
-        raise typer.Exit(1)
+    print_result(as_json, report.to_json(), in_words(report), ok=report.reproduced)
 
 
 @audit.command("key")

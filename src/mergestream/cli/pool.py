@@ -80,9 +80,7 @@ def verify(folder: Pool, as_json: AsJson = False) -> None:
     from mergestream.pool.exchange.pool_inspection import verify_pool
 
     result = verify_pool(folder)
-    print_result(as_json, result.to_json(), result.lines())
-    if not result.sound:
-        raise typer.Exit(1)
+    print_result(as_json, result.to_json(), result.lines(), ok=result.sound)
 
 
 @pool.command("import")

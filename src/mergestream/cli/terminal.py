@@ -29,9 +29,11 @@ def echo(*lines: str, err: bool = False) -> None:
     typer.echo("\n".join(map(printable, lines)), err=err)
 
 
-def print_result(as_json: bool, value: Any, lines: Sequence[str] = ()) -> None:
-    """Print the value as JSON, or the lines."""
+def print_result(as_json: bool, value: Any, lines: Sequence[str] = (), *, ok: bool = True) -> None:
+    """Print the value as JSON, or the lines. Exit code 1 if the result is not ok."""
     echo(*(json.dumps(value, indent=2, ensure_ascii=False).split("\n") if as_json else lines))
+    if not ok:
+        raise typer.Exit(1)
 
 
 def show(console: Console, tables: Sequence["ResultTable"], sentences: Sequence[str], files: dict[str, Path]) -> None:
