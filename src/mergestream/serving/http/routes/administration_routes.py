@@ -19,17 +19,12 @@ from mergestream.serving.service import Service
 router = Routes(tags=["streams and pool"])
 After = Annotated[int, Query(description="Only steps after this number.", ge=-1, le=2**53)]
 ExpertName = Annotated[str, Path(max_length=200, description="A name in the pool.")]
-LARGEST_BODY = 4096
+JSON, LARGEST_BODY = "application/json", 4096
 BY_EXPERT = ("encoder_coefficients", "head_coefficients", "entropies")
 CHANGE_CODES = ("unknown_stream", "audit_unavailable")
 BODY_CODES = ("audit_unavailable", "body_too_large", "body_too_slow", "unsupported_media_type")
 Body = TypeVar("Body", bound=schemas.Document)
 log = logging.getLogger(__name__)
-
-
-def _json_body(kind: type[schemas.Document]) -> dict[str, Any]:
-    content = {"application/json": {"schema": kind.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
 
 
 @router.declare(CLIENT, "GET", "/v1/streams", "List streams")
@@ -62,7 +57,7 @@ async def reset_stream(request: Request, stream: StreamName) -> schemas.StreamSt
 
 @router.declare(
     ADMINISTRATOR, "POST", "/v1/streams/{stream}/acknowledge", "Acknowledge the alarms of a stream",
-    "unknown_stream", "nothing_to_acknowledge", *BODY_CODES, openapi_extra=_json_body(schemas.Acknowledgement),
+    "unknown_stream", "nothing_to_acknowledge", *BODY_CODES, body=(JSON, schemas.Acknowledgement.model_json_schema()),
 )  # fmt: skip
 async def acknowledge_alarms(request: Request, stream: StreamName) -> schemas.StreamStatus:
     """Log who knows of its current alarms. They stay until their findings end. Administrators only."""
@@ -147,7 +142,7 @@ async def reload_pool(request: Request) -> schemas.Reloaded:
 
 @router.declare(
     ADMINISTRATOR, "PUT", "/v1/pool/experts/{expert}", "Switch an expert on or off",
-    "unknown_expert", "change_refused", *BODY_CODES, openapi_extra=_json_body(schemas.Switch),
+    "unknown_expert", "change_refused", *BODY_CODES, body=(JSON, schemas.Switch.model_json_schema()),
 )  # fmt: skip
 async def switch_expert(request: Request, expert: ExpertName) -> schemas.Switched:
     """From the next batch of each stream on. The other coefficients are renormalised. Administrators only."""
@@ -164,8 +159,8 @@ async def switch_expert(request: Request, expert: ExpertName) -> schemas.Switche
 
 
 async def _read(request: Request, kind: type[Body], example: str) -> Body:
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Problem("unsupported_media_type", f"Send application/json: {example}.")
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        raise Problem("unsupported_media_type", f"Send {JSON}: {example}.")
     body = b""
     async for chunk in body_of(request.receive, LARGEST_BODY, request.app.state.service.limits.body_seconds):
         body += chunk

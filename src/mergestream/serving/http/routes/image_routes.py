@@ -38,17 +38,17 @@ UPLOAD_CODES = (
 )  # fmt: skip
 
 
-def _form(several: bool) -> dict[str, Any]:
+def _form(several: bool) -> tuple[str, dict[str, Any]]:
     file = {"type": "string", "format": "binary"}
     images = {"type": "array", "items": file, "minItems": 1} if several else file
     schema = {
         "type": "object", "properties": {"images": images}, "required": ["images"], "additionalProperties": False,
     }  # fmt: skip
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+    return "multipart/form-data", schema
 
 
 @router.declare(
-    CLIENT, "POST", "/v1/streams/{stream}/batches", "Answer a batch", *UPLOAD_CODES, openapi_extra=_form(several=True)
+    CLIENT, "POST", "/v1/streams/{stream}/batches", "Answer a batch", *UPLOAD_CODES, body=_form(several=True)
 )
 async def answer_batch(
     request: Request, stream: StreamName, report: Report = None, single: Single = False
@@ -63,7 +63,7 @@ async def answer_batch(
 
 @router.declare(
     CLIENT, "POST", "/v1/streams/{stream}/images", "Answer one image", *UPLOAD_CODES, "one_picture_only",
-    openapi_extra=_form(several=False),
+    body=_form(several=False),
 )  # fmt: skip
 async def answer_image(request: Request, stream: StreamName, report: Report = None) -> BatchAnswer:
     """One image, answered from the stream's earlier images and itself alone, whoever else sends images at that time.
