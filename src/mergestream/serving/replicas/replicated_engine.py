@@ -6,6 +6,7 @@ stand in front of the same replicas.
 
 import hashlib
 import logging
+import math
 import os
 import threading
 import time
@@ -220,8 +221,7 @@ class ReplicatedEngine:
 
     def _is_gone(self, number: int) -> bool:
         """Whether it died during a call or has not replied for a while: Serve then holds calls back."""
-        is_silent = time.monotonic() - self._replied_at[number] > GONE_SECONDS
-        return is_silent or self._statuses[number].failing == GONE
+        return time.monotonic() - self._replied_at[number] > GONE_SECONDS
 
     def _call_all(self, *arguments: Any, **options: Any) -> list[Any]:
         return [self._call(number, *arguments, **options) for number in range(len(self._handles))]
@@ -248,7 +248,7 @@ class ReplicatedEngine:
     def _gone(self, number: int, error: Exception, called_at: float) -> OverloadedError:
         with self._status_lock:
             if self._replied_at.get(number, called_at) < called_at:  # otherwise it has already come back
-                self._statuses[number] = replace(self._statuses[number], failing=GONE)
+                self._replied_at[number] = -math.inf
         log.error("replica %d does not answer: %s", number, type(error).__name__)
         return OverloadedError(TRY_AGAIN)
 
