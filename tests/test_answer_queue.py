@@ -60,7 +60,7 @@ def answer_about(stream: str, hashes: list[str]) -> Answer:
     """An answer whose predictions are the pictures' own hashes."""
     rows = tuple((float(position),) for position in range(len(hashes)))
     return Answer(
-        stream, 0, ("c",), tuple(hashes), rows, (), (), None, None, None, None, None, "", None, (), None, {}, 0.0,
+        stream, 0, ("c",), tuple(hashes), rows, (), None, None, None, None, None, "", None, (), None, {}, 0.0,
         len(hashes),
     )  # fmt: skip
 

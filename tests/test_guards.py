@@ -314,7 +314,8 @@ def test_the_safe_choice_answers_and_says_so(choice: str, pool: ms.ExpertPool, t
         step = method.step(torch.zeros_like(images))
         assert answer.probabilities == tuple(map(tuple, torch.softmax(step.logits, dim=-1).tolist()))
         expected = step.encoder_coefficients
-        assert answer.encoder_coefficients == (None if expected is None else expected.tolist())
+        named = None if expected is None else dict(zip(pool.names, expected.tolist(), strict=True))
+        assert answer.encoder_coefficients == named
         assert (answer.weights_sha256 is None) == (choice == "ensemble")
         assert answer.head_expert is None
         fallback = answer.findings[-1]
@@ -323,7 +324,8 @@ def test_the_safe_choice_answers_and_says_so(choice: str, pool: ms.ExpertPool, t
         assert body["fallback"] == choice
         assert body["state_before"]["method"] == body["state_after"]["method"]  # no evidence moves no average
         again = service.engine.answer("lyon", batch(2))
-        assert again.encoder_coefficients == plain.step(tensor_of(batch(2))).encoder_coefficients.tolist()
+        coefficients = plain.step(tensor_of(batch(2))).encoder_coefficients.tolist()
+        assert again.encoder_coefficients == dict(zip(pool.names, coefficients, strict=True))
 
 
 def replace_pixels(picture: Any, value: int) -> Any:

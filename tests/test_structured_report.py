@@ -77,8 +77,7 @@ def test_the_answer_can_be_read_back() -> None:
     assert texts["predicted"] == ANSWER.predictions[0]
     assert (texts["pool"], texts["model"], texts["notice"]) == (ANSWER.pool_sha256, ANSWER.weights_sha256, NOTICE)
     probabilities = dict(zip(ANSWER.classes, ANSWER.probabilities[0], strict=True))
-    coefficients = dict(zip(ANSWER.experts, ANSWER.encoder_coefficients, strict=True))
-    for kind, told in (("class", probabilities), ("expert", coefficients)):
+    for kind, told in (("class", probabilities), ("expert", ANSWER.encoder_coefficients)):
         found = {}
         for name, part in content:
             if name == kind:

@@ -11,7 +11,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from mergestream.serving.audit.lines import now
-from mergestream.serving.engine.answers import Answer, PerExpert
+from mergestream.serving.engine.answers import Answer
 from mergestream.serving.engine.persistence import HISTORY
 from mergestream.serving.http.schemas import RecentStep
 
@@ -117,16 +117,11 @@ def _recent_step(answer: Answer, time: str) -> RecentStep:
         step=answer.step,
         time=time,
         images=answer.batch_size,
-        encoder_coefficients=by_expert(answer, answer.encoder_coefficients) or {},
-        head_coefficients=by_expert(answer, answer.head_coefficients) or {},
-        entropies=by_expert(answer, answer.entropy) or {},
+        encoder_coefficients=answer.encoder_coefficients or {},
+        head_coefficients=answer.head_coefficients or {},
+        entropies=answer.entropy or {},
         head_expert=answer.head_expert,
         predictions_per_class=dict.fromkeys(answer.classes, 0) | counts,
         findings=list(answer.findings),
         milliseconds=1000 * answer.seconds,
     )
-
-
-def by_expert(answer: Answer, numbers: PerExpert) -> dict[str, float | None] | None:
-    """Numbers under the experts' names; None if no single merged model answered."""
-    return None if numbers is None else dict(zip(answer.experts, numbers, strict=True))

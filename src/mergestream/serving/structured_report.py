@@ -78,7 +78,7 @@ def _reference(source: DicomSource, frame: int | None = None) -> Dataset:
 def _content(picture: Picture, source: DicomSource, answer: Answer) -> Sequence[Dataset]:
     """The answer to one image. Where the service abstains, no class is shown, not even by its probability."""
     probabilities = zip(answer.classes, answer.probabilities[0], strict=True)
-    coefficients = zip(answer.experts, answer.encoder_coefficients or (), strict=False)
+    coefficients = (answer.encoder_coefficients or {}).items()
     reference = [_reference(source, picture.frame)]
     findings = [finding for finding in answer.findings if finding.concerns(answer.position or 0)]
     result = _text("predicted", "Predicted class", answer.predictions[0] or "undecided")

@@ -8,22 +8,22 @@ from mergestream.pool.expert_pool import ExpertPool
 from mergestream.serving.guards.batch_guards import Abstained
 from mergestream.serving.guards.findings import LOW_CONFIDENCE, RESTARTED, WARNING, Alarm, Finding, GuardSettings
 
-PerExpert = list[float | None] | None  # one number per expert of the pool, switched off or not
+PerExpert = dict[str, float | None] | None  # one number per expert of the pool, switched off or not
+PER_EXPERT = ("encoder_coefficients", "head_coefficients", "entropy", "consistency")
 # What an answer takes from the audit line of its step; the first are of the model that answered.
-OF_ONE_MODEL = ("encoder_coefficients", "head_coefficients", "entropy", "consistency", "head_expert", "weights_sha256")
+OF_ONE_MODEL = (*PER_EXPERT, "head_expert", "weights_sha256")
 SHARED = (*OF_ONE_MODEL, "stream", "step", "pool_sha256", "seconds")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a batch of B pictures, or to one of them. Numbers by expert are in the order of `experts`."""
+    """The answer to a batch of B pictures, or to one of them."""
 
     stream: str
     step: int
     classes: tuple[str, ...]
     predictions: tuple[str | None, ...]  # [B]; None where the service abstains
     probabilities: tuple[tuple[float, ...], ...]  # [B][C]
-    experts: tuple[str, ...]
     switched_off: tuple[str, ...]
     encoder_coefficients: PerExpert
     head_coefficients: PerExpert
@@ -90,12 +90,12 @@ def logged_answer(body: Mapping[str, Any], classes: Sequence[str]) -> Answer:
     if body.get("restarted"):  # reported with the first answer after that
         sentence = f"The averages of this stream started anew: {body['restarted']}"
         findings.insert(0, Finding(RESTARTED, WARNING, sentence))
+    by_expert = {name: body[name] and dict(zip(body["experts"], body[name], strict=True)) for name in PER_EXPERT}
     return Answer(
-        **{name: body[name] for name in SHARED},
+        **{name: body[name] for name in SHARED} | by_expert,
         classes=tuple(classes),
         predictions=tuple(None if place in undecided else name for place, name in enumerate(names)),
         probabilities=(),
-        experts=tuple(body["experts"]),
         switched_off=tuple(body["switched_off"]),
         findings=tuple(findings),
         abstention=None,

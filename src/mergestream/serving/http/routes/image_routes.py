@@ -14,7 +14,6 @@ from mergestream.serving.http.routes import Routes
 from mergestream.serving.http.schemas import BatchAnswer
 from mergestream.serving.http.tokens import CLIENT
 from mergestream.serving.http.uploads import files_of
-from mergestream.serving.monitoring import by_expert
 from mergestream.serving.service import Service
 from mergestream.serving.structured_report import write_report
 
@@ -29,7 +28,7 @@ Single = Annotated[bool, Query(description="Answer each image from the stream's 
 # Fields of an answer and of its document.
 SAME_NAMES = (
     "stream", "step", "classes", "predictions", "probabilities", "head_expert", "switched_off", "findings",
-    "abstention", "batch_size", "position",
+    "abstention", "batch_size", "position", "encoder_coefficients", "head_coefficients", "consistency",
 )  # fmt: skip
 UPLOAD_CODES = (
     "malformed_multipart", "empty", "body_too_slow", "too_many_streams", "body_too_large", "too_large", "too_many",
@@ -99,10 +98,7 @@ async def _answered(
 def answer_document(answer: Answer, reports: list[str | None] | None = None) -> BatchAnswer:
     return BatchAnswer(
         **{name: getattr(answer, name) for name in SAME_NAMES},
-        encoder_coefficients=by_expert(answer, answer.encoder_coefficients),
-        head_coefficients=by_expert(answer, answer.head_coefficients),
-        entropies=by_expert(answer, answer.entropy),
-        consistency=by_expert(answer, answer.consistency),
+        entropies=answer.entropy,
         pool_hash=answer.pool_sha256,
         model_hash=answer.weights_sha256,
         audit=answer.audit if answer.audit.get("hash") else None,
