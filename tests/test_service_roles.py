@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +157,10 @@ def test_a_stream_belongs_to_the_token_that_made_it(engine: Engine, tmp_path: Pa
 def test_the_stream_of_the_watched_folder_is_for_administrators(
     engine: Engine, tmp_path: Path, tokens: dict[str, str]
 ) -> None:
-    from mergestream.serving.watched_folder import FolderThread
+    from mergestream.serving.watched_folder import Watcher, answer_images
 
     service = service_of(engine, tmp_path)
-    service.folder = FolderThread(service, tmp_path / "watched")
+    service.folder = Watcher(tmp_path / "watched", partial(answer_images, service, False))
 
     async def talk(client: httpx.AsyncClient) -> None:
         send = sender(client, tokens)

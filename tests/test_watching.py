@@ -64,17 +64,14 @@ def answered_by(answer: Any) -> Any:
 
 
 @contextmanager
-def watched(folder: Path, answer: Any, **options: Any) -> Iterator[threading.Event]:
-    stop = threading.Event()
-    options = {"pace": FAST, **options}
-    thread = threading.Thread(target=Watcher(folder, answered_by(answer), **options).run, args=(stop,))
-    thread.start()
+def watched(folder: Path, answer: Any, **options: Any) -> Iterator[None]:
+    watcher = Watcher(folder, answered_by(answer), **{"pace": FAST, **options})
+    watcher.start()
     try:
-        yield stop
+        yield
     finally:
-        stop.set()
-        thread.join(20)
-        assert not thread.is_alive()
+        watcher.end(20)
+        assert not watcher.failed
 
 
 def until(true: Any, seconds: float = 10.0) -> None:
@@ -259,7 +256,7 @@ def test_a_folder_has_one_watcher(tmp_path: Path) -> None:
         until(lambda: (tmp_path / ".watching.lock").exists())
         time.sleep(0.1)
         with pytest.raises(OutputError, match="another mergestream"):
-            Watcher(tmp_path, Model()).run(threading.Event())
+            Watcher(tmp_path, Model()).watch()
 
 
 def test_long_names_have_answers_too(tmp_path: Path) -> None:
@@ -281,7 +278,7 @@ def answer(pictures):
         log.write(picture.sha256 + "\\n")
     log.flush()
     return [ImageAnswer({"frame": picture.frame}) for picture in pictures]
-Watcher(folder, answer, pace=Pace(batch_size=2, batch_seconds=0.01, look_seconds=0.01)).run(threading.Event())
+Watcher(folder, answer, pace=Pace(batch_size=2, batch_seconds=0.01, look_seconds=0.01)).watch()
 """
 
 

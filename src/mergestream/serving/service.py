@@ -23,13 +23,14 @@ from mergestream.serving.open_engine import OpenEngine
 from mergestream.serving.stream_owners import StreamOwners
 
 if TYPE_CHECKING:
-    from mergestream.serving.watched_folder import FolderThread
+    from mergestream.serving.watched_folder import Watcher
     from mergestream.serving.webhook import Webhook
 
 STOPPED, CHECKED, CHANGE = "service_stopped", "log_checked", "change_asked"  # kinds of audit lines
 # The engine computes one batch at a time; meanwhile the other threads write the audit log.
 ENGINE_THREADS = 4
 CHECK_SECONDS = 5.0
+WATCHED = "watched-folder"  # the stream of the watched folder
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -57,8 +58,7 @@ class Service:
         self.held, self.rates = HeldBytes(self.limits.held_bytes), RateLimiter(self.limits.rate, self.limits.burst)
         self.requests_in_progress = 0
         self.closing = False
-        self.folder: FolderThread | None = None  # started when the service is ready
-        self.folder_failed = False
+        self.folder: Watcher | None = None  # started when the service is ready
         self.webhook: Webhook | None = None
         self._open_engine = open_engine
         self._open: OpenEngine | None = None
@@ -91,6 +91,7 @@ class Service:
         self._open, self._loop = opened, asyncio.get_running_loop()
         self.owners.keep_only(self.stream_names())
         if self.folder is not None:
+            self.owners.reserve(WATCHED)
             self.folder.start()
 
     async def stop(self, seconds: float = math.inf) -> None:
@@ -100,7 +101,7 @@ class Service:
         """
         self.closing = True
         if self.folder is not None:
-            await asyncio.to_thread(self.folder.stop, seconds)
+            await asyncio.to_thread(self.folder.end, seconds)
         await self._queue.close()
         self._decoders.shutdown(wait=False, cancel_futures=True)  # no request is left to wait for a decoder
         if self._engine_threads is not self._administration:
@@ -166,7 +167,7 @@ class Service:
                 log.warning("the audit log still cannot be written")
         if audit_log.failing is not None:
             return "audit_unavailable"
-        return "not_watching" if self.folder_failed else None
+        return "not_watching" if self.folder is not None and self.folder.failed else None
 
     @staticmethod
     def _close(opened: OpenEngine) -> None:

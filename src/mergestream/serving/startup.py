@@ -23,7 +23,7 @@ from mergestream.serving.options import ServeOptions
 from mergestream.serving.replicas.ray_cluster import require_ray_serve, start_replicas
 from mergestream.serving.service import ENGINE_THREADS, Service
 from mergestream.serving.stream_owners import StreamOwners
-from mergestream.serving.watched_folder import FolderThread
+from mergestream.serving.watched_folder import Watcher, answer_images
 from mergestream.serving.webhook import Webhook
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
@@ -46,7 +46,8 @@ def serve(options: ServeOptions, print_line: Callable[[str], None] = lambda _: N
     )
     if options.watch is not None:
         make_folder(options.watch)
-        service.folder = FolderThread(service, options.watch, reports=options.watch_reports)
+        answer = partial(answer_images, service, options.watch_reports)
+        service.folder = Watcher(options.watch, answer, service.limits.intake)
     if options.webhook is not None:
         service.webhook = Webhook(options.webhook)
     log_to_stderr(as_json=options.json_log)

@@ -23,52 +23,23 @@ from mergestream.runtime.files import lock_or_refuse, make_folder
 from mergestream.serving.answer_queue import ClosingError, OverloadedError
 from mergestream.serving.dropbox import Dropbox, ImageAnswer, Incoming
 from mergestream.serving.http.routes.image_routes import answer_document
-from mergestream.serving.service import Service
+from mergestream.serving.service import WATCHED, Service
 from mergestream.serving.structured_report import write_report
 
-STREAM = "watched-folder"
 Answer = Callable[[list[Picture]], list[ImageAnswer]]
 log = logging.getLogger(__name__)
 
 
-class FolderThread:
-    """Answers a folder through a service, which starts it when it is ready and stops it before it closes its engine."""
-
-    def __init__(self, service: Service, folder: Path, *, reports: bool = False) -> None:
-        self._service, self._folder, self._reports = service, folder, reports
-        self._stop, self._give_up = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watched folder")
-
-    def start(self) -> None:
-        self._service.owners.reserve(STREAM)
-        self._thread.start()
-
-    def stop(self, seconds: float = math.inf) -> None:
-        """Stop after answering the files that are complete, or when the time is over; the rest waits in the folder."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(min(seconds, threading.TIMEOUT_MAX))
-            self._give_up.set()
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            Watcher(self._folder, self._answer, self._service.limits.intake).run(self._stop, self._give_up)
-        except Exception as error:
-            # Messages of other errors may name a file.
-            why = str(error) if isinstance(error, MergestreamError) else type(error).__name__
-            log.error("the watched folder is no longer answered: %s", why)
-            self._service.folder_failed = True
-
-    def _answer(self, pictures: list[Picture]) -> list[ImageAnswer]:
-        answer = self._service.answer_from_thread(STREAM, pictures)
-        return [
-            ImageAnswer(
-                answer_document(answer.of(row)).model_dump(),
-                write_report(picture, answer, row) if self._reports else None,
-            )
-            for row, picture in enumerate(pictures)
-        ]
+def answer_images(service: Service, reports: bool, pictures: list[Picture]) -> list[ImageAnswer]:
+    """Answers of a service to a batch of files; with structured reports where `reports` asks for them."""
+    answer = service.answer_from_thread(WATCHED, pictures)
+    return [
+        ImageAnswer(
+            answer_document(answer.of(row)).model_dump(),
+            write_report(picture, answer, row) if reports else None,
+        )
+        for row, picture in enumerate(pictures)
+    ]
 
 
 @dataclass(frozen=True)
@@ -81,26 +52,44 @@ class Pace:
     retry_seconds: float = 30.0  # after a failure that is not the file's fault
 
 
-class Watcher:
-    """Answers the files in a folder, in batches."""
+class Watcher(threading.Thread):
+    """Answers the files in a folder, in batches. `failed`: an error has ended it."""
+
+    failed = False
 
     def __init__(self, folder: Path, answer: Answer, limits: Limits | None = None, pace: Pace | None = None) -> None:
+        super().__init__(name="watched folder")
         self._folder, self._answer, self._limits, self._pace = folder, answer, limits or Limits(), pace or Pace()
+        self._ending, self._give_up = threading.Event(), threading.Event()
         self._first_ready_at: float | None = None
         self._retry_at: dict[str, float] = {}
 
-    def run(self, stop: threading.Event, give_up: threading.Event | None = None) -> None:
-        """Answer files until `stop` is set; files that are complete by then are still answered.
+    def end(self, seconds: float = math.inf) -> None:
+        """End after answering the files that are complete, or when the time is over; the rest waits in the folder."""
+        self._ending.set()
+        if self.ident is not None:
+            self.join(min(seconds, threading.TIMEOUT_MAX))
+            self._give_up.set()
+            self.join()
 
-        `give_up`, if set, ends that after the batch in progress.
-        """
+    def run(self) -> None:
+        try:
+            self.watch()
+        except Exception as error:
+            # Messages of other errors may name a file.
+            why = str(error) if isinstance(error, MergestreamError) else type(error).__name__
+            log.error("the watched folder is no longer answered: %s", why)
+            self.failed = True
+
+    def watch(self) -> None:
+        """Answer files until `end` is called, in the calling thread."""
         others = f"{self._folder} is watched by another mergestream process. Stop it, or choose another folder."
         lock = lock_or_refuse(make_folder(self._folder) / ".watching.lock", OutputError(others))
         try:
-            self._box, self._give_up = Dropbox(self._folder), give_up or threading.Event()
-            while not stop.is_set():
+            self._box = Dropbox(self._folder)
+            while not self._ending.is_set():
                 self._look()
-                stop.wait(self._pace.look_seconds)
+                self._ending.wait(self._pace.look_seconds)
             self._look(last=True)
         finally:
             os.close(lock)
