@@ -43,7 +43,7 @@ UNFILTERED = (
     "Decoders of clients' files run without a filter of system calls (seccomp) on this machine. Their memory, time and "
     "descriptors are limited."
 )
-
+DecodedFile = tuple[list[str], list[np.ndarray]]  # UIDs of a DICOM object, else none; frames uint8 [H,W] or [H,W,3]
 logger = logging.getLogger(__name__)
 
 
@@ -52,9 +52,6 @@ class EncodedFile(NamedTuple):
 
     kind: str
     data: bytes
-
-
-DecodedFile = tuple[list[str], list[np.ndarray]]  # UIDs of a DICOM object, else none; frames uint8 [H,W] or [H,W,3]
 
 
 class DecoderPool:
