@@ -122,7 +122,7 @@ def test_train_and_val_are_the_default_and_outside_sets_belong_to_every_part(sta
     for part in (None, "train", "val", "test", "all"):
         found = index(standin, **({"part": part} if part else {}))
         sizes[part] = sum(sample.domain in isic.CARD.domains for sample in found.samples)
-        assert found.outside == isic.CARD.outside
+        assert found.card.outside == isic.CARD.outside
         assert len(found.of("ph2")) == 6
     assert sizes == {None: 60, "train": 40, "val": 20, "test": 20, "all": 80}
     assert index(standin).card.counts == isic.CARD.counts
@@ -233,7 +233,7 @@ def epvt_folders(root: Path, standin: Path) -> None:
 def test_epvt_s_folders_hold_the_same_samples_as_the_tables(standin: Path, tmp_path: Path) -> None:
     epvt_folders(tmp_path, standin)
     found, wanted = index(tmp_path), index(standin)
-    assert found.outside == ()
+    assert found.card.outside == ()
     for domain in isic.CARD.domains:
         assert labels(found, domain) == labels(wanted, domain)
     assert {s.id: s.part for s in found.samples} == {
@@ -284,7 +284,7 @@ def test_derm7pt_of_medimeta(root: Path) -> None:
         rows = [FakeImage(picture(folder, n % 4, n), n % 4, "train", {"case_id": f"c{n // 2}"}) for n in range(8)]
         write_medimeta(root / folder, "Diagnosis", names, rows)
     found = index(root)
-    assert found.outside == isic.CARD.outside
+    assert found.card.outside == isic.CARD.outside
     for kind in ("derm", "clinic"):
         numbers = {f"derm7pt_{kind}/{n:06d}": int(n % 4 == 2) for n in (1, 2, 3, 5, 6, 7)}
         assert labels(found, f"derm7pt_{kind}") == numbers
@@ -348,7 +348,7 @@ def test_lists_without_images_are_no_set(root: Path) -> None:
     shutil.rmtree(root / "release_v0")
     (root / "datasets" / "ph2images").mkdir()
     found = index(root)
-    assert found.outside == ("ph2", "pad_ufes")
+    assert found.card.outside == ("ph2", "pad_ufes")
     assert not found.missing
 
 

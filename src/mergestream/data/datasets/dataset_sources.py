@@ -100,7 +100,7 @@ class FileSource:
             self.card.views,
             False,
             read_domain,
-            index.outside,
+            index.card.outside,
             index.card.overlap,
             tuple(index.left_out),
             dict(Counter(sample.domain for sample in index.samples)),

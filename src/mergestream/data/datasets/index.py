@@ -91,8 +91,6 @@ class Index:
     samples: Sequence[Sample]
     left_out: Sequence[LeftOut] = ()
     missing: Sequence[str] = ()  # named by a table, but not on disk
-    outside: tuple[str, ...] = ()
-    whole: bool = True  # every part of it
     crop_border: bool = False  # cut the black frame of a fundus photograph before resizing
     missing_parts: Mapping[str, str] = field(default_factory=dict)  # the split of a missing file, where known
 
@@ -121,15 +119,15 @@ class Index:
 
     @property
     def total(self) -> int | None:
-        """Published images in all, where only that is known and this is the whole set."""
-        return self.card.total if self.whole and not self.card.counts else None
+        """Published images in all, where only that is known."""
+        return None if self.card.counts else self.card.total
 
     def of(self, domain: str) -> list[Sample]:
         return [sample for sample in self.samples if sample.domain == domain]
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Images by domain and class."""
-        table = {domain: dict.fromkeys(self.classes, 0) for domain in (*self.domains, *self.outside)}
+        table = {domain: dict.fromkeys(self.classes, 0) for domain in (*self.domains, *self.card.outside)}
         for sample in self.samples:
             table[sample.domain][self.classes[sample.label]] += 1
         return table
@@ -151,17 +149,16 @@ class Index:
         keep = {*names} if explicit else {*names, None}
         return replace(
             self,
-            samples=tuple(s for s in self.samples if s.part in keep or s.domain in self.outside),
+            samples=tuple(s for s in self.samples if s.part in keep or s.domain in self.card.outside),
             missing=tuple(m for m in self.missing if self.missing_parts.get(m) in (None, *names)),
-            card=self._card(names),
-            whole=False,
+            card=replace(self._card(names), total=None),
         )
 
     def _card(self, parts: Sequence[str]) -> DatasetCard:
         """The card with the published counts of these parts together."""
         each = [self.card.part_counts.get(part, {}) for part in parts]
         inside = {d: sum(counts[d] for counts in each) for d in self.domains if all(each)}
-        outside = {d: self.card.counts[d] for d in self.outside if d in self.card.counts}
+        outside = {d: self.card.counts[d] for d in self.card.outside if d in self.card.counts}
         return replace(self.card, counts=inside | outside)
 
     def require_usable(self, *, allow_missing_classes: bool) -> None:

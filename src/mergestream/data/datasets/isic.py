@@ -49,6 +49,7 @@ def read(root: Root, *, bias: str = "0_1") -> Index:
     card = replace(
         CARD,
         domains=CARD.domains if skin_set.samples else (),
+        outside=tuple(outside),
         counts={domain: count for domain, count in CARD.counts.items() if domain in published},
         part_counts=CARD.part_counts if published >= {*CARD.domains} else {},
     )
@@ -57,7 +58,6 @@ def read(root: Root, *, bias: str = "0_1") -> Index:
         [sample for one in every for sample in one.samples],
         tuple(left_out),
         [file for one in every for file in one.missing],
-        outside=tuple(outside),
         missing_parts=skin_set.missing_parts,
     )
 
