@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from mergestream.data.datasets.data_request import DataRequest, open_data
+from mergestream.data.datasets import DataRequest, open_data
 from mergestream.networks.architecture import create_network, logits_of
 from mergestream.pool.expert_card import library_versions
 from mergestream.runtime.parallel import quiet

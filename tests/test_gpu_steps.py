@@ -11,7 +11,7 @@ from torch import Tensor
 
 import mergestream as ms
 from conftest import make_images, make_pool, trained_with_weights
-from mergestream.data.datasets.data_request import DataRequest
+from mergestream.data.datasets import DataRequest
 from mergestream.functional.merging import merge_kernel
 from mergestream.pool.execution import Execution
 from mergestream.pool.fused_blocks import fused_blocks, fused_forward

@@ -25,7 +25,7 @@ from mergestream.bench.landscape.landscape_run import LandscapeRequest, parse_pa
 from mergestream.bench.landscape.plane import Plane, Surface
 from mergestream.bench.report.figures import new_figure
 from mergestream.cli.app import app
-from mergestream.data.datasets.data_request import DataRequest
+from mergestream.data.datasets import DataRequest
 from mergestream.data.streams import in_order
 from mergestream.runtime.errors import CheckpointError, InputError, MergestreamError, PoolError
 from mergestream.runtime.parallel import quiet

@@ -17,8 +17,7 @@ from mergestream.bench.report.page import PageSection
 from mergestream.bench.report.report_findings import analyse_runs
 from mergestream.bench.report.report_page import write_report
 from mergestream.bench.report.result_table import ResultTable
-from mergestream.data.datasets import Dataset, load_dataset, phantom
-from mergestream.data.datasets.data_request import DataRequest
+from mergestream.data.datasets import DataRequest, Dataset, load_dataset, phantom
 from mergestream.pool.expert_card import BASE, ExpertCard, library_versions
 from mergestream.runtime.files import make_folder, write_json
 from mergestream.runtime.parallel import Track, run_jobs

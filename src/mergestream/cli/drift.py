@@ -50,7 +50,7 @@ def drift(
     from mergestream.bench.landscape.landscape_record import describe_landscape
     from mergestream.bench.landscape.landscape_run import RECORD as LANDSCAPE
     from mergestream.bench.landscape.landscape_run import LandscapeRequest, run_landscape
-    from mergestream.data.datasets.data_request import DataRequest
+    from mergestream.data.datasets import DataRequest
     from mergestream.runtime.errors import InputError
     from mergestream.runtime.option_checks import parse_options
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mergestream.data.datasets import source_of
-from mergestream.data.datasets.data_request import DataRequest
+from mergestream.data.datasets import DataRequest, source_of
 from mergestream.networks.preprocessing import view_names
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.option_checks import (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mergestream.data.datasets.data_request import DataRequest, open_data
+from mergestream.data.datasets import DataRequest, open_data
 from mergestream.pool.checkpoint import write_statistics
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics.measurement import (

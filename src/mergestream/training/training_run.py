@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from mergestream.data.datasets import Dataset
-from mergestream.data.datasets.data_request import open_data
+from mergestream.data.datasets import Dataset, open_data
 from mergestream.networks.architecture import create_network
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card

@@ -8,8 +8,7 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mergestream.data.datasets import Dataset
-from mergestream.data.datasets.data_request import DataRequest
+from mergestream.data.datasets import DataRequest, Dataset
 from mergestream.data.streams import parse_stream
 from mergestream.methods import METHODS
 from mergestream.runtime.errors import InputError, unknown_name

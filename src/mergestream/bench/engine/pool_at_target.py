@@ -13,8 +13,7 @@ from torch import Tensor
 
 from mergestream.bench.engine.plan import BenchPlan, Target, Variant
 from mergestream.bench.evaluation import describe_run, domain_logits
-from mergestream.data.datasets import Dataset, DomainData, concatenate
-from mergestream.data.datasets.data_request import open_data
+from mergestream.data.datasets import Dataset, DomainData, concatenate, open_data
 from mergestream.data.datasets.image_trees import plain_name
 from mergestream.data.streams import Stream, create_stream
 from mergestream.methods import METHODS, ORIGINAL, Method, create_method

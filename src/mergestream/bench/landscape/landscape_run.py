@@ -10,8 +10,7 @@ from mergestream.bench.landscape.landscape_figures import landscape_figure
 from mergestream.bench.landscape.landscape_measurement import StreamedMethod, measure_landscape
 from mergestream.bench.landscape.landscape_record import Landscape
 from mergestream.bench.report.figures import write_figure
-from mergestream.data.datasets import Dataset, DomainData
-from mergestream.data.datasets.data_request import DataRequest, open_data
+from mergestream.data.datasets import DataRequest, Dataset, DomainData, open_data
 from mergestream.data.datasets.image_trees import plain_name
 from mergestream.data.streams import Stream, create_stream, parse_stream
 from mergestream.pool.expert_card import library_versions

@@ -13,7 +13,7 @@ from mergestream.bench.records import Run
 from mergestream.bench.study.results_plan import LOSS, RESULTS, STUDIES, PoolRecipe, Stage, Study
 from mergestream.bench.study.study_pages import all_blocks
 from mergestream.bench.study.study_record import Group, group_of, read_records, write_record
-from mergestream.data.datasets.data_request import DataRequest
+from mergestream.data.datasets import DataRequest
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, unknown_name

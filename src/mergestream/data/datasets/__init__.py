@@ -1,9 +1,13 @@
-"""All data sets in one table."""
+"""All data sets in one table, and requests that open them."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from mergestream.data.datasets import isic, mammo, messidor, midog, organs, own_data, phantom, terra
-from mergestream.data.datasets.dataset_sources import DatasetSource, FileSource, GeneratedSource
+from mergestream.data.datasets.dataset_sources import DatasetSource, FileSource, GeneratedSource, require_options
 from mergestream.data.datasets.domain_data import Dataset, DomainData, concatenate
 from mergestream.data.datasets.image_trees import HISTOPANTUM, OFFICE_HOME, PACS, VLCS, case_of, read_tree
 from mergestream.data.datasets.index import DatasetCard
@@ -12,10 +16,12 @@ from mergestream.data.datasets.standins.fake_isic import write_isic
 from mergestream.data.datasets.standins.fake_mammo import write_mammo
 from mergestream.data.datasets.standins.fake_organs import write_organ_mnist, write_organs
 from mergestream.data.datasets.standins.fake_tables import write_messidor, write_midog, write_terra
+from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import InputError, unknown_name
 
 __all__ = [
     "DATASETS",
+    "DataRequest",
     "Dataset",
     "DatasetCard",
     "DomainData",
@@ -23,6 +29,7 @@ __all__ = [
     "file_source_of",
     "list_datasets",
     "load_dataset",
+    "open_data",
     "source_of",
 ]
 
@@ -67,3 +74,36 @@ def file_source_of(name: str) -> FileSource:
     if not isinstance(source, FileSource):
         raise InputError(f"'{name}' is generated: there is nothing on disk to verify or to fake.")
     return source
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """Which data to open and how: all that a worker process needs."""
+
+    name: str
+    root: str | None
+    options: tuple[tuple[str, Any], ...] = ()
+    images: int | None = None  # at most this many per target, a fixed random choice
+    skip_bad: int = 0
+    allow_missing_classes: bool = False
+
+
+# A worker runs many jobs on the same data.
+@lru_cache(maxsize=2)
+def open_data(
+    request: DataRequest, preprocessing: Preprocessing, work: Path, on_image: Callable[[], None] = lambda: None
+) -> Dataset:
+    """Open data at the network's input size; the decoded arrays are cached under `work`."""
+    source = source_of(request.name)
+    options = dict(request.options)
+    require_options(request.name, options, source.options())
+    if isinstance(source, FileSource):
+        options |= {
+            "size": preprocessing.size,
+            "interpolation": preprocessing.interpolation,
+            "cache_folder": work / "cache" / "images",
+            "skip_bad": request.skip_bad,
+            "allow_missing_classes": request.allow_missing_classes,
+            "on_image": on_image,
+        }
+    return source.load(request.root, **options)

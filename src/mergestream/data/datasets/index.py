@@ -42,12 +42,8 @@ class DatasetCard:
         return sum(self.counts.values()) or self.total or 0
 
     def to_json(self) -> dict[str, Any]:
-        fields = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
-        return {
-            key: value
-            for key, value in fields.items()
-            if key not in ("part_counts", "parts_from", "spellings", "errata")
-        }
+        shown = vars(self).keys() - {"part_counts", "parts_from", "spellings", "errata"}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if k in shown}
 
 
 def _card(name: str, fields: dict[str, Any]) -> DatasetCard:

@@ -120,15 +120,14 @@ def read_table(
     path = root.one(str(csv)) if csv else _only_csv(root)
     rows = read_csv(root, path, REQUIRED)
     group = _group_column(rows, path, group)
-    for number, row in enumerate(rows, start=2):
-        if not all(row[name] for name in REQUIRED):
-            raise DataError(f"Line {number} of {path} has an empty image, label or domain.")
     named = tuple(sorted({row["label"] for row in rows})) if classes is None else _names(classes)
     subgroups, left_out = _subgroups(rows, group)
     times = _times([row.get("acquired", "") for row in rows])
     folder, there = PurePosixPath(path).parent, set(root.files)
     samples, missing = [], []
     for number, (row, acquired) in enumerate(zip(rows, times, strict=True), start=2):
+        if not all(row[name] for name in REQUIRED):
+            raise DataError(f"Line {number} of {path} has an empty image, label or domain.")
         if row["label"] not in named:
             raise DataError(f"Line {number} of {path} has the label '{row['label']}', none of {list(named)}.")
         file, values = (folder / row["image"]).as_posix(), {kind: row[kind] or "unknown" for kind in subgroups}

@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image
 
 TABLES = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
-FORMATS = {".bmp": "BMP", ".jpg": "JPEG", ".png": "PNG", ".tif": "TIFF", ".tiff": "TIFF", ".webp": "WEBP"}
 Content = np.ndarray | bytes | Sequence[str]  # a picture uint8 [H,W] or [H,W,3], bytes, or lines of text
 
 
@@ -34,7 +33,7 @@ def grey(domain: str, label: int, number: int, pixels: int = 24) -> np.ndarray:
 def encoded(pixels: np.ndarray, suffix: str) -> bytes:
     """Encode a picture in the format of an ending such as '.png'."""
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, FORMATS[suffix.lower()])
+    Image.fromarray(pixels).save(buffer, Image.registered_extensions()[suffix.lower()])
     return buffer.getvalue()
 
 

@@ -29,16 +29,15 @@ class FakeImage:
 
 def write_medimeta(folder: Path, task: str, names: Sequence[str], rows: Sequence[FakeImage]) -> None:
     """A whole MedIMeta folder; its name is the data set's id. Split files have no line end after the last line."""
-    paths = [f"images/{number:06d}.tiff" for number in range(len(rows))]
-    files: dict[str, Content] = {path: row.pixels for path, row in zip(paths, rows, strict=True)}
+    images = {f"images/{number:06d}.tiff": row for number, row in enumerate(rows)}
+    files: dict[str, Content] = {path: row.pixels for path, row in images.items()}
     files["LICENSE"] = ["A stand-in, drawn by mergestream."]
     for kind, parts in (("splits", {p: p for p in PARTS}), ("original_splits", {"train": "train", "val": "train"})):
         for part in sorted({parts.get(row.part, "test") for row in rows}):
-            inside = [path for path, row in zip(paths, rows, strict=True) if parts.get(row.part, "test") == part]
+            inside = [path for path, row in images.items() if parts.get(row.part, "test") == part]
             files[f"{kind}/{part}.txt"] = "\n".join(inside).encode()
     lines = [["filepath", f"tasks/{task}", *rows[0].annotations, "split"]]
-    for path, row in zip(paths, rows, strict=True):
-        lines.append([path, str(row.label), *row.annotations.values(), row.part])
+    lines += [[path, str(row.label), *row.annotations.values(), row.part] for path, row in images.items()]
     files["annotations.csv"] = [",".join(line) for line in lines]
     files["info.yaml"] = yaml.safe_dump(_info(folder.name, task, names, rows), sort_keys=False).encode()
     write_files(folder, files)
