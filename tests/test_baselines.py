@@ -314,7 +314,7 @@ def test_exact_information_is_the_same_vectorised_and_one_by_one() -> None:
     views = pool.layout.views(pool.bank[0])
     weights = {entry.name: views[entry.name].clone().requires_grad_() for entry in pool.layout.parameters}
     module = pool.expert(0)
-    answer = lambda own, images, **_: pool.layout.call(module, own, images)  # noqa: E731
+    answer = lambda own, batch, **_: pool.layout.call(module, own, batch)  # noqa: E731
     slow = _one_by_one(answer, batch, weights)
     fast = FISHERS["exact"](answer, batch, weights)
     for name, value in slow.items():
