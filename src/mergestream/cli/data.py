@@ -18,7 +18,7 @@ data = typer.Typer(help="Data sets: list them, verify a copy, write a tiny stand
 @data.command("list")
 def list_data(as_json: AsJson = False) -> None:
     """List every data set: content, domains, classes, licence, and where to get it."""
-    from mergestream.bench.report.dataset_card import describe_card
+    from mergestream.bench.report.provenance_sections import describe_card
     from mergestream.data.datasets import DATASETS
 
     cards = [source.card for source in DATASETS.values()]

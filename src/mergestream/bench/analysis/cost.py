@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from mergestream.bench.analysis.comparison import SINGLES
+from mergestream.bench.analysis.comparison import SINGLES, grouped
 from mergestream.bench.records import Run
 
-ONE_MODEL = "single_expert"
 NOT_COUNTED = "not counted"
 
 
@@ -16,7 +14,6 @@ class Cost:
     """Passes per image, and models in memory with the K experts included (docs/methods.md)."""
 
     label: str
-    experts: int
     forwards: float | None  # of experts and merged models; None in a run that was recorded before they were counted
     backwards: float | None
     models: float
@@ -25,16 +22,12 @@ class Cost:
 
 def costs(runs: Sequence[Run]) -> list[Cost]:
     """One cost per label, single experts as one; for the largest pool."""
-    by_label: dict[str, Cost] = {}
-    for run in runs:
-        arguments = run.arguments
-        label = SINGLES if arguments["method"] == ONE_MODEL else arguments["label"]
-        experts = len(arguments["pool"]["experts"])
-        if label not in by_label or experts > by_label[label].experts:
-            held = _models_held(arguments["method"], arguments["options"], experts)
-            by_label[label] = Cost(label, experts, forwards_of(run), per_image(run, "backwards"), *held)
-    single = [by_label.pop(SINGLES)] if SINGLES in by_label else []
-    return [*by_label.values(), *single]
+    merged, single = ([run for run in runs if run.is_single is alone] for alone in (False, True))
+    groups = grouped(merged, "label") | ({SINGLES: single} if single else {})
+    largest = {label: max(own, key=lambda run: len(run.arguments["pool"]["experts"])) for label, own in groups.items()}
+    return [
+        Cost(label, forwards_of(run), per_image(run, "backwards"), *_models_held(run)) for label, run in largest.items()
+    ]
 
 
 def forwards_of(run: Run) -> float | None:
@@ -55,9 +48,10 @@ def shown(passes: float | None) -> str:
     return NOT_COUNTED if passes is None else f"{passes:.4g}"
 
 
-def _models_held(method: str, options: dict[str, Any], experts: int) -> tuple[int, str]:
+def _models_held(run: Run) -> tuple[int, str]:
     """Models in memory while a method merges or answers, and what it does once."""
-    from_target = options.get("statistics") == "target"
+    method, experts = run.arguments["method"], len(run.arguments["pool"]["experts"])
+    from_target = run.arguments["options"].get("statistics") == "target"
     if method == "fisher":
         if from_target:
             return 4 * experts + 2, "Fisher information of every expert on the first images"
@@ -66,7 +60,7 @@ def _models_held(method: str, options: dict[str, Any], experts: int) -> tuple[in
         source = "the experts on the first images" if from_target else "each site measures its Gram matrices"
         return experts + 1, f"one solve per layer; {source}"
     always = {"entropy_adaptive": 1, "prior_adaptive": 1, "ensemble": 0, "select_expert": 0, "adamerging": 3}
-    if method == ONE_MODEL:
+    if run.is_single:
         return 1, ""
     if method in always:
         return experts + always[method], ""

@@ -24,25 +24,22 @@ BLOCKS: tuple[str, ...] = (
     rf"{_ROOT}(?:blocks|layers|layer)\.\d+",  # ViT of timm, Hugging Face, MONAI
 )
 HEAD, NORMS, CONVOLUTION, MLP = "head", "norms", "convolution", "MLP"
-# The rows of the heat map, and the patterns over a tensor's name by which they are recognised.
-COMPONENTS: dict[str, str | None] = {
-    "patch embedding": r"patch_embed|conv_proj",
+# Patterns over a tensor's name, in the order in which they are tried.
+_PATTERNS = {
     "position embedding": r"pos_embed|position_embed|relative_position",
     "tokens": r"(?:cls|class|dist|reg|mask)_token|class_embedding|register_token",
+    "patch embedding": r"patch_embed|conv_proj",
+    "layer scale": r"layer_scale|\.gamma$|\.lambda_?\d$|\.ls\d\.",
+    "squeeze-excitation": r"\.se\.|SqueezeExcit",
+    "downsampling": r"downsampl|shortcut|transition|reduction",
     "attention qkv": r"att(?:n|ention).*\.(?:qkv|[qkv](?:_proj|_bias|_norm)?|in_proj_\w+|query|key|value)\b",
     "attention proj": r"att(?:n|ention)\w*\.",
     MLP: r"mlp|ffn|pwconv|intermediate|output\.dense",
-    CONVOLUTION: None,
-    "squeeze-excitation": r"\.se\.|SqueezeExcit",
-    "downsampling": r"downsampl|shortcut|transition|reduction",
-    NORMS: None,
-    "layer scale": r"layer_scale|\.gamma$|\.lambda_?\d$|\.ls\d\.",
-    "other": None,
-    HEAD: None,
 }
-_PATTERN_ORDER = (
-    "position embedding", "tokens", "patch embedding", "layer scale", "squeeze-excitation", "downsampling",
-    "attention qkv", "attention proj", MLP,
+# The rows of the heat map.
+COMPONENTS = (
+    "patch embedding", "position embedding", "tokens", "attention qkv", "attention proj", MLP, CONVOLUTION,
+    "squeeze-excitation", "downsampling", NORMS, "layer scale", "other", HEAD,
 )  # fmt: skip
 _NAMED_NORM = re.compile(r"(?:^|\.)(?:\w*norm\w*|ln_?\d*|bn\d*)\.(?:weight|bias)$")
 _NAMED_STEM = re.compile(
@@ -138,8 +135,8 @@ def component_of(place: TensorPlace) -> str:
     if "Norm" in owner or (not owner and _NAMED_NORM.search(place.name)):
         return NORMS
     with_types = "/".join((place.name, *place.types[1:]))
-    for component in _PATTERN_ORDER:
-        if re.search(COMPONENTS[component] or "", with_types if component == "squeeze-excitation" else place.name):
+    for component, pattern in _PATTERNS.items():
+        if re.search(pattern, with_types if component == "squeeze-excitation" else place.name):
             return component
     if "Conv" in owner or (not owner and len(place.shape) > 2):
         return CONVOLUTION

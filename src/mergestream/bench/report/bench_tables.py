@@ -1,11 +1,12 @@
 """The tables of a benchmark."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mergestream.bench.analysis.bench_findings import BenchFindings, Standing, SubgroupRow
 from mergestream.bench.analysis.comparison import EXPERT_ROWS, Duel, Estimate, GroupedRow, ResultRow, grouped
-from mergestream.bench.report.result_table import ResultTable, format_number, grid_table
+from mergestream.bench.report.result_table import ResultTable, format_number, grid_table, mark_best
 
 # Heading of a further metric: field of a ResultRow, digits, factor.
 FURTHER_METRICS = {
@@ -59,27 +60,11 @@ def results_table(rows: Sequence[ResultRow], metric: str, title: str, compact: b
     interval = "± half the width of the" if compact else "with the"
     note = f"Mean over targets in %, {interval} 95 % interval of a bootstrap over batches; bold: {HIGHEST}."
     table = grid_table(title, "method", estimates, lambda each: percent(each, compact), note=note)
-    table = mark_best(table, {key: each.mean for key, each in estimates.items()})
+    table = mark_best(table, EXPERT_ROWS)
     if not compact:
         return table
     names = _indented([row[0] for row in table.rows])
     return replace(table, rows=tuple((name, *row[1:]) for name, row in zip(names, table.rows, strict=True)))
-
-
-def mark_best(table: ResultTable, values: Mapping[tuple[str, str], float | None]) -> ResultTable:
-    """Show in bold the cells that print like the best value of their column; expert rows do not compete.
-
-    `values` are keyed by row and column; a column without values has no best cell.
-    """
-    best = set()
-    for c, column in enumerate(table.columns[1:], start=1):
-        keys = {r: (row[0], column) for r, row in enumerate(table.rows) if row[0] not in EXPERT_ROWS}
-        numbers = {r: value for r, key in keys.items() if (value := values.get(key)) is not None}
-        if numbers:
-            top = (min if column in LOWER_IS_BETTER else max)(numbers, key=numbers.__getitem__)
-            printed = {r: table.rows[r][c].split()[0] for r in numbers}
-            best |= {(r, c) for r in numbers if printed[r] == printed[top]}
-    return replace(table, best=frozenset(best))
 
 
 def _indented(labels: Sequence[str]) -> list[str]:
@@ -132,7 +117,7 @@ def _recall_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
 
 def _percent_table(title: str, values: Mapping[tuple[str, str], float | None], note: str) -> ResultTable:
     table = grid_table(title, "method", values, lambda value: format_number(value, 1, 100), note=note)
-    return mark_best(table, values)
+    return mark_best(table, EXPERT_ROWS)
 
 
 def _metrics_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
@@ -149,8 +134,7 @@ def _metrics_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
         "K·(1 + views) + 1."
     )
     table = grid_table(f"Other metrics, {stream}", "method", entries, lambda each: format_number(*each), note=note)
-    compared = {key: value for key, (value, *_) in entries.items() if key[1] != "ms, logits given"}
-    return mark_best(table, compared)
+    return mark_best(table, EXPERT_ROWS, LOWER_IS_BETTER, uncompared=("ms, logits given",))
 
 
 def _standings_table(standings: Sequence[Standing]) -> ResultTable:
@@ -192,9 +176,10 @@ def _grouped_tables(rows: Sequence[GroupedRow]) -> list[ResultTable]:
 
 
 def percent(value: Estimate | None, compact: bool = False) -> str:
-    """An estimate of a share, in per cent."""
+    """An estimate of a share, in per cent, with its interval where there is one."""
     if value is None:
         return "–"
+    interval = f"[{100 * value.low:.1f}, {100 * value.high:.1f}]"
     if compact:
-        return f"{100 * value.mean:.1f} ±{50 * (value.high - value.low):.1f}"
-    return f"{100 * value.mean:.1f} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+        interval = f"±{50 * (value.high - value.low):.1f}"
+    return f"{100 * value.mean:.1f}" if math.isnan(value.low) else f"{100 * value.mean:.1f} {interval}"

@@ -1,13 +1,13 @@
-"""Parts of the report's last sections: data and licences, provenance."""
+"""Parts of the report's last sections: the data set's card, provenance."""
 
 import json
+from collections.abc import Sequence
 
 from mergestream.bench.analysis.collection import RunCollection
 from mergestream.bench.analysis.comparison import grouped
-from mergestream.bench.report.dataset_card import describe_card
 from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.bench.report.result_table import ResultTable, grid_table
-from mergestream.data.datasets import DATASETS
+from mergestream.data.datasets import DATASETS, DatasetCard
 
 SOURCES = ("base", "candidates", "statistics")  # hashes of what a method uses beside the experts
 
@@ -16,6 +16,36 @@ def card_lines(report: ReportFindings) -> list[str]:
     """The data set's card, line by line; empty if it is not one of ours."""
     source = DATASETS.get(report.bench.dataset)
     return [line.strip() for line in describe_card(source.card)] if source else []
+
+
+def describe_card(card: DatasetCard) -> list[str]:
+    """A title, then one line per fact."""
+    facts = {
+        "domains": _listed(card.domains),
+        "outside tests": _listed(card.outside),
+        "classes": _listed(card.classes, 12),
+        "images": _images(card),
+        "never split": card.group,
+        "subgroups": _listed(card.subgroups),
+        "parts": _listed(card.parts),
+        "views": _listed(card.views),
+        "overlap": card.overlap,
+        "layout": card.layout,
+        "licence": card.licence,
+        "where": card.source,
+        "notes": card.notes,
+    }
+    return [f"{card.name}: {card.title}", *(f"  {what}: {text}" for what, text in facts.items() if text)]
+
+
+def _listed(names: Sequence[str], shown: int = 9) -> str:
+    return ", ".join(names[:shown]) + (f", … ({len(names)} in all)" if len(names) > shown else "")
+
+
+def _images(card: DatasetCard) -> str:
+    inside = sum(count for domain, count in card.counts.items() if domain not in card.outside) or card.total or 0
+    outside = sum(card.counts.get(domain, 0) for domain in card.outside)
+    return (f"{inside:,}" if inside else "") + (f", and {outside:,} in the outside tests" if outside else "")
 
 
 def target_table(report: ReportFindings) -> ResultTable:

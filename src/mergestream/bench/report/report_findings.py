@@ -30,6 +30,7 @@ from mergestream.runtime.errors import MergestreamError
 from mergestream.runtime.parallel import Track
 
 USUAL_REFERENCE = "entropy_adaptive"
+DEMO_TITLE = "mergestream demo: four hospitals, each left out in turn"
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,9 @@ def analyse_runs(collection: RunCollection, track: Track, *, command: str) -> Re
         advance()
     variants, rivals = ([each for each in duels if each.theirs.startswith(f"{ours}(") is own] for own in (True, False))
     network, model_bytes = _model(collection)
+    datasets = dict.fromkeys(run.arguments["data"]["dataset"] for run in runs)
     return ReportFindings(
-        title=_title(collection),
+        title=DEMO_TITLE if collection.is_demo else f"mergestream on {', '.join(datasets)}",
         bench=_bench_findings(collection, rows, rivals, network),
         traces=_traces(runs, ours),
         ablation=variants,
@@ -158,10 +160,3 @@ def _model(collection: RunCollection) -> tuple[str, int | None]:
         except (MergestreamError, OSError):
             continue
     return "", None
-
-
-def _title(collection: RunCollection) -> str:
-    if collection.is_demo:
-        return "mergestream demo: four hospitals, each left out in turn"
-    names = dict.fromkeys(run.arguments["data"]["dataset"] for run in collection.runs)
-    return f"mergestream on {', '.join(names)}"

@@ -1,8 +1,8 @@
 """A table of text cells, rendered for a terminal, for Markdown and for LaTeX."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rich import box
@@ -53,6 +53,22 @@ def record_table(
 
 def format_number(value: float | None, digits: int, factor: float = 1) -> str:
     return "–" if value is None else f"{factor * value:.{digits}f}"
+
+
+def mark_best(
+    table: ResultTable,
+    bounds: Collection[str] = (),
+    lower_is_better: Collection[str] = (),
+    uncompared: Collection[str] = (),
+) -> ResultTable:
+    """Show the best first number of each column in bold; rows in `bounds`, columns in `uncompared` do not compete."""
+    best = set()
+    for c, column in enumerate(table.columns[1:], start=1):
+        cells = {r: row[c] for r, row in enumerate(table.rows) if row[0] not in bounds and column not in uncompared}
+        numbers = {r: float(cell.split()[0]) for r, cell in cells.items() if cell[0].isdigit()}
+        top = (min if column in lower_is_better else max)(numbers.values(), default=None)
+        best |= {(r, c) for r, number in numbers.items() if number == top}
+    return replace(table, best=frozenset(best))
 
 
 def to_rich(table: ResultTable) -> RichTable:

@@ -1,17 +1,14 @@
 """The tables of docs/results.md from a record's groups, each by its name."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
 
 from mergestream.bench.analysis import cost
-from mergestream.bench.analysis.comparison import Estimate
 from mergestream.bench.report.bench_tables import percent
 from mergestream.bench.report.page import environment
-from mergestream.bench.report.result_table import grid_table, to_markdown
+from mergestream.bench.report.result_table import grid_table, mark_best, to_markdown
 from mergestream.bench.study import results_plan, study_bars
 from mergestream.bench.study.results_plan import COMPARED, HEAD_INITS, LOSS, MAIN_STREAMS, METRICS, OURS, PAPER
 from mergestream.bench.study.study_bars import TITLES, Setting, collapses_of, estimate, methods_of, select, settings_of
@@ -38,17 +35,13 @@ def main_table(groups: Sequence[Group], dataset: str) -> str:
                 cells[row, column] = _scores(late, name, Setting(stream), dataset) if late else "–"
     reasons = {name: why for group in mine for name, why in group["left_out"].items()}
     notes = "".join(f"\nNot run: `{name}`: {reason}\n" for name, reason in reasons.items())
-    return _grid("method", cells, methods) + notes
+    return _grid("method", cells, (ALONE, BEST, *later.values())) + notes
 
 
 def _scores(own: Sequence[Group], method: str, at: Setting, dataset: str) -> str:
     if method in (ALONE, BEST):
         return " / ".join(_alone(own, method, at, metric) for metric in METRICS[dataset])
-    return " / ".join(_percent(estimate(own, method, at, metric)) for metric in METRICS[dataset])
-
-
-def _percent(value: Estimate | None) -> str:
-    return percent(value) if value is None or not math.isnan(value.low) else f"{100 * value.mean:.1f}"
+    return " / ".join(percent(estimate(own, method, at, metric)) for metric in METRICS[dataset])
 
 
 def _alone(own: Sequence[Group], which: str, at: Setting, metric: str) -> str:
@@ -62,15 +55,9 @@ def _alone(own: Sequence[Group], which: str, at: Setting, metric: str) -> str:
     return f"{100 * np.mean(values):.1f}" if values else "–"
 
 
-def _grid(corner: str, cells: Mapping[tuple[str, str], str], competing: Collection[str]) -> str:
-    """Cells by row and column; bold: the highest first number of every column among the competing rows."""
-    table = grid_table("", corner, cells, str)
-    best = set()
-    for column in range(1, len(table.columns)):
-        texts = {r: row[column] for r, row in enumerate(table.rows) if row[0] in competing and row[column][0].isdigit()}
-        values = {r: float(text.split(" ")[0]) for r, text in texts.items()}
-        best |= {(r, column) for r, value in values.items() if value == max(values.values())}
-    return to_markdown(replace(table, best=frozenset(best)))
+def _grid(corner: str, cells: Mapping[tuple[str, str], str], bounds: Collection[str] = ()) -> str:
+    """Cells by row and column; bold: the highest first number of every column, rows in `bounds` excluded."""
+    return to_markdown(mark_best(grid_table("", corner, cells, str), bounds))
 
 
 def streams_table(groups: Sequence[Group], kind: str, dataset: str) -> str:
@@ -80,7 +67,7 @@ def streams_table(groups: Sequence[Group], kind: str, dataset: str) -> str:
         own = select(groups, kind, dataset, start)
         places = product(methods_of(own), settings_of(own))
         cells = {(name, at.condition or at.stream): _scores(own, name, at, dataset) for name, at in places}
-        parts.append(_grid(f"{start} heads", cells, methods_of(own)))
+        parts.append(_grid(f"{start} heads", cells))
     return "\n".join(parts)
 
 
@@ -111,7 +98,7 @@ def summary_table(groups: Sequence[Group]) -> str:
         values = [estimate(own, name, Setting(stream), metric) for metric in metrics]
         text = " / ".join("–" if value is None else f"{100 * value.mean:.1f}" for value in values)
         cells[name, f"{TITLES[dataset]} {' / '.join(metrics).replace('_', ' ')}: {stream}"] = text
-    return _grid("method", cells, COMPARED)
+    return _grid("method", cells)
 
 
 def all_blocks(groups: Sequence[Group]) -> dict[str, str]:
