@@ -17,6 +17,7 @@ from mergestream.bench.analysis.comparison import (
     ResultRow,
     grouped,
     pairing_of,
+    rows_of,
 )
 from mergestream.bench.records import Run
 from mergestream.functional.intervals import FEW_BATCHES
@@ -214,12 +215,11 @@ class BenchFindings:
     grouped: list[GroupedRow] = field(default_factory=list)  # where the data name slides or patients
 
     @classmethod
-    def of(cls, runs: Sequence[Run], rows: list[ResultRow], duels: list[Duel], **about: Any) -> "BenchFindings":
+    def of(cls, runs: Sequence[Run], **about: Any) -> "BenchFindings":
         """Findings of a benchmark's runs; `about` are the fields that the runs do not tell."""
         merged = [run for run in runs if not run.is_single]
         return cls(
-            rows=rows,
-            duels=duels,
+            rows=rows_of(runs),
             standings=rank_methods(merged),
             majority_shares=majority_shares(runs),
             subgroups=subgroup_rows(merged),

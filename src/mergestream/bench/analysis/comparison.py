@@ -40,6 +40,11 @@ class Estimate:
     low: float
     high: float
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low > 0 or self.high < 0
+
     def times(self, factor: float) -> "Estimate":
         low, high = sorted((factor * self.low, factor * self.high))
         return Estimate(factor * self.mean, low, high)
@@ -220,22 +225,13 @@ class Duel:
     @property
     def outcome(self) -> str:
         """One of OUTCOMES: a win or a loss only where the interval excludes 0."""
-        if self.difference.low > 0:
-            return "beats"
-        return "loses to" if self.difference.high < 0 else "does not differ clearly from"
-
-    @property
-    def is_clear(self) -> bool:
-        return self.outcome != "does not differ clearly from"
-
-    @property
-    def holds_across_targets(self) -> bool:
-        """Whether the interval excludes 0 when the targets are resampled too."""
-        return self.across_targets.low > 0 or self.across_targets.high < 0
+        if not self.difference.is_clear:
+            return "does not differ clearly from"
+        return "beats" if self.difference.low > 0 else "loses to"
 
     def describe_rival(self) -> str:
         """The rival and the difference, and whether a clear one holds for other targets too."""
-        suffix = ", across targets too" if self.is_clear and self.holds_across_targets else ""
+        suffix = ", across targets too" if self.difference.is_clear and self.across_targets.is_clear else ""
         return f"{self.theirs} ({100 * self.difference.mean:+.1f}{suffix})"
 
 

@@ -16,7 +16,7 @@ COVERAGES = np.linspace(0.02, 1, 50)
 
 @dataclass(frozen=True)
 class Reliability:
-    """One method on one stream, per non-empty bin of confidence: mean confidence, accuracy, share of images."""
+    """One method on one stream, per bin of confidence: mean confidence, accuracy, share of images."""
 
     label: str
     stream: str
@@ -35,8 +35,8 @@ class RiskCoverage:
     risk: np.ndarray
 
 
-def reliabilities(runs: Sequence[Run], bins: int = BINS) -> list[Reliability]:
-    """All images of a method's runs on a stream together."""
+def reliabilities(runs: Sequence[Run], bins: int = BINS, smallest: float = 0.0) -> list[Reliability]:
+    """All images of a method's runs on a stream together; bins without images, or a smaller share, are left out."""
     curves = []
     for (label, stream), own in grouped(runs, "label", "stream").items():
         confidence = torch.cat([run.probabilities.amax(dim=-1) for run in own]).numpy().astype(float)
@@ -44,7 +44,7 @@ def reliabilities(runs: Sequence[Run], bins: int = BINS) -> list[Reliability]:
         # A confidence on an edge belongs to the bin below, as in torchmetrics' calibration error.
         place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
         counts = np.bincount(place, minlength=bins)
-        filled = counts > 0
+        filled = (counts > 0) & (counts / len(place) >= smallest)
         sums = [np.bincount(place, weights=values, minlength=bins)[filled] for values in (confidence, right)]
         means = [each / counts[filled] for each in sums]
         curves.append(Reliability(label, stream, means[0], means[1], counts[filled] / len(place)))

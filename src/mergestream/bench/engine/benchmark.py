@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.bench.analysis.bench_findings import BenchFindings, few_batches, unpredicted_classes
-from mergestream.bench.analysis.comparison import Duel, duel, grouped_rows, rows_of
+from mergestream.bench.analysis.comparison import Duel, duel, grouped_rows
 from mergestream.bench.engine.plan import BenchPlan, Target, Variant, targets_of
 from mergestream.bench.engine.pool_at_target import close_all, load_pool, method_of, open_target, strangers
 from mergestream.bench.evaluation import evaluate
@@ -119,8 +119,7 @@ def run_bench(
     warnings = [*done.warnings, *warnings, *overlap, *few_batches(runs), *unpredicted_classes(runs)]
     findings = BenchFindings.of(
         runs,
-        rows_of(runs),
-        duels_with(ours, merged),
+        duels=duels_with(ours, merged),
         plan=plan.to_json(),
         command=command,
         left_out=done.left_out,

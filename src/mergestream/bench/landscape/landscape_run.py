@@ -15,7 +15,7 @@ from mergestream.data.datasets.image_trees import plain_name
 from mergestream.data.streams import Stream, create_stream, parse_stream
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.runtime.errors import InputError, unknown_name
+from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import make_folder
 from mergestream.runtime.option_checks import one_of, whole_number
 from mergestream.runtime.parallel import Track
@@ -97,8 +97,7 @@ def run_landscape(request: LandscapeRequest, out: Path, track: Track, *, command
 def _sources(pool: ExpertPool, request: LandscapeRequest, target: DomainData) -> ExpertPool:
     """The pool without the target's own expert, unless it is named: a path that uses it would mean nothing."""
     for name in request.experts:
-        if name not in pool.names:
-            raise unknown_name("expert in this pool", name, pool.names)
+        pool.index(name)  # an unknown one is refused
     named = any(name in request.experts for name in _trained_at(pool, target))
     return sources_for(pool, Path(request.pool), (target.name,), (target,), leave_out=True, allow_seen=named)
 

@@ -88,13 +88,13 @@ def _duel_tables(duels: Sequence[Duel]) -> list[ResultTable]:
         "Not corrected for the number of comparisons."
     )
     return [
-        grid_table(title, "against", entries, lambda each: each.difference.points(), lambda each: each.is_clear, note),
+        grid_table(title, "against", entries, lambda d: d.difference.points(), lambda d: d.difference.is_clear, note),
         grid_table(
             f"{title}, targets resampled too",
             "against",
             entries,
-            lambda each: f"{each.across_targets.points()}, {each.wins}–{each.losses}–{each.ties}",
-            lambda each: each.holds_across_targets,
+            lambda d: f"{d.across_targets.points()}, {d.wins}–{d.losses}–{d.ties}",
+            lambda d: d.across_targets.is_clear,
             across_note,
         ),
     ]

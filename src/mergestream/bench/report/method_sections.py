@@ -1,14 +1,13 @@
 """Parts of the report's sections on methods: coefficients over each stream, cost, confidence."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from mergestream.bench.analysis.comparison import grouped
-from mergestream.bench.analysis.confidence import Reliability, RiskCoverage
+from mergestream.bench.analysis.confidence import RiskCoverage
 from mergestream.bench.analysis.cost import Cost, shown
 from mergestream.bench.analysis.traces import Trace
 from mergestream.bench.report.figures import Panel, colours_of, css_colour, panel
@@ -26,7 +25,6 @@ from mergestream.bench.report.page import LegendKey, slug
 from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.bench.report.result_table import ResultTable, format_number, record_table
 
-SMALLEST_BIN = 0.005  # share of the images; with fewer the accuracy is noise
 COVERAGES = (0.5, 0.8, 0.9, 1.0)
 
 
@@ -139,11 +137,7 @@ def confidence_figure(report: ReportFindings) -> tuple[list[Panel], list[LegendK
     """Per stream with figures a reliability diagram and risk-coverage curves, of methods without variants."""
     panels = []
     for number, stream in enumerate(report.figure_streams):
-        diagrams = [
-            _without_small_bins(each)
-            for each in report.reliabilities
-            if each.stream == stream and each.label in report.plain_methods
-        ]
+        diagrams = [c for c in report.reliabilities if c.stream == stream and c.label in report.plain_methods]
         curves = [c for c in report.risk_coverages if c.stream == stream and c.label in report.plain_methods]
         gaps = {each.label: np.sum(each.share * (each.confidence - each.accuracy)) for each in diagrams}
         confident = "; ".join(f"{label} {100 * gap:+.1f}" for label, gap in gaps.items())
@@ -155,11 +149,6 @@ def confidence_figure(report: ReportFindings) -> tuple[list[Panel], list[LegendK
         title = f"Risk and coverage, {stream}"
         panels.append(panel(f"risk{number}", text, draw_risk_coverage, curves, title=title, height=3.7))
     return panels, keys_of(report.plain_methods)
-
-
-def _without_small_bins(curve: Reliability) -> Reliability:
-    large = curve.share >= SMALLEST_BIN
-    return replace(curve, confidence=curve.confidence[large], accuracy=curve.accuracy[large], share=curve.share[large])
 
 
 def _risk_at(curve: RiskCoverage, coverage: float) -> float:

@@ -12,7 +12,7 @@ from mergestream.bench.analysis.bench_findings import (
     unpredicted_classes,
 )
 from mergestream.bench.analysis.collection import RunCollection
-from mergestream.bench.analysis.comparison import Duel, ResultRow, duel, grouped, rows_of
+from mergestream.bench.analysis.comparison import Duel, duel, grouped
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage, reliabilities, risk_coverages
 from mergestream.bench.analysis.cost import Cost, costs
 from mergestream.bench.analysis.traces import Trace, trace_of
@@ -29,6 +29,7 @@ from mergestream.pool.pool_folder import is_expert_folder
 from mergestream.runtime.errors import MergestreamError
 from mergestream.runtime.parallel import Track
 
+SMALLEST_BIN = 0.005  # of a reliability diagram, as a share of the images; with fewer the accuracy is noise
 USUAL_REFERENCE = "entropy_adaptive"
 DEMO_TITLE = "mergestream demo: four hospitals, each left out in turn"
 
@@ -73,24 +74,24 @@ def analyse_runs(collection: RunCollection, track: Track, *, command: str) -> Re
     others = [label for label in dict.fromkeys(run.label for run in merged) if label != ours]
     duels: list[Duel] = []
     with track("comparing methods", 2 + len(others)) as advance:
-        rows = rows_of(runs)
-        advance()
         for theirs in others:
             duels += duel(runs, ours, theirs)
             advance()
+        variants = [each for each in duels if each.theirs.startswith(f"{ours}(")]
+        network, model_bytes = _model(collection)
+        bench = _bench_findings(collection, [each for each in duels if each not in variants], network)
+        advance()
         claims = check_claims(runs)
         advance()
-    variants, rivals = ([each for each in duels if each.theirs.startswith(f"{ours}(") is own] for own in (True, False))
-    network, model_bytes = _model(collection)
     datasets = dict.fromkeys(run.arguments["data"]["dataset"] for run in runs)
     return ReportFindings(
         title=DEMO_TITLE if collection.is_demo else f"mergestream on {', '.join(datasets)}",
-        bench=_bench_findings(collection, rows, rivals, network),
+        bench=bench,
         traces=_traces(runs, ours),
         ablation=variants,
         costs=costs(runs),
         model_bytes=model_bytes,
-        reliabilities=reliabilities(merged),
+        reliabilities=reliabilities(merged, smallest=SMALLEST_BIN),
         risk_coverages=risk_coverages(merged),
         passed_checks=_passed_checks(runs),
         provenance=collection,
@@ -106,13 +107,12 @@ def _reference(collection: RunCollection, merged: Sequence[Run]) -> str:
     return next((label for label in preferred if label in labels), "")
 
 
-def _bench_findings(collection: RunCollection, rows: list[ResultRow], duels: list[Duel], network: str) -> BenchFindings:
+def _bench_findings(collection: RunCollection, duels: list[Duel], network: str) -> BenchFindings:
     results, name = collection.results, collection.runs[0].arguments["data"]["dataset"]
     source = DATASETS.get(name)
     return BenchFindings.of(
         collection.runs,
-        rows,
-        duels,
+        duels=duels,
         plan=results.get("plan", {}),
         command=results.get("command", ""),
         left_out=[(each["method"], each["why"]) for each in results.get("left_out", [])],

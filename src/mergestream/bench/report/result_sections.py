@@ -121,7 +121,7 @@ def ablation_table(report: ReportFindings) -> ResultTable:
         mean, high, low = (round(-100 * x, 1) + 0.0 for x in vars(each.difference).values())
         text = f"{100 * each.their_mean:.1f} ({mean:+.1f} [{low:.1f}, {high:.1f}])"
         cells[each.theirs, "what changes"] = describe_options(each.theirs), False
-        cells[each.theirs, each.stream] = text, each.is_clear
+        cells[each.theirs, each.stream] = text, each.difference.is_clear
     note = (
         "Accuracy in %; in brackets the points above the full method on the same batches, with the 95 % interval of a "
         "paired bootstrap. Bold: it excludes 0."
