@@ -15,7 +15,7 @@ from mergestream.runtime.errors import InputError
 SHORTEST = 5
 
 
-def change_points(series: np.ndarray, *, shortest: int = SHORTEST) -> tuple[int, ...]:
+def change_points(series: np.ndarray) -> tuple[int, ...]:
     """Rows at which a new level of series [T,D] begins, in order.
 
     A segment is split where that raises twice the Gaussian log-likelihood most, as long as the rise exceeds
@@ -24,14 +24,14 @@ def change_points(series: np.ndarray, *, shortest: int = SHORTEST) -> tuple[int,
     at most about 7 streams of 100 (12 to 100 batches, 1 to 6 columns; measured in a test). Drifting noise gives more.
     """
     values = _whitened(np.asarray(series, dtype=float))
-    if len(values) < 2 * shortest or not values.shape[1]:
+    if len(values) < 2 * SHORTEST or not values.shape[1]:
         return ()
     penalty = (values.shape[1] + 1) * np.log(len(values))
     changes: list[int] = []
     waiting = [(0, len(values))]
     while waiting:
         start, stop = waiting.pop()
-        place, rise = best_split(values[start:stop], shortest)
+        place, rise = best_split(values[start:stop], SHORTEST)
         if rise > penalty:
             changes.append(start + place)
             waiting += [(start, start + place), (start + place, stop)]

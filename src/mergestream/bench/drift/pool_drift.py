@@ -29,38 +29,34 @@ BY_NAME = (
 )
 
 
-class TensorFile:
-    """One expert's weights on disk."""
+def _slices(path: Path, name: str, shape: tuple[int, ...]) -> Iterator[Tensor]:
+    """A tensor of a weights file as float64 vectors of about SLICE numbers, cut along its first dimension."""
+    rows = shape[0] if shape else 1
+    step = max(1, SLICE // max(1, math.prod(shape[1:])))
+    for start in range(0, rows, step):
+        yield _read(path, name, shape, slice(start, min(start + step, rows)))
 
-    def __init__(self, path: Path, owner: str) -> None:
-        self.path, self.owner = path, owner
 
-    def slices(self, name: str, shape: tuple[int, ...]) -> Iterator[Tensor]:
-        """A tensor as float64 vectors of about SLICE numbers, cut along its first dimension."""
-        rows = shape[0] if shape else 1
-        step = max(1, SLICE // max(1, math.prod(shape[1:])))
-        for start in range(0, rows, step):
-            yield self._read(name, shape, slice(start, min(start + step, rows)))
-
-    def _read(self, name: str, shape: tuple[int, ...], rows: slice) -> Tensor:
-        try:
-            # Opened anew each time: mapped pages count as this process's memory until the file is closed.
-            with safe_open(str(self.path), framework="pt") as file:
-                own_shape = tuple(file.get_slice(name).get_shape())
-                if own_shape != shape:
-                    raise CheckpointError(
-                        f"'{self.owner}': '{name}' has shape {own_shape}, the pool's network needs {shape}. "
-                        f"Run 'mergestream pool verify'."
-                    )
-                part = file.get_slice(name)[rows] if shape else file.get_tensor(name)
-                numbers = part.reshape(-1).to(torch.float64, copy=True)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"'{self.owner}': '{name}' cannot be read from {self.path} ({error}). Run 'mergestream pool verify'."
-            ) from error
-        if not bool(torch.isfinite(numbers).all()):
-            raise CheckpointError(f"'{self.owner}': '{name}' holds NaN or Inf. Train or export this expert again.")
-        return numbers
+def _read(path: Path, name: str, shape: tuple[int, ...], rows: slice) -> Tensor:
+    owner = path.parent.name
+    try:
+        # Opened anew each time: mapped pages count as this process's memory until the file is closed.
+        with safe_open(str(path), framework="pt") as file:
+            own_shape = tuple(file.get_slice(name).get_shape())
+            if own_shape != shape:
+                raise CheckpointError(
+                    f"'{owner}': '{name}' has shape {own_shape}, the pool's network needs {shape}. "
+                    f"Run 'mergestream pool verify'."
+                )
+            part = file.get_slice(name)[rows] if shape else file.get_tensor(name)
+            numbers = part.reshape(-1).to(torch.float64, copy=True)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"'{owner}': '{name}' cannot be read from {path} ({error}). Run 'mergestream pool verify'."
+        ) from error
+    if not bool(torch.isfinite(numbers).all()):
+        raise CheckpointError(f"'{owner}': '{name}' holds NaN or Inf. Train or export this expert again.")
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -129,7 +125,7 @@ def analyse_drift(pool: str | Path, *, network: nn.Module | None = None, track: 
     files = []
     with track("Checking hashes", len(on_disk)) as advance:
         for name, card in on_disk.items():
-            files.append(TensorFile(open_weights(folder.root / name, card).path, name))
+            files.append(open_weights(folder.root / name, card).path)
             advance()
     experts, base = files[: len(cards)], files[-1] if folder.base else None
     with track("Comparing experts", len(places)) as advance:
@@ -159,9 +155,7 @@ def _structure(card: ExpertCard) -> nn.Module:
         return from_architecture(card.architecture).module
 
 
-def _measure(
-    layer: NetworkLayer, experts: Sequence[TensorFile], base: TensorFile | None, advance: Advance
-) -> LayerDrift:
+def _measure(layer: NetworkLayer, experts: Sequence[Path], base: Path | None, advance: Advance) -> LayerDrift:
     tensors: list[tuple[TensorPlace, Moments]] = []
     for place in layer.parts:
         tensors.append((place, _moments(place, experts, base)))
@@ -181,8 +175,8 @@ def _measure(
     )
 
 
-def _moments(place: TensorPlace, experts: Sequence[TensorFile], base: TensorFile | None) -> Moments:
+def _moments(place: TensorPlace, experts: Sequence[Path], base: Path | None) -> Moments:
     """Moments of one tensor, summed over slices; the same slice of all experts is in memory at a time."""
     files = [*experts, *([base] if base else [])]
-    slices = zip(*(file.slices(place.name, place.shape) for file in files), strict=True)
+    slices = zip(*(_slices(file, place.name, place.shape) for file in files), strict=True)
     return total(moments_of(torch.stack(rows[: len(experts)]), rows[-1] if base else None) for rows in slices)

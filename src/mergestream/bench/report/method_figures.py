@@ -56,8 +56,7 @@ def draw_reliability(ax: Axes, curves: Sequence[Reliability]) -> None:
     """Accuracy by confidence; on the dotted diagonal a model is right as often as it is confident."""
     ax.plot([0, 1], [0, 1], color=GUIDE, linewidth=1, linestyle=":")
     for curve in curves:
-        style = _line_style(curve.label)
-        ax.plot(curve.confidence, curve.accuracy, marker="o", markersize=3, **style)
+        ax.plot(curve.confidence, curve.accuracy, marker="o", markersize=3, **_line_style(curve.label))
     ax.set(xlim=(0, 1.02), ylim=(0, 1.02), xlabel="confidence (highest probability)", ylabel="accuracy")
     ax.grid(alpha=0.2)
 

@@ -10,7 +10,6 @@ from mergestream.bench.claims import claim_finding
 from mergestream.bench.drift import drift_report
 from mergestream.bench.drift.pool_drift import Drift
 from mergestream.bench.landscape import landscape_record
-from mergestream.bench.landscape.landscape_record import Landscape
 from mergestream.bench.report import (
     bench_files,
     expert_sections,
@@ -45,9 +44,9 @@ def make_report(
     `drift` and `landscape` are records that `mergestream drift` wrote.
     """
     drift_record = None if drift is None else Drift.load(drift)
-    landscape_record = None if landscape is None else Landscape.load(landscape)
+    surface = None if landscape is None else landscape_record.Landscape.load(landscape)
     findings = analyse_runs(collect(folder, track), track, command=command)
-    findings = replace(findings, drift=drift_record, landscape=landscape_record)
+    findings = replace(findings, drift=drift_record, landscape=surface)
     write_report(findings, out, tables)
     return findings
 

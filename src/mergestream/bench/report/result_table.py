@@ -80,13 +80,12 @@ def to_rich(table: ResultTable) -> RichTable:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    for number, column in enumerate(table.columns):
-        if number == 0:
-            result.add_column(printable(column))
-        else:  # a number is never cut; a heading such as dirichlet:0.05 takes two lines
-            heading = printable(column).replace(":", "\n:")
-            width = max(map(len, [*heading.splitlines(), *(row[number] for row in table.rows)]))
-            result.add_column(heading, justify="right", width=width)
+    result.add_column(printable(table.columns[0]))
+    for number, column in enumerate(table.columns[1:], start=1):
+        # A number is never cut; a heading such as dirichlet:0.05 takes two lines.
+        heading = printable(column).replace(":", "\n:")
+        width = max(map(len, [*heading.splitlines(), *(row[number] for row in table.rows)]))
+        result.add_column(heading, justify="right", width=width)
     for cells in _body(table, lambda cell: escape(printable(cell)), "[bold]{}[/bold]"):
         result.add_row(*cells)
     return result
