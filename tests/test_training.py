@@ -15,11 +15,11 @@ from mergestream.pool.expert_card import read_card
 from mergestream.training import (
     Recipe,
     expert_training,
-    site_statistics,
     split,
     train_base,
     train_expert,
     training_loop,
+    training_run,
 )
 from mergestream.training.training_loop import fit_temperature
 
@@ -173,15 +173,15 @@ def test_everything_that_is_trained_or_measured_leaves_the_groups_of_the_validat
     assert not groups_of(data, greys) & held_out
 
     train_expert(tmp_path / "lyon", tmp_path / "base", data, GROUPED)
-    monkeypatch.setattr(site_statistics, "open_data", lambda *_: {"lyon": data})
+    monkeypatch.setattr(training_run, "open_data", lambda *_: {"lyon": data})
     measured: list[torch.Tensor] = []
 
     def measure(pool: ms.ExpertPool, images: dict[str, torch.Tensor], _: object) -> ms.ExpertPool:
         measured.append(images["lyon"])
         return pool.with_statistics({"lyon": Statistics({}, {})})
 
-    monkeypatch.setattr(site_statistics, "measure_statistics", measure)
-    site_statistics.measure_pool(tmp_path, None, tmp_path, {"gram": 1000})
+    monkeypatch.setattr(training_run, "measure_statistics", measure)
+    training_run.measure_pool(tmp_path, None, tmp_path, {"gram": 1000})
     assert not groups_of(data, measured[0][:, 0, 0, 0]) & held_out
 
 

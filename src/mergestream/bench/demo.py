@@ -24,7 +24,7 @@ from mergestream.runtime.parallel import Track, run_jobs
 from mergestream.runtime.seeding import cpu_threads
 from mergestream.training import Recipe, train_base, train_expert
 from mergestream.training.expert_training import copy_expert
-from mergestream.training.site_statistics import measure_pool
+from mergestream.training.training_run import measure_pool
 
 SCHEMA_VERSION = 1
 SYNTHETIC = "The data are synthetic: generated phantom hospitals, no patients."

@@ -37,20 +37,14 @@ class ClosingError(MergestreamError):
 
 @dataclass(frozen=True)
 class QueueSettings:
-    """single        whether each image is answered by itself; None: those of /images are, those of a batch are not
-    count         largest group of single images
-    seconds       how long the first image of a group waits for others; images answered by themselves do not wait
-    waiting       images of all streams that may wait or be in progress
-    per_stream    the same per stream, so that a busy scanner leaves room for the others
-    longest_wait  seconds; an image that would wait longer, by the recent throughput, is refused
-    """
+    """Groups of images, and limits of what may wait."""
 
-    single: bool | None = None
-    count: int = 32
-    seconds: float = 0.05
-    waiting: int = 1024
-    per_stream: int = 512
-    longest_wait: float = 5.0
+    single: bool | None = None  # whether each image is answered by itself; None: those of /images, not of a batch
+    count: int = 32  # largest group of single images
+    seconds: float = 0.05  # how long the first image of a group waits; images answered by themselves do not
+    waiting: int = 1024  # images of all streams that may wait or be in progress
+    per_stream: int = 512  # the same per stream, so that a busy scanner leaves room for the others
+    longest_wait: float = 5.0  # seconds; an image that would wait longer, by the recent throughput, is refused
 
     def __post_init__(self) -> None:
         for limit in ("count", "waiting", "per_stream"):

@@ -30,13 +30,11 @@ MIDDLE = 512  # pixels of a side
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """most_streams    streams at a time
-    weights_hash    'weights': sha-256 of the merged weights in use; 'recipe': of pool, method and coefficients, for
-                    networks so large that hashing their weights takes longer than the step
-    """
+    """Settings of an engine."""
 
     guards: GuardSettings = field(default_factory=GuardSettings)
-    most_streams: int = 64
+    most_streams: int = 64  # at a time
+    # sha-256 of the merged weights; or RECIPE: of pool, method and coefficients, where hashing takes longer than a step
     weights_hash: str = WEIGHTS
 
     def __post_init__(self) -> None:

@@ -29,43 +29,27 @@ NO_FALLBACK, ENSEMBLE, UNIFORM, EXPERT = "none", "ensemble", "uniform", "expert:
 
 @dataclass(frozen=True)
 class GuardSettings:
-    """fallback          who answers a batch without evidence: 'ensemble', 'uniform', 'expert:NAME' or 'none'
-    fallback_on       findings about a batch that call the fallback
-    near_uniform      every expert's entropy is at least this share of log C
-    equal_within      the experts' entropies span at most this share of their mean
-    saturated         nats between an expert's two best classes that no fit gives, on half of the images or more
-    blank             range of an image's pixels, in units of the pool's normalisation
-    structure         correlation of neighbouring pixels below which an image is noise
-    as_received       judge noise by the pixels before they are resized, too
-    sure              probability from which an expert counts as confident
-    disagreement      share of the window's images on which the confident experts have no majority
-    window, fewest    images in the window at most, and before it is judged
-    drift_after       batches (with `fewest` images or more) that set the reference
-    drift_slack       standard deviations that a batch may be off without being counted (CUSUM's k)
-    drift_limit       sum at which the alarm is raised (CUSUM's h)
-    abstain_on        findings that leave their images undecided; those without positions, all images of the batch
-    abstain_below     an image whose highest probability is lower stays undecided; None: no limit
-    watch_experts     run every expert on every batch, even if the method does not need it
-    """
+    """Settings of the guards."""
 
-    fallback: str = ENSEMBLE
-    fallback_on: tuple[str, ...] = (NEAR_UNIFORM, EQUAL)
-    near_uniform: float = 0.95
-    equal_within: float = 0.005
-    saturated: float = 16.0
-    blank: float = 0.05
-    structure: float = 0.25
-    as_received: bool = True
-    sure: float = 0.9
-    disagreement: float = 0.5
-    window: int = 256
-    fewest: int = 128
-    drift_after: int = 20
-    drift_slack: float = 0.5
-    drift_limit: float = 12.0
+    fallback: str = ENSEMBLE  # who answers a batch without evidence: 'ensemble', 'uniform', 'expert:NAME' or 'none'
+    fallback_on: tuple[str, ...] = (NEAR_UNIFORM, EQUAL)  # findings about a batch that call the fallback
+    near_uniform: float = 0.95  # every expert's entropy is at least this share of log C
+    equal_within: float = 0.005  # the experts' entropies span at most this share of their mean
+    saturated: float = 16.0  # nats between an expert's two best classes that no fit gives, on half of the images or more
+    blank: float = 0.05  # range of an image's pixels, in units of the pool's normalisation
+    structure: float = 0.25  # correlation of neighbouring pixels below which an image is noise
+    as_received: bool = True  # judge noise by the pixels before they are resized, too
+    sure: float = 0.9  # probability from which an expert counts as confident
+    disagreement: float = 0.5  # share of the window's images on which the confident experts have no majority
+    window: int = 256  # images in the window at most
+    fewest: int = 128  # images before it is judged
+    drift_after: int = 20  # batches (with `fewest` images or more) that set the reference
+    drift_slack: float = 0.5  # standard deviations that a batch may be off without being counted (CUSUM's k)
+    drift_limit: float = 12.0  # sum at which the alarm is raised (CUSUM's h)
+    # Findings that leave their images undecided; those without positions, all images of the batch.
     abstain_on: tuple[str, ...] = (NEAR_UNIFORM, BLANK, STRUCTURELESS)
-    abstain_below: float | None = None
-    watch_experts: bool = True
+    abstain_below: float | None = None  # an image whose highest probability is lower stays undecided; None: no limit
+    watch_experts: bool = True  # run every expert on every batch, even if the method does not need it
 
     def __post_init__(self) -> None:
         if not self.fallback.startswith(EXPERT):

@@ -18,21 +18,15 @@ MOST_KEYS = 4096  # tokens or addresses with a bucket
 
 @dataclass(frozen=True)
 class ServiceLimits:
-    """body_bytes      of one request
-    body_seconds    time limit for a body
-    answer_seconds  time limit for an answer
-    held_bytes      bodies and decoded images of all requests together
-    requests        in progress at a time
-    rate, burst     requests per second and token (or address) in the long run, and at once; a rate of 0: no limit
-    """
+    """Limits of requests, files and the queue."""
 
-    body_bytes: int = 256 * MEBIBYTE
-    body_seconds: float = 60.0
-    answer_seconds: float = 120.0
-    held_bytes: int = 2048 * MEBIBYTE
-    requests: int = 1024
-    rate: float = 100.0
-    burst: int = 200
+    body_bytes: int = 256 * MEBIBYTE  # of one request
+    body_seconds: float = 60.0  # time limit for a body
+    answer_seconds: float = 120.0  # time limit for an answer
+    held_bytes: int = 2048 * MEBIBYTE  # bodies and decoded images of all requests together
+    requests: int = 1024  # in progress at a time
+    rate: float = 100.0  # requests per second and token (or address) in the long run; 0: no limit
+    burst: int = 200  # requests at once
     intake: Limits = field(default_factory=Limits)
     queue: QueueSettings = field(default_factory=QueueSettings)
 
