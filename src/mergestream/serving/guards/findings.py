@@ -35,7 +35,7 @@ class GuardSettings:
     fallback_on: tuple[str, ...] = (NEAR_UNIFORM, EQUAL)  # findings about a batch that call the fallback
     near_uniform: float = 0.95  # every expert's entropy is at least this share of log C
     equal_within: float = 0.005  # the experts' entropies span at most this share of their mean
-    saturated: float = 16.0  # nats between an expert's two best classes that no fit gives, on half of the images or more
+    saturated: float = 16.0  # nats between an expert's two best classes that no fit gives, on half the images or more
     blank: float = 0.05  # range of an image's pixels, in units of the pool's normalisation
     structure: float = 0.25  # correlation of neighbouring pixels below which an image is noise
     as_received: bool = True  # judge noise by the pixels before they are resized, too
