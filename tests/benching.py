@@ -18,7 +18,7 @@ from torch import nn
 import mergestream as ms
 from conftest import make_base, make_experts
 from mergestream.cli import app as cli
-from mergestream.data.datasets.standins.fake_trees import CLASSES, SITES, write_table
+from mergestream.data.datasets.standins.drawing import CLASSES, SITES, write_table
 from mergestream.networks.architecture import create_network
 from mergestream.pool.checkpoint import write_expert, write_statistics
 from mergestream.pool.expert_card import BASE, ExpertCard

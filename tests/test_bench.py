@@ -22,7 +22,7 @@ from mergestream.bench.engine import pool_at_target
 from mergestream.bench.engine.benchmark import run_bench, run_plan
 from mergestream.bench.engine.plan import PLANS, BenchPlan, plan_from
 from mergestream.data.datasets import DATASETS
-from mergestream.data.datasets.standins.fake_trees import SITES
+from mergestream.data.datasets.standins.drawing import SITES
 from mergestream.methods import ORIGINAL, Batch
 from mergestream.runtime.parallel import quiet, run_jobs
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from benching import command, write_pool
 from dashboard_standin import StandIn, served
-from mergestream.data.datasets.standins.fake_trees import CLASSES, SITES
+from mergestream.data.datasets.standins.drawing import CLASSES, SITES
 
 pytestmark = pytest.mark.slow
 

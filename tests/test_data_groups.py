@@ -8,10 +8,10 @@ import pytest
 import mergestream as ms
 from benching import command
 from mergestream.data.datasets import Dataset
-from mergestream.data.datasets.standins.drawing import picture, write_picture
-from mergestream.data.datasets.standins.fake_trees import CLASSES, SITES, write_folder, write_table
+from mergestream.data.datasets.standins.drawing import CLASSES, SITES, picture, write_folder, write_table
 from mergestream.runtime.errors import DataError, UnknownNameError
 from mergestream.training.training_loop import split
+from pictures import write_picture
 
 COLUMNS = ("patient_id", "Patient", "subject", "SubjectID", "case", "case_number", "slide", "slide name", "lesion_id")
 

@@ -18,13 +18,13 @@ import mergestream as ms
 from benching import command
 from mergestream.cli.data import describe_verification
 from mergestream.data.datasets import DATASETS, decoding, file_source_of
-from mergestream.data.datasets.data_verification import verify
-from mergestream.data.datasets.dataset_sources import FileSource
+from mergestream.data.datasets.dataset_sources import FileSource, verify
 from mergestream.data.datasets.decoding import Decoding, crop_border, decode, read_pixels
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.standins.drawing import encoded, picture, write_picture
+from mergestream.data.datasets.standins.drawing import encoded, picture
 from mergestream.data.streams import create_stream
 from mergestream.training import split
+from pictures import write_picture
 from test_streams import PACS
 
 REAL = Path(__file__).parent.parent.parent / "shared" / "data"

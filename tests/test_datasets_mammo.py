@@ -14,7 +14,7 @@ from mergestream.data.datasets.decoding import read_pixels
 from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.mammo import FINDINGS, crop_of, files_by_subject, read_lesions
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.standins.drawing import encoded, write_picture
+from mergestream.data.datasets.standins.drawing import encoded
 from mergestream.data.datasets.standins.fake_mammo import (
     CROP,
     FULL,
@@ -28,6 +28,7 @@ from mergestream.data.datasets.standins.fake_mammo import (
 )
 from mergestream.data.datasets.standins.fake_organs import FakeImage, write_medimeta
 from mergestream.runtime.errors import DataError
+from pictures import write_picture
 
 
 def write_descriptive(folder: Path) -> None:

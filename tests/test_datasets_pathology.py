@@ -9,9 +9,9 @@ import pytest
 import mergestream as ms
 from mergestream.data.datasets import DATASETS, image_trees, midog
 from mergestream.data.datasets.index import Index
-from mergestream.data.datasets.standins.drawing import picture, write_picture
+from mergestream.data.datasets.standins.drawing import picture, write_histopantum
 from mergestream.data.datasets.standins.fake_tables import IMAGES, write_midog
-from mergestream.data.datasets.standins.fake_trees import write_histopantum
+from pictures import write_picture
 
 REAL = Path(__file__).parents[2] / "shared" / "data" / "midog25-64.zip"
 real = pytest.mark.skipif(not REAL.exists(), reason="no copy of MIDOG 2025 at ../shared/data/midog25-64.zip")

@@ -11,13 +11,14 @@ from PIL import Image
 
 import mergestream as ms
 from mergestream.data.datasets import DATASETS, isic
-from mergestream.data.datasets.data_verification import verify
+from mergestream.data.datasets.dataset_sources import verify
 from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.outside_skin import SkinTable, label_of
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.standins.drawing import picture, write_picture
+from mergestream.data.datasets.standins.drawing import picture
 from mergestream.data.datasets.standins.fake_organs import FakeImage, write_medimeta
 from mergestream.data.datasets.table_files import read_csv
+from pictures import write_picture
 
 COLUMNS = ["", "image", "dark_corner", "hair", "gel_border", "gel_bubble", "ruler", "ink", "patches", "vasc"]
 MELANOMAS = {"dark_corner": 604, "hair": 617, "gel_bubble": 429, "ruler": 163, "clean": 411}

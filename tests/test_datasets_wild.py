@@ -14,9 +14,9 @@ import mergestream as ms
 from mergestream.data.datasets import DATASETS, terra
 from mergestream.data.datasets.index import Index
 from mergestream.data.datasets.roots import Root
-from mergestream.data.datasets.standins.drawing import picture, write_picture
+from mergestream.data.datasets.standins.drawing import picture, write_tree
 from mergestream.data.datasets.standins.fake_tables import write_terra
-from mergestream.data.datasets.standins.fake_trees import write_tree
+from pictures import write_picture
 
 SPLITS = ("cis_test", "cis_val", "train", "trans_test", "trans_val")
 Change = Callable[[dict[str, Any]], None]

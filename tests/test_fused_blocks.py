@@ -16,7 +16,7 @@ SMALL = {"embed_dim": 64, "num_heads": 2, "depth": 2, "img_size": 32, "patch_siz
 PROGRAM = """
 import torch
 from hypothesis import given, settings, strategies as st
-from mergestream.pool import fused_kernels
+from mergestream.pool import fused_blocks
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The interpreter multiplies bfloat16 as the integers that hold its bits.
@@ -28,7 +28,7 @@ dtypes, seeds = st.sampled_from(sorted(DTYPES)), st.integers(0, 2**16)
 def norms(name, rows, width, seed):
     torch.manual_seed(seed)
     x, weight, shift, bias = (torch.randn(*shape).to(DTYPES[name]) for shape in ((rows, width), *[(width,)] * 3))
-    normed, kept = fused_kernels.norm_and_keep(x, weight, shift, 1e-6, bias)
+    normed, kept = fused_blocks.norm_on_device(x, weight, shift, 1e-6, bias)
     expected = torch.nn.functional.layer_norm(x.float(), (width,), weight.float(), shift.float(), 1e-6)
     if width > 1:  # one number alone is its own mean: what is left is rounding
         close = 2e-2 if x.dtype != torch.float32 else 1e-4
@@ -40,7 +40,7 @@ def norms(name, rows, width, seed):
 def attention(name, images, heads, tokens, width, seed):
     torch.manual_seed(seed)
     parts = torch.randn(images * tokens, 3 * heads * width).to(DTYPES[name])
-    found = fused_kernels.short_attention(parts, images, heads)
+    found = fused_blocks.short_attention(parts, images, heads)
     query, key, value = parts.float().view(images, tokens, 3, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
     shares = torch.softmax(query @ key.transpose(-1, -2) / width**0.5, dim=-1)
     expected = (shares @ value).transpose(1, 2).reshape(len(parts), heads * width)

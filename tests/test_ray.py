@@ -9,7 +9,7 @@ import pytest
 
 import mergestream as ms
 from benching import NETWORK, bench_arguments, contents, process, write_consortium
-from mergestream.data.datasets.standins.fake_trees import write_table
+from mergestream.data.datasets.standins.drawing import write_table
 from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.parallel import run_jobs
 

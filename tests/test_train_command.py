@@ -19,7 +19,7 @@ import torch
 import mergestream as ms
 from benching import NETWORK, command
 from mergestream.data.datasets import DataRequest
-from mergestream.data.datasets.standins.fake_trees import CLASSES, SITES, write_table
+from mergestream.data.datasets.standins.drawing import CLASSES, SITES, write_table
 from mergestream.networks.architecture import create_network
 from mergestream.pool.expert_card import read_card
 from mergestream.runtime import state_file

@@ -10,7 +10,7 @@ from mergestream.cli.shared_options import AsJson, DataOption
 from mergestream.cli.terminal import echo, print_result, progress
 
 if TYPE_CHECKING:
-    from mergestream.data.datasets.data_verification import DataVerification
+    from mergestream.data.datasets.dataset_sources import DataVerification
 
 data = typer.Typer(help="Data sets: list them, verify a copy, write a tiny stand-in.", no_args_is_help=True)
 
@@ -35,7 +35,7 @@ def verify_data(
 ) -> None:
     """Check that a copy is complete by reading every image. Exit code 1 if something is missing or differs."""
     from mergestream.data.datasets import file_source_of
-    from mergestream.data.datasets.data_verification import verify
+    from mergestream.data.datasets.dataset_sources import verify
     from mergestream.runtime.option_checks import parse_options
 
     options = dict(parse_options(data_option or []))

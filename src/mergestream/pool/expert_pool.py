@@ -1,7 +1,5 @@
 """ExpertPool: the ordered experts of one architecture, what is known about them, and pools derived from them."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
@@ -49,7 +47,7 @@ class ExpertPool(PoolRunner):
         network: nn.Module | None = None,
         device: Device = "cpu",
         dtype: torch.dtype | None = None,
-    ) -> ExpertPool:
+    ) -> "ExpertPool":
         """Read a folder of expert folders, in their recorded order or by name; weights stream straight into the bank.
 
         `network` is needed only for experts whose architecture is their author's own. It must be configured as it was
@@ -57,7 +55,7 @@ class ExpertPool(PoolRunner):
         """
         runs = candidates_folder(Path(folder))
 
-        def read_candidates() -> ExpertPool | None:
+        def read_candidates() -> "ExpertPool | None":
             return cls.load(runs, network=network, device=device, dtype=dtype) if runs.is_dir() else None
 
         return cls(replace(read_parts(Path(folder), network, device, dtype), read_candidates=read_candidates))
@@ -71,7 +69,7 @@ class ExpertPool(PoolRunner):
         classes: Iterable[str] | None = None,
         head: str | Iterable[str] | None = None,
         preprocessing: Preprocessing | None = None,
-    ) -> ExpertPool:
+    ) -> "ExpertPool":
         """Build a pool from live modules of one class, in the mapping's order; their weights are copied."""
         require_some(modules)
         first = next(iter(modules.values()))
@@ -102,7 +100,7 @@ class ExpertPool(PoolRunner):
         classes: Iterable[str] | None = None,
         head: str | Iterable[str] | None = None,
         preprocessing: Preprocessing | None = None,
-    ) -> ExpertPool:
+    ) -> "ExpertPool":
         """Build a pool from state dicts and one network: a module, or a name where `classes` are given."""
         require_some(states)
         if not isinstance(network, str):
@@ -149,7 +147,7 @@ class ExpertPool(PoolRunner):
         return self._parts.read_statistics[expert]()
 
     @cached_property
-    def candidates(self) -> ExpertPool | None:
+    def candidates(self) -> "ExpertPool | None":
         """All runs that the experts were chosen from, each with its domain in its card; None where there are none."""
         runs = self._parts.read_candidates()
         if runs is None:
@@ -197,7 +195,7 @@ class ExpertPool(PoolRunner):
 
     # --- derived pools ------------------------------------------------------------------------------------
 
-    def with_statistics(self, statistics: Mapping[str, Statistics]) -> ExpertPool:
+    def with_statistics(self, statistics: Mapping[str, Statistics]) -> "ExpertPool":
         """The pool with other statistics for some experts; weights are shared."""
         for name, own in statistics.items():
             if not isinstance(own, Statistics):
@@ -206,13 +204,13 @@ class ExpertPool(PoolRunner):
         readers = enumerate(self._parts.read_statistics)
         return self._with(read_statistics=tuple(partial(given.get, k) if k in given else read for k, read in readers))
 
-    def with_candidates(self, runs: ExpertPool) -> ExpertPool:
+    def with_candidates(self, runs: "ExpertPool") -> "ExpertPool":
         """The pool with the runs that its experts were chosen from; each run's card names its domain."""
         if not isinstance(runs, ExpertPool):
             raise InputError(f"Candidates are an ExpertPool of runs, got {type(runs).__name__}.")
         return self._with(read_candidates=lambda: runs)
 
-    def annotate(self, name: str, **details: Any) -> ExpertPool:
+    def annotate(self, name: str, **details: Any) -> "ExpertPool":
         """The pool with other details of one expert: its domain, class_counts, metrics, recipe or temperature."""
         for detail in details:
             if detail not in DETAILS:
@@ -221,7 +219,7 @@ class ExpertPool(PoolRunner):
         cards = [replace(card, **details) if k == expert else card for k, card in enumerate(self.cards)]
         return self._with(cards=tuple(cards))
 
-    def without(self, *names: str) -> ExpertPool:
+    def without(self, *names: str) -> "ExpertPool":
         """The pool less some experts, in the same order; rows are shared where they stay adjacent."""
         dropped = {self.index(name) for name in names}
         rest = [k for k in range(len(self)) if k not in dropped]
@@ -239,7 +237,7 @@ class ExpertPool(PoolRunner):
 
     def to(
         self, device: Device | None = None, dtype: torch.dtype | None = None, *, execution: Execution | None = None
-    ) -> ExpertPool:
+    ) -> "ExpertPool":
         """The pool on another device, in another floating type or with another execution; this one is unchanged."""
         if dtype is not None and not dtype.is_floating_point:
             raise InputError(f"Weights are floating numbers; {dtype} is not a floating type.")
@@ -248,7 +246,7 @@ class ExpertPool(PoolRunner):
             raise PoolError(f"Some weights are too large for {dtype}. Choose torch.bfloat16 or torch.float32.")
         return self._with(execution, bank=bank)
 
-    def _with(self, execution: Execution | None = None, **changes: Any) -> ExpertPool:
+    def _with(self, execution: Execution | None = None, **changes: Any) -> "ExpertPool":
         """A pool that differs in some parts and shares the others."""
         network = replace(self.template, module=copy.deepcopy(self.template.module))
         return ExpertPool(replace(self._parts, network=network, **changes), execution or self.execution)
@@ -259,7 +257,7 @@ def sha256_of_tensor(values: Tensor) -> str:
     return hashlib.sha256(values.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 
-def _runs_outside(read: Callable[[], ExpertPool | None], domains: set[str]) -> ExpertPool | None:
+def _runs_outside(read: Callable[[], ExpertPool | None], domains: set[str]) -> "ExpertPool | None":
     """The candidates less all runs of some domains: an expert that leaves the pool takes its runs along."""
     runs = read()
     if runs is None:

@@ -1,7 +1,5 @@
 """Parts: everything a pool is built from, taken from live modules, state dicts or a folder of expert folders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -42,7 +40,7 @@ class Parts:
     layout: Layout
     read_base: Callable[[], Tensor] | None
     read_statistics: tuple[Callable[[], Statistics | None], ...]
-    read_candidates: Callable[[], ExpertPool | None] = absent
+    read_candidates: "Callable[[], ExpertPool | None]" = absent
 
 
 def parts_of_states(
@@ -127,7 +125,7 @@ def read_parts(root: Path, network: nn.Module | None, device: Device, dtype: tor
     )
 
 
-def write_pool(folder: Path, pool: ExpertPool) -> None:
+def write_pool(folder: Path, pool: "ExpertPool") -> None:
     """Write the experts, their order and the base; the folder is replaced whole or not at all."""
     with atomic_folder(folder, holds_only_a_pool) as scratch:
         base_sha256 = None

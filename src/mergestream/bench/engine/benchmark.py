@@ -12,7 +12,7 @@ from mergestream.bench.engine.plan import BenchPlan, Target, Variant, targets_of
 from mergestream.bench.engine.pool_at_target import close_all, load_pool, method_of, open_target, strangers
 from mergestream.bench.evaluation import evaluate
 from mergestream.bench.records import Run, is_finished, run_hash
-from mergestream.bench.report.bench_files import write_findings
+from mergestream.bench.report.bench_tables import write_findings
 from mergestream.data.datasets import Dataset, open_data
 from mergestream.data.datasets.index import some
 from mergestream.data.streams import in_order

@@ -11,7 +11,7 @@ from mergestream.bench.drift import drift_report
 from mergestream.bench.drift.pool_drift import Drift
 from mergestream.bench.landscape import landscape_record
 from mergestream.bench.report import (
-    bench_files,
+    bench_tables,
     expert_sections,
     method_sections,
     provenance_sections,
@@ -26,7 +26,7 @@ from mergestream.runtime.parallel import Track
 SYNTHETIC = "The data are synthetic: generated images, no patients."
 # Modules whose functions the template calls.
 SECTIONS = (expert_sections, method_sections, provenance_sections, result_sections)
-DESCRIPTIONS = (bench_files, claim_finding, comparison, drift_report, landscape_record)
+DESCRIPTIONS = (bench_tables, claim_finding, comparison, drift_report, landscape_record)
 
 
 def make_report(

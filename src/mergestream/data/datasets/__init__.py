@@ -11,7 +11,7 @@ from mergestream.data.datasets.dataset_sources import DatasetSource, FileSource,
 from mergestream.data.datasets.domain_data import Dataset, DomainData, concatenate
 from mergestream.data.datasets.image_trees import HISTOPANTUM, OFFICE_HOME, PACS, VLCS, case_of, read_tree
 from mergestream.data.datasets.index import DatasetCard
-from mergestream.data.datasets.standins import fake_trees
+from mergestream.data.datasets.standins import drawing
 from mergestream.data.datasets.standins.fake_isic import write_isic
 from mergestream.data.datasets.standins.fake_mammo import write_mammo
 from mergestream.data.datasets.standins.fake_organs import write_organ_mnist, write_organs
@@ -34,21 +34,21 @@ __all__ = [
 ]
 
 DATASETS: dict[str, DatasetSource] = {
-    "pacs": FileSource(PACS, lambda root: read_tree(root, PACS), fake_trees.write_pacs),
-    "vlcs": FileSource(VLCS, lambda root: read_tree(root, VLCS), fake_trees.write_vlcs),
-    "office_home": FileSource(OFFICE_HOME, lambda root: read_tree(root, OFFICE_HOME), fake_trees.write_office_home),
+    "pacs": FileSource(PACS, lambda root: read_tree(root, PACS), drawing.write_pacs),
+    "vlcs": FileSource(VLCS, lambda root: read_tree(root, VLCS), drawing.write_vlcs),
+    "office_home": FileSource(OFFICE_HOME, lambda root: read_tree(root, OFFICE_HOME), drawing.write_office_home),
     "terra": FileSource(terra.CARD, terra.read, write_terra),
     "midog": FileSource(midog.CARD, midog.read, write_midog),
     "organs": FileSource(organs.ORGANS, organs.read_organs, write_organs),
     "organ_mnist": FileSource(organs.ORGAN_MNIST, organs.read_organ_mnist, write_organ_mnist),
     "histopantum": FileSource(
-        HISTOPANTUM, lambda root: read_tree(root, HISTOPANTUM, case_of), fake_trees.write_histopantum
+        HISTOPANTUM, lambda root: read_tree(root, HISTOPANTUM, case_of), drawing.write_histopantum
     ),
     "isic": FileSource(isic.CARD, isic.read, write_isic, default_part="train+val"),
     "messidor": FileSource(messidor.CARD, messidor.read, write_messidor),
     "mammo": FileSource(mammo.CARD, mammo.read, write_mammo),
-    "folder": FileSource(own_data.FOLDER, own_data.read_folder, fake_trees.write_folder),
-    "table": FileSource(own_data.TABLE, own_data.read_table, fake_trees.write_table),
+    "folder": FileSource(own_data.FOLDER, own_data.read_folder, drawing.write_folder),
+    "table": FileSource(own_data.TABLE, own_data.read_table, drawing.write_table),
     "phantom": GeneratedSource(phantom.CARD, phantom.load),
 }
 
