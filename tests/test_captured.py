@@ -18,7 +18,7 @@ from mergestream.methods.capture import MOST_RECORDED, Recorder
 from mergestream.methods.prior_units import ClassPrior, FittedHead, ScaleMatch
 from mergestream.pool.execution import Execution, Recording, patch_product, patches_as_products
 from mergestream.runtime.errors import InputError
-from mergestream.runtime.log_once import log_once
+from mergestream.runtime.messages import log_once
 from test_training_graph import HostTraffic
 
 
@@ -303,7 +303,7 @@ def test_a_recorded_step_touches_nothing_of_the_host(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On tensors that only claim to lie on a GPU, where there is no kernel to launch nor a stream to launch it on."""
-    monkeypatch.setattr(merging.merge_kernel, "can_run", lambda *_: False)
+    monkeypatch.setattr(merging.weighted_sums, "kernel_can_run", lambda *_: False)
     monkeypatch.setattr(Recording, "side_by_side", lambda _, tasks, device: [task() for task in tasks])
     from mergestream.networks import preprocessing
 

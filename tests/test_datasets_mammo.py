@@ -109,7 +109,7 @@ def test_every_layout_tells_the_same(roots: dict[str, Path], layout: str, domain
     assert known(found) == known(index(roots["tcia"], domain=domain))
     assert not found.missing
     assert (
-        found.domains
+        found.card.domains
         == {
             None: FOUR,
             "finding": ("mass", "calc"),
@@ -185,7 +185,7 @@ def test_medimeta_has_a_val_part_and_may_lack_the_view(roots: dict[str, Path], t
         index(roots["tcia"], part="val")
     write_mammo_medimeta(tmp_path, with_view=False)
     found = index(tmp_path)
-    assert found.domains == ("mass", "calc")
+    assert found.card.domains == ("mass", "calc")
     assert found.samples[0].subgroups == {"density": "1", "finding": "mass", "view": "unknown"}
     with pytest.raises(DataError, match="no image in the domain"):
         ms.load_dataset("mammo", root=tmp_path, domain="finding_view")
@@ -245,7 +245,7 @@ def test_what_no_table_names_is_left_out_with_a_reason(tcia: Path) -> None:
     for part in ("train", "test"):
         (tcia / f"calc_case_description_{part}_set.csv").unlink()
     found = index(tcia)
-    assert found.domains == ("mass_cc", "mass_mlo")
+    assert found.card.domains == ("mass_cc", "mass_mlo")
     assert [each.what for each in found.left_out] == ["16 mammograms", "36 other subjects"]
     assert "no case table names them, such as Calc-" in found.left_out[1].why
 

@@ -45,11 +45,11 @@ def row_of(root: Path, image: str) -> str:
 
 def test_midogs_labels_domains_and_slides_are_those_of_the_rows(cells: Path) -> None:
     index = index_of("midog", cells)
-    assert index.classes == ("NMF", "AMF")
+    assert index.card.classes == ("NMF", "AMF")
     assert index.card.counts == midog.CARD.counts  # compare with the published counts
     for sample in index.samples:
         values = row_of(cells, sample.id).split(",")
-        assert (sample.group, sample.domain, index.classes[sample.label]) == (values[1], values[4], values[11])
+        assert (sample.group, sample.domain, index.card.classes[sample.label]) == (values[1], values[4], values[11])
         assert sample.file == f"{IMAGES}/{sample.id}"
         assert sample.subgroups["scanner"] == values[5].replace("Hamammatsu", "Hamamatsu")
         assert [sample.subgroups[kind] for kind in ("tumor", "origin", "species")] == [values[4], *values[6:8]]
@@ -80,7 +80,7 @@ def test_midogs_published_flaws_are_told(cells: Path) -> None:
 )
 def test_midogs_domain_may_be_something_else(cells: Path, kind: str, domains: tuple[str, ...]) -> None:
     index = index_of("midog", cells, domain=kind)
-    assert index.domains == domains
+    assert index.card.domains == domains
     assert index.card.counts == {}  # counts are published by tumour
     assert all(sample.domain == sample.subgroups[kind] for sample in index.samples)
     by_tumour = index_of("midog", cells)
@@ -188,7 +188,7 @@ def test_the_real_midog_has_the_published_counts() -> None:
         "human neuroendocrine tumor": 85,
     }
     # 10,189 normal cells less the two of 8925.png.
-    assert Counter(index.classes[sample.label] for sample in index.samples) == {"NMF": 10_187, "AMF": 1_748}
+    assert Counter(index.card.classes[sample.label] for sample in index.samples) == {"NMF": 10_187, "AMF": 1_748}
     assert len({sample.group for sample in index.samples}) == 475
 
 
@@ -201,7 +201,7 @@ def test_the_real_midogs_scanners_are_four() -> None:
         "Hamamatsu S360": 580,  # 582 less the two of 8925.png
         "Hamamatsu XR": 1789 + 451,
     }
-    assert {s.subgroups["scanner"] for s in index.samples} == set(index.domains)
+    assert {s.subgroups["scanner"] for s in index.samples} == set(index.card.domains)
 
 
 @real
@@ -215,7 +215,7 @@ def test_the_real_midog_decodes() -> None:
 
 def test_histopantums_spellings_of_classes_are_one(tiles: Path) -> None:
     index = index_of("histopantum", tiles)
-    assert index.counts() == {domain: {"non_tumor": 4, "tumor": 4} for domain in index.domains}
+    assert index.counts() == {domain: {"non_tumor": 4, "tumor": 4} for domain in index.card.domains}
     for sample in index.samples:
         assert sample.label == (not Path(sample.file).parent.name.startswith("non"))
     assert len({Path(sample.file).parent.name for sample in index.samples}) == 7

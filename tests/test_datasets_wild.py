@@ -75,7 +75,7 @@ def test_annotated_images_are_those_domainbed_selects(lila: Path) -> None:
                 if str(image["location"]) in ("38", "46", "100", "43"):
                     wanted.setdefault(image["id"], set()).add((f"location_{image['location']}", name))
     index = index_of(lila)
-    found = {s.id: {(s.domain, index.classes[s.label])} for s in index.samples}
+    found = {s.id: {(s.domain, index.card.classes[s.label])} for s in index.samples}
     assert found == {id_: pairs for id_, pairs in wanted.items() if len(pairs) == 1}
     assert len(wanted) - len(found) == 1  # a raccoon and an opossum
     assert [(each.what.count(".jpg"), each.why) for each in index.left_out] == [
@@ -84,7 +84,7 @@ def test_annotated_images_are_those_domainbed_selects(lila: Path) -> None:
         (0, "taken at other locations than the four"),
     ]
     assert [each.what for each in index.left_out[1:]] == ["1 images", "1 images"]
-    assert index.counts()["location_46"] == {**dict.fromkeys(index.classes, 3), "dog": 4}
+    assert index.counts()["location_46"] == {**dict.fromkeys(index.card.classes, 3), "dog": 4}
     assert index.images_found == len(found) + 1
     assert index.missing == ()
 
@@ -233,10 +233,10 @@ def test_annotations_that_are_a_list_are_refused(lila: Path) -> None:
 
 def test_domainbeds_folders_are_read_as_they_are(tree: Path) -> None:
     index = index_of(tree)
-    assert index.domains == ("location_100", "location_38", "location_43", "location_46")
-    assert index.counts() == {domain: dict.fromkeys(index.classes, 2) for domain in index.domains}
+    assert index.card.domains == ("location_100", "location_38", "location_43", "location_46")
+    assert index.counts() == {domain: dict.fromkeys(index.card.classes, 2) for domain in index.card.domains}
     for sample in index.samples:
-        assert index.classes[sample.label] == Path(sample.file).parent.name
+        assert index.card.classes[sample.label] == Path(sample.file).parent.name
     data = ms.load_dataset("terra", root=tree, size=16)["location_43"]
     assert data.groups is None
     assert data.acquired is None
@@ -245,7 +245,7 @@ def test_domainbeds_folders_are_read_as_they_are(tree: Path) -> None:
 def test_a_class_that_a_location_never_shows_shifts_no_label(tree: Path) -> None:
     shutil.rmtree(tree / "location_43" / "bird")
     index = index_of(tree)
-    assert index.counts()["location_43"] == {**dict.fromkeys(index.classes, 2), "bird": 0}
+    assert index.counts()["location_43"] == {**dict.fromkeys(index.card.classes, 2), "bird": 0}
     data = ms.load_dataset("terra", root=tree, size=16)["location_43"]  # the real set may lack classes
     assert set(data.labels.tolist()) == set(range(1, 10))
 

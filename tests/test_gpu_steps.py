@@ -12,7 +12,7 @@ from torch import Tensor
 import mergestream as ms
 from conftest import make_images, make_pool, trained_with_weights
 from mergestream.data.datasets import DataRequest
-from mergestream.functional.merging import merge_kernel
+from mergestream.functional.merging import weighted_sums
 from mergestream.pool.execution import Execution
 from mergestream.pool.fused_blocks import fused_blocks, fused_forward
 from mergestream.runtime.errors import InputError
@@ -166,8 +166,8 @@ def test_the_fused_merge_is_the_sum(dtype: torch.dtype, count: int) -> None:
     bank = torch.randn(count, 1_000_064, device="cuda", generator=generator).to(dtype)
     rows, shares = bank[:, :1_000_001], torch.softmax(torch.randn(count, device="cuda", generator=generator), dim=0)
     out = torch.full((1_000_001,), torch.nan, device="cuda", dtype=dtype)
-    assert merge_kernel.can_run(rows, out)
-    merge_kernel.weighted_sum(rows, shares, out)
+    assert weighted_sums.kernel_can_run(rows, out)
+    weighted_sums.kernel_sum(rows, shares, out)
     expected = (rows.double() * shares.double()[:, None]).sum(dim=0)
     torch.testing.assert_close(
         out.double(),

@@ -37,7 +37,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *ar
 
 
 def test_characters_that_act_are_shown_as_escapes() -> None:
-    from mergestream.runtime.printable import printable
+    from mergestream.runtime.messages import printable
 
     assert printable(HOSTILE) == SHOWN
     assert printable("Émile\u00a0Müller, 東京 ✓ 'a\\b'") == "Émile\u00a0Müller, 東京 ✓ 'a\\b'"
@@ -106,7 +106,7 @@ def test_wrong_usage_is_quoted_as_text(
 
 
 def test_tables_progress_and_log_lines_are_text() -> None:
-    from mergestream.runtime.printable import PrintableFormatter
+    from mergestream.runtime.messages import PrintableFormatter
 
     console = Console(record=True, width=300, force_terminal=False)
     table = ResultTable(SCREEN, ("method", SCREEN), [[SCREEN, SCREEN]], note=SCREEN)

@@ -19,7 +19,7 @@ from mergestream.cli.serve import serve, serve_token
 from mergestream.cli.terminal import echo
 from mergestream.cli.train import train
 from mergestream.runtime.errors import MergestreamError
-from mergestream.runtime.printable import PrintableFormatter
+from mergestream.runtime.messages import PrintableFormatter
 
 INTERRUPTED = 130
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from mergestream.runtime.printable import printable
+from mergestream.runtime.messages import printable
 
 if TYPE_CHECKING:
     from mergestream.bench.report.result_table import ResultTable

@@ -22,7 +22,7 @@ from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import Batch, ExpertLogits
 from mergestream.runtime.errors import InputError, MergestreamError
-from mergestream.runtime.log_once import log_once
+from mergestream.runtime.messages import log_once
 from mergestream.runtime.option_checks import whole_number
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import Batch
 from mergestream.runtime.errors import NetworkError
-from mergestream.runtime.log_once import log_once
+from mergestream.runtime.messages import log_once
 from mergestream.runtime.option_checks import number, yes_or_no
 
 _log = logging.getLogger(__name__)

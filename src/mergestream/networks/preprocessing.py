@@ -90,8 +90,7 @@ def network_input(images: Tensor, preprocessing: Preprocessing | None, device: t
             "Give preprocessing=mergestream.Preprocessing(size=…) to the pool, or pass preprocessed floats."
         )
     pixels = resizer(preprocessing.size, preprocessing.interpolation)(images.to(device)).to(torch.float32) / 255
-    mean, std = _columns(preprocessing.mean, preprocessing.std, pixels.device, pixels.dtype)
-    return pixels.sub(mean).div_(std)
+    return preprocessing.normalised(pixels)
 
 
 @lru_cache(maxsize=64)

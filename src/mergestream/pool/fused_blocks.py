@@ -41,7 +41,8 @@ def is_plain(block: Block) -> bool:
     """Two norms, attention and a GELU network between two biased products; no scales, gates or norms inside."""
     attention, network = block.attn, block.mlp
     norms = (block.norm1, block.norm2)
-    inside = (block.ls1, block.ls2, getattr(network, "norm", None), *_inside(attention))
+    inside = [getattr(attention, name, None) for name in ("q_norm", "k_norm", "norm")]
+    inside += [block.ls1, block.ls2, getattr(network, "norm", None)]
     return (
         type(attention) is Attention
         and type(network) is Mlp
@@ -50,16 +51,10 @@ def is_plain(block: Block) -> bool:
         and type(network.act) is nn.GELU
         and getattr(attention, "gate", None) is None
         and attention.fused_attn
-        and all(isinstance(product, nn.Linear) and product.bias is not None for product in _products(block))
+        and all(
+            isinstance(each, nn.Linear) and each.bias is not None for each in (attention.proj, network.fc1, network.fc2)
+        )
     )
-
-
-def _inside(attention: nn.Module) -> tuple[Any, ...]:
-    return tuple(getattr(attention, name, None) for name in ("q_norm", "k_norm", "norm"))
-
-
-def _products(block: Block) -> tuple[Any, ...]:
-    return (block.attn.proj, block.mlp.fc1, block.mlp.fc2)
 
 
 def fused_forward(block: Block, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:

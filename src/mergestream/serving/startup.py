@@ -9,8 +9,8 @@ from functools import partial
 from mergestream.data.intake.limits import MEBIBYTE
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import make_folder
+from mergestream.runtime.messages import PrintableFormatter
 from mergestream.runtime.option_checks import parse_options
-from mergestream.runtime.printable import PrintableFormatter
 from mergestream.serving.answer_queue import QueueSettings
 from mergestream.serving.audit.keys import read_private_key
 from mergestream.serving.http.gate import is_loopback

@@ -17,7 +17,7 @@ from mergestream.networks.architecture import Network, logits_of
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.execution import warm_up
 from mergestream.runtime.errors import InputError
-from mergestream.runtime.log_once import log_once
+from mergestream.runtime.messages import log_once
 from mergestream.training import augmentation
 from mergestream.training.heads import add_dropout
 from mergestream.training.recipe import Recipe

@@ -1,13 +1,13 @@
 """The benchmark: decode images, score the experts, run what is not done, compare, write tables."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mergestream.bench.analysis.bench_findings import BenchFindings, few_batches, unpredicted_classes
-from mergestream.bench.analysis.comparison import Duel, duel, grouped_rows
+from mergestream.bench.analysis.comparison import duel, grouped_rows
 from mergestream.bench.engine.plan import BenchPlan, Target, Variant, targets_of
 from mergestream.bench.engine.pool_at_target import close_all, load_pool, method_of, open_target, strangers
 from mergestream.bench.evaluation import evaluate
@@ -114,12 +114,13 @@ def run_bench(
     runs = [Run.load(folder) for folder in done.folders]
     merged = [run for run in runs if not run.is_single]
     ours, warnings = _reference(done)
+    rivals = [label for label in dict.fromkeys(run.label for run in merged) if label != ours]
     dataset = done.dataset
     overlap = [f"'{dataset.name}': {dataset.overlap}"] if dataset.overlap else []
     warnings = [*done.warnings, *warnings, *overlap, *few_batches(runs), *unpredicted_classes(runs)]
     findings = BenchFindings.of(
         runs,
-        duels=duels_with(ours, merged),
+        duels=[each for theirs in rivals for each in duel(merged, ours, theirs)],
         plan=plan.to_json(),
         command=command,
         left_out=done.left_out,
@@ -161,12 +162,6 @@ def run_plan(plan: BenchPlan, out: Path, track: Track, *, jobs: int = 1, engine:
         labels |= {variant: label for variant, (label, _) in planned.items()}
         left_out = impossible | left_out
     return FinishedPlan(plan, dataset, network, by_pool, labels, list(left_out.items()), warnings)
-
-
-def duels_with(ours: str, runs: Sequence[Run]) -> list[Duel]:
-    """The reference against every other method."""
-    labels = dict.fromkeys(run.label for run in runs)
-    return [each for theirs in labels if theirs != ours for each in duel(runs, ours, theirs)]
 
 
 def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[Target, ...], str, list[str]]:

@@ -9,7 +9,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from mergestream.runtime.printable import printable
+from mergestream.runtime.messages import printable
 
 T = TypeVar("T")
 

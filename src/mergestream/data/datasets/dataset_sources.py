@@ -92,12 +92,12 @@ class FileSource:
             good = [position for position in range(len(samples)) if position not in unreadable]
             images = images[good] if unreadable else images
             fields = _sample_fields([samples[position] for position in good])
-            return DomainData(self.card.name, domain, index.classes, images, **fields)
+            return DomainData(self.card.name, domain, index.card.classes, images, **fields)
 
         return Dataset(
             self.card.name,
-            index.classes,
-            index.domains,
+            index.card.classes,
+            index.card.domains,
             self.card.views,
             False,
             read_domain,

@@ -20,7 +20,7 @@ class DatasetCard:
     layout: str  # what a root holds, in words
     licence: str
     source: str  # where to get it
-    domains: tuple[str, ...] = ()
+    domains: tuple[str, ...] = ()  # those that experts are trained on
     classes: tuple[str, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)  # published images per domain
     total: int | None = None  # published images in total, if the counts per domain are not known
@@ -90,20 +90,11 @@ class Index:
     crop_border: bool = False  # cut the black frame of a fundus photograph before resizing
     missing_parts: Mapping[str, str] = field(default_factory=dict)  # the split of a missing file, where known
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self.card.classes
-
-    @property
-    def domains(self) -> tuple[str, ...]:
-        """Those that experts are trained on."""
-        return self.card.domains
-
     def __post_init__(self) -> None:
         for name in ("samples", "left_out", "missing"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        if not self.classes or len(set(self.classes)) != len(self.classes):
-            raise DataError(f"'{self.card.name}' needs distinct classes, got {list(self.classes)}.")
+        if not self.card.classes or len(set(self.card.classes)) != len(self.card.classes):
+            raise DataError(f"'{self.card.name}' needs distinct classes, got {list(self.card.classes)}.")
         twice = [id_ for id_, count in Counter(sample.id for sample in self.samples).items() if count > 1]
         if twice:
             raise DataError(f"Two images of '{self.card.name}' have one id: {some(twice)}. Keep one of each.")
@@ -123,9 +114,9 @@ class Index:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Images by domain and class."""
-        table = {domain: dict.fromkeys(self.classes, 0) for domain in (*self.domains, *self.card.outside)}
+        table = {domain: dict.fromkeys(self.card.classes, 0) for domain in (*self.card.domains, *self.card.outside)}
         for sample in self.samples:
-            table[sample.domain][self.classes[sample.label]] += 1
+            table[sample.domain][self.card.classes[sample.label]] += 1
         return table
 
     def only(self, part: str, *, explicit: bool = True) -> "Index":
@@ -153,7 +144,7 @@ class Index:
     def _card(self, parts: Sequence[str]) -> DatasetCard:
         """The card with the published counts of these parts together."""
         each = [self.card.part_counts.get(part, {}) for part in parts]
-        inside = {d: sum(counts[d] for counts in each) for d in self.domains if all(each)}
+        inside = {d: sum(counts[d] for counts in each) for d in self.card.domains if all(each)}
         outside = {d: self.card.counts[d] for d in self.card.outside if d in self.card.counts}
         return replace(self.card, counts=inside | outside)
 
@@ -165,7 +156,7 @@ class Index:
             raise DataError(f"'{self.card.name}' has no image in the domain {some(empty) or '(there is none)'}.")
         if allow_missing_classes or self.card.may_lack_classes:
             return
-        for domain in self.domains:
+        for domain in self.card.domains:
             lacking = [name for name, count in counts[domain].items() if not count]
             if lacking:
                 raise DataError(

@@ -3,7 +3,6 @@
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from mergestream.data.datasets.index import CARDS, Index, LeftOut, Sample
@@ -86,5 +85,5 @@ def _annotations(root: Root) -> dict[str, str]:
 
 def _base_of(path: str) -> str:
     """The Base whose folder holds an image, '' for none."""
-    folders: Iterable[str] = reversed(PurePosixPath(path).parent.parts)
+    folders = PurePosixPath(path).parent.parts[::-1]
     return next((folder.capitalize() for folder in folders if BASE.fullmatch(folder)), "")

@@ -20,7 +20,7 @@ from mergestream.data.intake import decoder_process
 from mergestream.data.intake.decoder_process import read_message, write_message
 from mergestream.data.intake.limits import Allowance, IntakeError, Limits, damaged_file
 from mergestream.runtime.errors import WorkerError
-from mergestream.runtime.log_once import log_once
+from mergestream.runtime.messages import log_once
 
 PROGRAM = Path(decoder_process.__file__)
 # Python, NumPy and the decoders themselves; most of it is mapped and never touched.

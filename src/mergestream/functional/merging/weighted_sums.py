@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import compress
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from mergestream.functional.merging import merge_kernel
 
 Span = tuple[int, int]  # start and stop in the flat vector
 
@@ -78,8 +78,8 @@ def weighted_sum(rows: Tensor | Sequence[Tensor], coefficients: Tensor | Sequenc
     """
     if out.device.type != "cpu":
         shares = torch.as_tensor(coefficients, device=out.device)
-        if isinstance(rows, Tensor) and merge_kernel.can_run(rows, out):
-            return merge_kernel.weighted_sum(rows, shares, out)
+        if isinstance(rows, Tensor) and kernel_can_run(rows, out):
+            return kernel_sum(rows, shares, out)
         return _sum_on_device(rows, shares, out)
     numbers = coefficients.tolist() if isinstance(coefficients, Tensor) else coefficients
     active = list(compress(zip(rows, numbers, strict=True), numbers))
@@ -124,6 +124,55 @@ def _sum_on_device(rows: Tensor | Sequence[Tensor], coefficients: Tensor, out: T
     for row, c in zip(rows, coefficients.to(accumulator), strict=True):
         total += torch.where(c == 0, absent, row.to(accumulator) * c)
     return out.copy_(total)
+
+
+BLOCK, WARPS = 4096, 8  # of the kernel
+
+
+def kernel_sum(rows: Tensor, coefficients: Tensor, out: Tensor) -> Tensor:
+    """`weighted_sum` as one GPU kernel: every row is read once, only the result is written.
+
+    Sums in fp32; rows [K,P] may be strided; a row with c_k = 0 is skipped.
+    """
+    programs = (-(-out.numel() // BLOCK),)
+    _kernel()[programs](
+        rows, coefficients, out, out.numel(), rows.stride(0), len(rows), BLOCK=BLOCK, num_warps=WARPS
+    )  # fmt: skip
+    return out
+
+
+def kernel_can_run(rows: Tensor, out: Tensor) -> bool:
+    """Whether the kernel can run: rows with stride 1 in fp32 or a half type, and Triton is installed."""
+    return (
+        rows.stride(1) == 1
+        and out.is_contiguous()
+        and rows.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and _kernel() is not None
+    )
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> Any:
+    """Compile at first use; None without Triton, which comes with torch's CUDA builds only."""
+    try:
+        import triton
+        import triton.language as tl
+    except ImportError:
+        return None
+
+    @triton.jit
+    def kernel(rows, coefficients, out, size, stride, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
+        places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = places < size
+        # Adding to -0.0 changes no float, so that e_k gives row k bit for bit.
+        total = tl.full((BLOCK,), -0.0, tl.float32)
+        for k in range(count):
+            share = tl.load(coefficients + k).to(tl.float32)
+            row = tl.load(rows + k * stride.to(tl.int64) + places, mask=inside, other=0.0).to(tl.float32)
+            total = tl.where(share == 0, total, total + share * row)
+        tl.store(out + places, total.to(out.dtype.element_ty), mask=inside)
+
+    return kernel
 
 
 FISHER_CHUNK = 1 << 17

@@ -1,7 +1,8 @@
-"""Text for a terminal: what comes from a log, a card or a file name can show nothing but itself."""
+"""Messages for a terminal or a log: what comes from a log, a card or a file name can show nothing but itself."""
 
 import logging
 import unicodedata
+from functools import cache
 
 
 def printable(text: str) -> str:
@@ -23,3 +24,9 @@ class PrintableFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n    ".join(map(printable, super().format(record).split("\n")))
+
+
+@cache
+def log_once(log: logging.Logger, level: int, message: str) -> None:
+    """Log a message that is worth one line per process, not one per step."""
+    log.log(level, message)
