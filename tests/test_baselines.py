@@ -313,7 +313,7 @@ def test_exact_information_is_the_same_vectorised_and_one_by_one() -> None:
     batch = pool.prepare(make_images(5))
     views = pool.layout.views(pool.bank[0])
     weights = {entry.name: views[entry.name].clone().requires_grad_() for entry in pool.layout.parameters}
-    module = pool.expert(0)
+    module = pool.experts[0]
     answer = lambda own, batch, **_: pool.layout.call(module, own, batch)  # noqa: E731
     slow = _one_by_one(answer, batch, weights)
     fast = FISHERS["exact"](answer, batch, weights)

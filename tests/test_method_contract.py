@@ -285,8 +285,8 @@ def test_the_counted_forwards_are_those_that_the_networks_ran(network: str, name
         module.register_forward_pre_hook(count)
 
     watch(pool._working, "merged")
-    for expert in range(len(pool)):
-        watch(pool.expert(expert), "expert")
+    for expert in pool.experts:
+        watch(expert, "expert")
     method = ms.create_method(name, pool, **options)
     for batch in STREAM:
         before = dict(ran)

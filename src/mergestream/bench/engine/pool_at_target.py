@@ -44,7 +44,7 @@ def sources_for(
     """
     if allow_seen:
         return pool
-    own = [card.name for card in pool.cards if plain_name(_domain(card)) in _plain(targets)] if leave_out else []
+    own = trained_at(pool, targets) if leave_out else []
     if len(own) == len(pool):
         raise PoolError(f"Without the experts of {'+'.join(targets)} nothing is left of the pool {list(pool.names)}.")
     rest = pool.without(*own) if own else pool
@@ -60,6 +60,11 @@ def sources_for(
                     f"say nothing about an unseen site. Take it out of the pool, or allow it with --allow-seen."
                 )
     return rest
+
+
+def trained_at(pool: ExpertPool, targets: Collection[str]) -> list[str]:
+    """Experts whose domain is one of these, however it is spelt."""
+    return [card.name for card in pool.cards if plain_name(_domain(card)) in _plain(targets)]
 
 
 def strangers(pool: ExpertPool, domains: Collection[str]) -> list[str]:

@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.bench.engine.plan import DEVICES, Variant, parse_variants
-from mergestream.bench.engine.pool_at_target import load_pool, method_of, some_images, sources_for
+from mergestream.bench.engine.pool_at_target import load_pool, method_of, some_images, sources_for, trained_at
 from mergestream.bench.landscape.landscape_figures import landscape_figure
 from mergestream.bench.landscape.landscape_measurement import StreamedMethod, measure_landscape
 from mergestream.bench.landscape.landscape_record import Landscape
 from mergestream.bench.report.figures import write_figure
 from mergestream.data.datasets import DataRequest, Dataset, DomainData, open_data
-from mergestream.data.datasets.image_trees import plain_name
 from mergestream.data.streams import Stream, create_stream, parse_stream
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
@@ -98,12 +97,8 @@ def _sources(pool: ExpertPool, request: LandscapeRequest, target: DomainData) ->
     """The pool without the target's own expert, unless it is named: a path that uses it would mean nothing."""
     for name in request.experts:
         pool.index(name)  # an unknown one is refused
-    named = any(name in request.experts for name in _trained_at(pool, target))
+    named = any(name in request.experts for name in trained_at(pool, (target.name,)))
     return sources_for(pool, Path(request.pool), (target.name,), (target,), leave_out=True, allow_seen=named)
-
-
-def _trained_at(pool: ExpertPool, target: DomainData) -> list[str]:
-    return [card.name for card in pool.cards if plain_name(card.domain or card.name) == plain_name(target.name)]
 
 
 def _streamed(
@@ -129,6 +124,6 @@ def _provenance(
         "pool": pool.fingerprint(),
         "data": {"dataset": shown.dataset, "domain": shown.name, "fingerprint": shown.fingerprint()},
         "path": streamed,
-        "trained_on_target": _trained_at(pool, shown),
+        "trained_on_target": trained_at(pool, (shown.name,)),
         "environment": library_versions(),
     }

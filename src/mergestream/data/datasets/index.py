@@ -37,10 +37,6 @@ class DatasetCard:
     errata: Mapping[str, int | str] = field(default_factory=dict)  # corrections of labels, and copies of images
     notes: str = ""
 
-    @property
-    def images(self) -> int:
-        return sum(self.counts.values()) or self.total or 0
-
     def to_json(self) -> dict[str, Any]:
         shown = vars(self).keys() - {"part_counts", "parts_from", "spellings", "errata"}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if k in shown}
