@@ -113,10 +113,6 @@ class BenchPlan:
         if self.data.images is not None:
             whole_number("images", self.data.images, low=1)
 
-    def seeds_of(self, pool: str) -> tuple[int, ...]:
-        """Seeds of the streams that a pool answers."""
-        return (self.seeds[self.pools.index(pool)],) if self.paired_seeds else self.seeds
-
     def to_json(self) -> dict[str, Any]:
         described = asdict(self)
         described["variants"] = [str(variant) for variant in self.variants]

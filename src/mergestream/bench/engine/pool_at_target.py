@@ -102,11 +102,12 @@ class PoolAtTarget:
         parts = [some_images(data, plan.data.images) for data in every]
         self._domains: list[str] | None
         self.data, self._domains = concatenate(parts) if len(parts) > 1 else (parts[0], None)
+        seeds = (plan.seeds[plan.pools.index(pool)],) if plan.paired_seeds else plan.seeds
         streams = [
             (seed, size, self._stream(spec, seed, size))
             for spec in target.streams
             for size in plan.batch_sizes
-            for seed in plan.seeds_of(pool)
+            for seed in seeds
         ]
         # 'note' and 'note:0.1' are one stream.
         self._streams = list({(seed, stream.name): (seed, size, stream) for seed, size, stream in streams}.values())
