@@ -12,13 +12,7 @@ from mergestream.data.datasets import DataRequest, Dataset
 from mergestream.data.streams import parse_stream
 from mergestream.methods import METHODS
 from mergestream.runtime.errors import InputError, unknown_name
-from mergestream.runtime.option_checks import (
-    one_of,
-    parse_choices,
-    parse_options,
-    split_outside_brackets,
-    whole_number,
-)
+from mergestream.runtime.option_checks import one_of, parse_choices, parse_options, split_outside_brackets, whole_number
 
 PROTOCOLS = ("lodo", "ood")
 DEVICES = ("auto", "cpu", "cuda")
