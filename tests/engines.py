@@ -11,15 +11,14 @@ import torch
 
 import mergestream as ms
 from conftest import make_pool
-from mergestream.data.intake.pictures import Picture, picture_of
+from mergestream.data.intake.pictures import Picture, sha256_of_pixels
 from mergestream.serving.audit.chain import recent_lines, saved_links
 from mergestream.serving.audit.log_writer import AuditLog
 from mergestream.serving.engine.engine import Engine
-from mergestream.serving.engine.service_step import EngineSettings
 from mergestream.serving.guards.findings import GuardSettings
 
 # Pictures here are noise and experts nobody's: the guard rails would be right to step in.
-PLAIN = EngineSettings(guards=GuardSettings(fallback="none", abstain_on=()))
+PLAIN = GuardSettings(fallback="none", abstain_on=())
 
 
 def small_pool() -> ms.ExpertPool:
@@ -28,7 +27,7 @@ def small_pool() -> ms.ExpertPool:
 
 def picture(seed: int, size: int = 16) -> Picture:
     pixels = np.random.default_rng(seed).integers(0, 256, (3, size, size), dtype=np.uint8)
-    return picture_of(pixels, hashlib.sha256(pixels.tobytes()).hexdigest())
+    return Picture(pixels, hashlib.sha256(pixels.tobytes()).hexdigest(), sha256_of_pixels(pixels))
 
 
 def batch(number: int, count: int = 4) -> list[Picture]:
@@ -47,7 +46,7 @@ class Service:
         self.log = folder / "audit.jsonl"
         self.audit = AuditLog(self.log)
         try:
-            more = {"settings": PLAIN, "recent": recent_lines(self.log, None, saved_links(folder / "state")), **more}
+            more = {"guards": PLAIN, "recent": recent_lines(self.log, None, saved_links(folder / "state")), **more}
             self.engine = Engine(pool, method, options, audit=self.audit, state_folder=folder / "state", **more)
         except BaseException:
             self.audit.close()

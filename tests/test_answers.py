@@ -31,13 +31,12 @@ from mergestream.serving.audit.replay import compare
 from mergestream.serving.engine import engine as engine_module
 from mergestream.serving.engine.engine import Engine
 from mergestream.serving.engine.recomputation import recompute_step
-from mergestream.serving.engine.service_step import EngineSettings
 from mergestream.serving.guards.findings import GuardSettings
 from mergestream.serving.http.application import create_app
 from mergestream.serving.http.request_limits import ServiceLimits
 from mergestream.serving.service import Service
 
-ALWAYS_THE_METHOD = EngineSettings(guards=GuardSettings(fallback="none"))
+ALWAYS_THE_METHOD = GuardSettings(fallback="none")
 PER_IMAGE = ("predictions", "probabilities", "encoder_coefficients", "entropies", "model_hash")
 
 
@@ -89,13 +88,13 @@ def run(
     folder: Path,
     pool: ms.ExpertPool,
     talk: Callable[[Running], Awaitable[None]],
-    settings: EngineSettings | None = ALWAYS_THE_METHOD,
+    guards: GuardSettings | None = ALWAYS_THE_METHOD,
     limits: ServiceLimits | None = None,
     **options: Any,
 ) -> None:
     async def talked() -> None:
         with AuditLog(folder / "audit.jsonl") as log:
-            engine = Engine(pool, "entropy_adaptive", options, audit=log, state_folder=folder / "s", settings=settings)
+            engine = Engine(pool, "entropy_adaptive", options, audit=log, state_folder=folder / "s", guards=guards)
             service = Service(lambda _: SimpleNamespace(engine=engine, log=log), limits)
             transport = httpx.ASGITransport(app=create_app(service))
             async with httpx.AsyncClient(transport=transport, base_url="http://inside") as client:
@@ -270,7 +269,7 @@ def test_experts_that_recognise_nothing_leave_the_batch_undecided(pool: ms.Exper
         assert answer["predictions"] == [None, None]
         assert answer["abstained_because"] == [["near_uniform_entropies"]] * 2
 
-    run(tmp_path, pool, talk, EngineSettings(guards=GuardSettings(near_uniform=0.0)))
+    run(tmp_path, pool, talk, GuardSettings(near_uniform=0.0))
 
 
 def test_abstentions_are_replayed_and_lines_of_earlier_versions_too(pool: ms.ExpertPool, tmp_path: Path) -> None:
@@ -283,7 +282,7 @@ def test_abstentions_are_replayed_and_lines_of_earlier_versions_too(pool: ms.Exp
             await running.service.answer_batch("a", pictures)
             body.update(running.steps("a")[0])
 
-        run(tmp_path / folder, pool, talk, EngineSettings(guards=GuardSettings(**guards)))
+        run(tmp_path / folder, pool, talk, GuardSettings(**guards))
         return body
 
     def differences(body: dict[str, Any]) -> list[str]:
@@ -309,11 +308,11 @@ def test_abstentions_are_replayed_and_lines_of_earlier_versions_too(pool: ms.Exp
     ],
 )
 def test_the_findings_that_make_it_abstain_are_chosen_on_the_command_line(text: str, codes: tuple[str, ...]) -> None:
-    from mergestream.serving.open_engine import engine_settings
+    from mergestream.serving.open_engine import guard_settings
 
-    assert engine_settings(startup.ServeOptions(Path("pool"), abstain_on=text)).guards.abstain_on == codes
+    assert guard_settings(startup.ServeOptions(Path("pool"), abstain_on=text)).abstain_on == codes
     with pytest.raises(ms.MergestreamError, match="abstain_on"):
-        engine_settings(startup.ServeOptions(Path("pool"), abstain_on="noise"))
+        guard_settings(startup.ServeOptions(Path("pool"), abstain_on="noise"))
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
@@ -387,7 +386,7 @@ def test_a_text_in_a_cards_risk_table_is_no_fault_of_the_service(pool: ms.Expert
         expert = answer["abstention"]["source_validation"]["lyon"]
         assert expert == {"error": 0.25, "coverage": None, "risk": None}
 
-    run(tmp_path, told, talk, EngineSettings(guards=GuardSettings(fallback="none", abstain_below=0.1)))
+    run(tmp_path, told, talk, GuardSettings(fallback="none", abstain_below=0.1))
 
 
 def test_a_pool_of_one_class_is_refused_and_no_image_is_blamed(tmp_path: Path) -> None:

@@ -17,13 +17,12 @@ import mergestream as ms
 from conftest import CLASSES, PREPROCESSING, HandWritten, make_experts
 from engines import Service, batch, small_pool, tensor_of
 from mergestream.data.datasets import phantom
-from mergestream.data.intake.pictures import picture_of
+from mergestream.data.intake.pictures import Picture, sha256_of_pixels
 from mergestream.functional.scores import entropy
 from mergestream.pool.expert_card import require_schema
 from mergestream.runtime.errors import CheckpointError, UnknownNameError
 from mergestream.serving.engine.answers import source_risk
 from mergestream.serving.engine.lineup import Lineup
-from mergestream.serving.engine.service_step import EngineSettings
 from mergestream.serving.engine.stream_state import StreamState
 from mergestream.serving.guards.batch_guards import Seen, look_at_batch, neighbour_correlation
 from mergestream.serving.guards.findings import BATCH_CODES, GuardSettings
@@ -305,9 +304,8 @@ def test_the_safe_choice_answers_and_says_so(choice: str, pool: ms.ExpertPool, t
         "expert:brest": ms.create_method("single_expert", pool, expert="brest"),
     }[choice]
     guards = GuardSettings(fallback=choice, fallback_on=("blank_pictures",), structure=-1, abstain_on=())
-    settings = EngineSettings(guards=guards)
     black = [replace_pixels(each, 0) for each in batch(1)]
-    with Service(tmp_path, pool, options={"momentum": 0.7}, settings=settings) as service:
+    with Service(tmp_path, pool, options={"momentum": 0.7}, guards=guards) as service:
         plain.step(images)
         service.engine.answer("lyon", batch(1))
         answer = service.engine.answer("lyon", black)
@@ -329,13 +327,14 @@ def test_the_safe_choice_answers_and_says_so(choice: str, pool: ms.ExpertPool, t
 
 
 def replace_pixels(picture: Any, value: int) -> Any:
-    return picture_of(np.full_like(picture.pixels, value), picture.sha256)
+    pixels = np.full_like(picture.pixels, value)
+    return replace(picture, pixels=pixels, pixels_sha256=sha256_of_pixels(pixels))
 
 
 def test_equal_experts_fall_back_by_default(tmp_path: Path) -> None:
     expert = make_experts(HandWritten)["lyon"]
     twins = ms.ExpertPool.from_modules({"a": expert, "b": expert}, classes=CLASSES, preprocessing=PREPROCESSING)
-    with Service(tmp_path, twins, settings=EngineSettings(guards=GuardSettings(abstain_on=()))) as service:
+    with Service(tmp_path, twins, guards=GuardSettings(abstain_on=())) as service:
         answer = service.engine.answer("lyon", batch(0))
     assert "equal_entropies" in codes(answer.findings)
     assert answer.findings[-1].numbers == {"choice": "ensemble", "because": ["equal_entropies"]}
@@ -343,14 +342,14 @@ def test_equal_experts_fall_back_by_default(tmp_path: Path) -> None:
 
 def test_a_safe_choice_that_is_off_is_replaced_by_the_ensemble(pool: ms.ExpertPool, tmp_path: Path) -> None:
     guards = GuardSettings(fallback="expert:brest", fallback_on=("structureless_pictures",), abstain_on=())
-    with Service(tmp_path, pool, settings=EngineSettings(guards=guards)) as service:
+    with Service(tmp_path, pool, guards=guards) as service:
         service.engine.switch("brest", on=False)
         answer = service.engine.answer("lyon", batch(0))
         assert answer.findings[-1].numbers["choice"] == "ensemble"
         assert "switched off" in answer.findings[-1].sentence
     unknown = GuardSettings(fallback="expert:nobody")
     with pytest.raises(UnknownNameError, match="nobody"):
-        Service(tmp_path / "other", pool, settings=EngineSettings(guards=unknown))
+        Service(tmp_path / "other", pool, guards=unknown)
 
 
 def test_abstention_has_the_source_risk_beside_it(pool: ms.ExpertPool, tmp_path: Path) -> None:
@@ -367,7 +366,7 @@ def test_abstention_has_the_source_risk_beside_it(pool: ms.ExpertPool, tmp_path:
             require_schema("expert", card, "lyon")
     told = pool.annotate("lyon", metrics=known)
     guards = GuardSettings(fallback="none", abstain_on=(), abstain_below=0.5)
-    with Service(tmp_path, told, settings=EngineSettings(guards=guards)) as service:
+    with Service(tmp_path, told, guards=guards) as service:
         answer = service.engine.answer("lyon", batch(0, 12))
         undecided = [i for i, row in enumerate(answer.probabilities) if max(row) < 0.5]
         assert undecided
@@ -402,8 +401,8 @@ def test_on_the_phantom_silent_at_home_and_awake_elsewhere(tmp_path: Path) -> No
 
     def finding_codes(pool: ms.ExpertPool, batches: list[Tensor], method: str = "entropy_adaptive") -> list[set[str]]:
         folder = tmp_path / f"service{len(list(tmp_path.iterdir()))}"
-        with Service(folder, pool, method, settings=EngineSettings()) as service:
-            pictures = [[picture_of(image.numpy(), "0" * 64) for image in images] for images in batches]
+        with Service(folder, pool, method, guards=GuardSettings()) as service:
+            pictures = [[Picture(image.numpy(), "0" * 64, "0" * 64) for image in images] for images in batches]
             return [set(codes(service.engine.answer("lyon", each).findings)) for each in pictures]
 
     for name in pool.names:

@@ -33,9 +33,7 @@ DASHBOARD = (".js", ".css", ".svg", ".html", ".png", ".woff2")
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    made = Engine(
-        small_pool(), "entropy_adaptive", {}, audit=NoAuditLog(), state_folder=tmp_path / "in", settings=PLAIN
-    )
+    made = Engine(small_pool(), "entropy_adaptive", {}, audit=NoAuditLog(), state_folder=tmp_path / "in", guards=PLAIN)
     yield made
     made.close()
 

@@ -311,9 +311,7 @@ def opened(engine: Engine, audit: Any = None) -> Callable[[Metrics], OpenEngine]
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    made = Engine(
-        small_pool(), "entropy_adaptive", {}, audit=NoAuditLog(), state_folder=tmp_path / "in", settings=PLAIN
-    )
+    made = Engine(small_pool(), "entropy_adaptive", {}, audit=NoAuditLog(), state_folder=tmp_path / "in", guards=PLAIN)
     yield made
     made.close()
 
@@ -446,7 +444,7 @@ def test_an_answer_that_takes_too_long_is_given_up(engine: Engine, monkeypatch: 
 def test_a_log_that_cannot_be_written_stops_answers_until_it_can(tmp_path: Path) -> None:
     """The file of the log is really closed under its writer, and really comes back."""
     audit = AuditLog(tmp_path / "audit.jsonl")
-    engine = Engine(small_pool(), "mean", {}, audit=audit, state_folder=tmp_path / "state", settings=PLAIN)
+    engine = Engine(small_pool(), "mean", {}, audit=audit, state_folder=tmp_path / "state", guards=PLAIN)
     service = Service(opened(engine, audit))
 
     async def talk(client: httpx.AsyncClient) -> None:

@@ -23,7 +23,7 @@ from PIL import Image
 import mergestream as ms
 from benching import write_pool
 from conftest import make_pool
-from engines import PLAIN, Service, batch, picture, small_pool, tensor_of
+from engines import Service, batch, picture, small_pool, tensor_of
 from mergestream.data.intake.input_files import read_upload
 from mergestream.data.intake.limits import Limits
 from mergestream.methods.entropy_options import EntropyState
@@ -38,7 +38,6 @@ from mergestream.serving.engine import stream_state
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.recomputation import Reproducer, recompute_step
 from mergestream.serving.engine.registry import NAME, TooManyStreamsError, require_name
-from mergestream.serving.engine.service_step import EngineSettings
 from mergestream.serving.engine.stream_state import decoded, encoded
 from mergestream.serving.guards.findings import GuardSettings
 
@@ -546,7 +545,7 @@ def test_bad_names(name: Any, pool: ms.ExpertPool, tmp_path: Path) -> None:
 
 
 def test_no_more_streams_than_allowed(pool: ms.ExpertPool, tmp_path: Path) -> None:
-    with Service(tmp_path, pool, settings=EngineSettings(guards=PLAIN.guards, most_streams=2)) as service:
+    with Service(tmp_path, pool, most_streams=2) as service:
         service.engine.answer("a", batch(0))
         service.engine.answer("b", batch(0))
         with pytest.raises(TooManyStreamsError):
@@ -594,7 +593,7 @@ def test_the_guard_rails_look_at_what_the_step_computed(
     monkeypatch.setattr(
         ms.ExpertPool, "_run", lambda self, owner, *rest: (runs.append(owner), run(self, owner, *rest))[1]
     )
-    with Service(tmp_path, pool, name, settings=EngineSettings(guards=GuardSettings())) as service:
+    with Service(tmp_path, pool, name, guards=GuardSettings()) as service:
         service.engine.answer("lyon", batch(0))
         experts = [owner for owner in runs if owner.startswith("Expert")]
         assert sorted(experts) == sorted([f"Expert '{each}'" for each in pool.names] * (forwards // 3))
@@ -607,7 +606,7 @@ def test_a_batch_is_prepared_once_and_its_state_encoded_once(tmp_path: Path, mon
         original = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *given: (calls.append(name), original(*given))[1])
 
-    with Service(tmp_path, small_pool(), options=MOVING, settings=EngineSettings(guards=GuardSettings())) as service:
+    with Service(tmp_path, small_pool(), options=MOVING, guards=GuardSettings()) as service:
         service.engine.answer("lyon", batch(0))
         counted(runner, "network_input")
         counted(stream_state, "to_plain")
@@ -619,7 +618,7 @@ def test_an_expert_that_the_guard_rails_alone_ask_may_refuse_and_leaves_no_trace
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = small_pool()
-    with Service(tmp_path, pool, "adamerging", settings=EngineSettings(guards=GuardSettings())) as service:
+    with Service(tmp_path, pool, "adamerging", guards=GuardSettings()) as service:
         service.engine.answer("lyon", batch(0))
         logits = ms.ExpertPool.logits_of_views
         refused = lambda self, batch: (_ for _ in ()).throw(InputError("not finite"))  # noqa: E731
@@ -646,7 +645,7 @@ def test_a_logged_step_is_computed_again_bit_for_bit(
     )
     files = [[png(10 * number + i, 16 + i) for i in range(3)] for number in range(6)]
     (tmp_path / "images").mkdir()
-    with Service(tmp_path, pool, name, options=options, settings=EngineSettings(guards=always)) as service:
+    with Service(tmp_path, pool, name, options=options, guards=always) as service:
         for number, each in enumerate(files):
             pictures = [read_upload(data, Limits())[0] for data in each]
             service.engine.answer("lyon", pictures)
@@ -679,8 +678,7 @@ def test_what_a_replay_refuses_and_finds(pool: ms.ExpertPool, tmp_path: Path) ->
 
 
 def test_a_recipe_names_the_same_model_by_the_same_hash(pool: ms.ExpertPool, tmp_path: Path) -> None:
-    settings = EngineSettings(guards=PLAIN.guards, weights_hash="recipe")
-    with Service(tmp_path, pool, settings=settings) as service:
+    with Service(tmp_path, pool, weights_hash="recipe") as service:
         first, second = (service.engine.answer(name, batch(0)).weights_sha256 for name in "ab")
         other = service.engine.answer("a", batch(1)).weights_sha256
     assert first is not None
@@ -689,8 +687,7 @@ def test_a_recipe_names_the_same_model_by_the_same_hash(pool: ms.ExpertPool, tmp
 
 
 def test_a_model_that_follows_from_more_than_coefficients_is_hashed_itself(pool: ms.ExpertPool, tmp_path: Path) -> None:
-    settings = EngineSettings(guards=PLAIN.guards, weights_hash="recipe")
-    with Service(tmp_path, pool, "prior_adaptive", settings=settings) as service:
+    with Service(tmp_path, pool, "prior_adaptive", weights_hash="recipe") as service:
         named = service.engine.answer("a", batch(0)).weights_sha256
     assert named is not None
     assert not named.startswith("recipe:")
@@ -709,7 +706,7 @@ def test_steps_that_came_from_graphs_are_replayed_from_the_same(tmp_path: Path) 
     """Eager, recorded and padded ones: each has its own last bits."""
     pool = make_pool("vit", base=True)
     sizes = (6, 6, 6, 4, 2, 6, 4)
-    with Service(tmp_path, pool, options=MOVING, settings=EngineSettings(guards=GuardSettings())) as service:
+    with Service(tmp_path, pool, options=MOVING, guards=GuardSettings()) as service:
         for number, size in enumerate(sizes):
             service.engine.answer("lyon", batch(number, size))
         bodies = service.steps()
@@ -728,7 +725,7 @@ def test_steps_that_came_from_graphs_are_replayed_from_the_same(tmp_path: Path) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_on_a_gpu_steps_from_graphs_are_replayed_exactly(tmp_path: Path, dtype: torch.dtype) -> None:
     there, sizes = make_pool("vit", base=True).to("cuda", dtype), (6, 6, 6, 4, 2, 6, 4, 8, 8)
-    with Service(tmp_path, there, options=MOVING, settings=EngineSettings(guards=GuardSettings())) as service:
+    with Service(tmp_path, there, options=MOVING, guards=GuardSettings()) as service:
         for number, size in enumerate(sizes):
             service.engine.answer("lyon", batch(number, size))
         bodies = service.steps()

@@ -13,7 +13,6 @@ from mergestream.serving.audit.chain import STREAMS, recent_lines, saved_links
 from mergestream.serving.audit.keys import read_private_key
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
 from mergestream.serving.engine.engine import Engine
-from mergestream.serving.engine.service_step import EngineSettings
 from mergestream.serving.guards.findings import GuardSettings
 from mergestream.serving.options import ServeOptions
 
@@ -40,7 +39,9 @@ def open_engine(options: ServeOptions, on_append: Callable[[bool], None] = lambd
             dict(parse_options(options.options or ())),
             audit=log,
             state_folder=options.state / STREAMS,
-            settings=engine_settings(options),
+            guards=guard_settings(options),
+            most_streams=options.max_streams,
+            weights_hash=options.weights_hash,
             recent=() if path is None else recent_lines(path, key, saved_links(options.state / STREAMS)),
             load_pool=lambda: load_pool(options),
         )
@@ -70,7 +71,7 @@ def with_device(options: ServeOptions) -> ServeOptions:
     return replace(options, device=automatic if options.device == "auto" else options.device)
 
 
-def engine_settings(options: ServeOptions) -> EngineSettings:
+def guard_settings(options: ServeOptions) -> GuardSettings:
     settings: dict[str, Any] = dict(parse_options(options.guards or ()))
     for name in settings:
         one_of("guard", name, tuple(GuardSettings.__dataclass_fields__))
@@ -78,5 +79,4 @@ def engine_settings(options: ServeOptions) -> EngineSettings:
         settings["fallback"] = "none" if settings["fallback"] is None else str(settings["fallback"])
     if options.abstain_on is not None:
         settings["abstain_on"] = parse_value(f"[{options.abstain_on}]") if options.abstain_on != "none" else ()
-    guards = GuardSettings(**settings)
-    return EngineSettings(guards=guards, most_streams=options.max_streams, weights_hash=options.weights_hash)
+    return GuardSettings(**settings)

@@ -78,6 +78,7 @@ class ServeOptions:
                 check = whole_number if kind is int else number
                 check(field.name, getattr(self, field.name), low=about.min)
         one_of("device", self.device, DEVICES)
+        one_of("weights_hash", self.weights_hash, ("weights", "recipe"))
         if self.dtype is not None:
             one_of("dtype", self.dtype, DTYPES)
         if self.no_audit and (self.audit or self.audit_key):

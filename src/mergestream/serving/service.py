@@ -69,7 +69,10 @@ class Service:
         # Of each stream few files at a time, so that others' are decoded in between.
         self._decoding: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._log_checked_at = 0.0
-        self._add_gauges()
+        self.metrics.add_gauge("queue_length", "Images waiting or in progress.", lambda: len(self._queue))
+        self.metrics.add_gauge("streams", "Streams that the service keeps.", lambda: len(self.stream_names()))
+        self.metrics.add_gauge("held_bytes", "Bytes held by requests.", lambda: self.held.total)
+        self.metrics.add_gauge("requests_under_way", "Requests in progress.", lambda: self.requests_in_progress)
 
     @property
     def loading(self) -> bool:
@@ -180,9 +183,3 @@ class Service:
 
     async def _run(self, threads: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
-
-    def _add_gauges(self) -> None:
-        self.metrics.add_gauge("queue_length", "Images waiting or in progress.", lambda: len(self._queue))
-        self.metrics.add_gauge("streams", "Streams that the service keeps.", lambda: len(self.stream_names()))
-        self.metrics.add_gauge("held_bytes", "Bytes held by requests.", lambda: self.held.total)
-        self.metrics.add_gauge("requests_under_way", "Requests in progress.", lambda: self.requests_in_progress)

@@ -18,7 +18,7 @@ from mergestream.serving.http.request_limits import ServiceLimits
 from mergestream.serving.http.server import run
 from mergestream.serving.http.tokens import Tokens, require_private
 from mergestream.serving.monitoring import Metrics
-from mergestream.serving.open_engine import OpenEngine, engine_settings, open_engine, with_device
+from mergestream.serving.open_engine import OpenEngine, guard_settings, open_engine, with_device
 from mergestream.serving.options import ServeOptions
 from mergestream.serving.replicas.ray_cluster import require_ray_serve, start_replicas
 from mergestream.serving.service import ENGINE_THREADS, Service
@@ -74,7 +74,7 @@ def _require_usable(options: ServeOptions) -> None:
         )
     if options.tls_key is not None:
         require_private(options.tls_key, 0o027, "Others on this machine may read or change the TLS key.")
-    engine_settings(options)
+    guard_settings(options)
     parse_options(options.options or ())
     if options.audit_key is not None:
         read_private_key(options.audit_key)

@@ -10,7 +10,7 @@ import numpy as np
 
 from mergestream.data.intake.decoder_pool import EncodedFile, pool_for
 from mergestream.data.intake.limits import MEBIBYTE, Allowance, IntakeError, Limits
-from mergestream.data.intake.pictures import DicomSource, Picture, picture_of
+from mergestream.data.intake.pictures import DicomSource, Picture, sha256_of_pixels
 from mergestream.data.intake.shades import three_channels
 
 PHOTOGRAPHS = {
@@ -109,7 +109,7 @@ def _pictures(data: bytes, images: Iterable[np.ndarray], source: DicomSource | N
     """The images [3,H,W] of one file; they are numbered if there are several."""
     sha256, pixels = hashlib.sha256(data).hexdigest(), list(images)
     numbers = range(1, len(pixels) + 1) if len(pixels) > 1 else (None,)
-    return [picture_of(each, sha256, number, source) for each, number in zip(pixels, numbers, strict=True)]
+    return [Picture(p, sha256, sha256_of_pixels(p), number, source) for p, number in zip(pixels, numbers, strict=True)]
 
 
 def _encoded_kind(data: bytes) -> str:

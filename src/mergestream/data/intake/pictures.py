@@ -36,10 +36,6 @@ class Picture:
     source: DicomSource | None = field(default=None, repr=False)
 
 
-def picture_of(pixels: np.ndarray, sha256: str, frame: int | None = None, source: DicomSource | None = None) -> Picture:
-    return Picture(pixels, sha256, sha256_of_pixels(pixels), frame, source)
-
-
 def sha256_of_pixels(pixels: np.ndarray) -> str:
     """sha-256 of 'uint8 3,H,W', a zero byte, and the pixels row by row."""
     shape = ",".join(map(str, pixels.shape))

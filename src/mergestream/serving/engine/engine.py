@@ -26,9 +26,9 @@ from mergestream.serving.engine.answers import Answer, abstention_of, logged_ans
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.persistence import LoggedAnswer, Recovery, StateFolder
 from mergestream.serving.engine.registry import Registry, ServedStream
-from mergestream.serving.engine.service_step import EngineSettings, Outcome, environment, take_step
+from mergestream.serving.engine.service_step import WEIGHTS, Outcome, environment, take_step
 from mergestream.serving.engine.stream_state import StreamState, restored
-from mergestream.serving.guards.findings import acknowledge, alarms_after, codes_to_acknowledge
+from mergestream.serving.guards.findings import GuardSettings, acknowledge, alarms_after, codes_to_acknowledge
 
 MOST_IMAGES = 256  # in one batch
 
@@ -44,28 +44,30 @@ class Engine:
         *,
         audit: AuditLog | NoAuditLog,
         state_folder: Path,
-        settings: EngineSettings | None = None,
+        guards: GuardSettings | None = None,
+        most_streams: int = 64,
+        weights_hash: str = WEIGHTS,
         recent: Iterable[Mapping[str, Any]] = (),
         load_pool: Callable[[], ExpertPool] | None = None,
     ) -> None:
-        self.settings = settings or EngineSettings()
-        _require_usable(pool, self.settings)
+        self._guards, self._weights_hash = guards or GuardSettings(), weights_hash
+        self._require_usable(pool)
         self._audit, self._load_pool = audit, load_pool
         self._compute, self._changing = threading.Lock(), threading.Lock()
         self._versions = library_versions()
-        self._registry = Registry(self.settings.most_streams)
+        self._registry = Registry(most_streams)
         # With the defaults written out: another version may have others when it replays the log.
         whole = create_method(method, pool, **options).options()
         self._folder = StateFolder(state_folder)
         try:
             earlier = Recovery(self._folder.streams(), recent, pool.classes)
-            self._history = earlier.history
+            self._history = [each for answers in earlier.answers.values() for each in answers]
             off = self._folder.switched_off() if earlier.off is None else earlier.off
             # Pool, method and switched-off experts for the next batch; replaced, never changed.
             self.lineup = Lineup(pool, method, whole, [name for name in off if name in pool.names])
             about = {
                 **self._circumstances(self.lineup),
-                "most_streams": self.settings.most_streams,
+                "most_streams": most_streams,
                 "most_images": MOST_IMAGES,
                 "classes": list(pool.classes),
                 "streams": self._restore(earlier),
@@ -88,7 +90,8 @@ class Engine:
             steps = self._steps(held, batches)
             started = time.perf_counter()
             lines = self._audit.append_all(events.STEP, [step.body for step in steps])
-            held.answered(steps[-1].outcome.state, len(steps), len(pictures), lines[-1])
+            held.state, held.restarted, held.line = steps[-1].outcome.state, None, link_of(lines[-1])
+            held.steps, held.images = held.steps + len(steps), held.images + len(pictures)
             self._save(held)
             written = time.perf_counter() - started
             answers = [self._answer(held, *each, written) for each in zip(steps, lines, strict=True)]
@@ -145,7 +148,7 @@ class Engine:
                 raise PoolError(
                     f"The pool now has the classes {pool.classes}, not {old.pool.classes}: start a new service."
                 )
-            _require_usable(pool, self.settings)
+            self._require_usable(pool)
             lineup = _ready(Lineup(pool, old.method, old.options, [name for name in old.off if name in pool.names]))
             before, after = old.identity["pool_sha256"], lineup.identity["pool_sha256"]
             changed = old.identity["provenance"] != lineup.identity["provenance"]
@@ -174,7 +177,7 @@ class Engine:
             with self._compute:
                 lineup = self.lineup
                 before, reason = (StreamState.start(lineup), stream.restarted) if state is None else state.on(lineup)
-                outcome = take_step(lineup, before, pictures, self.settings.guards, self.settings.weights_hash)
+                outcome = take_step(lineup, before, pictures, self._guards, self._weights_hash)
             state, images = outcome.state, images + len(pictures)
             body = {
                 "stream": stream.name,
@@ -199,7 +202,7 @@ class Engine:
         return replace(
             answer,
             probabilities=tuple(map(tuple, torch.softmax(step.outcome.logits, dim=-1).tolist())),
-            abstention=abstention_of(len(answer.abstained), pool, self.settings.guards),
+            abstention=abstention_of(len(answer.abstained), pool, self._guards),
             audit=link_of(line),
             seconds=answer.seconds + written,
             begun=tuple(alarm for alarm in stream.alarms if alarm.step == answer.step),
@@ -208,8 +211,13 @@ class Engine:
     def _circumstances(self, lineup: Lineup) -> dict[str, Any]:
         """All that a step's numbers depend on beside pictures and state."""
         about = {**lineup.identity, "experts": list(lineup.pool.names), "switched_off": list(lineup.off)}
-        settings = {"guards": asdict(self.settings.guards), "weights_hash": self.settings.weights_hash}
+        settings = {"guards": asdict(self._guards), "weights_hash": self._weights_hash}
         return {**about, **settings, "versions": self._versions, **environment(lineup.pool)}
+
+    def _require_usable(self, pool: ExpertPool) -> None:
+        self._guards.require_expert(pool.names)
+        if len(pool.classes) < 2:
+            raise PoolError(f"The pool has one class only, {pool.classes[0]!r}: it cannot tell images apart.")
 
     def _use(self, lineup: Lineup) -> None:
         with self._compute:
@@ -245,12 +253,6 @@ class _Computed(NamedTuple):
     lineup: Lineup
     outcome: Outcome
     body: dict[str, Any]
-
-
-def _require_usable(pool: ExpertPool, settings: EngineSettings) -> None:
-    settings.guards.require_expert(pool.names)
-    if len(pool.classes) < 2:
-        raise PoolError(f"The pool has one class only, {pool.classes[0]!r}: it cannot tell images apart.")
 
 
 def _ready(lineup: Lineup) -> Lineup:

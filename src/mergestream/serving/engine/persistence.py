@@ -52,7 +52,7 @@ class Recovery:
         self.streams, self._saved, self._classes = dict(saved), saved, classes
         self.off: list[str] | None = None  # switched-off experts; None where the log does not say
         self.alarms: dict[str, tuple[Alarm, ...]] = {}
-        self._answers: dict[str, deque[LoggedAnswer]] = {}
+        self.answers: dict[str, deque[LoggedAnswer]] = {}  # the last ones of every stream
         for line in lines:
             try:
                 self._take(line["kind"], line["body"], line)
@@ -61,11 +61,6 @@ class Recovery:
                     f"Line {line.get('sequence')} of the audit log is not a '{line['kind']}' of this version: "
                     f"{error!r}. Begin a new log beside it and keep both."
                 ) from error
-
-    @property
-    def history(self) -> list[LoggedAnswer]:
-        """The last answers of every stream, in order."""
-        return [each for answers in self._answers.values() for each in answers]
 
     def _take(self, kind: str, body: Mapping[str, Any], line: Mapping[str, Any]) -> None:
         if kind in (SWITCHED, RELOADED):
@@ -78,14 +73,14 @@ class Recovery:
         if kind == STEP:
             self.streams[name] = _after_step(body, self._saved.get(name)) | {"audit": link}
             answer = logged_answer(body, self._classes)
-            self._answers.setdefault(name, deque(maxlen=HISTORY)).append((line["time"], answer))
+            self.answers.setdefault(name, deque(maxlen=HISTORY)).append((line["time"], answer))
             self.alarms[name] = alarms_after(self.alarms.get(name), answer.findings, answer.step, line["time"])
         elif kind == RESET:
             self.streams[name] = {field: body[field] for field in ("stream", "steps", "images")} | {"audit": link}
         elif kind == ACKNOWLEDGED:
             self.alarms[name] = acknowledge(self.alarms.get(name, ()), body["name"], line["time"])
         else:
-            for part in (self.streams, self._answers, self.alarms):
+            for part in (self.streams, self.answers, self.alarms):
                 part.pop(name, None)
 
 

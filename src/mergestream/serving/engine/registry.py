@@ -2,13 +2,12 @@
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from mergestream.runtime.errors import InputError, MergestreamError, UnknownNameError
-from mergestream.serving.audit.lines import link_of
 from mergestream.serving.engine.stream_state import StreamState
 from mergestream.serving.guards.findings import Alarm
 
@@ -35,11 +34,6 @@ class ServedStream:
 
     def describe(self) -> dict[str, Any]:
         return {"stream": self.name, "steps": self.steps, "images": self.images, "alarms": self.alarms}
-
-    def answered(self, state: StreamState, steps: int, images: int, line: Mapping[str, Any]) -> None:
-        """`line`: the audit line of the last of these steps."""
-        self.state, self.steps, self.images = state, self.steps + steps, self.images + images
-        self.restarted, self.line = None, link_of(line)
 
 
 def require_name(name: str) -> str:

@@ -1,10 +1,10 @@
-"""One step of the service, from decoded pictures to an outcome, and the engine's settings.
+"""One step of the service, from decoded pictures to an outcome.
 
 No lock, no disk: a replay runs the same code.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,6 @@ from mergestream.functional.scores import entropy
 from mergestream.methods import ORIGINAL, Batch, Method, Step
 from mergestream.pool.expert_pool import ExpertPool, sha256_of_tensor
 from mergestream.runtime.files import sha256_of_json
-from mergestream.runtime.option_checks import one_of, whole_number
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.stream_state import StreamState
 from mergestream.serving.guards import findings as codes
@@ -24,22 +23,10 @@ from mergestream.serving.guards.batch_guards import Seen, abstained, abstention,
 from mergestream.serving.guards.findings import Finding, GuardSettings
 from mergestream.serving.guards.stream_guards import look_at_stream, remember
 
-WEIGHTS, RECIPE = "weights", "recipe"  # what the hash of the merged model is taken of
+# What the hash of a merged model is taken of: its weights; or pool, method and coefficients, where hashing the weights
+# takes longer than the step.
+WEIGHTS, RECIPE = "weights", "recipe"
 MIDDLE = 512  # pixels of a side
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """Settings of an engine."""
-
-    guards: GuardSettings = field(default_factory=GuardSettings)
-    most_streams: int = 64  # at a time
-    # sha-256 of the merged weights; or RECIPE: of pool, method and coefficients, where hashing takes longer than a step
-    weights_hash: str = WEIGHTS
-
-    def __post_init__(self) -> None:
-        whole_number("most_streams", self.most_streams, low=1)
-        one_of("weights_hash", self.weights_hash, (WEIGHTS, RECIPE))
 
 
 class ModelReply(NamedTuple):

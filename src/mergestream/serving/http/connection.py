@@ -37,11 +37,6 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
         self._stop_read_check()
 
-    @property
-    def reserved(self) -> bool:
-        """Whether it answers only health checks; the gate reads this from the request's state."""
-        return bool(self.app_state.get("reserved"))
-
     def waits_since(self) -> float | None:
         """Since when the client has neither sent nor read what it has to; None while the service works for it."""
         cycle = self.cycle

@@ -76,6 +76,7 @@ class Listener:
                 continue
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or every answer takes 40 ms more
             connection = self._connect()
+            # A reserved one answers only health checks: the gate reads this from the request's state.
             connection.address, connection.app_state = address, {"reserved": reserved}
             self._connections.add(connection)
             connection.opening = self._loop.create_task(self._open(sock, connection))
@@ -90,7 +91,7 @@ class Listener:
             return False
         if self._close_one_of_the_largest(len(own)):  # many connections in little time: none has waited for long
             return False
-        reserve = [each for each in self._connections if each.reserved]
+        reserve = [each for each in self._connections if each.app_state["reserved"]]
         log.warning("all %d connections are in use; more are only for health checks", self._most)
         return True if len(reserve) < RESERVED_CONNECTIONS or self._close_longest_waiting(reserve) else None
 
