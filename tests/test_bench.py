@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -21,11 +22,12 @@ from mergestream.bench import evaluation
 from mergestream.bench.engine import pool_at_target
 from mergestream.bench.engine.benchmark import run_bench, run_plan
 from mergestream.bench.engine.plan import PLANS, BenchPlan, plan_from
-from mergestream.data.datasets import DATASETS
+from mergestream.data.datasets import DATASETS, DataRequest
 from mergestream.data.datasets.standins.drawing import SITES
 from mergestream.methods import ORIGINAL, Batch
 from mergestream.runtime.parallel import quiet, run_jobs
 
+table = partial(DataRequest.parse, "table")
 SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"
 
 
@@ -141,7 +143,7 @@ def test_expert_logits_are_computed_once_for_all_methods(
     monkeypatch.setattr(ms.ExpertPool, "logits_of_views", counting)
     methods = "ensemble, select_expert, ensemble(average=probabilities), entropy_adaptive, single_expert"
     plan = plan_from(
-        dataset="table", root=consortium / "data", pools=[str(consortium / "pool")], methods=methods,
+        data=table(consortium / "data"), pools=[str(consortium / "pool")], methods=methods,
         streams="iid,sorted", seeds="0,1", batch_sizes="4",
     )  # fmt: skip
     run_bench(plan, tmp_path, quiet)
@@ -153,8 +155,7 @@ def test_expert_logits_are_computed_once_for_all_methods(
 @pytest.mark.parametrize("name", list(PLANS))
 def test_named_plans_run(consortium: Path, tmp_path: Path, name: str) -> None:
     plan = plan_from(
-        dataset="table",
-        root=consortium / "data",
+        data=table(consortium / "data"),
         pools=[str(consortium / "pool")],
         plan=name,
         seeds="0",
@@ -229,7 +230,7 @@ def test_groups_are_resampled_where_the_data_name_them(consortium: Path, tmp_pat
         writer = csv.DictWriter(file, lines[0].keys())
         writer.writeheader()
         writer.writerows(lines)
-    plan = plan_from(dataset="table", root=tmp_path / "data", pools=[str(consortium / "pool")], methods="mean,ensemble")
+    plan = plan_from(data=table(tmp_path / "data"), pools=[str(consortium / "pool")], methods="mean,ensemble")
     findings = run_bench(plan, tmp_path / "out", quiet)
     assert [row.label for row in findings.grouped] == ["mean", "ensemble"]
     for row, plain in zip(findings.grouped, findings.rows, strict=False):
@@ -263,7 +264,11 @@ def test_mixtures_hold_several_targets_out(consortium: Path, tmp_path: Path) -> 
 
 def test_another_reference(consortium: Path, tmp_path: Path) -> None:
     methods = "entropy_adaptive(head=shared), mean, ensemble"
-    request = {"dataset": "table", "root": consortium / "data", "pools": [str(consortium / "pool")], "methods": methods}
+    request = {
+        "data": table(consortium / "data"),
+        "pools": [str(consortium / "pool")],
+        "methods": methods,
+    }
     named = run_bench(plan_from(**request, reference="ensemble"), tmp_path, quiet)
     assert {duel.ours for duel in named.duels} == {"ensemble"}
     assert {duel.theirs for duel in named.duels} == {"entropy_adaptive(head=shared)", "mean"}
@@ -282,7 +287,10 @@ def test_ood_uses_all_experts_on_the_outside_sets(tmp_path: Path) -> None:
     names = tuple(domain for domain in source.card.domains)
     write_pool(tmp_path / "pool", names, classes=source.card.classes)
     plan = plan_from(
-        dataset="isic", root=tmp_path / "data", pools=[str(tmp_path / "pool")], methods="mean,ensemble", protocol="ood"
+        data=DataRequest.parse("isic", tmp_path / "data"),
+        pools=[str(tmp_path / "pool")],
+        methods="mean,ensemble",
+        protocol="ood",
     )
     findings = run_bench(plan, tmp_path / "out", quiet)
     runs = [ms.Run.load(folder) for folder in (tmp_path / "out" / "runs").iterdir()]
@@ -404,15 +412,14 @@ def test_an_expert_trained_on_the_targets_images_under_another_name_is_leakage(
     assert ms.ExpertPool.load(consortium / "pool").preprocessing.interpolation == "bicubic"
     recipes = {"brest": {"data": dataset["lyon"].fingerprint()}}
     write_pool(tmp_path / "pool", domains={"brest": "elsewhere"}, recipes=recipes)
-    plan = plan_from(dataset="table", root=consortium / "data", pools=[str(tmp_path / "pool")], methods="mean")
+    plan = plan_from(data=table(consortium / "data"), pools=[str(tmp_path / "pool")], methods="mean")
     with pytest.raises(ms.MergestreamError, match="Leakage"):
         run_bench(plan, tmp_path / "out", quiet)
 
 
-def plan_for(consortium: Path, pool: Path, **more) -> BenchPlan:
-    return plan_from(
-        **{"dataset": "table", "root": consortium / "data", "pools": [str(pool)], "methods": "mean", **more}
-    )
+def plan_for(consortium: Path, pool: Path, images: int | None = None, options: tuple = (), **more) -> BenchPlan:
+    data = table(consortium / "data", options, images=images)
+    return plan_from(**{"data": data, "pools": [str(pool)], "methods": "mean", **more})
 
 
 def test_a_choice_of_images_does_not_hide_leakage(consortium: Path, tmp_path: Path) -> None:
@@ -488,7 +495,9 @@ def test_domains_with_a_plus_or_a_bar_in_their_names(tmp_path: Path) -> None:
         (tmp_path / "s" / site).rename(tmp_path / "data" / odd)
         shutil.rmtree(tmp_path / "s")
     write_pool(tmp_path / "pool", ("x", "y"))
-    plan = plan_from(dataset="folder", root=tmp_path / "data", pools=[str(tmp_path / "pool")], methods="mean")
+    plan = plan_from(
+        data=DataRequest.parse("folder", tmp_path / "data"), pools=[str(tmp_path / "pool")], methods="mean"
+    )
     run_bench(replace(plan, targets=("lyon+ain", "a|b", "é_%")), tmp_path / "out", quiet)
     lines = [line for line in (tmp_path / "out" / "results.md").read_text().splitlines() if line.startswith("|")]
     header = next(line for line in lines if "lyon+ain" in line)
@@ -497,10 +506,10 @@ def test_domains_with_a_plus_or_a_bar_in_their_names(tmp_path: Path) -> None:
 
 
 def test_a_trap_sets_name_is_not_a_number(tmp_path: Path) -> None:
-    plan = plan_from(dataset="isic", root=tmp_path, pools=["p"], data_options=["bias=0.5_3", "errata=false"])
+    plan = plan_from(data=DataRequest.parse("isic", tmp_path, ["bias=0.5_3", "errata=false"]), pools=["p"])
     assert dict(plan.data.options) == {"bias": "0.5_3", "errata": False}
     with pytest.raises(ms.MergestreamError, match="'bias' is given twice"):
-        plan_from(dataset="isic", root=tmp_path, pools=["p"], data_options=["bias=0_1", "bias=0_2"])
+        DataRequest.parse("isic", tmp_path, ["bias=0_1", "bias=0_2"])
 
 
 def test_other_classes_are_refused_before_an_image_is_read(consortium: Path, tmp_path: Path) -> None:
@@ -511,7 +520,7 @@ def test_other_classes_are_refused_before_an_image_is_read(consortium: Path, tmp
         run_bench(plan_for(consortium, tmp_path / "pool"), tmp_path / "out", quiet)
     assert not (tmp_path / "out" / "cache").exists()
     run_bench(
-        plan_for(consortium, tmp_path / "pool", data_options=["classes=(normal, malignant, benign)"]),
+        plan_for(consortium, tmp_path / "pool", options=("classes=(normal, malignant, benign)",)),
         tmp_path / "out",
         quiet,
     )
@@ -579,7 +588,7 @@ def test_a_killed_worker_is_an_error(tmp_path: Path) -> None:
 
 def test_a_pool_of_strangers_gives_a_warning(consortium: Path, tmp_path: Path) -> None:
     write_pool(tmp_path / "pool", ("a", "b"))
-    plan = plan_from(dataset="table", root=consortium / "data", pools=[str(tmp_path / "pool")], methods="mean")
+    plan = plan_from(data=table(consortium / "data"), pools=[str(tmp_path / "pool")], methods="mean")
     findings = run_bench(plan, tmp_path / "out", quiet)
     assert any("The domain of a, b in" in warning and "never left out" in warning for warning in findings.warnings)
 

@@ -76,6 +76,7 @@ def bench(
     from mergestream.bench.report.bench_tables import terminal_tables
     from mergestream.bench.study.results_plan import STUDIES
     from mergestream.bench.study.study_run import run_study, study_request
+    from mergestream.data.datasets import DataRequest
     from mergestream.runtime.parallel import default_workers
 
     console = Console(stderr=as_json)
@@ -87,9 +88,10 @@ def bench(
         return
     if dataset is None or not pool:
         raise typer.BadParameter("A benchmark of your own needs --dataset and --pool; --plan results has its own.")
+    folder = Path(root[0]) if root else None
+    limits = {"images": images, "skip_bad": skip_bad, "allow_missing_classes": allow_missing_classes}
     request = plan_from(
-        dataset=dataset,
-        root=Path(root[0]) if root else None,
+        data=DataRequest.parse(dataset, folder, data_option, **limits),
         pools=pool,
         plan=plan,
         methods=methods,
@@ -98,11 +100,7 @@ def bench(
         seeds=seeds,
         batch_sizes=batch_size,
         protocol=protocol,
-        data_options=data_option or [],
-        images=images,
         reference=reference,
-        skip_bad=skip_bad,
-        allow_missing_classes=allow_missing_classes,
         allow_seen=allow_seen,
         loud_heads=loud_heads,
         timed=timed,

@@ -79,17 +79,16 @@ def train(
     Each expert sees only its own domain. Finished work is not repeated, also after a kill.
     """
     given = {**locals(), "compile": compile_}
+    from mergestream.data.datasets import DataRequest
     from mergestream.runtime.parallel import default_workers
     from mergestream.training import Recipe
     from mergestream.training.recipe import plan_from
     from mergestream.training.training_run import run_training
 
     plan = plan_from(
-        dataset=dataset,
-        root=root,
-        data_options=data_option or [],
-        skip_bad=skip_bad,
-        allow_missing_classes=allow_missing_classes,
+        data=DataRequest.parse(
+            dataset, root, data_option, skip_bad=skip_bad, allow_missing_classes=allow_missing_classes
+        ),
         arguments=argument or [],
         init=init,
         settings=settings,

@@ -161,22 +161,17 @@ class TrainPlan:
 
 def plan_from(
     *,
-    dataset: str,
-    root: Path | None,
+    data: DataRequest,
     arguments: Sequence[str],
     init: str,
     start: Recipe,
     settings: str = "one",
-    data_options: Sequence[str] = (),
-    skip_bad: int = 0,
-    allow_missing_classes: bool = False,
     **more: Any,
 ) -> TrainPlan:
     """Parse a plan from command-line texts; the settings differ from the recipe `start`."""
-    flips = tuple(view for view in source_of(dataset).card.views if view in ("hflip", "vflip"))
-    folder = None if root is None else str(root.resolve())
+    flips = tuple(view for view in source_of(data.name).card.views if view in ("hflip", "vflip"))
     return TrainPlan(
-        data=DataRequest(dataset, folder, parse_options(data_options), None, skip_bad, allow_missing_classes),
+        data=data,
         settings=parse_settings(settings, replace(start, views=flips)),
         arguments=parse_options(arguments),
         init=init if init in ("pretrained", "random") else str(Path(init).resolve()),

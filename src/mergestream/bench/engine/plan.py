@@ -12,7 +12,7 @@ from mergestream.data.datasets import DataRequest, Dataset
 from mergestream.data.streams import parse_stream
 from mergestream.methods import METHODS
 from mergestream.runtime.errors import InputError, unknown_name
-from mergestream.runtime.option_checks import one_of, parse_choices, parse_options, split_outside_brackets, whole_number
+from mergestream.runtime.option_checks import one_of, parse_choices, split_outside_brackets, whole_number
 
 PROTOCOLS = ("lodo", "ood")
 DEVICES = ("auto", "cpu", "cuda")
@@ -176,8 +176,7 @@ Number = TypeVar("Number", int, float)
 
 def plan_from(
     *,
-    dataset: str,
-    root: Path | None,
+    data: DataRequest,
     pools: Sequence[str],
     plan: str | None = None,
     methods: str | None = None,
@@ -186,19 +185,14 @@ def plan_from(
     seeds: str | None = None,
     batch_sizes: str | None = None,
     loud_heads: str = "1",
-    data_options: Sequence[str] = (),
-    images: int | None = None,
-    skip_bad: int = 0,
-    allow_missing_classes: bool = False,
     **fields: Any,
 ) -> BenchPlan:
     """Options that are given replace those of the named plan; `fields` are fields of a BenchPlan."""
     if plan is not None and plan not in PLANS:
         raise unknown_name("plan", plan, PLANS)
     named = PLANS[plan] if plan is not None else UNNAMED
-    folder = None if root is None else str(root.resolve())
     return BenchPlan(
-        data=DataRequest(dataset, folder, parse_options(data_options), images, skip_bad, allow_missing_classes),
+        data=data,
         pools=tuple(str(Path(pool).resolve()) for pool in pools),
         variants=parse_variants(named["methods"] if methods is None else methods),
         targets=_items(targets),

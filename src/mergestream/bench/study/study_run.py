@@ -109,8 +109,7 @@ def train_pool(request: StudyRequest, pool: PoolRecipe) -> None:
         **study.fits[pool.dataset],
     )
     plan = plan_from(
-        dataset=pool.dataset,
-        root=request.roots[pool.dataset],
+        data=DataRequest.parse(pool.dataset, request.roots[pool.dataset]),
         network=study.network,
         arguments=study.arguments[pool.dataset],
         init=request.init,

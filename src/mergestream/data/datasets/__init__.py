@@ -1,6 +1,6 @@
 """All data sets in one table, and requests that open them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from mergestream.data.datasets.standins.fake_organs import write_organ_mnist, wr
 from mergestream.data.datasets.standins.fake_tables import write_messidor, write_midog, write_terra
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import InputError, unknown_name
+from mergestream.runtime.option_checks import parse_options
 
 __all__ = [
     "DATASETS",
@@ -86,6 +87,11 @@ class DataRequest:
     images: int | None = None  # at most this many per target, a fixed random choice
     skip_bad: int = 0
     allow_missing_classes: bool = False
+
+    @classmethod
+    def parse(cls, name: str, root: Path | None, options: Sequence[str] | None = None, **more: Any) -> "DataRequest":
+        """A request from texts of the command line, for a process with any working folder."""
+        return cls(name, None if root is None else str(root.resolve()), parse_options(options or ()), **more)
 
 
 # A worker runs many jobs on the same data.
