@@ -27,7 +27,7 @@ from mergestream.data.datasets.standins.drawing import SITES
 from mergestream.methods import ORIGINAL, Batch
 from mergestream.runtime.parallel import quiet, run_jobs
 
-table = partial(DataRequest.parse, "table")
+table_data = partial(DataRequest.parse, "table")
 SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"
 
 
@@ -143,7 +143,7 @@ def test_expert_logits_are_computed_once_for_all_methods(
     monkeypatch.setattr(ms.ExpertPool, "logits_of_views", counting)
     methods = "ensemble, select_expert, ensemble(average=probabilities), entropy_adaptive, single_expert"
     plan = plan_from(
-        data=table(consortium / "data"), pools=[str(consortium / "pool")], methods=methods,
+        data=table_data(consortium / "data"), pools=[str(consortium / "pool")], methods=methods,
         streams="iid,sorted", seeds="0,1", batch_sizes="4",
     )  # fmt: skip
     run_bench(plan, tmp_path, quiet)
@@ -155,7 +155,7 @@ def test_expert_logits_are_computed_once_for_all_methods(
 @pytest.mark.parametrize("name", list(PLANS))
 def test_named_plans_run(consortium: Path, tmp_path: Path, name: str) -> None:
     plan = plan_from(
-        data=table(consortium / "data"),
+        data=table_data(consortium / "data"),
         pools=[str(consortium / "pool")],
         plan=name,
         seeds="0",
@@ -230,7 +230,7 @@ def test_groups_are_resampled_where_the_data_name_them(consortium: Path, tmp_pat
         writer = csv.DictWriter(file, lines[0].keys())
         writer.writeheader()
         writer.writerows(lines)
-    plan = plan_from(data=table(tmp_path / "data"), pools=[str(consortium / "pool")], methods="mean,ensemble")
+    plan = plan_from(data=table_data(tmp_path / "data"), pools=[str(consortium / "pool")], methods="mean,ensemble")
     findings = run_bench(plan, tmp_path / "out", quiet)
     assert [row.label for row in findings.grouped] == ["mean", "ensemble"]
     for row, plain in zip(findings.grouped, findings.rows, strict=False):
@@ -265,7 +265,7 @@ def test_mixtures_hold_several_targets_out(consortium: Path, tmp_path: Path) -> 
 def test_another_reference(consortium: Path, tmp_path: Path) -> None:
     methods = "entropy_adaptive(head=shared), mean, ensemble"
     request = {
-        "data": table(consortium / "data"),
+        "data": table_data(consortium / "data"),
         "pools": [str(consortium / "pool")],
         "methods": methods,
     }
@@ -308,14 +308,15 @@ def test_organs_are_never_flipped(tmp_path: Path) -> None:
     source = DATASETS["organs"]
     source.write_standin(tmp_path / "data")
     write_pool(tmp_path / "pool", source.card.domains, classes=source.card.classes)
-    request = {"dataset": "organs", "root": tmp_path / "data", "pools": [str(tmp_path / "pool")]}
+    organs = partial(DataRequest.parse, "organs", tmp_path / "data")
+    request = {"data": organs(), "pools": [str(tmp_path / "pool")]}
     run_bench(plan_from(**request, methods="entropy_adaptive"), tmp_path / "out", quiet)
     for folder in (tmp_path / "out" / "runs").iterdir():
         arguments = ms.Run.load(folder).arguments
         assert arguments["options"].get("views", ["brightness"]) == ["brightness"]
     with pytest.raises(ms.MergestreamError, match="does not keep the labels of 'organs' true"):
         run_bench(plan_from(**request, methods="entropy_adaptive(views=(hflip,))"), tmp_path / "out", quiet)
-    disjoint = plan_from(**request, methods="mean", data_options=["part=test"])
+    disjoint = plan_from(**{**request, "data": organs(["part=test"])}, methods="mean")
     run_bench(disjoint, tmp_path / "test", quiet)
     whole, tested = (
         {r.arguments["data"]["domain"]: len(r.labels) for r in map(ms.Run.load, (tmp_path / out / "runs").iterdir())}
@@ -412,13 +413,13 @@ def test_an_expert_trained_on_the_targets_images_under_another_name_is_leakage(
     assert ms.ExpertPool.load(consortium / "pool").preprocessing.interpolation == "bicubic"
     recipes = {"brest": {"data": dataset["lyon"].fingerprint()}}
     write_pool(tmp_path / "pool", domains={"brest": "elsewhere"}, recipes=recipes)
-    plan = plan_from(data=table(consortium / "data"), pools=[str(tmp_path / "pool")], methods="mean")
+    plan = plan_from(data=table_data(consortium / "data"), pools=[str(tmp_path / "pool")], methods="mean")
     with pytest.raises(ms.MergestreamError, match="Leakage"):
         run_bench(plan, tmp_path / "out", quiet)
 
 
 def plan_for(consortium: Path, pool: Path, images: int | None = None, options: tuple = (), **more) -> BenchPlan:
-    data = table(consortium / "data", options, images=images)
+    data = table_data(consortium / "data", options, images=images)
     return plan_from(**{"data": data, "pools": [str(pool)], "methods": "mean", **more})
 
 
@@ -588,7 +589,7 @@ def test_a_killed_worker_is_an_error(tmp_path: Path) -> None:
 
 def test_a_pool_of_strangers_gives_a_warning(consortium: Path, tmp_path: Path) -> None:
     write_pool(tmp_path / "pool", ("a", "b"))
-    plan = plan_from(data=table(consortium / "data"), pools=[str(tmp_path / "pool")], methods="mean")
+    plan = plan_from(data=table_data(consortium / "data"), pools=[str(tmp_path / "pool")], methods="mean")
     findings = run_bench(plan, tmp_path / "out", quiet)
     assert any("The domain of a, b in" in warning and "never left out" in warning for warning in findings.warnings)
 

@@ -21,6 +21,7 @@ from mergestream.data.intake.pictures import Picture, sha256_of_pixels
 from mergestream.functional.scores import entropy
 from mergestream.pool.expert_card import require_schema
 from mergestream.runtime.errors import CheckpointError, UnknownNameError
+from mergestream.runtime.json_record import parsed
 from mergestream.serving.engine.answers import source_risk
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.stream_state import StreamState
@@ -247,7 +248,7 @@ def test_a_window_is_the_sum_of_its_batches(labels: list[int], cut: int) -> None
         memory = remember(memory, seen(experts[:, part], logits[part], smooth_images(len(labels[part]))), wide)
     whole = remember(Memory(), seen(experts, logits, smooth_images(len(labels))), wide)
     assert memory.newer == whole.newer
-    assert Memory.from_json(json.loads(json.dumps(asdict(memory)))) == memory
+    assert parsed(Memory, json.loads(json.dumps(asdict(memory)))) == memory
 
 
 def test_a_damaged_memory_is_refused() -> None:

@@ -12,10 +12,7 @@ from mergestream.cli.terminal import echo, print_result
 if TYPE_CHECKING:
     from mergestream.pool.exchange.changes import AcceptedExpert
 
-pool = typer.Typer(
-    help="Share, update and inspect the experts of a consortium's pool.",
-    no_args_is_help=True,
-)
+pool = typer.Typer(help="Share, update and inspect the experts of a consortium's pool.", no_args_is_help=True)
 
 Pool = Annotated[Path, typer.Argument(help="The pool: a folder of expert folders, and base/ if there is one.")]
 Expert = Annotated[Path, typer.Argument(help="The site's folder with weights.safetensors and expert.json.")]

@@ -37,8 +37,8 @@ class JsonRecord:
 
 
 def parsed(hint: Any, value: Any) -> Any:
-    """A JSON value as its type hint says; None stays None."""
-    if value is None:
+    """A JSON value as its type hint says; None only where the hint allows it, or for a plain value."""
+    if value is None and NoneType in get_args(hint):
         return None
     if is_dataclass(hint):
         hints = get_type_hints(hint)

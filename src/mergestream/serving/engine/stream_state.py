@@ -14,6 +14,7 @@ from mergestream.methods import State
 from mergestream.methods.state import for_experts, to_plain
 from mergestream.runtime.errors import CheckpointError, MergestreamError
 from mergestream.runtime.files import sha256_of_json
+from mergestream.runtime.json_record import parsed
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.guards.stream_guards import Memory
 
@@ -58,8 +59,7 @@ class StreamState:
         try:
             plain, experts = decoded(value["method"]), tuple(value["experts"])
             method = lineup.of(experts).active_method.read_state(plain) if plain else None
-            memory = Memory.from_json(value["guards"])
-            return cls(value["pool_sha256"], value.get("provenance"), experts, method, memory)
+            return cls(value["pool_sha256"], value.get("provenance"), experts, method, parsed(Memory, value["guards"]))
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"This is not the state of a stream: {error!r}.") from error
 

@@ -11,9 +11,8 @@ lasts the reference is frozen; resetting the stream accepts the new level.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -127,16 +126,6 @@ class Memory:
     mixture: Cusum = field(default_factory=Cusum)
     classes: Counts = ()  # predictions per class in the reference
     pending: Counts = ()  # predictions since, until they are enough to compare
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Memory":
-        older, newer = _half(value["older"]), _half(value["newer"])
-        certainty, mixture = Cusum(**value["certainty"]), Cusum(**value["mixture"])
-        return cls(older, newer, certainty, mixture, tuple(value["classes"]), tuple(value["pending"]))
-
-
-def _half(value: Mapping[str, Any]) -> Half:
-    return Half(value["images"], tuple(map(tuple, value["votes"])), tuple(value["said"]), value["disputed"])
 
 
 def remember(memory: Memory, seen: Seen, settings: GuardSettings) -> Memory:
