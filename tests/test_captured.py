@@ -52,6 +52,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("prior_adaptive", {}),
     ("prior_adaptive", {"refresh_every": 2, "memory": 20, "anchor": 0.5}),
     ("prior_adaptive", {"refresh_every": 2, "refit": False}),
+    ("corrected", {}),
+    ("corrected", {"base": "mean", "memory": 20}),
     ("ensemble", {}),
     ("ensemble", {"average": "probabilities"}),
     ("mean", {}),

@@ -4,6 +4,7 @@ from typing import Any
 
 from mergestream.methods.adamerging import AdaMerging
 from mergestream.methods.base import Method
+from mergestream.methods.corrected import Corrected
 from mergestream.methods.ensemble import Ensemble
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.fisher import Fisher
@@ -36,6 +37,7 @@ METHODS: dict[str, type[Method[Any]]] = {
     "single_expert": SingleExpert,
     "select_expert": SelectExpert,
     "prior_adaptive": PriorAdaptive,
+    "corrected": Corrected,
 }
 
 

@@ -71,6 +71,19 @@ def resolve_untilted_home(home: str | Sequence[float], pool: ExpertPool) -> Tens
     return _mean_mix(mixes, pool)
 
 
+def variance_between_sites(pool: ExpertPool) -> Tensor:
+    """The variance of the classes' log-odds [C] between the experts' sites, by the class counts in their cards.
+
+    Few sites say little about a variance, so one more site is thought of, whose log-odds are off by 1.
+    """
+    counts = [[card.class_counts.get(name, 0) for name in pool.classes] for card in pool.cards if card.class_counts]
+    if not counts:
+        return torch.ones(len(pool.classes), device=pool.device)
+    logs = (torch.tensor(counts, dtype=torch.float32) + 0.5).log()
+    odds = logs - logs.mean(dim=1, keepdim=True)
+    return (((odds - odds.mean(dim=0)).square().sum(dim=0) + 1) / len(odds)).to(pool.device)
+
+
 def _is_weighted(card: ExpertCard) -> bool:
     return card.recipe.get("loss") == "weighted"
 

@@ -1,6 +1,7 @@
 """The experts' answers averaged: K models for every batch, no merged one."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,7 +9,7 @@ import torch
 
 from mergestream.methods.base import Method, option
 from mergestream.methods.state import State, Step
-from mergestream.networks.preprocessing import ORIGINAL
+from mergestream.networks.preprocessing import ORIGINAL, view_names
 from mergestream.pool.runner import Batch
 from mergestream.runtime.option_checks import one_of
 
@@ -18,13 +19,16 @@ class Ensemble(Method[State]):
     """average: 'logits' (as FusionBench) or 'probabilities' (as deep ensembles; its logits are log mean p)."""
 
     average: str = option("logits", one_of, ("logits", "probabilities"))
+    views: Sequence[str] = option((), view_names)  # averaged too, for as many forwards as adaptive methods take
 
     name: ClassVar[str] = "ensemble"
     static = True
     capturable = True
 
     def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
-        logits = self.pool.logits_of_views(batch)[ORIGINAL]
+        views = (ORIGINAL, *self.views)
+        by_view = self.pool.logits_of_views(batch, views)
+        logits = torch.cat([by_view[view] for view in views]) if self.views else by_view[ORIGINAL]
         if self.average == "logits":
             return Step(logits.mean(dim=0)), state
         return Step(torch.log_softmax(logits, dim=-1).logsumexp(dim=0) - math.log(len(logits))), state

@@ -1,0 +1,70 @@
+"""What the other images of a stream say about an image's class. Pure functions of fp32 tensors.
+
+Shapes: B images, C classes. If the classes of a batch are mixed by a Dirichlet distribution with concentration A
+around an expected mix, its labels have the correlation rho = 1 / (1 + A). Answers are soft: their variance is a share
+r of the labels' (the reliability), so the answers of one batch have the covariance r² rho of labels.
+"""
+
+import torch
+from torch import Tensor
+
+ROUNDS = 10
+LEAST, MOST = 1e-4, 0.95  # of rho
+LEAST_RELIABLE, TINY = 1e-3, 1e-12
+LARGEST_ERROR = 10.0  # of rho: nothing is known then
+
+
+def correlation(estimate: Tensor, error: Tensor, before: float) -> tuple[Tensor, Tensor]:
+    """How probable it is that labels are correlated at all [], and rho [] if they are.
+
+    `estimate` of rho has the standard `error`. Before the stream, `before` is the probability of any correlation, and
+    if there is one, all values of rho from 0 to 1 are alike.
+    """
+    estimate, error = estimate.clamp(0.0, 1.0), error.clamp(1e-6, LARGEST_ERROR)
+    low, high = -estimate / error, (1 - estimate) / error
+    mass = (torch.special.ndtr(high) - torch.special.ndtr(low)).clamp_min(TINY)
+    rho = estimate + error * (_density(low) - _density(high)) / mass
+    without = (
+        -0.5 * low.square() - (error * (2 * torch.pi) ** 0.5).log()
+    )  # log-density of the estimate if there is none
+    odds = torch.logit(torch.full_like(mass, before))
+    return torch.sigmoid(odds + mass.log() - without), rho.clamp(LEAST, MOST)
+
+
+def _density(values: Tensor) -> Tensor:
+    return torch.exp(-0.5 * values.square()) / (2 * torch.pi) ** 0.5
+
+
+def reliability(variance: Tensor, mix: Tensor) -> Tensor:
+    """r []: the variance of answers by class [C] as a share of that of labels mixed by `mix` [C]."""
+    return (variance.sum() / (mix * (1 - mix)).sum().clamp_min(TINY)).clamp(LEAST_RELIABLE, 1.0)
+
+
+def degrees_of_freedom(variance: Tensor) -> Tensor:
+    """Of a sum of squares over classes [], from variances [C]: C - 1 where they are alike, 1 where one dominates."""
+    alike = variance.sum().square() / variance.square().sum().clamp_min(TINY**2)
+    return (alike * (len(variance) - 1) / len(variance)).clamp_min(1.0)
+
+
+def answers_in_batch(
+    probabilities: Tensor, assumed: Tensor, expected: Tensor, concentration: Tensor, present: Tensor
+) -> Tensor:
+    """Answers [B,C] that use the other images of a batch as evidence of its mix, and never the image itself.
+
+    Belief propagation: image j says to image i what its class is, without what i said to j. With two images it is
+    exact. `assumed` [C] is the mix that the answers were made for, `expected` [C] what the batch's mix varies around;
+    `present` [B] is 1 for an image and 0 for padding.
+    """
+    likelihood = probabilities / assumed
+    images = len(present)
+    audible = present[None, :, None] * (1 - torch.eye(images, device=present.device))[:, :, None]
+    said = _shares(likelihood * expected).expand(images, -1, -1) * audible  # [i,j,C]: what j says to i
+    for _ in range(ROUNDS):
+        from_others = said.sum(dim=1)[None] - said.transpose(0, 1)  # [i,j,C]: what j hears from all but i
+        said = _shares(likelihood * (concentration * expected + from_others.clamp_min(0.0))) * audible
+    return _shares(likelihood * (concentration * expected + said.sum(dim=1)))
+
+
+def _shares(joint: Tensor) -> Tensor:
+    joint = joint.clamp_min(TINY)
+    return joint / joint.sum(dim=-1, keepdim=True)

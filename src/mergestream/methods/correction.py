@@ -1,0 +1,203 @@
+"""The correction of answers for the mix of classes, in units with a state each. The equations: docs/corrected.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mergestream.functional import class_mix, neighbours
+from mergestream.methods.prior_units import MORE_THAN_ONE, FadingWindow
+from mergestream.methods.state import PER_EXPERT, State
+
+CORRELATED_BEFORE = 0.05  # probability, before a stream, that the labels of a batch or of neighbours in time correlate
+HOME_IMAGES = 32.0  # how many images of the home mix the long run starts with
+RECENT_IMAGES = 8.0  # over so many images the recent past fades to 1/e
+
+
+@dataclass(frozen=True)
+class LongRunState(State):
+    """Answers, summed over images that fade."""
+
+    counts: Tensor  # of the base [C]
+    images: Tensor  # how many []
+    expert_counts: Tensor = field(metadata=PER_EXPERT)  # [K,C]; 0 where the base does not ask the experts
+
+
+@dataclass(frozen=True)
+class LongRun:
+    """The mix of classes that answers are made for, and how much of it is bias.
+
+    All experts see the same images, so they differ in the long run by bias alone: the variance of their log-odds is
+    that of a bias. Sites differ in prevalence: the variance between the experts' homes is that of a prevalence. The
+    share of the first in the sum of both is how far the long run is taken back to the mix at home.
+    """
+
+    home: Tensor  # mix of the experts' answers at home [C]
+    prevalence: Tensor  # variance of the classes' log-odds between sites [C]
+    anchor: float | None  # that share, if it is given
+
+    def start(self, experts: int) -> LongRunState:
+        classes = torch.zeros_like(self.home)
+        return LongRunState(classes, classes.sum(), classes.repeat(experts, 1))
+
+    def usual(self, state: LongRunState) -> Tensor:
+        """The mean answer so far [C]."""
+        return class_mix.as_mix(torch.where(state.images > 0, state.counts, self.home))
+
+    def learn(self, state: LongRunState, answers: Tensor, experts: Tensor | None, window: FadingWindow) -> LongRunState:
+        """Add a batch's answers [B,C], and the experts' [K,B,C] where there are any."""
+        counts = window.add(state.counts, (answers * window.shares[:, None]).sum(dim=0))
+        own = state.expert_counts
+        if experts is not None:
+            own = window.add(own, (experts * window.shares[:, None]).sum(dim=1))
+        return LongRunState(counts, window.faded * state.images + window.images, own)
+
+    def mixes(self, state: LongRunState) -> tuple[Tensor, Tensor]:
+        """The mix that answers are made for [C], and the same without the bias [C]."""
+        assumed = class_mix.as_mix(state.counts + HOME_IMAGES * self.home)
+        return assumed, class_mix.as_mix(assumed.log().lerp(self.home.log(), self._bias(state)).exp())
+
+    def _bias(self, state: LongRunState) -> Tensor:
+        if self.anchor is not None:
+            return torch.full_like(self.home, self.anchor)
+        odds = log_odds(state.expert_counts + HOME_IMAGES * self.home)
+        bias = odds.var(dim=0, correction=min(1, len(odds) - 1))
+        return bias / (bias + self.prevalence)
+
+
+def log_odds(counts: Tensor) -> Tensor:
+    """Logarithms of class shares [...,C], centred."""
+    logs = (counts / counts.sum(dim=-1, keepdim=True)).clamp_min(class_mix.LEAST).log()
+    return logs - logs.mean(dim=-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class SpreadState(State):
+    """Squared distances of answers from the long run, summed over images that fade."""
+
+    squares: Tensor  # [C]
+    images: Tensor  # how many []
+
+    def add(self, answers: Tensor, usual: Tensor, known: Tensor, window: FadingWindow) -> SpreadState:
+        squares = ((answers - usual).square() * window.shares[:, None]).sum(dim=0)
+        images = window.faded * self.images + known * window.images
+        return SpreadState(window.add(self.squares, known * squares), images)
+
+    def variance(self) -> Tensor:
+        return self.squares / self.images.clamp_min(1.0)
+
+
+@dataclass(frozen=True)
+class ClumpState(State):
+    """How far the means of batches are from the long run, summed over batches that fade."""
+
+    within: Tensor  # squared distances of images from their batch's mean [C] ...
+    free: Tensor  # ... and their degrees of freedom []
+    excess: Tensor  # squared distances of batches' means from the long run, less what chance explains []
+    chance: Tensor  # what chance explains []
+    batches: Tensor  # how many []
+
+    def add(self, answers: Tensor, usual: Tensor, seen: Tensor, window: FadingWindow) -> ClumpState:
+        """`seen` [] images were in the long run before this batch."""
+        mean = (answers * window.shares[:, None]).sum(dim=0)
+        within = window.add(self.within, ((answers - mean).square() * window.shares[:, None]).sum(dim=0))
+        free = window.faded * self.free + window.images - 1
+        of_one = within.sum() / free.clamp_min(1.0)
+        chance = of_one / window.images
+        excess = (mean - usual).square().sum() - chance - of_one / seen.clamp_min(1.0)
+        counts = ((seen > 0) & (window.images > MORE_THAN_ONE)).float()  # one image has nothing to share a class with
+        sums = zip((self.excess, self.chance, self.batches), (excess, chance, torch.ones_like(chance)), strict=True)
+        return ClumpState(within, free, *(window.faded * old + counts * new for old, new in sums))
+
+    def correlation(self, variance: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:
+        """How probable it is that the labels of a batch correlate [], and by how much []."""
+        batches = self.batches.clamp_min(1.0)
+        scale = (variance.sum() * neighbours.reliability(variance, mix)).clamp_min(neighbours.TINY)
+        error = self.chance / batches * (2 / (neighbours.degrees_of_freedom(variance) * batches)).sqrt()
+        error = torch.where(self.batches > 0, error / scale, neighbours.LARGEST_ERROR)
+        return neighbours.correlation(self.excess / batches / scale, error, CORRELATED_BEFORE)
+
+
+@dataclass(frozen=True)
+class RecentState(State):
+    """How far neighbouring batches depart from the long run in one direction, and the recent past itself."""
+
+    products: Tensor  # of the departures of neighbours, summed over pairs that fade []
+    squares: Tensor  # of the departures []
+    pairs: Tensor  # how many []
+    last: Tensor  # departure of the last batch [C]
+    answers: Tensor  # corrected answers of the recent past, summed over images that fade [C]
+
+    def add(self, answers: Tensor, usual: Tensor, known: Tensor, window: FadingWindow) -> RecentState:
+        departure = known * ((answers * window.shares[:, None]).sum(dim=0) - usual)
+        new = ((departure * self.last).sum(), departure.square().sum(), known)
+        before = (self.products, self.squares, self.pairs)
+        products, squares, pairs = (window.faded * old + value for old, value in zip(before, new, strict=True))
+        return RecentState(products, squares, pairs, departure, self.answers)
+
+    def expected(self, expected: Tensor, variance: Tensor, mix: Tensor) -> Tensor:
+        """The mix [C] that is expected next: between `expected` [C] and the recent past, as far as neighbours agree."""
+        pairs = self.pairs.clamp_min(1.0)
+        scale = (variance.sum() * neighbours.reliability(variance, mix)).clamp_min(neighbours.TINY)
+        error = self.squares / pairs / (neighbours.degrees_of_freedom(variance) * pairs).sqrt()
+        error = torch.where(self.pairs > 0, error / scale, neighbours.LARGEST_ERROR)
+        probable, rho = neighbours.correlation(self.products / pairs / scale, error, CORRELATED_BEFORE)
+        strength = 1 / (probable * rho).clamp_min(neighbours.LEAST) - 1
+        return (strength * expected + self.answers) / (strength + self.answers.sum())
+
+    def remember(self, corrected: Tensor, window: FadingWindow) -> RecentState:
+        total = self.answers + window.images * (corrected * window.shares[:, None]).sum(dim=0)
+        return RecentState(
+            self.products, self.squares, self.pairs, self.last, torch.exp(-window.images / RECENT_IMAGES) * total
+        )
+
+
+@dataclass(frozen=True)
+class CorrectionState(State):
+    long_run: LongRunState = field(metadata={"prefix": "long_run_"})
+    spread: SpreadState = field(metadata={"prefix": "spread_"})
+    clump: ClumpState = field(metadata={"prefix": "clump_"})
+    recent: RecentState = field(metadata={"prefix": "recent_"})
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Bayes' rule with three things that a stream says about the classes of its images, each as far as it is sure.
+
+    The long run: the bias of the experts at this site is taken off. The recent past: neighbours in time may share a
+    class. The batch: so may its images. No image is evidence about itself.
+    """
+
+    long_run: LongRun
+
+    def start(self, experts: int) -> CorrectionState:
+        classes = torch.zeros_like(self.long_run.home)
+        none = classes.sum()
+        return CorrectionState(
+            self.long_run.start(experts),
+            SpreadState(classes, none),
+            ClumpState(classes, none, none, none, none),
+            RecentState(none, none, none, classes, classes),
+        )
+
+    def correct(
+        self, state: CorrectionState, answers: Tensor, experts: Tensor | None, window: FadingWindow
+    ) -> tuple[Tensor, CorrectionState]:
+        """Corrected answers [B,C] for a batch's [B,C] and the experts' [K,B,C], where they were asked."""
+        usual, seen = self.long_run.usual(state.long_run), state.long_run.images
+        known = (seen > 0).float()
+        long_run = self.long_run.learn(state.long_run, answers, experts, window)
+        spread = state.spread.add(answers, usual, known, window)
+        clump = state.clump.add(answers, usual, seen, window)
+        recent = state.recent.add(answers, usual, known, window)
+        variance, (assumed, expected) = spread.variance(), self.long_run.mixes(long_run)
+        expected = recent.expected(expected, variance, assumed)
+        probable, rho = clump.correlation(variance, assumed)
+        present = (window.shares > 0).float()
+        together = neighbours.answers_in_batch(answers, assumed, expected, 1 / rho - 1, present)
+        alone = class_mix.reweighted(answers, expected, assumed)
+        probable = probable * (window.images > MORE_THAN_ONE)
+        corrected = probable * together + (1 - probable) * alone
+        return corrected, CorrectionState(long_run, spread, clump, recent.remember(corrected, window))

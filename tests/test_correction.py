@@ -1,0 +1,276 @@
+"""The correction for class mixes: exact small cases, and soft, calibrated, simulated answers whose truth is known."""
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import mergestream as ms
+from conftest import CLASSES, make_images, make_pool
+from mergestream.functional import neighbours
+from mergestream.methods.correction import ClumpState, Correction, CorrectionState, LongRun, SpreadState
+from mergestream.methods.prior_units import ClassPrior, FadingWindow
+from mergestream.pool.runner import Batch
+
+RARE = torch.tensor([0.84, 0.16])
+SEVEN = torch.full((7,), 1 / 7)
+sizes = {"images": st.integers(1, 6), "classes": st.integers(2, 4), "seed": st.integers(0, 2**16)}
+
+
+def mix(classes: int, seed: int) -> Tensor:
+    return torch.softmax(torch.randn(classes, generator=torch.Generator().manual_seed(seed)), dim=0)
+
+
+def soft(images: int, classes: int, seed: int) -> Tensor:
+    return torch.softmax(2 * torch.randn(images, classes, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+# --- the batch --------------------------------------------------------------------------------------------------------
+
+
+def by_enumeration(answers: Tensor, assumed: Tensor, expected: Tensor, concentration: float) -> Tensor:
+    """Posteriors of all labels, summed over every combination of labels under a Polya urn."""
+    images, classes = answers.shape
+    totals = torch.zeros(images, classes, dtype=torch.float64)
+    for labels in itertools.product(range(classes), repeat=images):
+        weight, counts = 1.0, [0] * classes
+        for number, label in enumerate(labels):
+            weight *= (concentration * float(expected[label]) + counts[label]) / (concentration + number)
+            weight *= float(answers[number, label] / assumed[label])
+            counts[label] += 1
+        for number, label in enumerate(labels):
+            totals[number, label] += weight
+    return (totals / totals.sum(dim=1, keepdim=True)).float()
+
+
+@given(classes=st.integers(2, 5), seed=st.integers(0, 2**16), concentration=st.floats(0.1, 50))
+def test_two_images_inform_each_other_exactly(classes: int, seed: int, concentration: float) -> None:
+    answers, assumed, expected = soft(2, classes, seed), mix(classes, seed), mix(classes, seed + 1)
+    own = neighbours.answers_in_batch(answers, assumed, expected, torch.tensor(concentration), torch.ones(2))
+    exact = by_enumeration(answers, assumed, expected, concentration)
+    torch.testing.assert_close(own, exact, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("concentration", [0.3, 2.0, 20.0])
+def test_larger_batches_are_near_the_exact_answers(concentration: float) -> None:
+    errors, plain = [], []
+    for seed in range(30):
+        answers, assumed = soft(6, 3, seed), mix(3, seed)
+        exact = by_enumeration(answers, assumed, assumed, concentration)
+        own = neighbours.answers_in_batch(answers, assumed, assumed, torch.tensor(concentration), torch.ones(6))
+        errors.append(float((own - exact).abs().mean()))
+        plain.append(float((answers - exact).abs().mean()))
+    assert np.mean(errors) < 0.25 * np.mean(plain)
+
+
+@given(**sizes)
+def test_order_and_padding_change_nothing(images: int, classes: int, seed: int) -> None:
+    answers, assumed, expected = soft(images, classes, seed), mix(classes, seed), mix(classes, seed + 1)
+    strength = torch.tensor(0.7)
+    own = neighbours.answers_in_batch(answers, assumed, expected, strength, torch.ones(images))
+    torch.testing.assert_close(own.sum(dim=1), torch.ones(images))
+    order = torch.randperm(images, generator=torch.Generator().manual_seed(seed))
+    turned = neighbours.answers_in_batch(answers[order], assumed, expected, strength, torch.ones(images))
+    torch.testing.assert_close(turned, own[order], rtol=1e-3, atol=1e-5)
+    padded = torch.cat([answers, soft(2, classes, seed + 2)])
+    present = torch.cat([torch.ones(images), torch.zeros(2)])
+    longer = neighbours.answers_in_batch(padded, assumed, expected, strength, present)
+    torch.testing.assert_close(longer[:images], own, rtol=1e-3, atol=1e-5)
+
+
+@given(classes=st.integers(2, 5), seed=st.integers(0, 2**16))
+def test_an_image_is_no_evidence_about_itself(classes: int, seed: int) -> None:
+    answers, assumed, expected = soft(1, classes, seed), mix(classes, seed), mix(classes, seed + 1)
+    own = neighbours.answers_in_batch(answers, assumed, expected, torch.tensor(0.01), torch.ones(1))
+    joint = answers * expected / assumed
+    torch.testing.assert_close(own, joint / joint.sum(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_correlation_is_believed_as_far_as_its_error_allows() -> None:
+    def believed(estimate: float, error: float) -> tuple[float, float]:
+        probable, rho = neighbours.correlation(torch.tensor(estimate), torch.tensor(error), 0.05)
+        return float(probable), float(rho)
+
+    assert believed(0.0, 10.0) == (pytest.approx(0.05, abs=0.001), pytest.approx(0.5, abs=0.01))  # nothing is known
+    assert believed(0.0, 0.01)[0] < 0.01
+    assert believed(-3.0, 0.01)[0] < 0.01  # batches more even than chance
+    assert believed(0.5, 0.01) == (pytest.approx(1.0), pytest.approx(0.5, abs=0.01))
+    assert believed(0.1, 0.1)[0] < 0.2  # one standard error
+    assert believed(5.0, 0.1)[1] == pytest.approx(0.93, abs=0.03)
+
+
+# --- simulated streams ------------------------------------------------------------------------------------------------
+
+
+class Site:
+    """Unit Gaussians, one mean per class; answers are exact posteriors for the mix at home, so they are calibrated."""
+
+    def __init__(self, home: Tensor, distance: float, seed: int) -> None:
+        self.home, self.random = home, np.random.default_rng(seed)
+        self.means = distance * (np.eye(len(home)) - 1 / len(home))
+
+    def labels(self, images: int, size: int, prevalence: Tensor, concentration: float | None = None) -> Tensor:
+        """[batches, size], every batch with a mix of its own where a concentration is given."""
+        shares, batches = prevalence.double().numpy(), images // size
+        mixes = np.tile(shares / shares.sum(), (batches, 1))
+        if concentration is not None:
+            drawn = self.random.gamma(concentration * mixes) + 1e-300
+            mixes = drawn / drawn.sum(axis=1, keepdims=True)
+        return torch.tensor(np.array([self.random.choice(len(shares), size=size, p=each) for each in mixes]))
+
+    def answers(self, labels: Tensor, bias: Tensor | float = 0.0) -> Tensor:
+        seen = self.means[labels.numpy()] + self.random.normal(size=(*labels.shape, len(self.home)))
+        scores = seen @ self.means.T - 0.5 * (self.means**2).sum(axis=1)
+        return torch.softmax(torch.tensor(scores, dtype=torch.float32) + self.home.log() + bias, dim=-1)
+
+
+def corrected(answers: Tensor, home: Tensor, experts: Tensor | None = None) -> tuple[Tensor, CorrectionState]:
+    """A whole stream [T,B,C]; experts [K,T,B,C]. Without experts the long run is trusted as it is."""
+    anchor = 0.0 if experts is None else None
+    correction = Correction(LongRun(home, torch.ones_like(home), anchor))
+    state, out = correction.start(1 if experts is None else len(experts)), []
+    for number, batch in enumerate(answers):
+        own = None if experts is None else experts[:, number]
+        result, state = correction.correct(state, batch, own, FadingWindow.of(Batch(batch), 4096))
+        out.append(result)
+    return torch.stack(out), state
+
+
+def today(answers: Tensor, home: Tensor) -> Tensor:
+    """The class prior of `prior_adaptive`, without its anchor."""
+    prior = ClassPrior(home, home, None, 0.0, 32.0)
+    state, out = prior.start(), []
+    for batch in answers:
+        state = prior.follow(state, batch.log(), FadingWindow.of(Batch(batch), 4096))
+        out.append(torch.softmax(batch.log() + state.shift, dim=-1))
+    return torch.stack(out)
+
+
+def accuracy(answers: Tensor, labels: Tensor) -> float:
+    return 100 * float((answers.argmax(-1) == labels).float().mean())
+
+
+def nll(answers: Tensor, labels: Tensor) -> float:
+    return -float(answers.gather(-1, labels[..., None]).log().mean())
+
+
+@pytest.mark.parametrize("distance", [1.0, 2.0])
+@pytest.mark.parametrize("prevalence", [0.02, 0.1, 0.5])
+def test_calibrated_answers_at_another_prevalence_are_left_alone(prevalence: float, distance: float) -> None:
+    """Home has 16 % positives. Nothing is clumped, so there is nothing to gain, and nothing may be lost."""
+    points, nats = [], []
+    for seed in range(3):
+        site = Site(RARE, distance, seed)
+        labels = site.labels(3200, 32, torch.tensor([1 - prevalence, prevalence]))
+        plain = site.answers(labels)
+        own, _ = corrected(plain, RARE)
+        points.append(accuracy(own, labels) - accuracy(plain, labels))
+        nats.append(nll(own, labels) - nll(plain, labels))
+    assert np.mean(points) > -0.3
+    assert np.mean(nats) < 0.01
+
+
+@pytest.mark.parametrize(("home", "size"), [(RARE, 32), (RARE, 8), (SEVEN, 32), (SEVEN, 2)], ids=str)
+def test_clumped_batches_gain_at_least_what_the_older_rule_gains(home: Tensor, size: int) -> None:
+    site = Site(home, 2.0, 1)
+    labels = site.labels(1600, size, home, 0.05 * len(home))
+    plain = site.answers(labels)
+    own, older = corrected(plain, home)[0], today(plain, home)
+    assert accuracy(own, labels) >= accuracy(older, labels)
+    assert nll(own, labels) < min(nll(older, labels), nll(plain, labels))
+
+
+@pytest.mark.parametrize("distance", [0.9, 1.5, 3.0])
+@pytest.mark.parametrize("size", [2, 32])
+@pytest.mark.parametrize("concentration", [0.3, 3.0])
+def test_the_concentration_is_found(concentration: float, size: int, distance: float) -> None:
+    site = Site(SEVEN, distance, 2)
+    none, seen = torch.zeros(()), torch.tensor(1e6)
+    clump, spread = ClumpState(torch.zeros(7), none, none, none, none), SpreadState(torch.zeros(7), none)
+    for batch in site.answers(site.labels(8000, size, SEVEN, concentration)):
+        window = FadingWindow.of(Batch(batch), 1e6)
+        clump = clump.add(batch, SEVEN, seen, window)
+        spread = spread.add(batch, SEVEN, torch.tensor(1.0), window)
+    assert 0.1 < float(neighbours.reliability(spread.variance(), SEVEN)) < 0.9
+    probable, rho = clump.correlation(spread.variance(), SEVEN)
+    assert float(probable) > 0.9
+    assert 0.5 < float(1 / rho - 1) / concentration < 2
+
+
+def test_single_images_follow_the_recent_past() -> None:
+    site = Site(SEVEN, 2.0, 3)
+    labels = site.labels(700, 1, SEVEN)
+    for ordered, least in ((labels.sort(dim=0).values, 10.0), (labels, -0.5)):
+        plain = site.answers(ordered)
+        assert accuracy(corrected(plain, SEVEN)[0], ordered) - accuracy(plain, ordered) > least
+
+
+def biased(site: Site, labels: Tensor, biases: list[float]) -> Tensor:
+    return torch.stack([site.answers(labels, torch.tensor([0.0, bias])) for bias in biases])
+
+
+def test_a_bias_is_taken_off_where_experts_disagree_and_a_prevalence_is_kept_where_they_agree() -> None:
+    site = Site(RARE, 0.8, 4)
+    at_home = site.labels(3200, 32, RARE)
+    experts = biased(site, at_home, [3.0, -1.0, 2.5])
+    mean = torch.softmax(experts.log().mean(dim=0), dim=-1)
+    own, _ = corrected(mean, RARE, experts)
+    assert nll(own, at_home) < nll(mean, at_home) - 0.05
+    elsewhere = site.labels(3200, 32, torch.tensor([0.98, 0.02]))
+    experts = biased(site, elsewhere, [0.0, 0.0, 0.0])
+    mean = torch.softmax(experts.log().mean(dim=0), dim=-1)
+    own, _ = corrected(mean, RARE, experts)
+    assert accuracy(own, elsewhere) > accuracy(mean, elsewhere) - 0.3
+
+
+# --- the method -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("base", ["ensemble", "mean", "entropy_adaptive"])
+def test_the_first_image_is_answered_as_by_the_base(base: str) -> None:
+    """Uniform home, nothing seen: no reason to change anything."""
+    pool, image = make_pool("vit"), make_images(1)
+    own = ms.create_method("corrected", pool, base=base, home="uniform", anchor=0, views=()).step(image)
+    options = {"views": ()} if base != "mean" else {}
+    plain = ms.create_method(base, pool, **options).step(image)
+    torch.testing.assert_close(torch.softmax(own.logits, -1), torch.softmax(plain.logits, -1), rtol=0.02, atol=1e-3)
+    assert (own.expert_forwards, own.merged_forwards) == (plain.expert_forwards, plain.merged_forwards)
+
+
+def test_the_experts_are_asked_only_by_a_base_that_asks_them() -> None:
+    pool, batch = make_pool("vit"), make_images(4)
+    for base, forwards in (
+        ("mean", (0, 1)),
+        ("ensemble", (2 * len(pool), 0)),
+        ("entropy_adaptive", (2 * len(pool), 1)),
+    ):
+        step = ms.create_method("corrected", pool, base=base).step(batch)
+        assert (step.expert_forwards, step.merged_forwards) == forwards
+
+
+def refused(**options: object) -> Callable[[], object]:
+    return lambda: ms.create_method("corrected", make_pool("vit"), **options)
+
+
+@pytest.mark.parametrize(
+    "create",
+    [refused(base="corrected"), refused(anchor=2), refused(anchor="home"), refused(home=[1.0]), refused(memory=0)],
+)
+def test_wrong_options_are_refused(create: Callable[[], object]) -> None:
+    with pytest.raises(ms.MergestreamError):
+        create()
+
+
+def test_sites_that_differ_in_prevalence_are_trusted_less_to_be_home() -> None:
+    alike, apart = make_pool("vit"), make_pool("vit")
+    for number, name in enumerate(alike.names):
+        alike = alike.annotate(name, class_counts=dict.fromkeys(CLASSES, 50))
+        apart = apart.annotate(name, class_counts=dict.fromkeys(CLASSES, 50) | {CLASSES[0]: 10 ** (number + 1)})
+    values = [ms.create_method("corrected", pool).card_values()["prevalence"] for pool in (alike, apart)]
+    assert max(values[0]) == pytest.approx(1 / len(alike.names))
+    assert values[1][0] > 3 * values[0][0]
