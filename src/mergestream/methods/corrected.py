@@ -18,8 +18,7 @@ from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.mean import Mean
 from mergestream.methods.prior_units import FadingWindow
 from mergestream.methods.regmean import RegMean
-from mergestream.methods.state import PART, State
-from mergestream.methods.step import Step
+from mergestream.methods.state import PART, State, Step
 from mergestream.networks.preprocessing import ORIGINAL, view_names
 from mergestream.pool.runner import Batch
 from mergestream.runtime.option_checks import number, one_of

@@ -203,7 +203,7 @@ def method_of(variant: Variant, pool: ExpertPool, dataset: Dataset) -> Method:
                 f"The view '{wrong[0]}' does not keep the labels of '{dataset.name}' true; its views: "
                 f"{', '.join(dataset.views)}."
             )
-    elif "views" in METHODS[variant.method].option_names():
+    elif "views" in (own := METHODS[variant.method]._parameters()) and own["views"].default:
         options["views"] = ("hflip",) if "hflip" in dataset.views else dataset.views[:1]
     return create_method(variant.method, pool, **options)
 
