@@ -53,6 +53,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("prior_adaptive", {"refresh_every": 2, "memory": 20, "anchor": 0.5}),
     ("prior_adaptive", {"refresh_every": 2, "refit": False}),
     ("corrected", {}),
+    ("corrected", {"anchor": "experts"}),
     ("corrected", {"base": "mean", "memory": 20}),
     ("ensemble", {}),
     ("ensemble", {"average": "probabilities"}),

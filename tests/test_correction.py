@@ -13,7 +13,14 @@ from torch import Tensor
 import mergestream as ms
 from conftest import CLASSES, make_images, make_pool
 from mergestream.functional import neighbours
-from mergestream.methods.correction import ClumpState, Correction, CorrectionState, LongRun, SpreadState
+from mergestream.methods.correction import (
+    ClumpState,
+    Correction,
+    CorrectionState,
+    LongRun,
+    LongRunState,
+    SpreadState,
+)
 from mergestream.methods.prior_units import ClassPrior, FadingWindow
 from mergestream.pool.runner import Batch
 
@@ -228,6 +235,16 @@ def test_a_bias_is_taken_off_where_experts_disagree_and_a_prevalence_is_kept_whe
     assert accuracy(own, elsewhere) > accuracy(mean, elsewhere) - 0.3
 
 
+def test_a_class_that_is_missing_is_prevalence_even_where_experts_disagree() -> None:
+    mix = torch.tensor([0.5, 0.3, 0.2])
+    long_run = LongRun(mix, torch.full((3,), 0.3), None)
+    counts = torch.tensor([[3000.0, 1000.0, 2.0], [2000.0, 2000.0, 1.0], [3500.0, 400.0, 4.0]])
+    state = LongRunState(counts.mean(dim=0), counts.mean(dim=0).sum(), counts)
+    assumed, expected = long_run.mixes(state)
+    assert float(expected[2]) < 2.5 * float(assumed[2])
+    assert float(expected[2]) < 0.2 * float(mix[2])
+
+
 # --- the method -------------------------------------------------------------------------------------------------------
 
 
@@ -259,7 +276,14 @@ def refused(**options: object) -> Callable[[], object]:
 
 @pytest.mark.parametrize(
     "create",
-    [refused(base="corrected"), refused(anchor=2), refused(anchor="home"), refused(home=[1.0]), refused(memory=0)],
+    [
+        refused(base="corrected"),
+        refused(anchor=2),
+        refused(anchor="home"),
+        refused(anchor="experts", base="mean"),
+        refused(home=[1.0]),
+        refused(memory=0),
+    ],
 )
 def test_wrong_options_are_refused(create: Callable[[], object]) -> None:
     with pytest.raises(ms.MergestreamError):

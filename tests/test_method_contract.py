@@ -66,7 +66,7 @@ VARIANTS: dict[str, list[dict]] = {
     "corrected": [
         {},
         {"base": "mean", "anchor": 0.5, "home": "uniform", "memory": 16},
-        {"base": "entropy_adaptive", "views": ()},
+        {"base": "entropy_adaptive", "views": (), "anchor": "experts"},
         {"base": "regmean"},
     ],
     "entropy_adaptive": [

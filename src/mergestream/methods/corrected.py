@@ -21,6 +21,7 @@ from mergestream.methods.regmean import RegMean
 from mergestream.methods.state import PART, State, Step
 from mergestream.networks.preprocessing import ORIGINAL, view_names
 from mergestream.pool.runner import Batch
+from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import number, one_of
 
 BASES: dict[str, type[Method[Any]]] = {
@@ -44,7 +45,7 @@ class Corrected(Method[CorrectedState]):
     name: ClassVar[str] = "corrected"
     base: str = option("ensemble", one_of, tuple(BASES))
     views: Sequence[str] = option(("hflip",), view_names)  # of the base, if it takes views
-    anchor: float | str = "experts"  # share of the long run's departure from home that is bias; 'experts': by them
+    anchor: float | str = 0.0  # share of the long run's departure from home that is bias; 'experts': by theirs
     home: str | Sequence[float] = "card"  # the mix there: 'card' (from the experts' cards), 'uniform', or shares
     memory: float = option(4096, number, low=1)  # over how many images the long run fades to 1/e
 
@@ -54,10 +55,10 @@ class Corrected(Method[CorrectedState]):
         self._base = kind(self.pool, **({"views": self.views} if "views" in kind.option_names() else {}))
         self.needs, self.capturable = self._base.needs, self._base.capturable
         self.takes_padding, self.period = self._base.takes_padding, self._base.period
-        if isinstance(self.anchor, str):
-            one_of("anchor", self.anchor, ("experts",))
-        else:
+        if not isinstance(self.anchor, str):
             self.anchor = number("anchor", self.anchor, low=0, high=1)
+        elif one_of("anchor", self.anchor, ("experts",)) and not isinstance(self._base, Ensemble | EntropyAdaptive):
+            raise InputError(f"anchor='experts' needs a base that asks the experts, and '{self.base}' does not.")
         home = class_mix.as_mix(resolve_home(self.home, self.pool)).to(self.pool.device)
         prevalence = variance_between_sites(self.pool)
         long_run = LongRun(home, prevalence, None if isinstance(self.anchor, str) else self.anchor)
@@ -70,7 +71,7 @@ class Corrected(Method[CorrectedState]):
         step, base = self._base.advance(batch, state.base)
         window, answers = FadingWindow.of(batch, self.memory), torch.softmax(step.logits.float(), dim=-1)
         own = None
-        if isinstance(self._base, Ensemble | EntropyAdaptive):  # which have asked the experts
+        if self.anchor == "experts":
             own = torch.softmax(batch.expert_logits[ORIGINAL].float(), dim=-1)
         corrected, correction = self._correction.correct(state.correction, answers, own, window)
         return replace(step, logits=corrected.clamp_min(TINY).log()), CorrectedState(base, correction)

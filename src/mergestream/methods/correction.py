@@ -22,7 +22,7 @@ class LongRunState(State):
 
     counts: Tensor  # of the base [C]
     images: Tensor  # how many []
-    expert_counts: Tensor = field(metadata=PER_EXPERT)  # [K,C]; 0 where the base does not ask the experts
+    expert_counts: Tensor = field(metadata=PER_EXPERT)  # [K,C]; 0 where the experts are not asked
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,10 @@ class LongRun:
     def _bias(self, state: LongRunState) -> Tensor:
         if self.anchor is not None:
             return torch.full_like(self.home, self.anchor)
-        odds = log_odds(state.expert_counts + HOME_IMAGES * self.home)
-        bias = odds.var(dim=0, correction=min(1, len(odds) - 1))
-        return bias / (bias + self.prevalence)
+        own, other = (log_odds(counts + HOME_IMAGES * self.home) for counts in (state.expert_counts, state.counts))
+        bias = own.var(dim=0, correction=min(1, len(own) - 1))
+        # A departure that is larger than both variances explain is one of prevalence.
+        return bias / torch.maximum(bias + self.prevalence, (other - log_odds(self.home)).square())
 
 
 def log_odds(counts: Tensor) -> Tensor:
