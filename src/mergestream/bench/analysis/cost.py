@@ -50,8 +50,9 @@ def shown(passes: float | None) -> str:
 
 def _models_held(run: Run) -> tuple[int, str]:
     """Models in memory while a method merges or answers, and what it does once."""
-    method, experts = run.arguments["method"], len(run.arguments["pool"]["experts"])
-    from_target = run.arguments["options"].get("statistics") == "target"
+    options, experts = run.arguments["options"], len(run.arguments["pool"]["experts"])
+    method = options.get("base", run.arguments["method"])
+    from_target = options.get("statistics") == "target"
     if method == "fisher":
         if from_target:
             return 4 * experts + 2, "Fisher information of every expert on the first images"
