@@ -90,7 +90,8 @@ def network_input(images: Tensor, preprocessing: Preprocessing | None, device: t
             "Give preprocessing=mergestream.Preprocessing(size=…) to the pool, or pass preprocessed floats."
         )
     pixels = resizer(preprocessing.size, preprocessing.interpolation)(images.to(device)).to(torch.float32) / 255
-    return preprocessing.normalised(pixels)
+    mean, std = _columns(preprocessing.mean, preprocessing.std, pixels.device, pixels.dtype)  # a step is few functions
+    return pixels.sub(mean).div_(std)
 
 
 @lru_cache(maxsize=64)
