@@ -313,7 +313,7 @@ def test_exact_information_is_the_same_vectorised_and_one_by_one() -> None:
     batch = pool.prepare(make_images(5))
     views = pool.layout.views(pool.bank[0])
     weights = {entry.name: views[entry.name].clone().requires_grad_() for entry in pool.layout.parameters}
-    module = pool.experts[0]
+    module = pool.expert(0)
     answer = lambda own, batch, **_: pool.layout.call(module, own, batch)  # noqa: E731
     slow = _one_by_one(answer, batch, weights)
     fast = FISHERS["exact"](answer, batch, weights)
@@ -842,6 +842,7 @@ print((status("VmHWM") - before) / pool.bank[0].nbytes)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
 @pytest.mark.parametrize("granularity", ["task", "layer"])
 def test_adamerging_needs_no_more_memory_for_more_experts(granularity: str) -> None:

@@ -295,7 +295,7 @@ def test_the_counted_forwards_are_those_that_the_networks_ran(network: str, name
         module.register_forward_pre_hook(count)
 
     watch(pool._working, "merged")
-    for expert in pool.experts:
+    for expert in map(pool.expert, range(len(pool))):
         watch(expert, "expert")
     method = ms.create_method(name, pool, **options)
     for batch in STREAM:

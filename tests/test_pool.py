@@ -91,7 +91,7 @@ def test_merged_parameters_are_views_of_one_buffer(pool: ms.ExpertPool) -> None:
 
 def test_a_network_is_merged_tensor_by_tensor(pool: ms.ExpertPool) -> None:
     a, h = [0.2, 0.3, 0.5], [0.6, 0.4, 0.0]
-    experts = [expert.state_dict() for expert in pool.experts]
+    experts = [pool.expert(k).state_dict() for k in range(len(pool))]
     head = tuple(f"{part}." for part in pool.template.head)
     for name, merged in pool.network(encoder=a, head=h).state_dict().items():
         if merged.is_floating_point() and name in {entry.name for entry in pool.layout.entries}:

@@ -100,6 +100,19 @@ def test_streams_are_pinned_and_answers_are_the_plain_engine_s(engines: Replicat
 
 
 @pytest.mark.slow
+def test_alarms_are_acknowledged_by_the_engine_of_their_stream(engines: ReplicatedEngine, folder: Path) -> None:
+    stream = STREAMS[0]
+    engines.answer(stream, batch(49))
+    engines.acknowledge(stream, name="Ann", note="the scanner is in service", by="the-administrator")
+    (status,) = (each for each in engines.streams() if each["stream"] == stream)
+    assert {alarm["acknowledged_by"] for alarm in status["alarms"]} == {"Ann"}
+    own = [line for line in lines(folder, engines.place(stream)) if line["kind"] == "alarms_acknowledged"]
+    assert [(line["body"]["stream"], line["body"]["name"]) for line in own] == [(stream, "Ann")]
+    assert not [line for line in lines(folder, 1 - engines.place(stream)) if line["kind"] == "alarms_acknowledged"]
+    assert {answer.stream for _, answer in engines.history()} == set(STREAMS)
+
+
+@pytest.mark.slow
 def test_what_changes_the_service_reaches_every_engine(engines: ReplicatedEngine, folder: Path) -> None:
     assert engines.switch("lyon", on=False) == ("lyon",)
     for stream in STREAMS:

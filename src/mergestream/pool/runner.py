@@ -90,20 +90,20 @@ class PoolRunner:
                 self.passes["expert"] += len(self.names) * len(batch.images)
         if inputs and self._recording is not None:  # one forward per expert: larger products, fewer launches
             stacked = torch.cat(list(inputs.values()))
-            tasks = [partial(self._run, *expert, stacked) for expert in zip(self._owners, self.experts, strict=True)]
+            tasks = [partial(self._run, *expert, stacked) for expert in zip(self._owners, self._experts, strict=True)]
             logits = torch.stack(self._recording.side_by_side(tasks, self.device))
             answers.update(zip(inputs, logits.chunk(len(inputs), dim=1), strict=True))
             return answers
         for view, images in inputs.items():
             own = []
-            for owner, expert in zip(self._owners, self.experts, strict=True):
+            for owner, expert in zip(self._owners, self._experts, strict=True):
                 own.append(self._run(owner, expert, images))
             answers[view] = torch.stack(own)
         return answers
 
     def expert_logits(self, expert: int, images: Tensor) -> Tensor:
         """One expert's logits [B,C] in fp32."""
-        return self._run(self._owners[expert], self.experts[expert], self.prepare(images))
+        return self._run(self._owners[expert], self._experts[expert], self.prepare(images))
 
     def forward(self, weights: Tensor, images: Tensor, *, recalibrate_bn: bool = False) -> Tensor:
         """Logits [B,C] in fp32 of the network whose flat weights [P] are given.
@@ -127,7 +127,7 @@ class PoolRunner:
         `images`: how many the batch stands for, where a function of one image is vectorised.
         """
         self.passes["merged" if expert is None else "expert"] += images or len(batch)
-        module = self._working if expert is None else self.experts[expert]
+        module = self._working if expert is None else self._experts[expert]
         return logits_of(self.layout.call(module, parameters, batch))
 
     def forward_with_inputs(
@@ -159,7 +159,7 @@ class PoolRunner:
                 if self.execution.capture:
                     from mergestream.pool.fused_blocks import fused_blocks  # it needs timm
 
-                    modules = [self._working, *self.experts]
+                    modules = [self._working, *self._experts]
                     fast.enter_context(patches_as_products(modules))
                     fast.enter_context(fused_blocks(modules))
                 yield self._recording
@@ -206,6 +206,10 @@ class PoolRunner:
             self._attached = weights
         return self._working
 
+    def expert(self, expert: int) -> nn.Module:
+        """One expert as a frozen module whose parameters are views of the bank."""
+        return self._experts[expert]
+
     def matrices(self, row: Tensor, prefix: str = "") -> dict[str, Tensor]:
         """Parameters that may be the weight of a linear map or a convolution, by name, as views of a row [P]."""
         views = self.layout.views(row)
@@ -231,8 +235,7 @@ class PoolRunner:
         return copy.deepcopy(self.template.module).eval()
 
     @cached_property
-    def experts(self) -> list[nn.Module]:
-        """Frozen modules whose parameters are views of the bank."""
+    def _experts(self) -> list[nn.Module]:
         return [
             self.layout.attach(copy.deepcopy(self.template.module), row, own).eval()
             for row, own in zip(self.bank, self.integers, strict=True)

@@ -51,7 +51,7 @@ class BlockwiseMerge:
         # Layers that are not solved for stay the mean.
         self.weights = pool.merge([1 / len(pool)] * len(pool), out=out, rows=rows)
         self.merged = Blocks(pool.module_with(self.weights))
-        self.experts = [Blocks(expert) for expert in pool.experts]
+        self.experts = [Blocks(pool.expert(k)) for k in range(len(pool))]
         self.grams: list[Grams] = [dict(own) for own in earlier] if earlier else [{} for _ in pool.names]
         if not any(self.grams):
             self.merged.require_chain(batches[0][0][:1])
