@@ -1,5 +1,6 @@
 """Rewrite the marked blocks and the figures of the result pages from the committed records: scripts/docs_tables.py."""
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,21 @@ def with_blocks(text: str, blocks: dict[str, str], page: Path) -> str:
         head, rest = text.split(begin)
         text = f"{head}{begin}\n{blocks[name].rstrip()}\n{end}{rest.split(end)[1]}"
     return text
+
+
+def demo_table() -> str:
+    """Accuracy of every method at its defaults in the committed demo, and of one variant that the README discusses."""
+    streams = ("iid", "dirichlet:0.05", "sorted")
+    rows = json.loads((ROOT / "docs" / "results" / "demo.json").read_text(encoding="utf-8"))["results"]
+    by_label: dict[str, dict[str, str]] = {}
+    for row in rows:
+        score = {name: 100 * value for name, value in row["accuracy"].items()}
+        if "(" not in row["label"] or row["label"] == "regmean_pp(statistics=target)":
+            text = f"{score['mean']:.1f} ±{(score['high'] - score['low']) / 2:.1f}"
+            by_label.setdefault(row["label"], {})[row["stream"]] = text
+    lines = [f"| method | {' | '.join(streams)} |", "|---|---:|---:|---:|"]
+    lines += [f"| {label} | {' | '.join(own[name] for name in streams)} |" for label, own in by_label.items()]
+    return "\n".join(lines)
 
 
 def draw_batch_sizes(groups: Sequence[Group], path: Path) -> None:
@@ -78,7 +94,7 @@ def draw_differences(groups: Sequence[Group], path: Path) -> None:
 
 if __name__ == "__main__":
     every_group = read_records(RECORDS)
-    blocks = all_blocks(every_group)
+    blocks = {**all_blocks(every_group), "demo": demo_table()}
     for page in (ROOT / name for name in PAGES):
         page.write_text(with_blocks(page.read_text(encoding="utf-8"), blocks, page), encoding="utf-8")
     for run, own in runs_of(every_group).items():
