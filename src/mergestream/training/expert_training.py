@@ -16,9 +16,10 @@ from mergestream.pool.checkpoint import PICKLES, WeightsFile, open_weights, writ
 from mergestream.pool.expert_card import BASE, ExpertCard, read_card
 from mergestream.runtime.errors import CheckpointError, MergestreamError, NetworkError, TrainingError
 from mergestream.runtime.files import sha256_of_json
+from mergestream.runtime.option_checks import one_of
 from mergestream.runtime.seeding import cpu_threads, seeded
 from mergestream.runtime.state_file import SavedState
-from mergestream.training.heads import fit_probe, head_state, redraw_head, zero_head
+from mergestream.training.heads import HEAD_INITS, fit_probe, head_state, redraw_head, zero_head
 from mergestream.training.recipe import Recipe
 from mergestream.training.stepper import choose_device
 from mergestream.training.training_loop import OnStep, OnValidation, fit, ignore, split_of
@@ -46,7 +47,7 @@ def train_base(
     state = fit(pretraining, data, recipe, on_step, checkpoint=SavedState(_unfinished(folder, full_recipe))).state
     heads = head_state(pretraining)
     encoder = {name: tensor for name, tensor in state.items() if name not in heads}
-    return write_start(folder, encoder, full_recipe)
+    return write_start(folder, network, arguments, classes, encoder, "shared", recipe.seed, full_recipe)
 
 
 def train_expert(
@@ -114,20 +115,32 @@ def _cached_card(folder: Path, full_recipe: dict[str, Any]) -> ExpertCard | None
     return card if card.recipe == full_recipe else None
 
 
-def write_start(folder: Path, encoder: Mapping[str, Tensor] | None, recipe: dict[str, Any]) -> ExpertCard:
-    """Write the base folder: an encoder (given, or random) and the initial head.
+def write_start(
+    folder: Path,
+    network: str,
+    arguments: dict[str, Any],
+    classes: Sequence[str],
+    encoder: Mapping[str, Tensor] | None,
+    head_init: str,
+    seed: int,
+    recipe: dict[str, Any] | None = None,
+) -> ExpertCard:
+    """Write the base folder: an encoder (given, or random) and the initial head. The card stores the recipe.
 
-    The recipe says network, arguments, classes, head_init and seed; the card stores it. With 'independent' each site
-    draws its own head when it trains; with 'linear_probe' the head is zero until `put_probes` writes the average of
-    the sites' heads.
+    With 'independent' each site draws its own head when it trains; with 'linear_probe' the head is zero until
+    `put_probes` writes the average of the sites' heads.
     """
-    classes = tuple(recipe["classes"])
-    with seeded(recipe["seed"]):
-        start = create_network(recipe["network"], num_classes=len(classes), **recipe["arguments"])
-    start.module.load_state_dict({**head_state(start), **(encoder or start.module.state_dict())})
-    if recipe["head_init"] in ("zero", "linear_probe"):
+    one_of("head_init", head_init, HEAD_INITS)
+    with seeded(seed):
+        start = create_network(network, num_classes=len(classes), **arguments)
+    try:
+        start.module.load_state_dict({**head_state(start), **(encoder or start.module.state_dict())})
+    except RuntimeError as error:
+        raise NetworkError(f"The encoder does not fit '{network}': {error}") from error
+    if head_init in ("zero", "linear_probe"):
         zero_head(start)
-    card = ExpertCard.for_network(BASE, start, classes, recipe=recipe)
+    recipe = recipe or {"network": network, "arguments": arguments, "classes": list(classes), "seed": seed}
+    card = ExpertCard.for_network(BASE, start, tuple(classes), recipe={**recipe, "head_init": head_init})
     return write_expert(folder, start.module.state_dict(), card)
 
 

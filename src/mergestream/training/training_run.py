@@ -174,7 +174,9 @@ def _write_base(
     if plan.domain is not None:
         raise InputError(f"{out / BASE} is missing: one site trains from the consortium's base. Copy its folder there.")
     scratch = work_folder(out) / BASE
-    write_start(scratch, encoder_weights(plan.network, dict(plan.arguments), plan.init), recipe)
+    arguments = dict(plan.arguments)
+    encoder = encoder_weights(plan.network, arguments, plan.init)
+    write_start(scratch, plan.network, arguments, dataset.classes, encoder, plan.head_init, plan.seed, recipe)
     if plan.head_init == "linear_probe":
         fits = [(scratch, plan, preprocessing, domain) for domain in dataset.domains]
         with track("fitting every site's head on the frozen encoder", len(fits)) as advance:
