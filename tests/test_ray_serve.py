@@ -105,11 +105,10 @@ def test_alarms_are_acknowledged_by_the_engine_of_their_stream(engines: Replicat
     engines.answer(stream, batch(49))
     engines.acknowledge(stream, name="Ann", note="the scanner is in service", by="the-administrator")
     (status,) = (each for each in engines.streams() if each["stream"] == stream)
-    assert {alarm["acknowledged_by"] for alarm in status["alarms"]} == {"Ann"}
+    assert {alarm.acknowledged_by for alarm in status["alarms"]} == {"Ann"}
     own = [line for line in lines(folder, engines.place(stream)) if line["kind"] == "alarms_acknowledged"]
     assert [(line["body"]["stream"], line["body"]["name"]) for line in own] == [(stream, "Ann")]
     assert not [line for line in lines(folder, 1 - engines.place(stream)) if line["kind"] == "alarms_acknowledged"]
-    assert {answer.stream for _, answer in engines.history()} == set(STREAMS)
 
 
 @pytest.mark.slow
