@@ -155,13 +155,13 @@ def test_a_caller_who_gives_up_harms_nobody() -> None:
         tasks[4].cancel()  # it still waits
         await asyncio.sleep(0)
         recorder.gate.set()
-        found = await asyncio.gather(*tasks, return_exceptions=True)
+        gathered = await asyncio.gather(*tasks, return_exceptions=True)
         assert len(queue) == 0
-        return found
+        return gathered
 
-    found = run(work)
-    assert [isinstance(each, asyncio.CancelledError) for each in found] == [False, True, False, False, True, False]
-    assert [found[i].predictions[0] for i in (0, 2, 3, 5)] == [sent[i].sha256 for i in (0, 2, 3, 5)]
+    gathered = run(work)
+    assert [isinstance(each, asyncio.CancelledError) for each in gathered] == [False, True, False, False, True, False]
+    assert [gathered[i].predictions[0] for i in (0, 2, 3, 5)] == [sent[i].sha256 for i in (0, 2, 3, 5)]
     assert [len(hashes) for _, hashes in recorder.batches] == [3, 2]
 
 

@@ -376,7 +376,7 @@ def test_work_that_would_wait_too_long_is_refused_and_told_when_to_come_back(
 def test_a_text_in_a_cards_risk_table_is_no_fault_of_the_service(pool: ms.ExpertPool, tmp_path: Path) -> None:
     rows = [["high", 0.9, 0.1], [0.5, 0.9, 0.1]]
     try:
-        told = pool.annotate("lyon", metrics={"validation": {"accuracy": 0.75, "risk_by_confidence": rows}})
+        annotated = pool.annotate("lyon", metrics={"validation": {"accuracy": 0.75, "risk_by_confidence": rows}})
     except ms.MergestreamError as error:  # refused where the card is read: better still
         assert "risk_by_confidence" in str(error)  # noqa: PT017
         return
@@ -386,7 +386,7 @@ def test_a_text_in_a_cards_risk_table_is_no_fault_of_the_service(pool: ms.Expert
         expert = answer["abstention"]["source_validation"]["lyon"]
         assert expert == {"error": 0.25, "coverage": None, "risk": None}
 
-    run(tmp_path, told, talk, GuardSettings(fallback="none", abstain_below=0.1))
+    run(tmp_path, annotated, talk, GuardSettings(fallback="none", abstain_below=0.1))
 
 
 def test_a_pool_of_one_class_is_refused_and_no_image_is_blamed(tmp_path: Path) -> None:

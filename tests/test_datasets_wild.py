@@ -75,9 +75,9 @@ def test_annotated_images_are_those_domainbed_selects(lila: Path) -> None:
                 if str(image["location"]) in ("38", "46", "100", "43"):
                     wanted.setdefault(image["id"], set()).add((f"location_{image['location']}", name))
     index = index_of(lila)
-    found = {s.id: {(s.domain, index.card.classes[s.label])} for s in index.samples}
-    assert found == {id_: pairs for id_, pairs in wanted.items() if len(pairs) == 1}
-    assert len(wanted) - len(found) == 1  # a raccoon and an opossum
+    labels_by_id = {s.id: {(s.domain, index.card.classes[s.label])} for s in index.samples}
+    assert labels_by_id == {id_: pairs for id_, pairs in wanted.items() if len(pairs) == 1}
+    assert len(wanted) - len(labels_by_id) == 1  # a raccoon and an opossum
     assert [(each.what.count(".jpg"), each.why) for each in index.left_out] == [
         (1, "annotated as opossum and raccoon"),
         (0, "show none of the ten classes"),
@@ -85,7 +85,7 @@ def test_annotated_images_are_those_domainbed_selects(lila: Path) -> None:
     ]
     assert [each.what for each in index.left_out[1:]] == ["1 images", "1 images"]
     assert index.counts()["location_46"] == {**dict.fromkeys(index.card.classes, 3), "dog": 4}
-    assert index.images_found == len(found) + 1
+    assert index.images_found == len(labels_by_id) + 1
     assert index.missing == ()
 
 

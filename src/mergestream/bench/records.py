@@ -139,7 +139,7 @@ class Run:
         return np.split(np.arange(len(self.labels)), ends[:-1])
 
     def reordered(self, arguments: dict[str, Any], batches: Sequence[np.ndarray]) -> "Run":
-        """The same answers in another order of arrival: what a static method would have said on that stream."""
+        """The same answers in another order of arrival: what a static method would have answered on that stream."""
         place = np.empty(len(self.labels), dtype=np.int64)
         place[np.concatenate(self.batches)] = np.arange(len(self.labels))
         order = torch.from_numpy(place[np.concatenate(list(batches))])

@@ -51,18 +51,18 @@ def answers_in_batch(
 ) -> Tensor:
     """Answers [B,C] that use the other images of a batch as evidence of its mix, and never the image itself.
 
-    Belief propagation: image j says to image i what its class is, without what i said to j. With two images it is
-    exact. `assumed` [C] is the mix that the answers were made for, `expected` [C] what the batch's mix varies around;
-    `present` [B] is 1 for an image and 0 for padding.
+    Belief propagation: image j sends image i its class probabilities, computed without the message from i to j. With
+    two images it is exact. `assumed` [C] is the mix that the answers were made for, `expected` [C] what the batch's
+    mix varies around; `present` [B] is 1 for an image and 0 for padding.
     """
     likelihood = probabilities / assumed
     images = len(present)
-    audible = present[None, :, None] * (1 - torch.eye(images, device=present.device))[:, :, None]
-    said = _shares(likelihood * expected).expand(images, -1, -1) * audible  # [i,j,C]: what j says to i
+    others = present[None, :, None] * (1 - torch.eye(images, device=present.device))[:, :, None]
+    messages = _shares(likelihood * expected).expand(images, -1, -1) * others  # [i,j,C]: from j to i
     for _ in range(ROUNDS):
-        from_others = said.sum(dim=1)[None] - said.transpose(0, 1)  # [i,j,C]: what j hears from all but i
-        said = _shares(likelihood * (concentration * expected + from_others.clamp_min(0.0))) * audible
-    return _shares(likelihood * (concentration * expected + said.sum(dim=1)))
+        to_sender = messages.sum(dim=1)[None] - messages.transpose(0, 1)  # [i,j,C]: to j from all but i
+        messages = _shares(likelihood * (concentration * expected + to_sender.clamp_min(0.0))) * others
+    return _shares(likelihood * (concentration * expected + messages.sum(dim=1)))
 
 
 def _shares(joint: Tensor) -> Tensor:

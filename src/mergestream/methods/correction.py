@@ -81,10 +81,10 @@ class SpreadState(State):
     squares: Tensor  # [C]
     images: Tensor  # how many []
 
-    def add(self, answers: Tensor, usual: Tensor, known: Tensor, window: FadingWindow) -> SpreadState:
+    def add(self, answers: Tensor, usual: Tensor, has_past: Tensor, window: FadingWindow) -> SpreadState:
         squares = ((answers - usual).square() * window.shares[:, None]).sum(dim=0)
-        images = window.faded * self.images + known * window.images
-        return SpreadState(window.add(self.squares, known * squares), images)
+        images = window.faded * self.images + has_past * window.images
+        return SpreadState(window.add(self.squares, has_past * squares), images)
 
     def variance(self) -> Tensor:
         return self.squares / self.images.clamp_min(1.0)
@@ -115,10 +115,17 @@ class ClumpState(State):
     def correlation(self, variance: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:
         """How probable it is that the labels of a batch correlate [], and by how much []."""
         batches = self.batches.clamp_min(1.0)
-        scale = (variance.sum() * neighbours.reliability(variance, mix)).clamp_min(neighbours.TINY)
         error = self.chance / batches * (2 / (neighbours.degrees_of_freedom(variance) * batches)).sqrt()
-        error = torch.where(self.batches > 0, error / scale, neighbours.LARGEST_ERROR)
-        return neighbours.correlation(self.excess / batches / scale, error, CORRELATED_BEFORE)
+        return _correlation(self.excess / batches, error, self.batches, variance, mix)
+
+
+def _correlation(
+    covariance: Tensor, error: Tensor, count: Tensor, variance: Tensor, mix: Tensor
+) -> tuple[Tensor, Tensor]:
+    """How probable a correlation of labels is [], and rho []: from a covariance of answers, its error, and how many."""
+    scale = (variance.sum() * neighbours.reliability(variance, mix)).clamp_min(neighbours.TINY)
+    error = torch.where(count > 0, error / scale, neighbours.LARGEST_ERROR)
+    return neighbours.correlation(covariance / scale, error, CORRELATED_BEFORE)
 
 
 @dataclass(frozen=True)
@@ -131,9 +138,9 @@ class RecentState(State):
     last: Tensor  # departure of the last batch [C]
     answers: Tensor  # corrected answers of the recent past, summed over images that fade [C]
 
-    def add(self, answers: Tensor, usual: Tensor, known: Tensor, window: FadingWindow) -> RecentState:
-        departure = known * ((answers * window.shares[:, None]).sum(dim=0) - usual)
-        new = ((departure * self.last).sum(), departure.square().sum(), known)
+    def add(self, answers: Tensor, usual: Tensor, has_past: Tensor, window: FadingWindow) -> RecentState:
+        departure = has_past * ((answers * window.shares[:, None]).sum(dim=0) - usual)
+        new = ((departure * self.last).sum(), departure.square().sum(), has_past)
         before = (self.products, self.squares, self.pairs)
         products, squares, pairs = (window.faded * old + value for old, value in zip(before, new, strict=True))
         return RecentState(products, squares, pairs, departure, self.answers)
@@ -141,10 +148,8 @@ class RecentState(State):
     def expected(self, expected: Tensor, variance: Tensor, mix: Tensor) -> Tensor:
         """The mix [C] that is expected next: between `expected` [C] and the recent past, as far as neighbours agree."""
         pairs = self.pairs.clamp_min(1.0)
-        scale = (variance.sum() * neighbours.reliability(variance, mix)).clamp_min(neighbours.TINY)
         error = self.squares / pairs / (neighbours.degrees_of_freedom(variance) * pairs).sqrt()
-        error = torch.where(self.pairs > 0, error / scale, neighbours.LARGEST_ERROR)
-        probable, rho = neighbours.correlation(self.products / pairs / scale, error, CORRELATED_BEFORE)
+        probable, rho = _correlation(self.products / pairs, error, self.pairs, variance, mix)
         strength = 1 / (probable * rho).clamp_min(neighbours.LEAST) - 1
         return (strength * expected + self.answers) / (strength + self.answers.sum())
 
@@ -188,11 +193,11 @@ class Correction:
     ) -> tuple[Tensor, CorrectionState]:
         """Corrected answers [B,C] for a batch's [B,C] and the experts' [K,B,C], where they were asked."""
         usual, seen = self.long_run.usual(state.long_run), state.long_run.images
-        known = (seen > 0).float()
+        has_past = (seen > 0).float()
         long_run = self.long_run.learn(state.long_run, answers, experts, window)
-        spread = state.spread.add(answers, usual, known, window)
+        spread = state.spread.add(answers, usual, has_past, window)
         clump = state.clump.add(answers, usual, seen, window)
-        recent = state.recent.add(answers, usual, known, window)
+        recent = state.recent.add(answers, usual, has_past, window)
         variance, (assumed, expected) = spread.variance(), self.long_run.mixes(long_run)
         expected = recent.expected(expected, variance, assumed)
         probable, rho = clump.correlation(variance, assumed)

@@ -37,7 +37,7 @@ class Fisher(StatisticsModel[FisherState]):
     statistics: str = option("source", one_of, ("source", "target"))
     examples: int = option(500, whole_number, low=1)
     normalise: bool = option(True, yes_or_no)  # by its size, so that no expert outweighs others by its scale alone
-    floor: float = option(1e-6, number, above=0)  # least information of any number; where nobody has more: the mean
+    floor: float = option(1e-6, number, above=0)  # least information of any number; where no expert has more: the mean
 
     def __post_init__(self) -> None:
         super().__post_init__()

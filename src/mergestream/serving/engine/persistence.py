@@ -3,8 +3,8 @@
 A step is written twice: first the audit line, flushed to the disk, which holds the state after the step; then the
 stream's own file, put in place by a rename and not flushed. So
 
-- a line that could not be written: the step did not happen; state, file and log are those before it, and the caller is
-  told;
+- a line that could not be written: the step did not happen; state, file and log are those before it, and the caller
+  gets an error;
 - killed between line and file: the log is one step ahead of the file, and the caller was not answered. At the next
   start the last event of a stream in the log is the truth (`recovered`), so the step counts, as the log says it does;
 - a power failure may also lose or tear files that were not flushed: they are older than the log or unreadable, and the

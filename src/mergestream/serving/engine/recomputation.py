@@ -49,7 +49,7 @@ class Reproducer:
 def recompute_step(
     body: Mapping[str, Any], pictures: Sequence[Picture], pool: ExpertPool, last: LastStates | None = None
 ) -> dict[str, Any]:
-    """The same from pictures that are decoded already, in the line's order. `last` is brought up to date."""
+    """The same from pictures that are decoded already, in the line's order. `last` is updated."""
     last = {} if last is None else last
     lineup = _lineup(body, pool)
     before = _state_before(body, lineup, last.get(body["stream"]))

@@ -143,7 +143,7 @@ def alarms_after(
 
 
 def codes_to_acknowledge(alarms: Iterable[Alarm] | None) -> list[str]:
-    """The codes of alarms that nobody has acknowledged; there must be one."""
+    """The codes of alarms that are not acknowledged yet; there must be one."""
     if alarms is None:
         raise InputError("Its alarms are unknown since the restart: they are known after its next batch.")
     unacknowledged = [alarm.code for alarm in alarms if alarm.acknowledged_by is None]
@@ -153,7 +153,7 @@ def codes_to_acknowledge(alarms: Iterable[Alarm] | None) -> list[str]:
 
 
 def acknowledge(alarms: Iterable[Alarm], by: str, at: str) -> tuple[Alarm, ...]:
-    """The same alarms, with a name and a time on those that nobody had acknowledged."""
+    """The same alarms, with a name and a time on those that were not acknowledged yet."""
     return tuple(
         each if each.acknowledged_by else replace(each, acknowledged_by=by, acknowledged_at=at) for each in alarms
     )

@@ -65,7 +65,7 @@ async def answer_batch(
     body=_form(several=False),
 )  # fmt: skip
 async def answer_image(request: Request, stream: StreamName, report: Report = None) -> BatchAnswer:
-    """One image, answered from the stream's earlier images and itself alone, whoever else sends images at that time.
+    """One image, answered from the stream's earlier images and itself alone, no matter who else sends images then.
 
     Only a service started with --no-single-image-answers answers it together with others that arrive meanwhile.
     """
