@@ -176,10 +176,10 @@ def test_an_error_of_the_service_is_told_to_all_and_does_not_stop_the_next() -> 
 
     async def work() -> None:
         queue = AnswerQueue(failing, Together(count=3, seconds=0.01))
-        found = await asyncio.gather(
+        gathered = await asyncio.gather(
             *(queue.answer("a", [each], one=True) for each in pictures(3)), return_exceptions=True
         )
-        assert [type(each) for each in found] == [AuditError] * 3
+        assert [type(each) for each in gathered] == [AuditError] * 3
         assert (await queue.answer("a", [picture(9)], one=True)).predictions == (picture(9).sha256,)
 
     run(work)

@@ -365,9 +365,9 @@ def test_abstention_has_the_source_risk_beside_it(pool: ms.ExpertPool, tmp_path:
         card = {**pool.cards[0].to_json(), "metrics": {"validation": {"risk_by_confidence": table}}}
         with pytest.raises(CheckpointError):
             require_schema("expert", card, "lyon")
-    told = pool.annotate("lyon", metrics=known)
+    annotated = pool.annotate("lyon", metrics=known)
     guards = GuardSettings(fallback="none", abstain_on=(), abstain_below=0.5)
-    with Service(tmp_path, told, guards=guards) as service:
+    with Service(tmp_path, annotated, guards=guards) as service:
         answer = service.engine.answer("lyon", batch(0, 12))
         undecided = [i for i, row in enumerate(answer.probabilities) if max(row) < 0.5]
         assert undecided

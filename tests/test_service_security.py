@@ -101,12 +101,12 @@ def ask(service: LocalService, tokens: dict[str, str], trusted: ssl.SSLContext) 
 
 def require_problem(answer: httpx.Response, code: str) -> None:
     assert answer.headers["content-type"] == "application/problem+json"
-    said = answer.json()
-    assert said["code"] == code, said
-    assert answer.status_code == said["status"] == PROBLEMS[code].status
-    assert said["title"] == PROBLEMS[code].meaning
-    assert said["type"] == f"urn:mergestream:problem:{code}"
-    assert said["request_id"] == answer.headers["x-request-id"]
+    problem = answer.json()
+    assert problem["code"] == code, problem
+    assert answer.status_code == problem["status"] == PROBLEMS[code].status
+    assert problem["title"] == PROBLEMS[code].meaning
+    assert problem["type"] == f"urn:mergestream:problem:{code}"
+    assert problem["request_id"] == answer.headers["x-request-id"]
     assert ("retry-after" in answer.headers) == (code in (*WAITING, "rate_limited", "timed_out", "not_watching"))
     assert SECRET not in answer.text
 

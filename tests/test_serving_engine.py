@@ -393,10 +393,10 @@ def test_the_switch_renormalises_averages_is_logged_and_survives(pool: ms.Expert
         now = method.step(tensor_of(batch(1))).encoder_coefficients  # its first average is uniform
         expected = 0.7 * kept + (now - 0.7 * 0.5)
         answer = service.engine.answer("lyon", batch(1))
-        found = torch.tensor(list(answer.encoder_coefficients.values()))
-        assert float(found[1]) == 0
-        torch.testing.assert_close(found[[0, 2]], expected)
-        assert float(found.sum()) == pytest.approx(1)
+        coefficients = torch.tensor(list(answer.encoder_coefficients.values()))
+        assert float(coefficients[1]) == 0
+        torch.testing.assert_close(coefficients[[0, 2]], expected)
+        assert float(coefficients.sum()) == pytest.approx(1)
         service.engine.switch("lyon", on=False)
         with pytest.raises(PoolError, match="last expert"):
             service.engine.switch("turin", on=False)

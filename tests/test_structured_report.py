@@ -77,7 +77,7 @@ def test_the_answer_can_be_read_back() -> None:
     assert texts["predicted"] == ANSWER.predictions[0]
     assert (texts["pool"], texts["model"], texts["notice"]) == (ANSWER.pool_sha256, ANSWER.weights_sha256, NOTICE)
     probabilities = dict(zip(ANSWER.classes, ANSWER.probabilities[0], strict=True))
-    for kind, told in (("class", probabilities), ("expert", ANSWER.encoder_coefficients)):
+    for kind, numbers in (("class", probabilities), ("expert", ANSWER.encoder_coefficients)):
         found = {}
         for name, part in content:
             if name == kind:
@@ -85,7 +85,7 @@ def test_the_answer_can_be_read_back() -> None:
                 (measured,) = number.MeasuredValueSequence
                 assert measured.MeasurementUnitsCodeSequence[0].CodingSchemeDesignator == "UCUM"
                 found[text.TextValue] = float(measured.NumericValue)
-        assert found == pytest.approx(dict(told), rel=1e-9)
+        assert found == pytest.approx(dict(numbers), rel=1e-9)
 
 
 def test_the_image_and_the_frame_are_referred_to() -> None:
