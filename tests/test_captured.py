@@ -49,6 +49,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("entropy_adaptive", {"refresh_every": 3, "momentum": 0.5}),
     ("entropy_adaptive", {"score": "max_softmax", "weighting": "softmax", "temperature": (0.5, 1.0, 2.0)}),
     ("entropy_adaptive", {"recalibrate_bn": True}),
+    ("entropy_adaptive", {"recalibrate_bn": "window"}),
+    ("mean", {"recalibrate_bn": "window"}),
     ("prior_adaptive", {}),
     ("prior_adaptive", {"refresh_every": 2, "memory": 20, "anchor": 0.5}),
     ("prior_adaptive", {"refresh_every": 2, "refit": False}),

@@ -32,7 +32,7 @@ from mergestream.methods.state import leaves, to_plain
 # Options a method cannot do without, and variants of it that must keep the contract too.
 VARIANTS: dict[str, list[dict]] = {
     "single_expert": [{"expert": "brest"}],
-    "mean": [{}, {"coefficients": [0.5, 0.3, 0.2]}, {"recalibrate_bn": True}],
+    "mean": [{}, {"coefficients": [0.5, 0.3, 0.2]}, {"recalibrate_bn": True}, {"recalibrate_bn": "window"}],
     "ensemble": [{}, {"average": "probabilities"}, {"views": ("hflip",)}],
     "task_arithmetic": [{}, {"lambda": "1/K"}, {"lambda": [0.5, 0.3, 0.1]}, {"base_head": "zero"}],
     "ties": [
@@ -46,6 +46,7 @@ VARIANTS: dict[str, list[dict]] = {
         {"granularity": "layer", "learning_rate": 0.05},
         {"lambda": "1/K", "steps": 2, "learning_rate": 0.01, "clamp": False},
         {"base_head": "zero", "recalibrate_bn": True},
+        {"steps": 2, "learning_rate": 0.01, "recalibrate_bn": "window"},
     ],
     "fisher": [{}, {"fisher": "mergelm"}, {"statistics": "target"}, {"fisher": "mergelm", "statistics": "target"}],
     "regmean": [
@@ -53,6 +54,7 @@ VARIANTS: dict[str, list[dict]] = {
         {"ratio": 1.0, "ridge": 0.1, "convolutions": False},
         {"statistics": "target"},
         {"statistics": "target", "examples": 6, "recalibrate_bn": True},
+        {"statistics": "target", "recalibrate_bn": "window"},
     ],
     "regmean_pp": [{}, {"statistics": "target"}, {"statistics": "target", "ratio": 0.9, "convolutions": False}],
     "select_expert": [{}, {"score": "max_softmax"}],
@@ -79,6 +81,8 @@ VARIANTS: dict[str, list[dict]] = {
         {"views": ()},
         {"score": "max_softmax", "weighting": "softmax", "encoder_sharpness": 5.0},
         {"recalibrate_bn": True},
+        {"recalibrate_bn": "window"},
+        {"recalibrate_bn": "window", "refresh_every": 2, "momentum": 0.5},
         {"refresh_every": 2, "momentum": 0.5},
         {"refresh_every": 100, "refresh_drift": 1e-3},
         {"temperature": [0.5, 1.0, 2.0], "head_sharpness": 4.0},

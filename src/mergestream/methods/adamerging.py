@@ -1,6 +1,6 @@
 """AdaMerging (Yang et al. 2024), online: lambdas that minimise the entropy of the merged model's own answers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from mergestream.functional import scores as scoring
 from mergestream.functional.merging import Rows
 from mergestream.methods.base import option
-from mergestream.methods.merged_model import TaskVectorModel
-from mergestream.methods.state import INSEPARABLE, State
+from mergestream.methods.merged_model import MergedState, TaskVectorModel
+from mergestream.methods.state import INSEPARABLE
 from mergestream.methods.task_arithmetic import add_task_vectors, resolve_lambda
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics.fisher_information import require_gradient
@@ -19,7 +19,7 @@ from mergestream.runtime.option_checks import number, one_of, whole_number, yes_
 
 
 @dataclass(frozen=True)
-class AdaMergingState(State):
+class AdaMergingState(MergedState):
     lambdas: Tensor = field(metadata=INSEPARABLE)  # [K], or [K,L] by tensor
     adam: dict[str, Tensor] = field(metadata=INSEPARABLE)  # Adam's moments of them; empty before the first update
 
@@ -47,7 +47,7 @@ class AdaMerging(TaskVectorModel[AdaMergingState]):
             message = "With clamp, 'lambda' starts within [0, 1], else it would never move"
             raise InputError(f"{message}; got {self.lambda_!r}.")
 
-    def start(self) -> AdaMergingState:
+    def start_learning(self) -> AdaMergingState:
         experts, tensors = len(self.pool), len(self.pool.layout.parameters)
         shape = (experts,) if self.granularity == "task" else (experts, tensors)
         return AdaMergingState(torch.full(shape, self._first), {})
@@ -66,7 +66,7 @@ class AdaMerging(TaskVectorModel[AdaMergingState]):
                 adam.state[lambdas] = {name: value.clone() for name, value in state.adam.items()}
             self._effective(lambdas).backward(gradient)
             adam.step()
-            return AdaMergingState(lambdas.detach(), dict(adam.state[lambdas]))
+            return replace(state, lambdas=lambdas.detach(), adam=dict(adam.state[lambdas]))
 
     def _gradient(self, images: Tensor, state: AdaMergingState) -> Tensor:
         """dL/dlambda_kl = <dL/dtheta_l, theta_kl - theta_0l>: one backward pass, one model's gradient in memory."""

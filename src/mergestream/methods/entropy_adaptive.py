@@ -26,7 +26,12 @@ class EntropyAdaptive(EntropyOptions):
         if self.recalibrate_bn:  # the last batch's statistics have overwritten the merged ones
             self.held_from = None
         weights = self.merged(state)
-        logits = self.pool.forward(weights, batch.images, recalibrate_bn=self.recalibrate_bn)  # line 8, Eq. 6
+        if self._window is None or state.window is None:
+            logits = self.pool.forward(weights, batch.images, recalibrate_bn=bool(self.recalibrate_bn))  # line 8, Eq. 6
+        else:
+            experts = batch.expert_logits[ORIGINAL] if due else None
+            logits, window = self._window.answer(batch, state.window, weights, experts)
+            state = replace(state, window=window)
         if self.refresh_drift:
             state = self.watch_drift(state, scoring.entropy(logits[None], shares=batch.shares)[0], due)
         step = Step(logits, state.encoder.clone(), state.head.clone(), **evidence)
@@ -77,4 +82,9 @@ class EntropyAdaptive(EntropyOptions):
         return out
 
     def weights(self, state: EntropyState) -> Tensor:
-        return self.merged(state)
+        if self._window is None or state.window is None:
+            return self.merged(state)
+        self.held_from = None  # the buffer may hold a window's statistics
+        weights = self.merged(state)
+        self._window.write(state.window, weights)
+        return weights

@@ -10,11 +10,12 @@ from torch import Tensor
 from mergestream.functional import coefficients as simplex
 from mergestream.functional import scores as scoring
 from mergestream.methods.base import Method, option
+from mergestream.methods.batchnorm_window import BatchNormWindow, WindowState, batchnorm_choice
 from mergestream.methods.card_values import resolve_temperature
 from mergestream.methods.expert_rows import HeadRows
 from mergestream.methods.state import COEFFICIENTS, PART, State
 from mergestream.networks.preprocessing import view_names
-from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
+from mergestream.runtime.option_checks import number, one_of, whole_number
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class EntropyState(State):
     encoder: Tensor = field(metadata=COEFFICIENTS)  # a [K]
     head: Tensor = field(metadata=COEFFICIENTS)  # h [K]
     drift: DriftState | None = field(default=None, metadata=PART)  # with refresh_drift
+    # With recalibrate_bn='window'.
+    window: WindowState | None = field(default=None, metadata={"prefix": "batchnorm_"})
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -47,7 +50,8 @@ class EntropyOptions(Method[EntropyState]):
     score: str = option("entropy", one_of, tuple(scoring.SCORES))  # E_k of Eq. 3, or another
     weighting: str = option("inverse", one_of, ("inverse", "softmax"))  # Eq. 4, or a softmax with encoder_sharpness
     encoder_sharpness: float = option(1.0, number, low=0)
-    recalibrate_bn: bool = option(False, yes_or_no)  # BatchNorm statistics from the batch, with one more forward
+    # BatchNorm statistics from the batch, with one more forward, or from a window of the stream ('window').
+    recalibrate_bn: bool | str = option(False, batchnorm_choice)
     refresh_every: int = option(1, whole_number, low=1)  # score every n-th batch, reuse the merged model in between
     refresh_drift: float = option(0.0, number, low=0)  # and after its own entropy moved by more nats than this; 0 never
     head_rows: str = "all"  # or 'seen': a class's head row is merged from the experts that saw the class
@@ -59,18 +63,19 @@ class EntropyOptions(Method[EntropyState]):
         self.period = self.refresh_every
         # Filling rows of unseen classes and comparing a drift both read the device.
         self.capturable = self.head_rows == "all" and not self.refresh_drift
-        self.takes_padding = not self.recalibrate_bn  # padding would count in the batch's statistics
+        self._window = BatchNormWindow.of(self.pool, self.recalibrate_bn)
+        self.takes_padding = self.recalibrate_bn is not True  # padding would count in the batch's statistics
 
     def start(self) -> EntropyState:
         share = simplex.uniform(len(self.pool), self.pool.device)
-        if not self.refresh_drift:
-            return EntropyState(0, share, share)
-        return EntropyState(
-            0, share, share, DriftState(torch.full((), torch.nan, device=self.pool.device), drifted=False)
-        )
+        drift = None
+        if self.refresh_drift:
+            drift = DriftState(torch.full((), torch.nan, device=self.pool.device), drifted=False)
+        return EntropyState(0, share, share, drift, None if self._window is None else self._window.start())
 
     def card_values(self) -> dict[str, Any]:
-        return {"temperature": self._temperature.tolist()} if isinstance(self.temperature, str) else {}
+        own = {"temperature": self._temperature.tolist()} if isinstance(self.temperature, str) else {}
+        return own if self._window is None else {**own, **self._window.card_values()}
 
     def watch_drift(self, state: EntropyState, entropy: Tensor, due: bool) -> EntropyState:
         """Note whether the merged model has become much more or less certain since the experts were last scored."""

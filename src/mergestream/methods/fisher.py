@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 from mergestream.functional import coefficients as simplex
 from mergestream.functional.merging import fisher_average, merge, weighted_sum
 from mergestream.methods.base import option
-from mergestream.methods.merged_model import StatisticsModel
-from mergestream.methods.state import INSEPARABLE, State
+from mergestream.methods.merged_model import MergedState, StatisticsModel
+from mergestream.methods.state import INSEPARABLE
 from mergestream.pool.statistics.fisher_information import FISHERS, fisher_information
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
@@ -22,7 +22,7 @@ NORM_FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
-class FisherState(State):
+class FisherState(MergedState):
     seen: int  # images of the target
     # Of each expert [P], the mean over these images; empty before the first.
     information: list[Tensor] = field(metadata=INSEPARABLE)
@@ -44,7 +44,7 @@ class Fisher(StatisticsModel[FisherState]):
         if self.learns:
             self.needs = ("gradients",)
 
-    def start(self) -> FisherState:
+    def start_learning(self) -> FisherState:
         return FisherState(0, [])
 
     @property
@@ -60,7 +60,8 @@ class Fisher(StatisticsModel[FisherState]):
         ]
         seen = state.seen + len(images)
         old, share = state.information or rows, len(images) / seen
-        return FisherState(seen, [torch.lerp(mine, new, share) for mine, new in zip(old, rows, strict=True)])
+        information = [torch.lerp(mine, new, share) for mine, new in zip(old, rows, strict=True)]
+        return replace(state, seen=seen, information=information)
 
     def merge_parameters(self, state: FisherState, out: Tensor) -> None:
         rows, share = self._rows, simplex.uniform(len(self._rows), out.device)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from mergestream.functional import coefficients as simplex
 from mergestream.methods.base import option
-from mergestream.methods.merged_model import MergedModel
-from mergestream.methods.state import State
+from mergestream.methods.merged_model import MergedModel, MergedState
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError, unknown_name
 from mergestream.runtime.option_checks import names, one_of
@@ -20,7 +19,7 @@ VARIANTS = ("uniform", "restricted", "greedy", "all_runs")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Mean(MergedModel[State]):
+class Mean(MergedModel[MergedState]):
     """variant='uniform' averages the experts, as the paper does. DiWA's others average the runs that the experts were
     chosen from: 'all_runs', or those that `soups.select_runs` chose: 'restricted' and 'greedy'."""
 
@@ -51,13 +50,13 @@ class Mean(MergedModel[State]):
         members.passes = self.pool.passes  # counted together
         return members
 
-    def merge_parameters(self, state: State, out: Tensor) -> None:
+    def merge_parameters(self, state: MergedState, out: Tensor) -> None:
         self._members.merge(self._coefficients, out=out, rows=self._rows_of(self._coefficients))
 
     def _buffer_coefficients(self) -> Tensor:
         return self._coefficients
 
-    def report(self, state: State) -> dict[str, Any]:
+    def report(self, state: MergedState) -> dict[str, Any]:
         if self.variant != "uniform":
             return {}
         return {"encoder_coefficients": self._coefficients.clone(), "head_coefficients": self._coefficients.clone()}

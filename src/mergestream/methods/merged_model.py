@@ -2,9 +2,9 @@
 
 import hashlib
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,17 +13,29 @@ from mergestream.functional import coefficients as simplex
 from mergestream.functional.merging import Rows, weighted_sum
 from mergestream.functional.scores import require_finite
 from mergestream.methods.base import Method, option
+from mergestream.methods.batchnorm_window import BatchNormWindow, WindowState, batchnorm_choice
 from mergestream.methods.expert_rows import HeadRows
-from mergestream.methods.state import S, Step, leaves
+from mergestream.methods.state import State, Step, leaves
 from mergestream.pool.checkpoint import Statistics
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import Batch
 from mergestream.runtime.errors import PoolError
-from mergestream.runtime.option_checks import one_of, whole_number, yes_or_no
+from mergestream.runtime.option_checks import one_of, whole_number
+
+
+@dataclass(frozen=True)
+class MergedState(State):
+    """Base of these methods' states, and the state of a method that carries nothing else."""
+
+    # With recalibrate_bn='window'.
+    window: WindowState | None = field(default=None, kw_only=True, metadata={"prefix": "batchnorm_"})
+
+
+M = TypeVar("M", bound=MergedState)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class MergedModel(Method[S]):
+class MergedModel(Method[M]):
     """Methods whose merged weights are a function of their state.
 
     A subclass merges parameters in `merge_parameters`; one that learns from the stream does so in `learn`. Floating
@@ -31,15 +43,25 @@ class MergedModel(Method[S]):
     """
 
     head_rows: str = "all"  # or 'seen': a class's head row is averaged over the experts that saw the class
-    recalibrate_bn: bool = option(False, yes_or_no)  # BatchNorm statistics from each batch, with one more forward
+    # BatchNorm statistics from each batch (True), or from a window of the stream ('window'): one more forward.
+    recalibrate_bn: bool | str = option(False, batchnorm_choice)
     learns = False  # whether the stream changes the merged weights
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._rows_of = HeadRows(self._members, self.head_rows)
+        self._window = BatchNormWindow.of(self._members, self.recalibrate_bn)
         # Re-estimated BatchNorm statistics depend on the batch, and so does the model.
         self.static = not self.learns and not self.recalibrate_bn
-        self.capturable = self.static and self._members is self.pool
+        self.capturable = (self.static or (not self.learns and self._window is not None)) and self._members is self.pool
+
+    def start(self) -> M:
+        state = self.start_learning()
+        return state if self._window is None else replace(state, window=self._window.start())
+
+    def start_learning(self) -> M:
+        """The state before the first batch, without BatchNorm statistics."""
+        return MergedState()  # type: ignore[return-value]
 
     @cached_property
     def _members(self) -> ExpertPool:
@@ -52,40 +74,54 @@ class MergedModel(Method[S]):
         return self._rows_of()
 
     @abstractmethod
-    def merge_parameters(self, state: S, out: Tensor) -> None:
+    def merge_parameters(self, state: M, out: Tensor) -> None:
         """Write the merged parameters of a state into out [P]."""
 
-    def learn(self, images: Tensor, state: S) -> S:
+    def learn(self, images: Tensor, state: M) -> M:
         """The state after a prepared batch, which is answered with it."""
         return state
 
-    def report(self, state: S) -> dict[str, Any]:
+    def report(self, state: M) -> dict[str, Any]:
         """What a Step holds beside its logits."""
         return {}
 
-    def advance(self, batch: Batch, state: S) -> tuple[Step, S]:
+    def advance(self, batch: Batch, state: M) -> tuple[Step, M]:
         if self.learns:
             with self.pool.input_errors(batch.images):
                 state = self.learn(require_finite(batch.images, "The input"), state)
-        logits = self._members.forward(self.weights(state), batch.images, recalibrate_bn=self.recalibrate_bn)
-        return Step(logits, **self.report(state)), state
+        if self._window is None or state.window is None:
+            on_batch = bool(self.recalibrate_bn)
+            logits = self._members.forward(self._with_averages(state), batch.images, recalibrate_bn=on_batch)
+            return Step(logits, **self.report(state)), state
+        logits, window = self._window.answer(batch, state.window, self._with_averages(state), None)
+        return Step(logits, **self.report(state)), replace(state, window=window)
 
     @property
     def reuses_weights(self) -> bool:
-        return self.static
+        return not self.learns and self.recalibrate_bn is not True
 
-    def merged_from(self, state: S) -> tuple[Tensor, ...]:
-        return tuple(leaves(state))
+    def merged_from(self, state: M) -> tuple[Tensor, ...]:
+        return tuple(leaves(replace(state, window=None)))
 
-    def merge_into(self, state: S, out: Tensor) -> None:
+    def merge_into(self, state: M, out: Tensor) -> None:
         self.merge_parameters(state, out)
         self._average_buffers(out)
 
-    def weights(self, state: S) -> Tensor:
+    def weights(self, state: M) -> Tensor:
+        weights = self._with_averages(state)
+        if self._window is not None and state.window is not None:
+            self._window.write(state.window, weights)
+        return weights
+
+    def _with_averages(self, state: M) -> Tensor:
+        """The merged weights [P] of a state, with the experts' averaged BatchNorm statistics."""
         weights = self.merged(state)
         if self.recalibrate_bn:  # the last batch's estimate has overwritten the averages
             self._average_buffers(weights)
         return weights
+
+    def card_values(self) -> dict[str, Any]:
+        return {} if self._window is None else self._window.card_values()
 
     @torch.no_grad()
     def network(self) -> nn.Module:
@@ -102,7 +138,7 @@ class MergedModel(Method[S]):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class TaskVectorModel(MergedModel[S]):
+class TaskVectorModel(MergedModel[M]):
     """Methods that merge what the experts changed in the base theta_0."""
 
     needs: tuple[str, ...] = field(default=("base",), init=False)
@@ -123,7 +159,7 @@ class TaskVectorModel(MergedModel[S]):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class StatisticsModel(MergedModel[S]):
+class StatisticsModel(MergedModel[M]):
     """statistics='source': each site measured its expert on its own images and shipped the result with it; 'target':
     each expert is measured on the unlabelled stream, this batch included."""
 

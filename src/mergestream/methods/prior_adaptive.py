@@ -59,7 +59,7 @@ class PriorAdaptive(Method[PriorState]):
     momentum: float = 0.0
     score: str = "entropy_agreement"  # which doubts an expert that is certain and alone
     views: Sequence[str] = ("hflip",)
-    recalibrate_bn: bool = False
+    recalibrate_bn: bool = option(False, yes_or_no)
     refresh_every: int = 1
     # How far the long-run mix is taken back to the experts' home: 0 not at all, 1 wholly.
     anchor: float = option(1.0, number, low=0, high=1)

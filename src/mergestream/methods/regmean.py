@@ -1,6 +1,6 @@
 """RegMean (Jin et al. 2023): every linear layer as near as possible to all experts' on their own inputs."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -9,8 +9,8 @@ from torch import Tensor
 from mergestream.functional import coefficients as simplex
 from mergestream.functional.merging import merge, merge_layer
 from mergestream.methods.base import option
-from mergestream.methods.merged_model import StatisticsModel
-from mergestream.methods.state import INSEPARABLE, State
+from mergestream.methods.merged_model import MergedState, StatisticsModel
+from mergestream.methods.state import INSEPARABLE
 from mergestream.pool.statistics.grams import Gram, Grams, add_grams
 from mergestream.pool.statistics.measurement import input_grams
 from mergestream.runtime.errors import CheckpointError
@@ -22,7 +22,7 @@ def _read_grams(plain: list[dict[str, dict[str, Any]]]) -> list[Grams]:
 
 
 @dataclass(frozen=True)
-class RegMeanState(State):
+class RegMeanState(MergedState):
     seen: int  # images of the target
     grams: list[Grams] = field(metadata={**INSEPARABLE, "read": _read_grams})  # of each expert, over these images
 
@@ -36,7 +36,7 @@ class RegMean(StatisticsModel[RegMeanState]):
     ridge: float = option(0.0, number, low=0)  # added to the diagonal of every expert's Gram matrix
     convolutions: bool = option(True, yes_or_no)  # linear maps of their windows; False: their mean, as published
 
-    def start(self) -> RegMeanState:
+    def start_learning(self) -> RegMeanState:
         return RegMeanState(0, [{} for _ in self.pool.names])
 
     @property
@@ -44,8 +44,9 @@ class RegMean(StatisticsModel[RegMeanState]):
         return "gram"
 
     def learn(self, images: Tensor, state: RegMeanState) -> RegMeanState:
-        more = state.seen < self.examples
-        return RegMeanState(state.seen + len(images), self._measured(images, state)) if more else state
+        if state.seen >= self.examples:
+            return state
+        return replace(state, seen=state.seen + len(images), grams=self._measured(images, state))
 
     def _measured(self, images: Tensor, state: RegMeanState) -> list[Grams]:
         """Every expert's Gram matrices, those of a batch added."""

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from mergestream.functional.merging import Rows, weighted_sum
-from mergestream.methods.merged_model import TaskVectorModel
-from mergestream.methods.state import State
+from mergestream.methods.merged_model import MergedState, TaskVectorModel
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import number
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class TaskArithmetic(TaskVectorModel[State]):
+class TaskArithmetic(TaskVectorModel[MergedState]):
     """lambda: a number for all experts, one per expert, or '1/K', which is the mean."""
 
     name: ClassVar[str] = "task_arithmetic"
@@ -28,10 +27,10 @@ class TaskArithmetic(TaskVectorModel[State]):
         self._lambdas = resolve_lambda(self.lambda_, len(self.pool))
         self._on_device = torch.tensor(self._lambdas, device=self.pool.device)  # copied once: a step may be captured
 
-    def merge_parameters(self, state: State, out: Tensor) -> None:
+    def merge_parameters(self, state: MergedState, out: Tensor) -> None:
         add_task_vectors(self._base, self._rows, self._lambdas, out)
 
-    def report(self, state: State) -> dict[str, Any]:
+    def report(self, state: MergedState) -> dict[str, Any]:
         return {"lambdas": self._on_device}
 
 

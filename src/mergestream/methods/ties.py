@@ -8,8 +8,7 @@ from torch import Tensor
 from mergestream.functional.merging import Part, ties
 from mergestream.functional.merging.ties import DISJOINT_MERGES
 from mergestream.methods.base import option
-from mergestream.methods.merged_model import TaskVectorModel
-from mergestream.methods.state import State
+from mergestream.methods.merged_model import MergedState, TaskVectorModel
 from mergestream.methods.task_arithmetic import resolve_lambda
 from mergestream.networks.flat_layout import Layout
 from mergestream.runtime.option_checks import number, one_of
@@ -18,7 +17,7 @@ SCOPES = ("global", "encoder_head_separately", "tensor")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Ties(TaskVectorModel[State]):
+class Ties(TaskVectorModel[MergedState]):
     """The options are the paper's by default."""
 
     name: ClassVar[str] = "ties"
@@ -31,7 +30,7 @@ class Ties(TaskVectorModel[State]):
         super().__post_init__()
         self._scale = resolve_lambda(self.lambda_, len(self.pool), single=True)[0]
 
-    def merge_parameters(self, state: State, out: Tensor) -> None:
+    def merge_parameters(self, state: MergedState, out: Tensor) -> None:
         parts = parts_of(self.pool.layout, self.trim_scope)
         ties(self._base, self._rows, parts, keep=self.keep, merge=self.merge, scale=self._scale, out=out)
 

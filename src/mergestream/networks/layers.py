@@ -1,6 +1,6 @@
 """Layers that a merge treats apart: the linear one that writes the logits, and BatchNorm, whose averages do not fit."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mergestream.networks.flat_layout import Layout, LayoutEntry
 
+BatchNorm = _BatchNorm
 IDLE = nn.Identity | nn.Dropout  # what changes nothing outside training
 
 
@@ -61,6 +62,26 @@ def class_entries(layout: Layout, head: str, classes: int) -> list[LayoutEntry]:
     return [entry for entry in inside if entry.name.startswith(f"{head}.") and entry.shape[:1] == (classes,)]
 
 
+def batchnorm_layers(module: nn.Module) -> list[BatchNorm]:
+    """The module's BatchNorm layers that have a running mean and variance, in order."""
+    return [layer for layer in module.modules() if isinstance(layer, BatchNorm) and layer.running_mean is not None]
+
+
+@contextmanager
+def with_inputs(layers: Sequence[BatchNorm], receive: Callable[[int, BatchNorm, Tensor], None]) -> Iterator[None]:
+    """While the block lasts, call receive(place, layer, inputs [B,c,...]) before a layer runs."""
+
+    def hook(place: int) -> Callable[[BatchNorm, tuple[Tensor, ...]], None]:
+        return lambda layer, given: receive(place, layer, given[0])
+
+    handles = [layer.register_forward_pre_hook(hook(place)) for place, layer in enumerate(layers)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 @torch.no_grad()
 def reestimate(module: nn.Module, batch: Tensor) -> bool:
     """Overwrite every BatchNorm layer's running mean and variance with those of batch [B,c,H,W], in one forward pass.
@@ -68,19 +89,15 @@ def reestimate(module: nn.Module, batch: Tensor) -> bool:
     A layer that sees a single value per channel cannot estimate a variance; its statistics are unchanged. Returns
     whether the network has such layers, and so ran.
     """
-    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm) and layer.running_mean is not None]
-    handles = [layer.register_forward_pre_hook(_measure) for layer in layers]
-    try:
-        if layers:
+    layers = batchnorm_layers(module)
+    if layers:
+        with with_inputs(layers, _measure):
             module(batch)
-    finally:
-        for handle in handles:
-            handle.remove()
     return bool(layers)
 
 
-def _measure(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
-    values = inputs[0].float()
+def _measure(place: int, layer: BatchNorm, inputs: Tensor) -> None:  # noqa: ARG001
+    values = inputs.float()
     dims = [dim for dim in range(values.ndim) if dim != 1]
     if values.numel() // values.shape[1] < 2:
         return

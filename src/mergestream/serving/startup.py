@@ -99,7 +99,7 @@ def _limits(options: ServeOptions) -> ServiceLimits:
 
 def _single(options: ServeOptions) -> bool | None:
     """Whether each image is answered by itself; refused where a method has no answer to one image alone."""
-    if not dict(parse_options(options.options or ())).get("recalibrate_bn"):
+    if dict(parse_options(options.options or ())).get("recalibrate_bn") is not True:  # a window has an answer
         return options.single_image_answers
     if options.single_image_answers:
         raise InputError(
