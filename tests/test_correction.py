@@ -252,9 +252,8 @@ def test_a_class_that_is_missing_is_prevalence_even_where_experts_disagree() -> 
 def test_the_first_image_is_answered_as_by_the_base(base: str) -> None:
     """Uniform home, nothing seen: no reason to change anything."""
     pool, image = make_pool("vit"), make_images(1)
-    own = ms.create_method("corrected", pool, base=base, home="uniform", anchor=0, views=()).step(image)
-    options = {"views": ()} if base != "mean" else {}
-    plain = ms.create_method(base, pool, **options).step(image)
+    own = ms.create_method("corrected", pool, base=base, home="uniform", anchor=0).step(image)
+    plain = ms.create_method(base, pool).step(image)
     torch.testing.assert_close(torch.softmax(own.logits, -1), torch.softmax(plain.logits, -1), rtol=0.02, atol=1e-3)
     assert (own.expert_forwards, own.merged_forwards) == (plain.expert_forwards, plain.merged_forwards)
 
@@ -263,7 +262,7 @@ def test_the_experts_are_asked_only_by_a_base_that_asks_them() -> None:
     pool, batch = make_pool("vit"), make_images(4)
     for base, forwards in (
         ("mean", (0, 1)),
-        ("ensemble", (2 * len(pool), 0)),
+        ("ensemble(views=hflip)", (2 * len(pool), 0)),
         ("entropy_adaptive", (2 * len(pool), 1)),
     ):
         step = ms.create_method("corrected", pool, base=base).step(batch)

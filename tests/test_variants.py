@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mergestream as ms
-from mergestream.bench.engine.plan import Variant, parse_variants
+from mergestream.methods.spelling import Variant, parse_variants
 
 
 def test_names_options_and_grids() -> None:
@@ -41,6 +41,72 @@ def test_all_is_every_method_once() -> None:
 def test_nonsense_is_refused(text: str) -> None:
     with pytest.raises(ms.MergestreamError):
         parse_variants(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "spelt"),
+    [
+        ("corrected(mean)", "corrected(mean)"),
+        ("corrected( base = mean , anchor=0.5)", "corrected(mean, anchor=0.5)"),
+        ("corrected(ensemble( views = hflip ), memory=16)", "corrected(ensemble(views=hflip), memory=16)"),
+        (
+            "corrected(memory=16, base=ensemble(views=(hflip, vflip)))",
+            "corrected(ensemble(views=(hflip, vflip)), memory=16)",
+        ),
+        ("corrected", "corrected"),
+    ],
+)
+def test_a_base_needs_no_name(text: str, spelt: str) -> None:
+    (variant,) = parse_variants(text)
+    assert str(variant) == spelt
+    assert parse_variants(spelt) == (variant,)
+    assert variant.innermost == ("ensemble" if "mean" not in spelt else "mean")
+
+
+def test_bases_make_grids_too() -> None:
+    texts = [
+        str(variant) for variant in parse_variants("corrected(mean|entropy_adaptive(head=shared|select), memory=8)")
+    ]
+    assert texts == [
+        "corrected(mean, memory=8)",
+        "corrected(entropy_adaptive(head=shared), memory=8)",
+        "corrected(entropy_adaptive(head=select), memory=8)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("corrected(corrected)", "cannot be its own base"),
+        ("corrected(meen)", "Did you mean 'mean'"),
+        ("corrected(mean, base=ensemble)", "given twice"),
+        ("corrected(anchor=0, mean)", "write option=value"),
+        ("corrected(mean(head))", "write option=value"),
+        ("corrected(all)", "no method called 'all'"),
+        ("mean(ensemble)", "write option=value"),
+        ("mean(head_rows=all, head_rows=seen)", "given twice"),
+        ("corrected(3)", "method"),
+    ],
+)
+def test_wrong_bases_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ms.MergestreamError, match=message):
+        parse_variants(text)
+
+
+@pytest.mark.parametrize("base", [3, None, "mean|ensemble", "mean, ensemble", "corrected(mean)"])
+def test_a_wrapper_takes_one_base(vit_pool: ms.ExpertPool, base: object) -> None:
+    with pytest.raises(ms.MergestreamError):
+        ms.create_method("corrected", vit_pool, base=base)
+
+
+def test_a_base_has_one_spelling(vit_pool: ms.ExpertPool) -> None:
+    texts = ("ensemble(views=hflip)", "ensemble( views = (hflip) )", "ensemble(average=logits, views=(hflip))")
+    methods = [ms.create_method("corrected", vit_pool, base=text) for text in texts]
+    assert {method.label() for method in methods} == {"corrected"}
+    assert all(method.provenance == methods[0].provenance for method in methods)
+    other = ms.create_method("corrected", vit_pool, base="entropy_adaptive(views=(), temperature=(0.5, 1, 2))")
+    assert other.label() == "corrected(entropy_adaptive(temperature=(0.5, 1, 2), views=()))"
+    assert other.wrapped()["options"]["temperature"] == [0.5, 1, 2]
 
 
 WORDS = st.sampled_from(["shared", "select", "card", 0.9, 3, True, False, (), ("hflip",), ("hflip", "vflip")])

@@ -10,7 +10,7 @@ from mergestream.bench.analysis.bench_findings import BenchFindings
 from mergestream.bench.analysis.collection import collect
 from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.engine.benchmark import run_plan
-from mergestream.bench.engine.plan import TABLES, BenchPlan, Variant, parse_variants
+from mergestream.bench.engine.plan import TABLES, BenchPlan
 from mergestream.bench.landscape.landscape_run import LandscapeRequest, run_landscape
 from mergestream.bench.report.figures import new_figure, to_data_uri
 from mergestream.bench.report.page import PageSection
@@ -18,6 +18,7 @@ from mergestream.bench.report.report_findings import analyse_runs
 from mergestream.bench.report.report_page import write_report
 from mergestream.bench.report.result_table import ResultTable
 from mergestream.data.datasets import DataRequest, Dataset, load_dataset, phantom
+from mergestream.methods.spelling import Variant, parse_variants
 from mergestream.pool.expert_card import BASE, ExpertCard, library_versions
 from mergestream.runtime.files import make_folder, write_json
 from mergestream.runtime.parallel import Track, run_jobs

@@ -17,6 +17,7 @@ from torch import Tensor
 from mergestream.functional.scores import require_finite
 from mergestream.methods.capture import Graphs, recorder_for
 from mergestream.methods.recorded_step import ANSWER
+from mergestream.methods.spelling import Variant
 from mergestream.methods.state import S, State, Step, from_plain, to_plain
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
@@ -45,6 +46,7 @@ class Method(ABC, Generic[S]):
     name: ClassVar[str]
     revision: ClassVar[int] = 1
     static = False
+    asks_experts = False  # whether every expert answers batches for it
     # What it cannot do without, beside experts and images: 'base', 'statistics', 'candidates', 'gradients'.
     needs: tuple[str, ...] = field(default=(), init=False)
     # A step can be recorded as a CUDA graph if `advance` reads nothing back to the host, ...
@@ -206,8 +208,12 @@ class Method(ABC, Generic[S]):
     def label(self) -> str:
         """Its name with the options that differ from their defaults, for tables."""
         defaults = {n.removesuffix("_"): _plain(p.default) for n, p in self._parameters().items()}
-        changed = [f"{n}={_short(value)}" for n, value in self.options().items() if value != defaults[n]]
-        return f"{self.name}({', '.join(changed)})" if changed else self.name
+        changed = [(name, value) for name, value in self.options().items() if value != defaults[name]]
+        return str(Variant(self.name, tuple(changed)))
+
+    def asked_views(self) -> tuple[str, ...]:
+        """The views of a batch that the experts answer for it."""
+        return tuple(getattr(self, "views", ()))
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in self.options().items())
@@ -255,12 +261,17 @@ class Method(ABC, Generic[S]):
             "method": self.name,
             "revision": self.revision,
             "options": self.options(),
+            "wrapped": self.wrapped(),
             "pool": self.pool.fingerprint(),
             "base": self.pool.base_fingerprint() if "base" in self.needs else None,
             **self.source_hashes(),
             "cards": self.card_values() or None,
         }
         return {name: value for name, value in described.items() if value is not None}
+
+    def wrapped(self) -> dict[str, Any] | None:
+        """Method, revision and options of the base that a wrapper asks."""
+        return None
 
     def source_hashes(self) -> dict[str, str]:
         """Hashes of statistics or candidates, where it merges by them."""
@@ -275,7 +286,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return value.tolist()
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def _short(value: Any) -> str:
-    return "(" + ", ".join(map(str, value)) + ")" if isinstance(value, list) else str(value)

@@ -24,6 +24,7 @@ class Ensemble(Method[State]):
     name: ClassVar[str] = "ensemble"
     static = True
     capturable = True
+    asks_experts = True
 
     def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
         views = (ORIGINAL, *self.views)

@@ -36,6 +36,7 @@ class EntropyState(State):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class EntropyOptions(Method[EntropyState]):
+    asks_experts = True
     temperature: float | Sequence[float] | str = (
         1.0  # tau_e in the softmax: one, one per expert, or 'card' (each card's)
     )

@@ -51,6 +51,7 @@ class PriorAdaptive(Method[PriorState]):
     name: ClassVar[str] = "prior_adaptive"
     revision: ClassVar[int] = 3
     capturable = True
+    asks_experts = True
     # As of entropy_adaptive, which checks them.
     temperature: float | Sequence[float] | str = "card"
     encoder: str = "adaptive"

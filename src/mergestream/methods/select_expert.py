@@ -25,6 +25,7 @@ class SelectExpert(Method[State]):
 
     name: ClassVar[str] = "select_expert"
     capturable = True
+    asks_experts = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

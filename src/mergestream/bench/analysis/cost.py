@@ -50,8 +50,11 @@ def shown(passes: float | None) -> str:
 
 def _models_held(run: Run) -> tuple[int, str]:
     """Models in memory while a method merges or answers, and what it does once."""
-    options, experts = run.arguments["options"], len(run.arguments["pool"]["experts"])
-    method = options.get("base", run.arguments["method"])
+    described, experts = run.arguments, len(run.arguments["pool"]["experts"])
+    while "wrapped" in described:
+        described = described["wrapped"]
+    options = described["options"]
+    method = options.get("base", described["method"])  # runs before 0.2.0 name a base without describing it
     from_target = options.get("statistics") == "target"
     if method == "fisher":
         if from_target:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mergestream.bench.analysis.bench_findings import BenchFindings, few_batches, unpredicted_classes
 from mergestream.bench.analysis.comparison import duel, grouped_rows
-from mergestream.bench.engine.plan import BenchPlan, Target, Variant, targets_of
+from mergestream.bench.engine.plan import BenchPlan, Target, targets_of
 from mergestream.bench.engine.pool_at_target import close_all, load_pool, method_of, open_target, strangers
 from mergestream.bench.evaluation import evaluate
 from mergestream.bench.records import Run, is_finished, run_hash
@@ -17,6 +17,7 @@ from mergestream.data.datasets import Dataset, open_data
 from mergestream.data.datasets.index import some
 from mergestream.data.streams import in_order
 from mergestream.methods import ORIGINAL
+from mergestream.methods.spelling import Variant
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError
 from mergestream.runtime.files import make_folder
@@ -37,7 +38,8 @@ Planned = dict[Variant, tuple[str, tuple[Path, ...]]]  # the label and the folde
 
 def with_command(error: PoolError | InputError, variant: Variant) -> PoolError | InputError:
     """The error of a method that the pool lacks something for, with the command that makes it."""
-    return type(error)(f"{error} {COMMANDS[variant.method]}") if variant.method in COMMANDS else error
+    command = COMMANDS.get(variant.innermost)
+    return error if command is None else type(error)(f"{error} {command}")
 
 
 def survey(plan: BenchPlan, out: Path, place: Place) -> tuple[Planned, dict[str, str]]:
@@ -60,7 +62,7 @@ def survey(plan: BenchPlan, out: Path, place: Place) -> tuple[Planned, dict[str,
         folders = tuple(out / RUNS / run_hash(arguments) for _, arguments in runs)
         if all(other != folders for _, other in planned.values()):  # else the same method, spelt differently
             planned[variant] = method.label(), folders
-            views |= {ORIGINAL, *method.options().get("views", ())} if not all(map(is_finished, folders)) else set()
+            views |= {ORIGINAL, *method.asked_views()} if not all(map(is_finished, folders)) else set()
     for view in () if plan.timed else sorted(views):
         opened.logits(view)
     return planned, impossible

@@ -1,62 +1,21 @@
 """What a benchmark runs, as data: methods with options, targets, streams and seeds, parsed from texts or named."""
 
-import re
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations, product
+from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mergestream.data.datasets import DataRequest, Dataset
 from mergestream.data.streams import parse_stream
-from mergestream.methods import METHODS
+from mergestream.methods.spelling import Variant, parse_variants
 from mergestream.runtime.errors import InputError, unknown_name
-from mergestream.runtime.option_checks import one_of, parse_choices, split_outside_brackets, whole_number
+from mergestream.runtime.option_checks import one_of, whole_number
 
 PROTOCOLS = ("lodo", "ood")
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A method and the options that are not left at their defaults."""
-
-    method: str
-    options: tuple[tuple[str, Any], ...] = ()
-
-    def __str__(self) -> str:
-        options = ", ".join(f"{name}={_spelt(value)}" for name, value in self.options)
-        return f"{self.method}({options})" if options else self.method
-
-
-def _spelt(value: Any) -> str:
-    return f"({', '.join(map(_spelt, value))})" if isinstance(value, tuple) else str(value)
-
-
-def parse_variants(text: str) -> tuple[Variant, ...]:
-    """Methods separated by commas; values separated by | make a grid. 'all' is every method at its defaults."""
-    variants: list[Variant] = []
-    for item in split_outside_brackets(text, ","):
-        variants += [Variant(name) for name in METHODS] if item == "all" else list(_grid(item))
-    if not variants:
-        raise InputError("No methods are named. Write for example --methods all, or --methods 'mean, ensemble'.")
-    return tuple(dict.fromkeys(variants))
-
-
-def _grid(item: str) -> Iterator[Variant]:
-    match = re.fullmatch(r"\s*(\w+)\s*(?:\((.*)\))?\s*", item, flags=re.DOTALL)
-    if not match:
-        raise InputError(f"'{item.strip()}' is not a method. Write name, or name(option=value, option=this|that).")
-    name, inside = match.groups()
-    if name not in METHODS:
-        raise unknown_name("method", name, METHODS)
-    texts = split_outside_brackets(inside or "", ",")
-    parsed = [parse_choices(text, f"'{name}'", METHODS[name].option_names()) for text in texts]
-    choices = [[(option, value) for value in values] for option, values in parsed]
-    for picked in product(*choices):
-        yield Variant(name, tuple(sorted(picked, key=lambda pair: pair[0])))
 
 
 @dataclass(frozen=True)

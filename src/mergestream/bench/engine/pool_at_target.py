@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.bench.engine.plan import BenchPlan, Target, Variant
+from mergestream.bench.engine.plan import BenchPlan, Target
 from mergestream.bench.evaluation import describe_run, domain_logits
 from mergestream.data.datasets import Dataset, DomainData, concatenate, open_data
 from mergestream.data.datasets.image_trees import plain_name
 from mergestream.data.streams import Stream, create_stream
 from mergestream.methods import METHODS, ORIGINAL, Method, create_method
+from mergestream.methods.spelling import BASE_OPTION, Variant, default_base, parse_variant
 from mergestream.networks.preprocessing import view_names
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
 from mergestream.pool.expert_pool import ExpertPool
@@ -193,8 +194,17 @@ def with_loud_head(pool: ExpertPool, factor: float) -> ExpertPool:
 
 
 def method_of(variant: Variant, pool: ExpertPool, dataset: Dataset) -> Method:
-    """A variant on a pool. Views must keep the data set's labels true: by default hflip, or else its first one."""
-    options = dict(variant.options)
+    return create_method(variant.method, pool, **_options_at(variant, dataset))
+
+
+def _options_at(variant: Variant, dataset: Dataset) -> dict[str, Any]:
+    """Options with views that keep the data set's labels true: by default hflip, or else its first one."""
+    options, allowed = dict(variant.options), ("hflip",) if "hflip" in dataset.views else dataset.views[:1]
+    if (usual := default_base(variant.method)) is not None:
+        base = parse_variant(options.get(BASE_OPTION, usual))
+        if BASE_OPTION not in options and dict(base.options).get("views"):
+            base = Variant(base.method, (*base.options, ("views", allowed)))
+        options[BASE_OPTION] = str(Variant(base.method, tuple(_options_at(base, dataset).items())))
     if options.get("views") is not None:
         options["views"] = view_names("views", options["views"])
         wrong = [view for view in options["views"] if view not in dataset.views]
@@ -204,8 +214,8 @@ def method_of(variant: Variant, pool: ExpertPool, dataset: Dataset) -> Method:
                 f"{', '.join(dataset.views)}."
             )
     elif "views" in (own := METHODS[variant.method]._parameters()) and own["views"].default:
-        options["views"] = ("hflip",) if "hflip" in dataset.views else dataset.views[:1]
-    return create_method(variant.method, pool, **options)
+        options["views"] = allowed
+    return options
 
 
 def some_images(data: DomainData, count: int | None) -> DomainData:

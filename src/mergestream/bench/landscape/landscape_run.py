@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mergestream.bench.engine.plan import DEVICES, Variant, parse_variants
+from mergestream.bench.engine.plan import DEVICES
 from mergestream.bench.engine.pool_at_target import load_pool, method_of, some_images, sources_for, trained_at
 from mergestream.bench.landscape.landscape_figures import landscape_figure
 from mergestream.bench.landscape.landscape_measurement import StreamedMethod, measure_landscape
@@ -12,6 +12,7 @@ from mergestream.bench.landscape.landscape_record import Landscape
 from mergestream.bench.report.figures import write_figure
 from mergestream.data.datasets import DataRequest, Dataset, DomainData, open_data
 from mergestream.data.streams import Stream, create_stream, parse_stream
+from mergestream.methods.spelling import Variant, parse_variants
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError

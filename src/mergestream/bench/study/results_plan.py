@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mergestream.bench.engine.plan import TABLES, parse_variants
+from mergestream.bench.engine.plan import TABLES
 from mergestream.data.datasets import source_of
 from mergestream.methods import list_methods
+from mergestream.methods.spelling import parse_variants
 
 HEAD_INITS = ("shared", "independent")
 OURS, PAPER = "prior_adaptive", "entropy_adaptive"
