@@ -14,6 +14,7 @@ from mergestream.methods.base import option
 from mergestream.methods.card_values import resolve_home, variance_between_sites
 from mergestream.methods.correction import Correction, CorrectionState, LongRun
 from mergestream.methods.prior_units import FadingWindow
+from mergestream.methods.seen_classes import SeenClasses
 from mergestream.methods.state import PART, Step
 from mergestream.methods.wrapper import Wrapper, WrapperState
 from mergestream.networks.preprocessing import ORIGINAL
@@ -44,6 +45,7 @@ class Corrected(Wrapper[CorrectedState]):
             self.anchor = number("anchor", self.anchor, low=0, high=1)
         elif one_of("anchor", self.anchor, ("experts",)) and not self.asks_experts:
             raise InputError(f"anchor='experts' needs a base that asks the experts, and '{self.base}' does not.")
+        self._seen = SeenClasses.of(self.pool)
         home = class_mix.as_mix(resolve_home(self.home, self.pool)).to(self.pool.device)
         prevalence = variance_between_sites(self.pool)
         long_run = LongRun(home, prevalence, None if isinstance(self.anchor, str) else self.anchor)
@@ -57,10 +59,11 @@ class Corrected(Wrapper[CorrectedState]):
         window, answers = FadingWindow.of(batch, self.memory), torch.softmax(step.logits.float(), dim=-1)
         own = None
         if self.anchor == "experts" and ORIGINAL in batch.expert_logits and ORIGINAL not in batch.given:
-            own = torch.softmax(batch.expert_logits[ORIGINAL].float(), dim=-1)
+            own = torch.softmax(self._seen.filled(batch.expert_logits[ORIGINAL]).float(), dim=-1)
         corrected, correction = self._correction.correct(state.correction, answers, own, window)
         return replace(step, logits=corrected.clamp_min(TINY).log()), CorrectedState(base, correction)
 
     def own_card_values(self) -> dict[str, Any]:
         long_run = self._correction.long_run
-        return {"home": long_run.home.tolist(), "prevalence": long_run.prevalence.tolist()}
+        seen = self._seen.card_values() if self.anchor == "experts" else {}
+        return {"home": long_run.home.tolist(), "prevalence": long_run.prevalence.tolist(), **seen}

@@ -29,7 +29,7 @@ class EntropyAdaptive(EntropyOptions):
         if self._window is None or state.window is None:
             logits = self.pool.forward(weights, batch.images, recalibrate_bn=bool(self.recalibrate_bn))  # line 8, Eq. 6
         else:
-            experts = batch.expert_logits[ORIGINAL] if due else None
+            experts = self._seen.filled(batch.expert_logits[ORIGINAL]) if due else None
             logits, window = self._window.answer(batch, state.window, weights, experts)
             state = replace(state, window=window)
         if self.refresh_drift:
@@ -41,13 +41,13 @@ class EntropyAdaptive(EntropyOptions):
         """Lines 1 to 6 of Algorithm 1: score the experts, then move the coefficients."""
         logits, shares, tau = self.pool.logits_of_views(batch, (ORIGINAL, *self.views)), batch.shares, self._temperature
         original = logits[ORIGINAL]
-        scores = scoring.SCORES[self.score](original, tau, shares)  # line 1, Eq. 3: E_k
-        entropy = scores if self.score == "entropy" else scoring.entropy(original, tau, shares)
+        scores = self._seen.scores(self.score, original, tau, shares)  # line 1, Eq. 3: E_k
+        entropy = scores if self.score == "entropy" else self._seen.scores("entropy", original, tau, shares)
         consistency = None
         if self.views:  # line 3: C_k
             views = torch.stack(list(map(logits.__getitem__, self.views)))
-            p = torch.softmax(original / tau[:, None, None], -1)
-            consistency = scoring.consistency(p, torch.softmax(views / tau[:, None, None], -1), shares)
+            p, of_views = (self._seen.probabilities(each, tau) for each in (original, views))
+            consistency = scoring.consistency(p, of_views, shares)
         chosen = simplex.head_expert(scores, consistency, self.epsilon)  # line 4, Eq. 8: k*
         if self.encoder == "uniform":
             encoder = simplex.uniform(len(scores), scores.device)

@@ -13,6 +13,7 @@ from mergestream.methods.base import Method, option
 from mergestream.methods.batchnorm_window import BatchNormWindow, WindowState, batchnorm_choice
 from mergestream.methods.card_values import resolve_temperature
 from mergestream.methods.expert_rows import HeadRows
+from mergestream.methods.seen_classes import SeenClasses
 from mergestream.methods.state import COEFFICIENTS, PART, State
 from mergestream.networks.preprocessing import view_names
 from mergestream.runtime.option_checks import number, one_of, whole_number
@@ -60,6 +61,7 @@ class EntropyOptions(Method[EntropyState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._temperature = resolve_temperature(self.temperature, self.pool)
+        self._seen = SeenClasses.of(self.pool)
         self._rows, self._rows_of = self.pool.rows, HeadRows(self.pool, self.head_rows)
         self.period = self.refresh_every
         # Filling rows of unseen classes and comparing a drift both read the device.
@@ -76,7 +78,8 @@ class EntropyOptions(Method[EntropyState]):
 
     def card_values(self) -> dict[str, Any]:
         own = {"temperature": self._temperature.tolist()} if isinstance(self.temperature, str) else {}
-        return own if self._window is None else {**own, **self._window.card_values()}
+        window = {} if self._window is None else self._window.card_values()
+        return {**own, **self._seen.card_values(), **window}
 
     def watch_drift(self, state: EntropyState, entropy: Tensor, due: bool) -> EntropyState:
         """Note whether the merged model has become much more or less certain since the experts were last scored."""

@@ -15,6 +15,7 @@ from mergestream.methods.card_values import resolve_home, resolve_temperature, r
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.entropy_options import EntropyState
 from mergestream.methods.expert_rows import even_heads, restored
+from mergestream.methods.seen_classes import SeenClasses
 from mergestream.methods.state import PART, State, Step
 from mergestream.networks.layers import class_entries
 from mergestream.networks.preprocessing import ORIGINAL
@@ -90,7 +91,7 @@ class PriorAdaptive(Method[PriorState]):
         home, untilted = (class_mix.as_mix(mix.to(pool.device)) for mix in (self._home, self._untilted_home))
         tilt = None if tilt is None else tilt.to(pool.device)
         self._prior = units.ClassPrior(home, untilted, tilt, self.anchor, self.before)
-        self._fitted = None
+        self._fitted, self._seen = None, SeenClasses.of(pool)
         if self.refit and pool.last_layer is not None:
             self._fitted = units.FittedHead(pool.last_layer, self.refit_before, pool.device)
         elif self.refit:
@@ -164,8 +165,9 @@ class PriorAdaptive(Method[PriorState]):
                 return logits, None
         fit = state.fit
         if expert_logits is not None:
-            views = torch.stack([expert_logits[view].float() for view in (ORIGINAL, *self.views)])
-            fit = self._fitted.learn(fit, inputs, units.common_answer(views, state.rule.encoder * self._evened), window)
+            views = [self._seen.filled(expert_logits[view].float()) for view in (ORIGINAL, *self.views)]
+            answer = units.common_answer(torch.stack(views), state.rule.encoder * self._evened)
+            fit = self._fitted.learn(fit, inputs, answer, window)
         return self._fitted.answer(fit, weights, inputs)
 
     def merged_from(self, state: PriorState) -> tuple[Tensor, ...]:
@@ -199,4 +201,4 @@ class PriorAdaptive(Method[PriorState]):
         values = {"home": self._home, "temperature": resolve_temperature(self.temperature, self.pool)}
         if self._prior.tilt is not None:
             values |= {"tilt": self._prior.tilt, "untilted_home": self._untilted_home}
-        return {name: value.tolist() for name, value in values.items()}
+        return {**{name: value.tolist() for name, value in values.items()}, **self._seen.card_values()}

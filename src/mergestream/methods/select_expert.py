@@ -10,6 +10,7 @@ from mergestream.functional import coefficients as simplex
 from mergestream.functional import scores as scoring
 from mergestream.methods.base import Method, option
 from mergestream.methods.card_values import resolve_temperature
+from mergestream.methods.seen_classes import SeenClasses
 from mergestream.methods.state import State, Step
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.runner import Batch
@@ -30,16 +31,20 @@ class SelectExpert(Method[State]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._temperature = resolve_temperature(self.temperature, self.pool)
+        self._seen = SeenClasses.of(self.pool)
         ranks = [sorted(self.pool.names).index(name) for name in self.pool.names]
         self._rank = torch.tensor(ranks, dtype=torch.float32, device=self.pool.device)
 
     def card_values(self) -> dict[str, Any]:
-        return {"temperature": self._temperature.tolist()} if isinstance(self.temperature, str) else {}
+        own = {"temperature": self._temperature.tolist()} if isinstance(self.temperature, str) else {}
+        return {**own, **self._seen.card_values()}
 
     def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
         logits = self.pool.logits_of_views(batch)[ORIGINAL]
-        scores = scoring.SCORES[self.score](logits, self._temperature, batch.shares)
-        entropy = scores if self.score == "entropy" else scoring.entropy(logits, self._temperature, batch.shares)
+        scores = self._seen.scores(self.score, logits, self._temperature, batch.shares)
+        entropy = scores
+        if self.score != "entropy":
+            entropy = self._seen.scores("entropy", logits, self._temperature, batch.shares)
         # By name, not by position: the order of experts must not decide.
         chosen = torch.where(scores == scores.min(), self._rank, torch.inf).argmin()
         coefficients = simplex.one_hot(chosen, len(scores), scores.device)

@@ -1,0 +1,57 @@
+"""Which classes each expert saw, by its card: an expert has no say on a class that it never saw."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mergestream.functional import partial_votes
+from mergestream.functional import scores as scoring
+from mergestream.pool.expert_pool import ExpertPool
+
+
+@dataclass(frozen=True)
+class SeenClasses:
+    """Votes of a pool's experts. `mask` [K,C] is None where, by the cards, every expert saw every class.
+
+    A card without counts says nothing, so its expert votes on all classes; a class that nobody saw stays as it is.
+    """
+
+    mask: Tensor | None
+
+    @classmethod
+    def of(cls, pool: ExpertPool) -> "SeenClasses":
+        rows = []
+        for card in pool.cards:
+            counts = [card.class_counts.get(name, 0) > 0 for name in pool.classes]
+            rows.append(counts if any(counts) else [True] * len(counts))
+        seen = torch.tensor(rows)
+        seen = seen | ~seen.any(dim=0)
+        return cls(None if bool(seen.all()) else seen.to(pool.device))
+
+    def filled(self, logits: Tensor) -> Tensor:
+        """Experts' logits [K,B,C], those of unseen classes replaced by what the other experts say."""
+        return logits if self.mask is None else partial_votes.filled(logits, self.mask, self._alignment)
+
+    def scores(self, kind: str, logits: Tensor, temperature: Tensor, shares: Tensor | None) -> Tensor:
+        """Scores [K] of experts' logits [K,B,C] by one of `scoring.SCORES`, over the classes that each saw."""
+        if self.mask is None:
+            return scoring.SCORES[kind](logits, temperature, shares)
+        return partial_votes.scores(kind, logits, self.mask, temperature, shares)
+
+    def probabilities(self, logits: Tensor, temperature: Tensor) -> Tensor:
+        """Experts' probabilities [K,B,C] or [V,K,B,C], 0 for classes that an expert did not see."""
+        scaled = logits / temperature[:, None, None]
+        if self.mask is not None:
+            scaled = scaled.masked_fill(~self.mask[:, None], -torch.inf)
+        return torch.softmax(scaled, dim=-1)
+
+    def card_values(self) -> dict[str, Any]:
+        return {} if self.mask is None else {"seen_classes": self.mask.tolist()}
+
+    @cached_property
+    def _alignment(self) -> Tensor:
+        assert self.mask is not None
+        return partial_votes.alignment(self.mask.cpu()).to(self.mask.device)
