@@ -7,9 +7,9 @@ from pathlib import Path
 
 from mergestream.bench.report.figures import colours_of, new_figure
 from mergestream.bench.study.results_plan import HEAD_INITS, METRICS, OURS, PAPER
-from mergestream.bench.study.study_bars import TITLES, Setting, differences, estimate, methods_of, select
+from mergestream.bench.study.study_bars import TITLES, differences, estimate, methods_of, select
 from mergestream.bench.study.study_pages import all_blocks, runs_of
-from mergestream.bench.study.study_record import Group, read_records
+from mergestream.bench.study.study_record import Group, Setting, read_records
 from mergestream.runtime.errors import InputError, unknown_name
 
 ROOT = Path(__file__).parents[1]

@@ -62,9 +62,21 @@ def test_it_writes_records_json_csv_markdown_and_latex(benched: tuple[Path, str]
     assert len(lines) == len(runs)
     accuracy = {run.hash: run.accuracy for run in runs}
     assert all(float(line["accuracy"]) == accuracy[line["run"]] for line in lines)
+    for run in runs:
+        (line,) = [line for line in lines if line["run"] == run.hash]
+        for name in ("nll", "brier", "ece", "calibration_in_the_large"):
+            assert float(line[name]) == run.metrics[name]
     assert 0 < results["majority_shares"]["iid"] < results["majority_shares"]["dirichlet:0.05"] <= 1
     markdown, latex = ((out / f"results.{ending}").read_text() for ending in ("md", "tex"))
-    for title in ("Mean ranks", "Other metrics", "Accuracy per target", "by scanner", "targets resampled too"):
+    for title in (
+        "Mean ranks",
+        "Accuracy and ranking",
+        "Probabilities",
+        "Accuracy per target",
+        "by scanner",
+        "worst target",
+        "secondary endpoints",
+    ):
         assert title in markdown
         assert title in latex
     assert latex.count("\\begin{tabular}") == latex.count("\\end{tabular}") == markdown.count("\n## ") - 1

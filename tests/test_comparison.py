@@ -16,10 +16,12 @@ from mergestream.bench.analysis.bench_findings import (
     subgroup_rows,
     unpredicted_classes,
 )
-from mergestream.bench.analysis.comparison import compare, describe_duels, duel, rows_of
+from mergestream.bench.analysis.comparison import Pairing, compare, pairing_of, rows_of
+from mergestream.bench.analysis.duels import describe_duels, describe_levels, duel
 from mergestream.bench.records import Run
 from mergestream.bench.report.bench_tables import results_table, target_table
-from mergestream.functional.intervals import difference_with_interval, mean_with_interval
+from mergestream.bench.report.duel_tables import duel_tables
+from mergestream.functional.intervals import mean_with_interval
 from mergestream.functional.metrics import collapsed_classes, risk_coverage, summarise
 
 CLASSES = ("a", "b", "c")
@@ -30,7 +32,8 @@ def make_run(label: str, target: str, right: list[bool], seed: int = 0, **more) 
     labels = torch.arange(len(right)) % 3
     answers = torch.where(torch.tensor(right), labels, (labels + 1) % 3)
     arguments = {
-        "method": more.pop("method", label), "label": label, "seed": seed, "pool": {"fingerprint": "p", "experts": []},
+        "method": more.pop("method", label), "label": label, "seed": seed,
+        "pool": {"fingerprint": more.pop("pool", "p"), "experts": []},
         "data": {"domain": target}, "stream": {"name": "iid", "hash": f"{target}{seed}"},
     }  # fmt: skip
     batches = np.split(np.arange(len(right)), len(right) // 2)
@@ -132,42 +135,83 @@ def test_a_duel_counts_targets_and_widens_across_them() -> None:
         runs += [make_run("mean", target, [True] * ours + [False] * (12 - ours))]
         runs += [make_run("ties", target, [True] * theirs + [False] * (12 - theirs))]
     (result,) = duel(runs, "mean", "ties")
-    assert (result.wins, result.losses) == (2, 1)
-    assert result.difference.mean == result.across_targets.mean == pytest.approx((2 + 0 + 4 - 2) / 48)
-    width = result.difference.high - result.difference.low
-    assert result.across_targets.high - result.across_targets.low > width
+    assert (result.wins, result.losses, result.ties) == (2, 1, 1)
+    assert result.difference.mean == result.these_targets.mean == pytest.approx((2 + 0 + 4 - 2) / 48)
+    width = result.these_targets.high - result.these_targets.low
+    assert result.difference.high - result.difference.low > width
+    assert (result.worst.target, result.worst.difference.mean) == ("graz", pytest.approx(-2 / 12))
+    assert result.levels == ("targets", "batches")
+    assert describe_levels([result]) == (
+        "Resampled: targets, batches. There is one each of training seeds, stream seeds: not resampled."
+    )
 
 
-def naive_gap(ours, theirs, run: int, random: np.random.RandomState) -> float:
-    batches = random.randint(len(ours[run]), size=len(ours[run]))
-    return np.subtract(*(np.trace(m[run][batches].sum(0)) / m[run][batches].sum() for m in (ours, theirs)))
+def paired_runs(right: list[int], other: list[int], batches: int = 50) -> list[Run]:
+    """Ours and theirs at four targets, in batches of two: of every 200 images so many are right."""
+    runs = []
+    for label, counts in (("ours", right), ("theirs", other)):
+        for target, count in zip(("lyon", "brest", "turin", "graz"), counts, strict=True):
+            answers = np.arange(200) * 77 % 200 < count  # spread over the run
+            runs.append(make_run(label, target, np.tile(answers, batches)[: 2 * batches].tolist()))
+    return runs
 
 
-def test_resampling_targets_by_a_naive_loop() -> None:
-    random = np.random.RandomState(3)
-    ours, theirs = ([random.randint(1, 9, size=(12, 2, 2)) for _ in range(3)] for _ in range(2))
-    targets = ["a", "b", "c"]
-    for across in (False, True):
-        mean, low, high = difference_with_interval(ours, theirs, "accuracy", targets=targets, across=across)
-        drawn = []
-        for _ in range(3000):
-            picked = random.randint(3, size=3) if across else range(3)
-            drawn.append(np.mean([naive_gap(ours, theirs, run, random) for run in picked]))
-        assert (low, high) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.02)
-        assert low < mean < high
+@pytest.mark.parametrize(
+    ("right", "batches", "outcome"),
+    [
+        ([170, 170, 172, 168], 1000, "better"),
+        ([160, 160, 160, 160], 1000, "not inferior"),
+        ([158, 158, 158, 158], 1000, "inferior"),  # one point worse
+        ([180, 140, 180, 140], 20, "undecided"),  # too few images
+    ],
+)
+def test_verdicts_at_the_margin(right: list[int], batches: int, outcome: str) -> None:
+    (result,) = duel(paired_runs(right, [160] * 4, batches), "ours", "theirs")
+    assert result.outcome == outcome
+    assert result.margin == 0.005
+    first, second = describe_duels([result])
+    phrase = {"undecided": "undecided against"}.get(outcome, f"{outcome} {'than' if outcome == 'better' else 'to'}")
+    gain = 100 * result.difference.mean
+    assert re.search(rf"\(\d+\.\d %; margin 0.5 points\) is {phrase} theirs \({re.escape(f'{gain:+.1f}')}\)", first)
+    assert second.startswith("At the worst target on iid, ours is ")
+    mean_table, worst_table, secondary = duel_tables([result])
+    assert mean_table.rows[0][1].endswith(outcome)
+    assert bool(mean_table.best) == (outcome == "better")
+    assert result.worst.outcome in worst_table.rows[0][1]
+    assert secondary.columns[1:] == (
+        "balanced accuracy", "balanced accuracy, worst target", "AUROC", "AUROC, worst target", "NLL", "Brier"
+    )  # fmt: skip
+    signs = {each.metric: np.sign(each.difference.mean) for each in result.secondary}
+    if outcome == "better":
+        assert (signs["balanced_accuracy"], signs["nll"], signs["brier"]) == (1, -1, -1)
+        assert {each.outcome for each in result.secondary} == {"better"}
+
+
+def test_a_good_mean_does_not_hide_the_worst_target() -> None:
+    (result,) = duel(paired_runs([190, 190, 190, 130], [160] * 4, 1000), "ours", "theirs")
+    assert result.difference.mean > 0
+    assert (result.worst.outcome, result.worst.target) == ("inferior", "graz")
+
+
+def test_stream_seeds_are_told_apart_from_training_seeds() -> None:
+    runs = [
+        make_run(label, "lyon", [True] * n + [False] * (24 - n), seed=seed, pool=pool)
+        for label, n in (("mean", 20), ("ties", 10))
+        for pool, seed in (("p", 0), ("p", 1), ("q", 0))
+    ]
+    assert [pairing_of(run) for run in runs[:3]] == [
+        Pairing("lyon", "p", 0),
+        Pairing("lyon", "p", 1),
+        Pairing("lyon", "q", 0),
+    ]
+    (result,) = duel(runs, "mean", "ties")
+    assert result.wins == 3
+    assert result.levels == ("training seeds", "stream seeds", "batches")
 
 
 def test_more_seeds_of_the_same_images_do_not_narrow_an_interval() -> None:
-    """Eight copies of a run say no more of its images than one; eight targets do."""
-    random = np.random.RandomState(4)
-    one, other = random.randint(1, 9, size=(2, 20, 2, 2))
-
-    def width(count: int, targets: list[str]) -> float:
-        _, low, high = difference_with_interval([one] * count, [other] * count, "accuracy", targets=targets)
-        return high - low
-
-    assert width(8, ["a"] * 8) == pytest.approx(width(1, ["a"]), rel=0.1)
-    assert width(8, list("abcdefgh")) == pytest.approx(width(1, ["a"]) / np.sqrt(8), rel=0.2)
+    """Eight copies of a run say no more of its images than one."""
+    one = np.random.RandomState(4).randint(1, 9, size=(20, 2, 2))
     _, low, high = mean_with_interval([one] * 8, "accuracy", targets=["a"] * 8)
     _, low_of_one, high_of_one = mean_with_interval([one], "accuracy")
     assert high - low == pytest.approx(high_of_one - low_of_one, rel=0.1)
@@ -178,8 +222,12 @@ def test_one_batch_has_an_interval_of_its_images() -> None:
     run = np.array([[[30, 10], [10, 30]]])  # one batch of 80 images, 60 of them right
     _, low, high = mean_with_interval([run], "accuracy")
     assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.75 * 0.25 / 80), rel=0.15)
-    gap, low, high = difference_with_interval([run], [np.array([[[29, 11], [10, 30]]])], "accuracy")
-    assert low <= 0 < gap < high  # one image of 80 proves nothing
+    (result,) = duel(
+        [replace(make_run(label, "lyon", [True] * n + [False] * (80 - n)), batches=(np.arange(80),))
+         for label, n in (("mean", 60), ("ties", 59))], "mean", "ties"
+    )  # fmt: skip
+    gap = result.difference
+    assert gap.low <= 0 < gap.mean < gap.high  # one image of 80 proves nothing
 
 
 def test_a_target_with_more_runs_counts_no_more() -> None:
@@ -211,14 +259,15 @@ def test_a_variant_is_indented_only_right_below_its_method() -> None:
     ]  # fmt: skip
 
 
-def test_sentences_tell_what_holds_for_other_targets_too() -> None:
+def test_sentences_name_every_rival_by_its_verdict() -> None:
     runs = []
     for target, ours in (("lyon", 12), ("brest", 12), ("turin", 11), ("graz", 12)):
         for label, n in (("mean", ours), ("ties", 2), ("fisher", ours if target == "turin" else 11)):
             runs += [make_run(label, target, ([True] * n + [False] * (12 - n)) * 20)]
-    duels = [*duel(runs, "mean", "ties"), *duel(runs, "mean", "fisher")]
-    (sentence,) = describe_duels(duels)
-    assert re.search(r"ties \(\+\d+\.\d, across targets too\)", sentence)
+    duels = [*duel(runs, "mean", "ties"), *duel(runs, "mean", "fisher"), *duel(runs, "mean", "mean")]
+    first, second = describe_duels(duels)
+    assert re.search(r"is better than ties \(\+\d+\.\d\), fisher \(.*\); not inferior to mean \(\+0\.0\)\.", first)
+    assert "not inferior to fisher (+0.0 at turin), mean (+0.0 at lyon)" in second
     assert (duels[1].wins, duels[1].losses, duels[1].ties) == (3, 0, 1)
 
 

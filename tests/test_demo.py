@@ -58,7 +58,7 @@ def test_demo_prints_the_table_and_says_synthetic(out: tuple[Path, str]) -> None
 def test_demo_leaves_results_records_pool_and_report(out: tuple[Path, str]) -> None:
     folder = out[0]
     results = json.loads((folder / "results.json").read_text())
-    assert results["schema_version"] == 1
+    assert results["schema_version"] == 2
     assert "synthetic" in results["data"]
     rows = {(row["label"], row["stream"]): row for row in results["results"]}
     assert len(rows) == (14 + 2) * 2

@@ -28,7 +28,7 @@ from mergestream.bench.evaluation import domain_logits
 from mergestream.bench.records import Run
 from mergestream.bench.report.figures import panel
 from mergestream.bench.report.method_figures import draw_reliability
-from mergestream.bench.report.page import environment, render
+from mergestream.bench.report.page import environment, render, slug
 from mergestream.bench.report.report_page import make_report
 from mergestream.bench.report.result_sections import describe_across_streams, describe_options
 from mergestream.bench.report.result_table import ResultTable, to_latex, to_markdown
@@ -127,6 +127,29 @@ def test_every_table_is_beside_the_page_as_markdown_and_latex(page: str, bench: 
     assert "| entropy_adaptive | 5 | 0 |" in text  # two experts, one view: 2·(1 + 1) + 1
     assert "\\toprule" in (folder / "cost-of-a-batch.tex").read_text()
     assert page.count('class="export"') == 2 * len(titles)
+
+
+def test_an_older_results_file_is_read_and_a_newer_one_refused(bench: Path, tmp_path: Path) -> None:
+    shutil.copytree(bench / "runs", tmp_path / "runs", ignore=shutil.ignore_patterns("cache"))
+    path = tmp_path / "runs" / "results.json"
+    results = json.loads(path.read_text())
+    older = [{"ours": "mean", "theirs": "ensemble", "stream": "iid", "across_targets": {}}]
+    path.write_text(json.dumps({**results, "schema_version": 1, "duels": older}))
+    folder = next((tmp_path / "runs" / "runs").iterdir())  # a run without the newest metric
+    header = json.loads((folder / "run.json").read_text())
+    del header["metrics"]["calibration_in_the_large"], header["metrics"]["calibration_by_class"]
+    (folder / "run.json").write_text(json.dumps(header))
+    report = make_report(tmp_path / "runs", tmp_path / "page.html", quiet, command="again")
+    assert report.bench.duels[0].ours == "mean"
+    missing = {(row.label, row.stream) for row in report.bench.rows if row.calibration_in_the_large is None}
+    label = header["arguments"]["label"]
+    assert label in {name for name, _ in missing} or label.startswith("single_expert")
+    stream = header["arguments"]["stream"]["name"]
+    table = (tmp_path / "page-tables" / f"probabilities-{slug(stream)}.md").read_text()
+    assert "| – |" in table
+    path.write_text(json.dumps({**results, "schema_version": 3}))
+    with pytest.raises(CheckpointError, match="reads version 1 or 2"):
+        collect(tmp_path / "runs")
 
 
 def test_a_drift_record_makes_a_section_and_another_file_is_refused(bench: Path, tmp_path: Path) -> None:

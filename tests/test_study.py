@@ -14,9 +14,10 @@ import mergestream as ms
 from benching import command
 from mergestream.bench.analysis.comparison import Estimate
 from mergestream.bench.study.results_plan import LOSS, RESULTS, STUDIES, PoolRecipe, ring_of
-from mergestream.bench.study.study_bars import Setting, all_bars, collapses_of, difference, estimate
+from mergestream.bench.study.study_bars import all_bars, collapses_of, difference, estimate
+from mergestream.bench.study.study_endpoints import endpoints, paired_difference
 from mergestream.bench.study.study_pages import all_blocks
-from mergestream.bench.study.study_record import decoded, encoded, read_records, write_record
+from mergestream.bench.study.study_record import Setting, decoded, encoded, read_records, write_record
 from mergestream.bench.study.study_run import chosen_stages
 from mergestream.data.datasets import file_source_of
 from mergestream.functional.intervals import drawn_scores, unit_draws
@@ -74,7 +75,15 @@ def test_a_study_trains_runs_and_writes_its_record(finished: Path) -> None:
     assert {row["method"].partition("(")[0] for row in main["rows"]} == set(ms.list_methods())
     assert {row["stream"] for row in main["rows"]} == {"iid", "dirichlet:0.05"}
     assert all(sum(row["said"]) == row["images"] for row in main["rows"])
-    assert len(decoded(main["resamples"][f"{OURS}|iid|"]["accuracy"])) == MICRO.resamples
+    draws = main["resamples"][f"{OURS}|iid|"]["accuracy"]
+    assert {target: len(decoded(text)) for target, text in draws.items()} == dict.fromkeys(
+        ("art_painting", "cartoon", "photo", "sketch"), MICRO.resamples
+    )
+    assert {row["stream_seed"] for row in main["rows"]} == {0}
+    assert all(row["calibration_in_the_large"] >= 0 and row["nll"] > 0 for row in main["rows"])
+    page = (finished / "results.md").read_text()
+    assert "NLL / Brier / ECE % / calibration in the large, points" in page
+    assert "; worst target: " in page.split("## verdicts")[1].split("## costs")[0]
     assert [group["pool"] for group in batches] == ["pacs-shared-plain-0", "pacs-independent-plain-0"]
     assert {row["condition"] for group in batches for row in group["rows"]} == {"batch 1", "batch 4"}
     assert "| regmean_pp |" in (finished / "results.md").read_text().replace("**", "")
@@ -220,6 +229,40 @@ def test_paired_intervals_are_those_of_a_plain_bootstrap(labels: dict[str, np.nd
     one = estimate(groups, "ours", Setting("iid"), "accuracy")
     assert one.low < one.mean < one.high
     assert difference(groups, "ours", "nobody", Setting("iid"), "accuracy") is None
+
+
+def with_target_draws(seed: int, answers: dict[str, dict[str, np.ndarray]], labels: dict[str, np.ndarray]):
+    """A group of today's record: draws per target, two stream seeds that answer alike."""
+    group, resamples = made_group(seed, answers, labels), {}
+    for method, by_target in answers.items():
+        stored = {}
+        for target, truth in labels.items():
+            draws = unit_draws(truth, np.arange(len(truth)), f"pacs/{target}", 200)
+            stored[target] = encoded((draws * (by_target[target] == truth)).sum(axis=1) / draws.sum(axis=1))
+        resamples[f"{method}|iid|"] = {"accuracy": stored}
+    rows = [{**row, "stream_seed": stream} for row in group["rows"] for stream in (0, 1)]
+    return {**group, "rows": rows, "resamples": resamples}
+
+
+def test_records_with_draws_per_target_resample_targets_and_seeds(labels: dict[str, np.ndarray]) -> None:
+    answers = [
+        {"ours": some_answers(labels, s, 0.8), "theirs": some_answers(labels, s + 9, 0.6)} for s in range(3)
+    ]  # fmt: skip
+    groups = [with_target_draws(seed, own, labels) for seed, own in enumerate(answers)]
+    old = [made_group(seed, own, labels) for seed, own in enumerate(answers)]
+    at = Setting("iid")
+    gap, narrow = (difference(each, "ours", "theirs", at, "accuracy") for each in (groups, old))
+    assert gap.mean == pytest.approx(narrow.mean)
+    assert gap.high - gap.low > narrow.high - narrow.low  # images alone
+    result = paired_difference(groups, "ours", "theirs", at, "accuracy")
+    assert result.levels == ("targets", "training seeds", "stream seeds", "groups or images")
+    mean, worst = endpoints(groups, "ours", "theirs", at, "accuracy")
+    assert (mean.outcome, mean.difference) == ("better", gap)
+    assert worst.difference.mean == min(result.by_target.values())
+    assert endpoints(old, "ours", "theirs", at, "accuracy") is None
+    assert endpoints(groups, "ours", "nobody", at, "accuracy") is None
+    one = estimate(groups, "ours", at, "accuracy")
+    assert (one.mean, one.low) == pytest.approx((estimate(old, "ours", at, "accuracy").mean, one.low))
 
 
 def test_one_pool_from_two_sessions_and_tries_are_refused(labels: dict[str, np.ndarray], tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from mergestream.training import Recipe, train_base, train_expert
 from mergestream.training.expert_training import copy_expert
 from mergestream.training.training_run import measure_pool
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SYNTHETIC = "The data are synthetic: generated phantom hospitals, no patients."
 REPORT, DRIFT, LANDSCAPE = "report.html", "drift.json", "landscape.json"
 IMAGES = 200  # of the landscape's target

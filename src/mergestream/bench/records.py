@@ -4,6 +4,7 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mergestream.functional.metrics import batch_confusions, collapsed_classes, summarise, summarise_subgroups
+from mergestream.functional.nested_bootstrap import NestedRun
 from mergestream.methods import Step
 from mergestream.pool.expert_card import library_versions
 from mergestream.runtime.errors import CheckpointError
@@ -122,6 +124,34 @@ class Run:
     @property
     def accuracy(self) -> float:
         return float(self.metrics["accuracy"])
+
+    @property
+    def training_seed(self) -> str:
+        """The pool that answered, by its fingerprint: pools of other training seeds have other weights."""
+        return str(self.arguments["pool"]["fingerprint"])
+
+    @property
+    def stream_seed(self) -> int:
+        """The seed of the order of arrival; it says nothing of the training."""
+        return int(self.arguments["seed"])
+
+    @cached_property
+    def nested(self) -> NestedRun:
+        """The answers with their place in the hierarchical bootstrap: slides or patients as units, else batches."""
+        units = np.repeat(np.arange(len(self.batches)), [len(batch) for batch in self.batches])
+        grouped = self.groups is not None and len(self.groups.unique()) > 1
+        if self.groups is not None and grouped:
+            units = self.groups.numpy()
+        return NestedRun(
+            self.target,
+            self.training_seed,
+            self.stream_seed,
+            labels=self.labels.numpy(),
+            predictions=self.predictions.numpy(),
+            probabilities=self.probabilities.numpy(),
+            units=units,
+            unit="group" if grouped else "batch",
+        )
 
     @property
     def majority_share(self) -> float:

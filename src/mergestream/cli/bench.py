@@ -70,7 +70,7 @@ def bench(
 
     All methods see the same batches. What is done already under --out is not done again, also after a kill.
     """
-    from mergestream.bench.analysis.comparison import describe_duels
+    from mergestream.bench.analysis.duels import describe_duels
     from mergestream.bench.engine.benchmark import run_bench
     from mergestream.bench.engine.plan import plan_from
     from mergestream.bench.report.bench_tables import terminal_tables

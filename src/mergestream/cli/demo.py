@@ -21,9 +21,9 @@ def demo(
 
     The data are synthetic. What is done already under --out is not done again.
     """
-    from mergestream.bench.analysis.comparison import describe_duels
+    from mergestream.bench.analysis.duels import describe_duels
     from mergestream.bench.demo import FULL, QUICK, SYNTHETIC, run_demo
-    from mergestream.bench.report.bench_tables import main_tables
+    from mergestream.bench.report.bench_tables import terminal_tables
     from mergestream.bench.report.page import NOTICE
     from mergestream.bench.report.result_sections import DIFFERENCES
 
@@ -36,4 +36,4 @@ def demo(
         echo(*(out / "results.json").read_text(encoding="utf-8").split("\n"))
         return
     files = {"Report": out / "report.html", "Numbers": out / "results.json", "Records": out / "runs"}
-    show(console, main_tables(findings, compact=True), [*describe_duels(findings.duels), DIFFERENCES], files)
+    show(console, terminal_tables(findings), [*describe_duels(findings.duels), DIFFERENCES], files)

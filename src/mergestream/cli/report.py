@@ -23,7 +23,7 @@ def report(
 
     The page opens offline, prints well, and loads nothing from outside.
     """
-    from mergestream.bench.analysis.comparison import describe_duels
+    from mergestream.bench.analysis.duels import describe_duels
     from mergestream.bench.report.report_page import make_report, tables_beside
 
     console = Console()

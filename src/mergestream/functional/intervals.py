@@ -38,25 +38,6 @@ def target_mean(values: Sequence[float] | np.ndarray, targets: Sequence[str] | N
     return float(np.mean(np.bincount(place, weights=np.asarray(values)) / np.bincount(place)))
 
 
-def difference_with_interval(
-    ours: Sequence[np.ndarray],
-    theirs: Sequence[np.ndarray],
-    metric: str,
-    *,
-    targets: Sequence[str] | None = None,
-    across: bool = False,
-) -> tuple[float, float, float]:
-    """Mean difference of paired runs (same target, seed and batches), resampling the same batches of both.
-
-    `across` resamples targets as well, as if other sites had been drawn.
-    """
-    scores = [np.array([score_of(m.sum(axis=0), metric) for m in runs]) for runs in (ours, theirs)]
-    gaps = resampled(ours, metric) - resampled(theirs, metric)
-    by_targets = by_target(gaps, targets)
-    drawn = _across_targets(by_targets) if across else by_targets.mean(axis=0)
-    return target_mean(scores[0] - scores[1], targets), *percentiles(drawn)
-
-
 def by_target(resampled: np.ndarray, targets: Sequence[str] | None) -> np.ndarray:
     """Resampled scores of runs [R,resamples] -> of targets [G,resamples].
 
@@ -71,15 +52,6 @@ def by_target(resampled: np.ndarray, targets: Sequence[str] | None) -> np.ndarra
         together = np.sort(mine, axis=1).mean(axis=0)
         groups.append(mine[0] if len(mine) == 1 else together[random.permutation(len(together))])
     return np.stack(groups)
-
-
-def _across_targets(resampled: np.ndarray) -> np.ndarray:
-    """Means [resamples] over targets drawn with replacement, each draw with a resample of its own."""
-    random = np.random.RandomState(1)
-    count, resamples = resampled.shape
-    picked = random.randint(count, size=(count, resamples))
-    places = np.stack([random.permutation(resamples) for _ in range(count)])
-    return resampled[picked, places].mean(axis=0)
 
 
 def resampled(runs: Sequence[np.ndarray], metric: str, resamples: int = 1000) -> np.ndarray:
@@ -143,12 +115,12 @@ def drawn_scores(
     functions: dict[str, Callable[[], Tensor]] = {
         "accuracy": lambda: (draws @ hits).sum(dim=1) / draws.sum(dim=1),
         "balanced_accuracy": lambda: torch.nanmean((draws @ hits) / (draws @ truth), dim=1),
-        "auroc": lambda: _macro_auroc(_ranked(probabilities), truth, draws),
+        "auroc": lambda: _macro_auroc(ranked(probabilities), truth, draws),
     }
     return {metric: functions[metric]() for metric in metrics}
 
 
-def _ranked(probabilities: Tensor) -> Tensor:
+def ranked(probabilities: Tensor) -> Tensor:
     """Values in the order of the probabilities, also near 1, where half precision rounds: the others' sum has it."""
     own = probabilities.double()
     others = (own.sum(dim=1, keepdim=True) - own).clamp_min(1e-12)

@@ -21,6 +21,7 @@ def summarise(probabilities: Tensor, labels: Tensor, classes: Sequence[str]) -> 
     truth = torch.nn.functional.one_hot(labels, count).float()
     present = labels.unique().tolist()
     aurocs = [float(binary_auroc(probabilities[:, c], (labels == c).int())) for c in present if len(present) > 1]
+    excess = calibration_in_the_large(probabilities, labels)
     report: Report = {
         "accuracy": float(np.trace(matrix) / matrix.sum()),
         "balanced_accuracy": float(np.nanmean(recall)),
@@ -29,6 +30,8 @@ def summarise(probabilities: Tensor, labels: Tensor, classes: Sequence[str]) -> 
         "brier": float(((probabilities - truth) ** 2).sum(dim=-1).mean()),
         "aurc": float(risk_coverage(probabilities, labels)[1].mean()),  # area under the risk-coverage curve
         "ece": float(multiclass_calibration_error(probabilities, labels, count, n_bins=15)),
+        "calibration_in_the_large": float(np.abs(excess).max()),
+        "calibration_by_class": dict(zip(classes, excess.tolist(), strict=True)),
         "recall": {name: _or_none(value) for name, value in zip(classes, recall, strict=True)},
         "specificity": {name: _or_none(value) for name, value in zip(classes, specificity, strict=True)},
         "confusion": matrix.tolist(),
@@ -38,6 +41,12 @@ def summarise(probabilities: Tensor, labels: Tensor, classes: Sequence[str]) -> 
         report["sensitivity"] = report["recall"][classes[1]]
         report["specificity_binary"] = report["specificity"][classes[1]]
     return report
+
+
+def calibration_in_the_large(probabilities: Tensor, labels: Tensor) -> np.ndarray:
+    """Mean predicted probability less observed share of every class [C]: above 0, the class is predicted too much."""
+    shares = np.bincount(labels.numpy(), minlength=probabilities.shape[1]) / len(labels)
+    return np.asarray(probabilities.double().mean(dim=0).numpy() - shares)
 
 
 def risk_coverage(probabilities: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:

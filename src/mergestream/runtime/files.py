@@ -127,8 +127,8 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path, schema_version: int) -> dict[str, Any]:
-    """Read a JSON object and refuse any other schema version."""
+def read_json(path: Path, schema_version: int, *older: int) -> dict[str, Any]:
+    """Read a JSON object and refuse any other schema version than this one and the `older` ones."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -136,9 +136,11 @@ def read_json(path: Path, schema_version: int) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON ({error}). Restore it from its source.") from error
     version = value.get("schema_version") if isinstance(value, dict) else None
-    if version != schema_version:
+    readable = (*older, schema_version)
+    if version not in readable:
+        versions = " or ".join(map(str, readable))
         raise CheckpointError(
-            f"{path} has schema_version {version!r:.60}; this mergestream reads version {schema_version}. "
+            f"{path} has schema_version {version!r:.60}; this mergestream reads version {versions}. "
             f"Install the mergestream that wrote it, or write it again with this one."
         )
     return value

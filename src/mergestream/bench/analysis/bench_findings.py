@@ -11,7 +11,6 @@ import numpy as np
 from mergestream.bench.analysis.comparison import (
     EXPERT_ROWS,
     METRICS,
-    Duel,
     GroupedRow,
     Pairing,
     ResultRow,
@@ -19,18 +18,19 @@ from mergestream.bench.analysis.comparison import (
     pairing_of,
     rows_of,
 )
+from mergestream.bench.analysis.duels import Duel
 from mergestream.bench.records import Run
 from mergestream.functional.intervals import FEW_BATCHES
 from mergestream.pool.expert_card import library_versions
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # A class is common from this share of the labels, and rarely predicted below this share of the experts' answers.
 COMMON, RARE = 0.05, 0.01
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A method's mean rank on one stream over (target, seed, pool), 1 for the best, with its wins and losses."""
+    """A method's mean rank on one stream over (target, pool, stream seed), 1 for the best, with its wins and losses."""
 
     label: str
     stream: str
@@ -80,7 +80,7 @@ def subgroup_rows(runs: Iterable[Run]) -> list[SubgroupRow]:
     for run in runs:
         for kind, values in run.metrics.get("subgroups", {}).items():
             for value, report in values.items():
-                groups[run.label, run.stream, kind, value].append((run.arguments["seed"], report))
+                groups[run.label, run.stream, kind, value].append((run.stream_seed, report))
     rows = []
     for key, entries in groups.items():
         means: dict[str, Any] = {}
@@ -121,14 +121,15 @@ def line_of(run: Run) -> dict[str, Any]:
     """One run as a line of results.csv."""
     arguments = run.arguments
     numbers = {key: value for key, value in run.metrics.items() if value is None or isinstance(value, int | float)}
-    recalls = {f"recall.{name}": value for name, value in run.metrics["recall"].items()}
+    by_class = {"recall": run.metrics["recall"], "calibration": run.metrics.get("calibration_by_class", {})}
+    per_class = {f"{key}.{name}": value for key, values in by_class.items() for name, value in values.items()}
     return {
         "run": run.hash,
         "method": arguments["method"],
         "label": run.label,
         "target": run.target,
         "stream": run.stream,
-        "seed": arguments["seed"],
+        "stream_seed": run.stream_seed,
         "dataset": arguments["data"]["dataset"],
         "batches": arguments["stream"]["batches"],
         "batch_size": arguments.get("batch_size", max(map(len, run.batches))),
@@ -136,7 +137,7 @@ def line_of(run: Run) -> dict[str, Any]:
         "pool": arguments["pool"]["fingerprint"][:16],
         "experts": len(arguments["pool"]["experts"]),
         **numbers,
-        **recalls,
+        **per_class,
         "majority_share": run.majority_share,
         "seconds_per_step": run.seconds_per_step,
     }
@@ -160,7 +161,7 @@ def collapses(runs: Iterable[Run]) -> list[Collapse]:
     vanished = []
     for run in runs:
         for each in [] if run.is_single else run.metrics.get("collapsed", []):
-            where = run.label, run.stream, run.target, run.arguments["seed"]
+            where = run.label, run.stream, run.target, run.stream_seed
             vanished.append(Collapse(*where, each["class"], each["share"], each["experts"]))
     return vanished
 

@@ -1,10 +1,10 @@
-"""Runs compared: results per method and stream, intervals over groups, and paired differences between two methods."""
+"""Runs compared: results per method and stream, and intervals over groups."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ import torch
 from mergestream.bench.records import Run
 from mergestream.functional.intervals import (
     RESAMPLES,
-    difference_with_interval,
     drawn_scores,
     mean_with_interval,
     percentiles,
@@ -24,12 +23,18 @@ ORACLE = "oracle: best single expert"
 SINGLES = "single_expert, on average"
 EXPERT_ROWS = (ORACLE, SINGLES)  # bounds, not methods: they are never bold
 METRICS = ("accuracy", "balanced_accuracy", "auroc")
-MEANS = ("nll", "ece", "brier", "aurc")  # without an interval
-# In the order in which sentences name them.
-OUTCOMES = ("beats", "does not differ clearly from", "loses to")
-Pairing = tuple[str, int, str]  # target, seed, pool: what two runs must share to be compared, beside the stream
+MEANS = ("auroc", "nll", "brier", "ece", "calibration_in_the_large", "aurc")  # without an interval
 T = TypeVar("T")
+Cell = TypeVar("Cell", bound=tuple[str, ...])  # what the runs of a cell share, such as label and stream
 Draws = dict[str, np.ndarray]  # by metric; or how often each image of a target is drawn, for all runs there
+
+
+class Pairing(NamedTuple):
+    """What two runs must share to be compared, beside the name of the stream."""
+
+    target: str
+    training_seed: str  # the pool's fingerprint
+    stream_seed: int
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,9 @@ class ResultRow:
     balanced_accuracy: Estimate
     auroc: float | None
     nll: float
-    ece: float
     brier: float
+    ece: float
+    calibration_in_the_large: float | None  # None: of runs that were written before it was measured
     aurc: float
     per_target: dict[str, float]
     worst_target: str
@@ -109,11 +115,11 @@ def grouped(items: Iterable[T], *attributes: str) -> dict[Any, list[T]]:
 
 
 def pairing_of(run: Run) -> Pairing:
-    return run.target, run.arguments["seed"], run.arguments["pool"]["fingerprint"]
+    return Pairing(run.target, run.training_seed, run.stream_seed)
 
 
 def by_pairing(runs: Sequence[Run], label: str, stream: str) -> dict[Pairing, Run]:
-    """A method's runs on one stream, by target, seed and pool."""
+    """A method's runs on one stream, by target, pool and stream seed."""
     return {pairing_of(run): run for run in runs if (run.label, run.stream) == (label, stream)}
 
 
@@ -121,15 +127,13 @@ def _result_row(label: str, stream: str, runs: Sequence[Run]) -> ResultRow:
     confusions, targets = [run.confusions() for run in runs], [run.target for run in runs]
     per_target = {name: float(np.mean([run.accuracy for run in own])) for name, own in grouped(runs, "target").items()}
     recalls = {name: _defined(run.metrics["recall"][name] for run in runs) for name in runs[0].classes}
-    aurocs, seconds = _defined(run.metrics["auroc"] for run in runs), _defined(run.seconds_per_step for run in runs)
-    means: dict[str, Any] = {key: target_mean([run.metrics[key] for run in runs], targets) for key in MEANS}
+    seconds = _defined(run.seconds_per_step for run in runs)
     return ResultRow(
         label,
         stream,
         Estimate(*mean_with_interval(confusions, "accuracy", targets=targets)),
         Estimate(*mean_with_interval(confusions, "balanced_accuracy", targets=targets)),
-        float(np.mean(aurocs)) if aurocs else None,
-        **means,
+        **{key: _target_mean(runs, key) for key in MEANS},
         per_target=per_target,
         worst_target=min(per_target, key=per_target.__getitem__),
         recall={name: float(np.mean(values)) if values else None for name, values in recalls.items()},
@@ -137,6 +141,14 @@ def _result_row(label: str, stream: str, runs: Sequence[Run]) -> ResultRow:
         milliseconds=1000 * float(np.median(seconds)) if seconds else None,
         runs=len(runs),
     )
+
+
+def _target_mean(runs: Sequence[Run], metric: str) -> Any:
+    """Mean over the targets that define it; None where no run does, or where some were written without it."""
+    if not all(metric in run.metrics for run in runs):
+        return None
+    own = [(run.metrics[metric], run.target) for run in runs if run.metrics[metric] is not None]
+    return target_mean(*zip(*own, strict=True)) if own else None
 
 
 def _defined(values: Iterable[float | None]) -> list[float]:
@@ -177,8 +189,8 @@ def grouped_rows(runs: Sequence[Run]) -> list[GroupedRow]:
 
 
 def mean_draws(
-    cells: Mapping[tuple[str, str], Sequence[Run]], metrics: Sequence[str], count: int = RESAMPLES
-) -> dict[tuple[str, str], Draws]:
+    cells: Mapping[Cell, Sequence[Run]], metrics: Sequence[str], count: int = RESAMPLES
+) -> dict[Cell, Draws]:
     """Draws of every metric [count], as the mean over each cell's runs."""
     draws: Draws = {}
     means = {}
@@ -201,68 +213,3 @@ def _scores_under_draws(run: Run, metrics: Sequence[str], draws: Draws, count: i
     weights = torch.from_numpy(draws[run.target]).double()
     scores = drawn_scores(run.probabilities[place], run.predictions[place], labels, weights, metrics)
     return {metric: values.numpy() for metric, values in scores.items()}
-
-
-@dataclass(frozen=True)
-class Duel:
-    """One method against another on the same batches: the paired difference with its 95 % interval.
-
-    `difference` resamples batches: what other images of these targets might have shown. `across_targets` resamples
-    targets too: what other targets might have shown. `wins` and `losses` count (target, seed, pool).
-    """
-
-    stream: str
-    ours: str
-    theirs: str
-    our_mean: float
-    their_mean: float
-    difference: Estimate
-    across_targets: Estimate
-    wins: int
-    losses: int
-    ties: int
-
-    @property
-    def outcome(self) -> str:
-        """One of OUTCOMES: a win or a loss only where the interval excludes 0."""
-        if not self.difference.is_clear:
-            return "does not differ clearly from"
-        return "beats" if self.difference.low > 0 else "loses to"
-
-    def describe_rival(self) -> str:
-        """The rival and the difference, and whether a clear one holds for other targets too."""
-        suffix = ", across targets too" if self.difference.is_clear and self.across_targets.is_clear else ""
-        return f"{self.theirs} ({100 * self.difference.mean:+.1f}{suffix})"
-
-
-def describe_duels(duels: Sequence[Duel]) -> list[str]:
-    """One sentence per stream: which methods ours beats, does not differ from, and loses to."""
-    sentences = []
-    for stream, here in grouped(duels, "stream").items():
-        clauses = []
-        for outcome in OUTCOMES:
-            rivals = [each.describe_rival() for each in here if each.outcome == outcome]
-            clauses += [f"{outcome} {', '.join(rivals)}"] if rivals else []
-        sentences.append(f"On {stream}, {here[0].ours} ({100 * here[0].our_mean:.1f} %) {'; '.join(clauses)}.")
-    return sentences
-
-
-def duel(runs: Sequence[Run], ours: str, theirs: str) -> list[Duel]:
-    """One duel per stream on accuracy, over the (target, seed, pool) that both methods have."""
-    duels = []
-    for stream, here in grouped(runs, "stream").items():
-        mine, other = (by_pairing(here, label, stream) for label in (ours, theirs))
-        pairs = [pair for pair in mine if pair in other]
-        if pairs:
-            a, b = ([group[pair].confusions() for pair in pairs] for group in (mine, other))
-            targets = [pair[0] for pair in pairs]
-            mine_mean, other_mean = (mean_with_interval(g, "accuracy", targets=targets, resamples=1)[0] for g in (a, b))
-            difference, across = (
-                Estimate(*difference_with_interval(a, b, "accuracy", targets=targets, across=too))
-                for too in (False, True)
-            )
-            gaps = [mine[pair].accuracy - other[pair].accuracy for pair in pairs]
-            wins, losses = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
-            record = wins, losses, len(gaps) - wins - losses
-            duels.append(Duel(stream, ours, theirs, mine_mean, other_mean, difference, across, *record))
-    return duels

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from mergestream.bench.analysis.comparison import Estimate, by_pairing, duel, grouped, pairing_of
+from mergestream.bench.analysis.comparison import Estimate, by_pairing, grouped, pairing_of
+from mergestream.bench.analysis.duels import duel
 from mergestream.bench.claims.claim_finding import (
     CORRELATION,
     POINTS,
@@ -100,7 +101,7 @@ def _duels(
     """The claim that the first of each pair is better, on every stream; without runs, a finding that names them."""
     findings = []
     for each in (each for pair in pairs for each in duel(runs, *pair)):
-        estimate, measure = each.difference.times(100), f"accuracy of {each.ours} less that of {each.theirs}"
+        estimate, measure = each.these_targets.times(100), f"accuracy of {each.ours} less that of {each.theirs}"
         findings.append(ClaimFinding(claim, each.stream, measure, POINTS, estimate, verdict_of(estimate)))
     sentence = f"runs of {needed} and of {also_needed} on the same streams of the same pool."
     return findings or [missing(claim, sentence)]

@@ -17,8 +17,9 @@ FAILS: Verdict = "does not hold"
 UNKNOWN: Verdict = "cannot be told here"
 CORRELATION, POINTS, SHARE = "rank correlation", "points", "share"
 NOTE = (
-    "✓ holds, ✗ does not hold, ? cannot be told here. In brackets: the 95 % interval of a bootstrap over batches. A "
-    "claim holds, or does not hold, only if the whole interval says so. Not corrected for the number of comparisons."
+    "✓ holds, ✗ does not hold, ? cannot be told here. In brackets: the 95 % interval of a bootstrap at these targets, "
+    "over batches, and for differences in accuracy over training and stream seeds as well. A claim holds, "
+    "or does not hold, only if the whole interval says so. Not corrected for the number of comparisons."
 )
 MARKS = {HOLDS: "✓", FAILS: "✗", UNKNOWN: "?"}
 # Factor, digits and unit of the printed number.

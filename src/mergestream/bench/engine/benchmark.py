@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.bench.analysis.bench_findings import BenchFindings, few_batches, unpredicted_classes
-from mergestream.bench.analysis.comparison import duel, grouped_rows
+from mergestream.bench.analysis.comparison import grouped_rows
+from mergestream.bench.analysis.duels import duel
 from mergestream.bench.engine.plan import BenchPlan, Target, targets_of
 from mergestream.bench.engine.pool_at_target import close_all, load_pool, method_of, open_target, strangers
 from mergestream.bench.evaluation import evaluate

@@ -11,54 +11,64 @@ from typing import Any
 from mergestream.bench.analysis.bench_findings import BenchFindings, Standing, SubgroupRow
 from mergestream.bench.analysis.comparison import (
     EXPERT_ROWS,
-    Duel,
     Estimate,
     GroupedRow,
     ResultRow,
-    describe_duels,
     grouped,
 )
+from mergestream.bench.analysis.duels import describe_duels
+from mergestream.bench.report.duel_tables import duel_tables
 from mergestream.bench.report.page import render_text
 from mergestream.bench.report.result_table import ResultTable, format_number, grid_table, mark_best, to_latex
 from mergestream.pool.expert_card import library_versions
 from mergestream.runtime.files import write_json, write_text
 
-# Heading of a further metric: field of a ResultRow, digits, factor.
-FURTHER_METRICS = {
+# Heading of a metric: field of a ResultRow, digits, factor. Two tables, since one would be too wide.
+RANKING = {
+    "accuracy %": ("accuracy", 1, 100),
+    "balanced accuracy %": ("balanced_accuracy", 1, 100),
     "AUROC %": ("auroc", 1, 100),
-    "ECE %": ("ece", 1, 100),
-    "Brier": ("brier", 3, 1),
-    "NLL": ("nll", 3, 1),
     "AURC %": ("aurc", 1, 100),
     "lowest recall %": ("lowest_recall", 1, 100),
     "ms, logits given": ("milliseconds", 1, 1),
 }
-LOWER_IS_BETTER = ("ECE %", "Brier", "NLL", "AURC %")
+PROBABILITIES = {
+    "NLL": ("nll", 3, 1),
+    "Brier": ("brier", 3, 1),
+    "ECE %": ("ece", 1, 100),
+    "calibration in the large": ("calibration_in_the_large", 1, 100),
+}
+LOWER_IS_BETTER = ("AURC %", *PROBABILITIES)
 HIGHEST = "highest among the methods (expert rows excluded)"
 
 
 def main_tables(findings: BenchFindings, compact: bool = False) -> list[ResultTable]:
-    """Accuracy and balanced accuracy, methods by streams."""
-    return [
+    """Accuracy, balanced accuracy and AUROC, methods by streams."""
+    tables = [
         results_table(findings.rows, metric, f"{title} on {findings.dataset}", compact)
         for metric, title in (("accuracy", "Accuracy"), ("balanced_accuracy", "Balanced accuracy"))
     ]
+    values = {(row.label, row.stream): row.auroc for row in findings.rows}
+    note = f"One class against the rest, mean over targets in %; bold: {HIGHEST}."
+    table = _percent_table(f"AUROC on {findings.dataset}", values, note)
+    return [*tables, _with_short_names(table) if compact else table]
 
 
 def terminal_tables(findings: BenchFindings) -> list[ResultTable]:
-    """The main tables, narrow; for a single stream also its targets."""
+    """The main tables, narrow, and the probabilities; for a single stream also its targets."""
     streams = findings.streams
     targets = [target_table(findings.rows, streams[0])] if len(streams) == 1 else []
-    return [*main_tables(findings, compact=True), *targets]
+    probabilities = [_with_short_names(_probabilities_table(findings.rows, stream)) for stream in streams]
+    return [*main_tables(findings, compact=True), *targets, *probabilities]
 
 
 def all_tables(findings: BenchFindings) -> list[ResultTable]:
     streams = findings.streams
     tables = main_tables(findings)
-    tables += _duel_tables(findings.duels) if findings.duels else []
+    tables += duel_tables(findings.duels)
     tables += _grouped_tables(findings.grouped)
     tables += [target_table(findings.rows, stream) for stream in streams]
-    tables += [_metrics_table(findings.rows, stream) for stream in streams]
+    tables += [table(findings.rows, stream) for stream in streams for table in (_ranking_table, _probabilities_table)]
     tables += [_recall_table(findings.rows, stream) for stream in streams]
     tables += [_standings_table(findings.standings)] if findings.standings else []
     kinds = list(dict.fromkeys(row.kind for row in findings.subgroups))
@@ -76,8 +86,11 @@ def results_table(rows: Sequence[ResultRow], metric: str, title: str, compact: b
     note = f"Mean over targets in %, {interval} 95 % interval of a bootstrap over batches; bold: {HIGHEST}."
     table = grid_table(title, "method", estimates, lambda each: percent(each, compact), note=note)
     table = mark_best(table, EXPERT_ROWS)
-    if not compact:
-        return table
+    return _with_short_names(table) if compact else table
+
+
+def _with_short_names(table: ResultTable) -> ResultTable:
+    """Fit a terminal: variants as their options alone."""
     names = _indented([row[0] for row in table.rows])
     return replace(table, rows=tuple((name, *row[1:]) for name, row in zip(names, table.rows, strict=True)))
 
@@ -90,29 +103,6 @@ def _indented(labels: Sequence[str]) -> list[str]:
         names.append(f"  {options.removesuffix(')')}" if options and method == parent else label)
         parent = parent if options else label
     return names
-
-
-def _duel_tables(duels: Sequence[Duel]) -> list[ResultTable]:
-    """Paired differences to the reference, rivals by streams: over batches, and with the targets resampled too."""
-    entries = {(each.theirs, each.stream): each for each in duels}
-    title = f"{duels[0].ours} minus others, accuracy"
-    note = "Percentage points on the same batches, with the 95 % interval of a paired bootstrap; bold: it excludes 0."
-    across_note = (
-        "Percentage points, with the 95 % interval when targets are resampled as well as batches: what other targets "
-        "like these might show; then wins–losses–ties over targets, seeds and pools. Bold: the interval excludes 0. "
-        "Not corrected for the number of comparisons."
-    )
-    return [
-        grid_table(title, "against", entries, lambda d: d.difference.points(), lambda d: d.difference.is_clear, note),
-        grid_table(
-            f"{title}, targets resampled too",
-            "against",
-            entries,
-            lambda d: f"{d.across_targets.points()}, {d.wins}–{d.losses}–{d.ties}",
-            lambda d: d.across_targets.is_clear,
-            across_note,
-        ),
-    ]
 
 
 def target_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
@@ -135,21 +125,42 @@ def _percent_table(title: str, values: Mapping[tuple[str, str], float | None], n
     return mark_best(table, EXPERT_ROWS)
 
 
-def _metrics_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
+def _metrics_table(
+    title: str, rows: Sequence[ResultRow], metrics: Mapping[str, tuple[str, int, float]], note: str
+) -> ResultTable:
+    """Methods by metrics, on one stream."""
     entries = {
-        (row.label, heading): (getattr(row, field), digits, factor)
+        (row.label, heading): (_number(getattr(row, field)), digits, factor)
         for row in rows
-        for heading, (field, digits, factor) in FURTHER_METRICS.items()
-        if row.stream == stream
+        for heading, (field, digits, factor) in metrics.items()
     }
+    table = grid_table(title, "method", entries, lambda each: format_number(*each), note=note)
+    return mark_best(table, EXPERT_ROWS, LOWER_IS_BETTER, uncompared=("ms, logits given",))
+
+
+def _number(value: Estimate | float | None) -> float | None:
+    return value.mean if isinstance(value, Estimate) else value
+
+
+def _ranking_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
     note = (
-        "Means over targets. AUROC: one class against the rest; ECE: 15 bins; AURC: area under the risk-coverage "
+        "Means over targets. AUROC: one class against the rest; AURC: area under the risk-coverage "
         "curve; lowest recall: of any class at any target; ms: one step with the experts' logits given, since they are "
         "computed once for all methods. On its own the ensemble needs K forwards per batch, entropy_adaptive "
         "K·(1 + views) + 1."
     )
-    table = grid_table(f"Other metrics, {stream}", "method", entries, lambda each: format_number(*each), note=note)
-    return mark_best(table, EXPERT_ROWS, LOWER_IS_BETTER, uncompared=("ms, logits given",))
+    here = [row for row in rows if row.stream == stream]
+    return _metrics_table(f"Accuracy and ranking, {stream}", here, RANKING, note)
+
+
+def _probabilities_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
+    note = (
+        "Means over targets, lower is better. Brier: summed over classes; ECE: 15 bins; calibration in the large: mean "
+        "predicted probability less observed share in points, of the class where it is farthest from 0. A dash: of "
+        "runs that were written before it was measured."
+    )
+    here = [row for row in rows if row.stream == stream]
+    return _metrics_table(f"Probabilities, {stream}", here, PROBABILITIES, note)
 
 
 def _standings_table(standings: Sequence[Standing]) -> ResultTable:
@@ -231,7 +242,7 @@ def describe_setup(findings: BenchFindings) -> str:
         "setup.txt.j2",
         findings=findings,
         targets=targets,
-        seeds={line["seed"] for line in lines},
+        seeds={line["stream_seed"] for line in lines},
         pools=max(len({line["pool"] for line in lines if line["target"] == name}) for name in targets),
         experts=sorted({line["experts"] for line in lines}),
     ).strip()

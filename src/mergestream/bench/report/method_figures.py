@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from mergestream.bench.analysis.comparison import Duel, Estimate, ResultRow
+from mergestream.bench.analysis.comparison import Estimate, ResultRow
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage
+from mergestream.bench.analysis.duels import Duel
 from mergestream.bench.analysis.traces import Trace
 from mergestream.bench.report.figures import INK, METHOD, PALETTE, colours_of, css_colour
 from mergestream.bench.report.page import LegendKey

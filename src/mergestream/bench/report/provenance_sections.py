@@ -97,6 +97,6 @@ def pool_table(collection: RunCollection) -> ResultTable:
 
 
 def stream_table(collection: RunCollection) -> ResultTable:
-    places = {(run.stream, run.target, str(run.arguments["seed"])): run.arguments for run in collection.runs}
+    places = {(run.stream, run.target, str(run.stream_seed)): run.arguments for run in collection.runs}
     rows = tuple((*place, arguments["stream"]["hash"]) for place, arguments in places.items())
     return ResultTable("Streams", ("stream", "target", "seed", "hash"), rows)

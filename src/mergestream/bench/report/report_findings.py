@@ -12,9 +12,10 @@ from mergestream.bench.analysis.bench_findings import (
     unpredicted_classes,
 )
 from mergestream.bench.analysis.collection import RunCollection
-from mergestream.bench.analysis.comparison import Duel, duel, grouped
+from mergestream.bench.analysis.comparison import grouped
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage, reliabilities, risk_coverages
 from mergestream.bench.analysis.cost import Cost, costs
+from mergestream.bench.analysis.duels import Duel, duel
 from mergestream.bench.analysis.traces import Trace, trace_of
 from mergestream.bench.claims.claim_checks import check_claims
 from mergestream.bench.claims.claim_finding import ClaimFinding
@@ -146,8 +147,8 @@ def _passed_checks(runs: Sequence[Run]) -> list[str]:
 def _traces(runs: Sequence[Run], ours: str) -> list[Trace]:
     """The reference's runs of the first seed and of each target's first pool, if it has coefficients."""
     candidates = [run for run in runs if run.label == ours]
-    seed = min((run.arguments["seed"] for run in candidates), default=0)
-    of_seed = [run for run in candidates if run.arguments["seed"] == seed]
+    seed = min((run.stream_seed for run in candidates), default=0)
+    of_seed = [run for run in candidates if run.stream_seed == seed]
     traces = [trace_of(own[0]) for own in grouped(of_seed, "stream", "target").values()]
     return [trace for trace in traces if trace.encoder_coefficients is not None]
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mergestream.bench.analysis import comparison
+from mergestream.bench.analysis import duels
 from mergestream.bench.analysis.collection import collect
 from mergestream.bench.claims import claim_finding
 from mergestream.bench.drift import drift_report
@@ -26,7 +26,7 @@ from mergestream.runtime.parallel import Track
 SYNTHETIC = "The data are synthetic: generated images, no patients."
 # Modules whose functions the template calls.
 SECTIONS = (expert_sections, method_sections, provenance_sections, result_sections)
-DESCRIPTIONS = (bench_tables, claim_finding, comparison, drift_report, landscape_record)
+DESCRIPTIONS = (bench_tables, claim_finding, drift_report, duels, landscape_record)
 
 
 def make_report(

@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Sequence
 
-from mergestream.bench.analysis.comparison import OUTCOMES, Duel, ResultRow, grouped
+from mergestream.bench.analysis.comparison import ResultRow, grouped
 from mergestream.bench.analysis.cost import shown
+from mergestream.bench.analysis.duels import PHRASES, Duel, describe_levels
 from mergestream.bench.report.bench_tables import all_tables
 from mergestream.bench.report.figures import Panel, panel
 from mergestream.bench.report.method_figures import draw_accuracies, draw_differences
 from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.bench.report.result_table import ResultTable, format_number, grid_table
+from mergestream.functional.non_inferiority import OUTCOMES
 
-DIFFERENCES = "In brackets: the difference in points on the same batches; its interval decides which word is used."
-SHORT_OUTCOMES = {"beats": "beats", "loses to": "loses", "does not differ clearly from": "unclear"}
+DIFFERENCES = (
+    "In brackets: the difference in points on the same batches; its interval and the margin decide which word is used."
+)
 # Options as labels spell them, and what they change.
 MEANINGS = {
     "head=shared": "entropy only: the head follows the encoder",
@@ -49,12 +52,13 @@ def describe_across_streams(duels: Sequence[Duel]) -> list[str]:
     outcomes = {theirs: [each.outcome for each in own] for theirs, own in grouped(duels, "theirs").items()}
     streams = len({each.stream for each in duels})
     where = "" if streams == 1 else f" on all {streams} streams"
+    where += f" (margin {100 * duels[0].margin:g} points)" if duels else ""
     sentences = []
     for outcome in OUTCOMES:
         always = [name for name, own in outcomes.items() if set(own) == {outcome}]
-        sentences += [f"{duels[0].ours} {outcome} {', '.join(always)}{where}."] if always else []
+        sentences += [f"{duels[0].ours} is {PHRASES[outcome]} {', '.join(always)}{where}."] if always else []
     counts = {
-        name: [f"{short} {own.count(each)}" for each, short in SHORT_OUTCOMES.items() if each in own]
+        name: [f"{outcome} {own.count(outcome)}" for outcome in OUTCOMES if outcome in own]
         for name, own in outcomes.items()
     }
     mixed = [f"{name} ({', '.join(own)})" for name, own in counts.items() if len(own) > 1]
@@ -123,8 +127,8 @@ def ablation_table(report: ReportFindings) -> ResultTable:
         cells[each.theirs, "what changes"] = describe_options(each.theirs), False
         cells[each.theirs, each.stream] = text, each.difference.is_clear
     note = (
-        "Accuracy in %; in brackets the points above the full method on the same batches, with the 95 % interval of a "
-        "paired bootstrap. Bold: it excludes 0."
+        f"Accuracy in %; in brackets the points above the full method on the same batches, with the 95 % interval of a "
+        f"hierarchical bootstrap. {describe_levels(report.ablation)} Bold: it excludes 0."
     )
     return grid_table(f"Ablation of {full}", "method", cells, lambda each: each[0], lambda each: each[1], note)
 

@@ -6,15 +6,34 @@ from itertools import product
 import numpy as np
 
 from mergestream.bench.analysis import cost
+from mergestream.bench.analysis.comparison import Estimate
 from mergestream.bench.report.bench_tables import percent
 from mergestream.bench.report.page import environment
-from mergestream.bench.report.result_table import grid_table, mark_best, to_markdown
+from mergestream.bench.report.result_table import format_number, grid_table, mark_best, to_markdown
 from mergestream.bench.study import results_plan, study_bars
 from mergestream.bench.study.results_plan import COMPARED, HEAD_INITS, LOSS, MAIN_STREAMS, METRICS, OURS, PAPER
-from mergestream.bench.study.study_bars import TITLES, Setting, collapses_of, estimate, methods_of, select, settings_of
-from mergestream.bench.study.study_record import SINGLE, Group
+from mergestream.bench.study.study_bars import (
+    TITLES,
+    collapses_of,
+    estimate,
+    methods_of,
+    places,
+    select,
+    settings_of,
+)
+from mergestream.bench.study.study_endpoints import endpoints
+from mergestream.bench.study.study_record import PROBABILITIES, SCORES, SINGLE, Group, Setting
+from mergestream.functional.non_inferiority import LOWER_IS_BETTER
 
 LATER = " (later run)"
+NAMES = dict(
+    zip(
+        (*SCORES, *PROBABILITIES),
+        ("accuracy %", "balanced accuracy %", "AUROC %", "NLL", "Brier", "ECE %", "calibration in the large, points"),
+        strict=True,
+    )
+)
+RIVALS = tuple(name for name in COMPARED if name != OURS)
 ALONE, BEST = "an expert alone: mean", "an expert alone: best, by labels"
 PAIRS = ((OURS, PAPER), (OURS, "ensemble"), (OURS, "mean"), (PAPER, "mean"), (PAPER, "ensemble"))
 
@@ -69,6 +88,33 @@ def streams_table(groups: Sequence[Group], kind: str, dataset: str) -> str:
         cells = {(name, at.condition or at.stream): _scores(own, name, at, dataset) for name, at in places}
         parts.append(_grid(f"{start} heads", cells))
     return "\n".join(parts)
+
+
+def metrics_table(groups: Sequence[Group], dataset: str, metrics: Sequence[str]) -> str:
+    """Methods by head start and stream, the metrics of a cell one after the other; a dash where a record lacks one."""
+    cells: dict[tuple[str, str], str] = {}
+    for start, stream in product(HEAD_INITS, MAIN_STREAMS):
+        own = select(groups, "main", dataset, start)
+        for name in (name for name in methods_of(own) if not name.startswith(SINGLE)):
+            values = [(metric, estimate(own, name, Setting(stream), metric)) for metric in metrics]
+            cells[name, f"{start}: {stream}"] = " / ".join(_number(metric, value) for metric, value in values)
+    return _grid(" / ".join(NAMES[metric] for metric in metrics), cells) if cells else ""
+
+
+def _number(metric: str, value: Estimate | None) -> str:
+    digits, factor = (3, 1) if metric in LOWER_IS_BETTER else (1, 100)
+    return format_number(None if value is None else value.mean, digits, factor)
+
+
+def verdicts_table(groups: Sequence[Group], ours: str, rivals: Sequence[str]) -> str:
+    """Ours less each rival at every place: mean over targets, then worst target, each with its verdict."""
+    cells: dict[tuple[str, str], str] = {}
+    for dataset, rival in product(METRICS, rivals):
+        for place, own, at, metric in places(groups, dataset, ("main", "streams"), SCORES):
+            both = endpoints(own, ours, rival, at, metric)
+            texts = [f"{each.difference.points()} {each.outcome}" for each in both or ()]
+            cells[place.replace(" heads", ""), f"{ours} - {rival}"] = "; worst target: ".join(texts) or "–"
+    return to_markdown(grid_table("", "points", cells, str)) if cells else ""
 
 
 def kinds_of(groups: Sequence[Group]) -> list[tuple[str, str, str]]:

@@ -4,7 +4,7 @@ import base64
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,32 @@ import torch
 from mergestream.bench.analysis.comparison import grouped, mean_draws
 from mergestream.bench.analysis.cost import forwards_of
 from mergestream.bench.records import Run
-from mergestream.bench.study.results_plan import METRICS, OURS, PoolRecipe, Stage
+from mergestream.bench.study.results_plan import OURS, PoolRecipe, Stage
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.files import read_json, write_text
 
 SCHEMA_VERSION = 1
 LEVELS = 65535  # scores from 0 to 1 are stored as 16-bit numbers: finer than a hundredth of a point
 SINGLE = "single_expert"
+SCORES = ("accuracy", "balanced_accuracy", "auroc")
+PROBABILITIES = ("nll", "brier", "ece", "calibration_in_the_large")
+MOST_DRAWS = 200  # per target; a difference resamples targets and seeds as well
 Group = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A stream and its condition, such as the batch size."""
+
+    stream: str
+    condition: str = ""
+
+    @property
+    def words(self) -> tuple[str, str]:
+        return self.stream, self.condition
+
+    def __str__(self) -> str:
+        return f"{self.stream}, {self.condition}" if self.condition else self.stream
 
 
 def encoded(values: np.ndarray) -> str:
@@ -41,7 +59,7 @@ def group_of(
     left_out: Mapping[str, str],
     resamples: int,
 ) -> Group:
-    """All runs of one pool at one stage: rows, and every method's draws as the mean over its targets."""
+    """All runs of one pool at one stage: rows, and every method's draws at each target."""
     alone = {(run.arguments["options"]["expert"], *_place(run)): run for run in runs if run.is_single}
     shown = [run for run in runs if stage.kind in ("main", "costs") or not run.is_single]
     rows, more = [_row(run) for run in shown], dict[str, Any]()
@@ -82,12 +100,13 @@ def _place(run: Run) -> tuple[str, str]:
 
 def _row(run: Run) -> dict[str, Any]:
     stream, _, condition = run.stream.partition(", ")
-    scores = {metric: run.metrics[metric] for metric in ("accuracy", "balanced_accuracy", "auroc")}
+    scores = {metric: run.metrics.get(metric) for metric in (*SCORES, *PROBABILITIES)}
     return {
         "method": run.label,
         "stream": stream,
         "condition": condition,
         "target": run.target,
+        "stream_seed": run.stream_seed,
         "images": len(run.labels),
         "said": _counts(run),
         "seconds": round(sum(step["seconds"] or 0.0 for step in run.steps), 4),
@@ -112,21 +131,28 @@ def _cost(run: Run) -> dict[str, Any]:
     }
 
 
-def _draws(runs: Sequence[Run], count: int) -> dict[str, dict[str, str]]:
-    """Encoded draws by 'method|stream|condition': of methods that answered at every target of their stream."""
+def _draws(runs: Sequence[Run], count: int) -> dict[str, dict[str, dict[str, str]]]:
+    """Encoded draws by 'method|stream|condition', metric and target: of methods that answered at every target.
+
+    They are means over stream seeds, which share a target's images; the rows have each seed's scores.
+    """
     targets: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         targets[run.stream].add(run.target)
     complete = {
-        (method, stream): own
-        for (method, stream), own in grouped(runs, "label", "stream").items()
-        if len(own) == len(targets[stream])
+        (method, stream, target): own
+        for (method, stream), every in grouped(runs, "label", "stream").items()
+        for target, own in grouped(every, "target").items()
+        if {run.target for run in every} == targets[stream]
     }
-    drawn = mean_draws(complete, METRICS[runs[0].arguments["data"]["dataset"]], count)
-    return {
-        f"{method}|{stream}|": {metric: encoded(values) for metric, values in scores.items()}
-        for (method, stream), scores in drawn.items()
-    }
+    draws: dict[str, dict[str, dict[str, str]]] = {}
+    for (method, stream, target), scores in mean_draws(complete, SCORES, min(count, MOST_DRAWS)).items():
+        name, _, condition = stream.partition(", ")
+        for metric, values in scores.items():
+            if not np.isnan(values).any():  # a target with one class has no AUROC
+                own = draws.setdefault(f"{method}|{name}|{condition}", {}).setdefault(metric, {})
+                own[target] = encoded(values)
+    return draws
 
 
 def write_record(path: Path, groups: Iterable[Group], head: Mapping[str, Any]) -> None:
