@@ -58,6 +58,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("corrected", {"anchor": "experts"}),
     ("corrected", {"base": "mean", "memory": 20}),
     ("ensemble", {}),
+    ("auto", {"choice": "entropy_adaptive(refresh_every=2)"}),
     ("ensemble", {"average": "probabilities"}),
     ("mean", {}),
     ("single_expert", {"expert": "brest"}),

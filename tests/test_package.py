@@ -44,6 +44,7 @@ def test_the_public_surface_is_frozen() -> None:
         "forward", "forward_with_inputs", "from_modules", "from_state_dicts", "index", "input_errors", "last_layer",
         "load", "logits", "logits_of_views", "logits_with",
         "matrices", "merge", "module_with", "network", "network_with", "new_weights", "prepare",
+        "recommendation",
         "recording", "rows", "save", "statistics", "statistics_of", "temperatures", "to", "with_candidates",
         "with_statistics", "without",
     }  # fmt: skip
@@ -90,6 +91,10 @@ def test_the_command_line_is_frozen() -> None:
             "--data-option", "--keep-candidates", "--statistics", "--skip-bad", "--allow-missing-classes",
             "--accelerator", "--precision", "--jobs", "--engine", "--criterion", "--compile",
             "--keep-every", "--tensorboard",
+        },
+        "choose": {
+            "pool", "parts", "--dataset", "--root", "--site", "--out", "--join", "--nested", "--data-option",
+            "--skip-bad", "--allow-missing-classes", "--jobs", "--device", "--json",
         },
         "report": {"runs", "--out", "--tables", "--drift", "--landscape"},
         "bench": {

@@ -10,6 +10,7 @@ import typer
 from mergestream import __version__
 from mergestream.cli.audit import audit
 from mergestream.cli.bench import bench
+from mergestream.cli.choose import choose
 from mergestream.cli.data import data
 from mergestream.cli.demo import demo
 from mergestream.cli.drift import drift
@@ -35,7 +36,7 @@ app.command()(demo)
 app.add_typer(data, name="data")
 app.add_typer(pool, name="pool")
 app.add_typer(audit, name="audit")
-for command in (bench, drift, report, serve, serve_token, train):
+for command in (bench, choose, drift, report, serve, serve_token, train):
     app.command()(command)
 
 

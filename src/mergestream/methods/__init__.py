@@ -3,6 +3,7 @@
 from typing import Any
 
 from mergestream.methods.adamerging import AdaMerging
+from mergestream.methods.auto import Auto
 from mergestream.methods.base import Method
 from mergestream.methods.corrected import Corrected
 from mergestream.methods.ensemble import Ensemble
@@ -38,6 +39,7 @@ METHODS: dict[str, type[Method[Any]]] = {
     "select_expert": SelectExpert,
     "prior_adaptive": PriorAdaptive,
     "corrected": Corrected,
+    "auto": Auto,
 }
 
 

@@ -165,6 +165,11 @@ class ExpertPool(PoolRunner):
         return runs
 
     @property
+    def recommendation(self) -> dict[str, Any] | None:
+        """What 'mergestream choose' wrote into pool.json, for this pool or the one it is a part of; None without it."""
+        return self._parts.recommendation
+
+    @property
     def temperatures(self) -> Tensor:
         """Each expert's temperature [K], scaled on its own validation split; 1 where its card has none."""
         return torch.tensor([card.temperature for card in self.cards], device=self.device)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from mergestream.networks.flat_layout import Integers, Layout
 from mergestream.pool import checkpoint
 from mergestream.pool.checkpoint import Statistics, open_weights, read_statistics
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, require_alike
-from mergestream.pool.pool_folder import ORDER, read_pool, write_order
+from mergestream.pool.pool_folder import ORDER, read_pool, read_recommendation, write_pool_file
 from mergestream.runtime.errors import PoolError
 from mergestream.runtime.files import atomic_folder
 
@@ -41,6 +41,7 @@ class Parts:
     read_base: Callable[[], Tensor] | None
     read_statistics: tuple[Callable[[], Statistics | None], ...]
     read_candidates: "Callable[[], ExpertPool | None]" = absent
+    recommendation: dict[str, Any] | None = None  # as pool.json has it
 
 
 def parts_of_states(
@@ -122,6 +123,7 @@ def read_parts(root: Path, network: nn.Module | None, device: Device, dtype: tor
         # Only its dtype: the function must not keep the bank alive.
         partial(_read_base, layout, folder.root / BASE, folder.base, bank.dtype) if folder.base else None,
         tuple(partial(read_statistics, folder.root / card.name, card) for card in cards),
+        recommendation=read_recommendation(folder.root),
     )
 
 
@@ -139,7 +141,7 @@ def write_pool(folder: Path, pool: "ExpertPool") -> None:
             statistics = pool.statistics[k]
             if statistics is not None:
                 checkpoint.write_statistics(scratch / card.name, statistics, written)
-        write_order(scratch, pool.names)
+        write_pool_file(scratch, pool.names, pool.recommendation)
 
 
 def holds_only_a_pool(root: Path) -> bool:

@@ -8,9 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mergestream.pool.checkpoint import PICKLES, STATISTICS, WEIGHTS
-from mergestream.pool.expert_card import BASE, CARD, SCHEMA_VERSION, ExpertCard, read_card, read_checked, require_name
+from mergestream.pool.expert_card import (
+    BASE,
+    CARD,
+    SCHEMA_VERSION,
+    ExpertCard,
+    read_card,
+    read_checked,
+    require_name,
+    require_schema,
+)
 from mergestream.runtime.errors import CheckpointError, OutputError, PoolError
 from mergestream.runtime.files import (
     atomic_folder,
@@ -86,8 +96,27 @@ def read_order(root: Path) -> list[str]:
 
 
 def write_order(root: Path, names: Sequence[str]) -> None:
-    """Record the order of a pool's experts: coefficients and states go by position."""
-    write_json(root / ORDER, {"schema_version": SCHEMA_VERSION, "order": list(names)})
+    """Record the order of a pool's experts: coefficients and states go by position. A recommendation stays."""
+    write_pool_file(root, names, read_recommendation(root))
+
+
+def read_recommendation(root: Path) -> dict[str, Any] | None:
+    """The method that 'mergestream choose' recommends for a pool, with its numbers; None where none is recorded."""
+    return read_checked(root / ORDER, "pool").get("recommendation") if (root / ORDER).exists() else None
+
+
+def write_recommendation(root: Path, recommendation: dict[str, Any]) -> None:
+    """Record a recommendation beside the order of the pool's experts, which is made explicit."""
+    with locked_pool(root) as present:
+        write_pool_file(present.root, list(present.cards), recommendation)
+
+
+def write_pool_file(root: Path, names: Sequence[str], recommendation: dict[str, Any] | None) -> None:
+    value: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "order": list(names)}
+    if recommendation is not None:
+        value["recommendation"] = recommendation
+        require_schema("pool", value, str(root / ORDER))
+    write_json(root / ORDER, value)
 
 
 def candidates_folder(root: Path) -> Path:

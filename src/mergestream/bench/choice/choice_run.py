@@ -1,0 +1,142 @@
+"""`mergestream choose`: measure sites as pseudo-targets, join their parts, and record the recommendation."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from mergestream.bench.choice.pseudo_targets import ChoiceRequest, domain_of, measure_site, require_sites
+from mergestream.bench.engine.pool_at_target import close_all, load_pool
+from mergestream.bench.report.result_table import ResultTable, format_number
+from mergestream.data.datasets import open_data
+from mergestream.methods.recommendation import Choice, Evidence, Part, choose, hashes_of, site_of, sites_of
+from mergestream.pool.expert_card import ExpertCard
+from mergestream.pool.pool_folder import read_pool, write_recommendation
+from mergestream.runtime.errors import InputError, PoolError, unknown_name
+from mergestream.runtime.files import sha256_of_json
+from mergestream.runtime.parallel import Track, run_jobs
+
+ALL = "all"
+COMPARED = ("revision", "candidates", "reference")
+
+
+def measure_sites(request: ChoiceRequest, site: str, track: Track, *, jobs: int = 1) -> Evidence:
+    """Measure one site of the pool as a pseudo-target, or all of them."""
+    close_all()
+    pool = load_pool(request.pool, request.device)
+    sites = require_sites(pool)
+    if site not in (ALL, *sites):
+        raise unknown_name("site in this pool", site, (ALL, *sites))
+    dataset = open_data(request.data, pool.template.require_preprocessing(), request.work)
+    chosen = sites if site == ALL else [site]
+    for name in chosen:
+        domain_of(name, dataset)
+    with track("measuring sites as pseudo-targets", len(chosen)) as advance:
+        measured = run_jobs(
+            measure_site,
+            [(request, name) for name in chosen],
+            workers=jobs,
+            on_done=advance,
+            device=request.device,
+        )
+    return join(measured)
+
+
+def join(evidences: Sequence[Evidence]) -> Evidence:
+    """Join parts of several sites, which must have measured the same candidates in the same way."""
+    first, parts = evidences[0], list[Part]()
+    for evidence in evidences:
+        for key, own, other in zip(COMPARED, _settings(first), _settings(evidence), strict=True):
+            if own != other:
+                raise InputError(
+                    f"The parts of {_sites(first)} and {_sites(evidence)} differ in {key}: {own} and {other}. Let all "
+                    f"sites measure with the same version of mergestream and the same views."
+                )
+        for part in evidence.parts:
+            if any((part.site, part.experts) == (other.site, other.experts) for other in parts):
+                raise InputError(f"The part of '{part.site}' is given twice.")
+            parts.append(part)
+    dataset = ", ".join(dict.fromkeys(evidence.dataset for evidence in evidences))
+    return replace(first, dataset=dataset, parts=tuple(parts))
+
+
+def _settings(evidence: Evidence) -> tuple[int, list[tuple[str, int]], str]:
+    return evidence.revision, list(evidence.candidates.items()), evidence.reference
+
+
+def _sites(evidence: Evidence) -> str:
+    return ", ".join(dict.fromkeys(f"'{part.site}'" for part in evidence.parts))
+
+
+def recommend(folder: Path, evidence: Evidence) -> Choice:
+    """Apply the rule of choice to the parts of all sites, and record its result in the pool's `pool.json`."""
+    cards = list(read_pool(folder).cards.values())
+    require_fitting(evidence, cards)
+    places = {site: number for number, site in enumerate(sites_of(cards))}
+    parts = tuple(sorted(evidence.parts, key=lambda part: places[part.site]))
+    evidence = replace(evidence, parts=parts)
+    choice = choose(evidence, evidence.parts_for(cards))
+    hashes = {"experts": hashes_of(cards), "experts_sha256": sha256_of_json(hashes_of(cards))}
+    value = {**asdict(choice), **hashes, **asdict(evidence)}
+    write_recommendation(folder, json.loads(json.dumps(value)))  # JSON has no tuples
+    return choice
+
+
+def require_fitting(evidence: Evidence, cards: Sequence[ExpertCard]) -> None:
+    """Refuse parts of other experts than the pool's, and a pool of which a site's part is missing."""
+    hashes, sites = hashes_of(cards), sites_of(cards)
+    for part in evidence.parts:
+        if part.site not in sites:
+            raise PoolError(f"A part is of the site '{part.site}', of which this pool has no expert.")
+        for name, sha256 in part.experts.items():
+            if hashes.get(name) != sha256:
+                own = f"is {hashes[name][:12]}…" if name in hashes else "is not in this pool"
+                raise PoolError(
+                    f"The part of '{part.site}' was measured with the expert '{name}' of hash {sha256[:12]}…, which "
+                    f"{own}. Let the site measure it again with the pool as it is now."
+                )
+    measured = {part.site for part in evidence.parts if part.experts.items() == _others(part.site, cards).items()}
+    missing = [site for site in sites if site not in measured]
+    if missing:
+        raise PoolError(
+            f"The part of '{missing[0]}' is missing: every site of the pool must be a pseudo-target, answered by all "
+            f"other sites' experts. There: mergestream choose POOL --site {missing[0]} --out FILE.json, with its data."
+        )
+
+
+def _others(site: str, cards: Sequence[ExpertCard]) -> dict[str, str]:
+    return hashes_of([card for card in cards if site_of(card) != site])
+
+
+def choice_table(choice: Choice, evidence: Evidence) -> ResultTable:
+    """The chosen method and its runner-up, in points."""
+    columns = ("method", "score", "accuracy", "balanced accuracy", "NLL", "AUROC")
+    rows = [_row(f"{choice.method} (chosen)", choice.numbers)]
+    if choice.runner_up is not None and choice.runner_up_numbers is not None:
+        rows.append(_row(choice.runner_up, choice.runner_up_numbers))
+    note = f"Means over {choice.pseudo_targets} pseudo-targets of '{evidence.dataset}'; score: mean of both accuracies."
+    return ResultTable("Choice of a method", columns, tuple(rows), note=note)
+
+
+def _row(name: str, numbers: dict[str, Any]) -> tuple[str, ...]:
+    shares = (format_number(numbers[key], 1, 100) for key in ("score", "accuracy", "balanced_accuracy"))
+    return (name, *shares, format_number(numbers["nll"], 3), format_number(numbers["auroc"], 1, 100))
+
+
+def describe_choice(choice: Choice) -> list[str]:
+    """The choice in sentences."""
+    lines = []
+    if choice.weak:
+        lines.append(
+            f"The choice is weak: each of the {choice.pseudo_targets} pseudo-targets was answered by one site's expert "
+            f"alone, so the default rule stays."
+        )
+    if choice.better_by is not None and choice.better_by >= 0:
+        lines.append(f"'{choice.method}' is {100 * choice.better_by:.1f} points better than '{choice.runner_up}'.")
+    elif choice.better_by is not None:
+        lines.append(
+            f"'{choice.runner_up}' is {-100 * choice.better_by:.1f} points better than '{choice.method}', which is "
+            f"not more than chance: the first of equals is chosen."
+        )
+    return lines

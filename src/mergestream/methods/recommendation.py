@@ -1,0 +1,146 @@
+"""Which method suits a pool: the rule of choice, and the evidence that it may use for the experts at hand."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mergestream.pool.expert_card import ExpertCard
+from mergestream.runtime.json_record import JsonRecord
+
+# The project's recommended rule: `auto` without a recommendation, and the first candidate of `mergestream choose`.
+DEFAULT = "corrected"
+FEWEST_SITES = 3  # with fewer, every pseudo-target is answered by one expert alone: the default rule stays
+MARGIN = 0.02  # how far below the reference a candidate may be at any pseudo-target
+ROUNDING = 1e-9
+RULE = (
+    "The score of a candidate at a pseudo-target is the mean of accuracy and balanced accuracy over its streams. A "
+    "candidate more than 2 points below the reference at any pseudo-target is excluded. Of the others, the first in "
+    "order whose mean score is within one standard error of the best one's is chosen; the standard error is that of "
+    "their difference over the pseudo-targets. With fewer than three pseudo-targets the first candidate is chosen."
+)
+METRICS = ("accuracy", "balanced_accuracy", "nll", "auroc")
+SCORED = METRICS[:2]
+Numbers = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One site as a pseudo-target: its validation images, answered by experts of other sites only."""
+
+    site: str
+    experts: dict[str, str]  # sha-256 of the weights of those who answered, by name
+    images: dict[str, int]  # how many, by prevalence
+    runs: dict[str, dict[str, Numbers]]  # metrics by method and stream
+
+    def score(self, method: str) -> float:
+        values = [numbers[metric] for numbers in self.runs[method].values() for metric in SCORED]
+        return float(np.mean([float(value) for value in values if value is not None]))
+
+
+@dataclass(frozen=True)
+class Evidence(JsonRecord):
+    """The candidates, in the order of the rule, measured at pseudo-targets: all of a pool's, or one site's own part."""
+
+    kind: ClassVar[str] = "choice"
+    dataset: str
+    revision: int  # of the measurement
+    candidates: dict[str, int]  # methods with their revisions
+    reference: str  # the candidate that no choice may be far below
+    parts: tuple[Part, ...]
+
+    def __post_init__(self) -> None:
+        if self.reference not in self.candidates:
+            raise ValueError(f"the reference '{self.reference}' is no candidate")
+        for part in self.parts:
+            for method in self.candidates:
+                part.score(method)
+
+    def parts_for(self, cards: Sequence[ExpertCard]) -> tuple[Part, ...]:
+        """The parts that say something about exactly these experts: every site once, answered by all others of them.
+
+        So no image and no expert of a site that is left out of the pool counts. Empty where a part is missing.
+        """
+        chosen = []
+        for site in sites_of(cards):
+            others = hashes_of([card for card in cards if site_of(card) != site])
+            chosen += [part for part in self.parts if part.site == site and part.experts == others][:1]
+        return tuple(chosen) if len(chosen) == len(sites_of(cards)) else ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The method that the rule of choice takes, and the best of the others, with means over pseudo-targets."""
+
+    method: str
+    numbers: Numbers
+    runner_up: str | None
+    runner_up_numbers: Numbers | None
+    better_by: float | None  # its score less the runner-up's; negative where it is first in order only
+    pseudo_targets: int
+    weak: bool
+    rule: str = RULE
+
+
+def site_of(card: ExpertCard) -> str:
+    return card.domain or card.name
+
+
+def sites_of(cards: Sequence[ExpertCard]) -> list[str]:
+    return list(dict.fromkeys(map(site_of, cards)))
+
+
+def hashes_of(cards: Sequence[ExpertCard]) -> dict[str, str]:
+    return {card.name: card.weights_sha256 for card in cards}
+
+
+def choose(evidence: Evidence, parts: Sequence[Part]) -> Choice:
+    """Apply the rule of choice to these parts."""
+    return _Contest(evidence, tuple(parts)).choice()
+
+
+@dataclass(frozen=True)
+class _Contest:
+    evidence: Evidence
+    parts: tuple[Part, ...]
+
+    @cached_property
+    def scores(self) -> dict[str, np.ndarray]:
+        """Scores [S] at the pseudo-targets, by candidate."""
+        return {name: np.array([part.score(name) for part in self.parts]) for name in self.evidence.candidates}
+
+    def choice(self) -> Choice:
+        names, weak = list(self.evidence.candidates), len(self.parts) < FEWEST_SITES
+        bar = self.scores[self.evidence.reference] - MARGIN - ROUNDING
+        safe = [name for name in names if bool((self.scores[name] >= bar).all())]
+        best = max(safe, key=self._mean)
+        method = names[0] if weak else next(name for name in safe if self._is_near(name, best))
+        others = [name for name in safe if name != method]
+        second = max(others, key=self._mean) if others else None
+        return Choice(
+            method,
+            self._numbers(method),
+            second,
+            None if second is None else self._numbers(second),
+            None if second is None else self._mean(method) - self._mean(second),
+            len(self.parts),
+            weak,
+        )
+
+    def _mean(self, name: str) -> float:
+        return float(self.scores[name].mean())
+
+    def _is_near(self, name: str, best: str) -> bool:
+        """Whether a candidate is within one standard error of the best, paired over the pseudo-targets."""
+        gaps = self.scores[best] - self.scores[name]
+        return bool(gaps.mean() <= gaps.std(ddof=1) / np.sqrt(len(gaps)) + ROUNDING)
+
+    def _numbers(self, name: str) -> Numbers:
+        runs = [run for part in self.parts for run in part.runs[name].values()]
+        means: dict[str, Any] = {"score": self._mean(name)}
+        for metric in METRICS:
+            values = [value for run in runs if (value := run.get(metric)) is not None]
+            means[metric] = float(np.mean(values)) if values else None
+        return means
