@@ -23,7 +23,7 @@ from mergestream.bench.choice.choice_run import join, recommend
 from mergestream.bench.choice.pseudo_targets import measure, validation_images, with_rare_class
 from mergestream.data.datasets import Dataset, DomainData, phantom
 from mergestream.methods import auto
-from mergestream.methods.recommendation import DEFAULT, Evidence, Part, choose, hashes_of, site_of
+from mergestream.methods.recommendation import DEFAULT, ChoiceEvidence, SitePart, choose, hashes_of, site_of
 from mergestream.pool.exchange.pool_inspection import verify_pool
 from mergestream.runtime.messages import log_once
 from mergestream.serving.audit.replay import compare
@@ -68,7 +68,7 @@ def copy_of(folder: Path, tmp_path: Path) -> Path:
 # --- the rule -----------------------------------------------------------------------------------------------
 
 
-def evidence_of(scores: dict[str, list[float]], reference: str) -> Evidence:
+def evidence_of(scores: dict[str, list[float]], reference: str) -> ChoiceEvidence:
     """Sites with these scores, by candidate: accuracy a little above balanced accuracy, on two streams."""
     parts = []
     for site in range(len(next(iter(scores.values())))):
@@ -79,8 +79,8 @@ def evidence_of(scores: dict[str, list[float]], reference: str) -> Evidence:
             }
             for name, values in scores.items()
         }
-        parts.append(Part(f"site {site}", {"other": "0" * 64}, {"own": 10}, runs))
-    return Evidence("made", 1, dict.fromkeys(scores, 1), reference, tuple(parts))
+        parts.append(SitePart(f"site {site}", {"other": "0" * 64}, {"own": 10}, runs))
+    return ChoiceEvidence("made", 1, dict.fromkeys(scores, 1), reference, tuple(parts))
 
 
 def by_hand(scores: dict[str, list[float]], reference: str) -> str:
@@ -238,7 +238,7 @@ def test_parts_of_the_sites_join_to_the_same_record(chosen: tuple[Path, str], tm
 
 def test_parts_of_other_experts_or_candidates_are_refused(chosen: tuple[Path, str], tmp_path: Path) -> None:
     value = recommendation(chosen[0])
-    evidence = Evidence.from_json(value)
+    evidence = ChoiceEvidence.from_json(value)
     other = pool_folder(tmp_path / "other", seed=1)
     with pytest.raises(ms.MergestreamError, match=r"the expert 'lyon' of hash .* which is .* measure it again"):
         recommend(other, evidence)
@@ -334,6 +334,20 @@ def test_auto_answers_as_the_method_it_chose_and_its_provenance_names_it(chosen:
         assert method.provenance["wrapped"]["options"] == alone.options()
 
 
+def test_views_replace_the_usual_ones_where_the_choice_names_none() -> None:
+    pool = make_pool("vit")
+    for text, label in {
+        "corrected": "corrected(ensemble(views=(vflip)))",
+        "corrected(entropy_adaptive)": "corrected(entropy_adaptive(views=(vflip)))",
+        "ensemble(views=hflip)": "ensemble(views=(hflip))",
+        "entropy_adaptive": "entropy_adaptive(views=(vflip))",
+        "mean": "mean",
+    }.items():
+        method = ms.create_method("auto", pool, choice=text, views=("vflip",))
+        assert method._chosen.label() == label
+        assert ms.create_method("auto", pool, **method.options()).provenance == method.provenance
+
+
 def four_sites(labels: dict[str, torch.Tensor] | None = None) -> Dataset:
     """Four sites of noise, some with other labels."""
     domains = {}
@@ -346,7 +360,7 @@ def four_sites(labels: dict[str, torch.Tensor] | None = None) -> Dataset:
     return Dataset("made", phantom.CLASSES, FOUR, ("hflip",), True, domains.__getitem__)
 
 
-def measured(folder: Path, dataset: Dataset, *, nested: bool) -> Evidence:
+def measured(folder: Path, dataset: Dataset, *, nested: bool) -> ChoiceEvidence:
     pool = ms.ExpertPool.load(folder)
     return join([measure(pool, folder, dataset, site, nested=nested) for site in FOUR])
 
@@ -367,7 +381,7 @@ def test_no_image_or_label_of_a_target_enters_the_choice_for_it(tmp_path: Path) 
     assert all(set(part.experts) == {"brest", "lyon", "turin"} - {part.site} for part in parts)
 
 
-def choices(folder: Path, evidence: Evidence) -> tuple[str, str]:
+def choices(folder: Path, evidence: ChoiceEvidence) -> tuple[str, str]:
     """What `auto` takes on the whole pool and on the pool without graz, with this evidence in pool.json."""
     recommend(folder, evidence)
     pool = ms.ExpertPool.load(folder)
@@ -393,8 +407,8 @@ def test_a_left_out_site_cannot_change_the_choice_and_without_nested_parts_there
             # Evidence for pools without graz would be spoilt by its expert or its images only.
             if "graz" in answering:
                 runs = numbers_of({"mean": 0.1, "ensemble": 0.7})
-            parts.append(Part(site, answering, {"own": 4}, runs))
-    evidence = Evidence("made", 1, {"mean": 1, "ensemble": 1}, "ensemble", tuple(parts))
+            parts.append(SitePart(site, answering, {"own": 4}, runs))
+    evidence = ChoiceEvidence("made", 1, {"mean": 1, "ensemble": 1}, "ensemble", tuple(parts))
     assert choices(folder, evidence) == ("ensemble", "mean")
     plain = replace(evidence, parts=tuple(part for part in parts if len(part.experts) == 3))
     with caplog.at_level(logging.WARNING, logger=auto.__name__):

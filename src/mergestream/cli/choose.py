@@ -46,7 +46,7 @@ def choose(
     from mergestream.bench.choice.choice_run import join as join_parts
     from mergestream.bench.choice.pseudo_targets import ChoiceRequest
     from mergestream.data.datasets import DataRequest
-    from mergestream.methods.recommendation import Evidence
+    from mergestream.methods.recommendation import ChoiceEvidence
     from mergestream.training.training_run import work_folder
 
     console = Console(stderr=as_json)
@@ -57,7 +57,7 @@ def choose(
     if site != ALL and out is None:
         raise typer.BadParameter("The part of one site goes into a file: add --out FILE.json.")
     if dataset is None:
-        evidence = join_parts([Evidence.load(path) for path in parts or ()])
+        evidence = join_parts([ChoiceEvidence.load(path) for path in parts or ()])
     else:
         limits = {"skip_bad": skip_bad, "allow_missing_classes": allow_missing_classes}
         data = DataRequest.parse(dataset, root, data_option, **limits)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from mergestream.methods.base import Method, option
-from mergestream.methods.recommendation import DEFAULT, FEWEST_SITES, Evidence, choose, hashes_of, sites_of
+from mergestream.methods.recommendation import DEFAULT, FEWEST_SITES, ChoiceEvidence, choose, hashes_of, sites_of
 from mergestream.methods.spelling import BASE_OPTION, Variant, default_base, parse_variant
 from mergestream.methods.state import State, Step
 from mergestream.networks.preprocessing import view_names
@@ -99,7 +99,7 @@ def recommended_method(pool: ExpertPool) -> str:
         return str(value["method"])
     if len(sites_of(pool.cards)) < FEWEST_SITES:
         return DEFAULT
-    evidence = Evidence.from_json(value)
+    evidence = ChoiceEvidence.from_json(value)
     parts = evidence.parts_for(pool.cards)
     if parts:
         return choose(evidence, parts).method

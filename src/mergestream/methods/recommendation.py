@@ -27,7 +27,7 @@ Numbers = dict[str, float | None]
 
 
 @dataclass(frozen=True)
-class Part:
+class SitePart:
     """One site as a pseudo-target: its validation images, answered by experts of other sites only."""
 
     site: str
@@ -41,7 +41,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Evidence(JsonRecord):
+class ChoiceEvidence(JsonRecord):
     """The candidates, in the order of the rule, measured at pseudo-targets: all of a pool's, or one site's own part."""
 
     kind: ClassVar[str] = "choice"
@@ -49,7 +49,7 @@ class Evidence(JsonRecord):
     revision: int  # of the measurement
     candidates: dict[str, int]  # methods with their revisions
     reference: str  # the candidate that no choice may be far below
-    parts: tuple[Part, ...]
+    parts: tuple[SitePart, ...]
 
     def __post_init__(self) -> None:
         if self.reference not in self.candidates:
@@ -58,7 +58,7 @@ class Evidence(JsonRecord):
             for method in self.candidates:
                 part.score(method)
 
-    def parts_for(self, cards: Sequence[ExpertCard]) -> tuple[Part, ...]:
+    def parts_for(self, cards: Sequence[ExpertCard]) -> tuple[SitePart, ...]:
         """The parts that say something about exactly these experts: every site once, answered by all others of them.
 
         So no image and no expert of a site that is left out of the pool counts. Empty where a part is missing.
@@ -96,15 +96,15 @@ def hashes_of(cards: Sequence[ExpertCard]) -> dict[str, str]:
     return {card.name: card.weights_sha256 for card in cards}
 
 
-def choose(evidence: Evidence, parts: Sequence[Part]) -> Choice:
+def choose(evidence: ChoiceEvidence, parts: Sequence[SitePart]) -> Choice:
     """Apply the rule of choice to these parts."""
     return _Contest(evidence, tuple(parts)).choice()
 
 
 @dataclass(frozen=True)
 class _Contest:
-    evidence: Evidence
-    parts: tuple[Part, ...]
+    evidence: ChoiceEvidence
+    parts: tuple[SitePart, ...]
 
     @cached_property
     def scores(self) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from mergestream.bench.choice.pseudo_targets import ChoiceRequest, domain_of, me
 from mergestream.bench.engine.pool_at_target import close_all, load_pool
 from mergestream.bench.report.result_table import ResultTable, format_number
 from mergestream.data.datasets import open_data
-from mergestream.methods.recommendation import Choice, Evidence, Part, choose, hashes_of, site_of, sites_of
+from mergestream.methods.recommendation import Choice, ChoiceEvidence, SitePart, choose, hashes_of, site_of, sites_of
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.pool_folder import read_pool, write_recommendation
 from mergestream.runtime.errors import InputError, PoolError, unknown_name
@@ -21,7 +21,7 @@ ALL = "all"
 COMPARED = ("revision", "candidates", "reference")
 
 
-def measure_sites(request: ChoiceRequest, site: str, track: Track, *, jobs: int = 1) -> Evidence:
+def measure_sites(request: ChoiceRequest, site: str, track: Track, *, jobs: int = 1) -> ChoiceEvidence:
     """Measure one site of the pool as a pseudo-target, or all of them."""
     close_all()
     pool = load_pool(request.pool, request.device)
@@ -43,9 +43,9 @@ def measure_sites(request: ChoiceRequest, site: str, track: Track, *, jobs: int 
     return join(measured)
 
 
-def join(evidences: Sequence[Evidence]) -> Evidence:
+def join(evidences: Sequence[ChoiceEvidence]) -> ChoiceEvidence:
     """Join parts of several sites, which must have measured the same candidates in the same way."""
-    first, parts = evidences[0], list[Part]()
+    first, parts = evidences[0], list[SitePart]()
     for evidence in evidences:
         for key, own, other in zip(COMPARED, _settings(first), _settings(evidence), strict=True):
             if own != other:
@@ -61,15 +61,15 @@ def join(evidences: Sequence[Evidence]) -> Evidence:
     return replace(first, dataset=dataset, parts=tuple(parts))
 
 
-def _settings(evidence: Evidence) -> tuple[int, list[tuple[str, int]], str]:
+def _settings(evidence: ChoiceEvidence) -> tuple[int, list[tuple[str, int]], str]:
     return evidence.revision, list(evidence.candidates.items()), evidence.reference
 
 
-def _sites(evidence: Evidence) -> str:
+def _sites(evidence: ChoiceEvidence) -> str:
     return ", ".join(dict.fromkeys(f"'{part.site}'" for part in evidence.parts))
 
 
-def recommend(folder: Path, evidence: Evidence) -> Choice:
+def recommend(folder: Path, evidence: ChoiceEvidence) -> Choice:
     """Apply the rule of choice to the parts of all sites, and record its result in the pool's `pool.json`."""
     cards = list(read_pool(folder).cards.values())
     require_fitting(evidence, cards)
@@ -83,7 +83,7 @@ def recommend(folder: Path, evidence: Evidence) -> Choice:
     return choice
 
 
-def require_fitting(evidence: Evidence, cards: Sequence[ExpertCard]) -> None:
+def require_fitting(evidence: ChoiceEvidence, cards: Sequence[ExpertCard]) -> None:
     """Refuse parts of other experts than the pool's, and a pool of which a site's part is missing."""
     hashes, sites = hashes_of(cards), sites_of(cards)
     for part in evidence.parts:
@@ -109,7 +109,7 @@ def _others(site: str, cards: Sequence[ExpertCard]) -> dict[str, str]:
     return hashes_of([card for card in cards if site_of(card) != site])
 
 
-def choice_table(choice: Choice, evidence: Evidence) -> ResultTable:
+def choice_table(choice: Choice, evidence: ChoiceEvidence) -> ResultTable:
     """The chosen method and its runner-up, in points."""
     columns = ("method", "score", "accuracy", "balanced accuracy", "NLL", "AUROC")
     rows = [_row(f"{choice.method} (chosen)", choice.numbers)]

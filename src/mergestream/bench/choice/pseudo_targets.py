@@ -26,7 +26,15 @@ from mergestream.data.datasets import DataRequest, Dataset, DomainData, open_dat
 from mergestream.data.datasets.image_trees import plain_name
 from mergestream.data.streams import create_stream, in_order
 from mergestream.methods import ORIGINAL, Method
-from mergestream.methods.recommendation import FEWEST_SITES, METRICS, Evidence, Numbers, Part, hashes_of, site_of
+from mergestream.methods.recommendation import (
+    FEWEST_SITES,
+    METRICS,
+    ChoiceEvidence,
+    Numbers,
+    SitePart,
+    hashes_of,
+    site_of,
+)
 from mergestream.methods.recommendation import sites_of as listed_sites
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.expert_pool import ExpertPool
@@ -48,7 +56,7 @@ class ChoiceRequest:
     device: str = "auto"
 
 
-def measure_site(request: ChoiceRequest, site: str) -> Evidence:
+def measure_site(request: ChoiceRequest, site: str) -> ChoiceEvidence:
     """Every candidate at one site, without the site's own experts; nested, also without those of each other site."""
     pool = load_pool(request.pool, request.device)
     dataset = open_data(request.data, pool.template.require_preprocessing(), request.work)
@@ -56,7 +64,7 @@ def measure_site(request: ChoiceRequest, site: str) -> Evidence:
         return measure(pool, Path(request.pool), dataset, site, nested=request.nested)
 
 
-def measure(pool: ExpertPool, folder: Path, dataset: Dataset, site: str, *, nested: bool) -> Evidence:
+def measure(pool: ExpertPool, folder: Path, dataset: Dataset, site: str, *, nested: bool) -> ChoiceEvidence:
     """The same, on a pool and a data set that are open."""
     whole = dataset[domain_of(site, dataset)]
     sources = sources_for(pool, folder, [site], [whole], leave_out=True, allow_seen=False)
@@ -74,10 +82,10 @@ def measure(pool: ExpertPool, folder: Path, dataset: Dataset, site: str, *, nest
         parts.append(measure_part(site, rest, data, dataset, own_logits))
     (reference,) = (method_of(variant, sources, dataset).label() for variant in variants_for(dataset, (REFERENCE,)))
     candidates = {method.label(): method.revision for method in methods}
-    return Evidence(dataset.name, REVISION, candidates, reference, tuple(parts))
+    return ChoiceEvidence(dataset.name, REVISION, candidates, reference, tuple(parts))
 
 
-def measure_part(site: str, pool: ExpertPool, data: DomainData, dataset: Dataset, logits: Logits) -> Part:
+def measure_part(site: str, pool: ExpertPool, data: DomainData, dataset: Dataset, logits: Logits) -> SitePart:
     """Run every candidate on all streams and prevalences of a site's images."""
     mixes = {OWN: torch.arange(len(data)), RARE: with_rare_class(data.labels)}
     runs: dict[str, dict[str, Numbers]] = {}
@@ -87,7 +95,7 @@ def measure_part(site: str, pool: ExpertPool, data: DomainData, dataset: Dataset
         for mix, chosen in mixes.items():
             part, part_logits = data.subset(chosen), {view: values[:, chosen] for view, values in logits.items()}
             own |= {f"{stream}, {mix}": each for stream, each in run_streams(method, part, part_logits).items()}
-    return Part(site, hashes_of(pool.cards), {mix: len(chosen) for mix, chosen in mixes.items()}, runs)
+    return SitePart(site, hashes_of(pool.cards), {mix: len(chosen) for mix, chosen in mixes.items()}, runs)
 
 
 def run_streams(method: Method, data: DomainData, logits: Logits) -> dict[str, Numbers]:
