@@ -142,7 +142,7 @@ def test_a_duel_counts_targets_and_widens_across_them() -> None:
     assert (result.worst.target, result.worst.difference.mean) == ("graz", pytest.approx(-2 / 12))
     assert result.levels == ("targets", "batches")
     assert describe_levels([result]) == (
-        "Resampled: targets, batches. There is one each of training seeds, stream seeds: not resampled."
+        "Resampled: targets, batches. Not resampled: training seeds (one per target), stream seeds (one per pool)."
     )
 
 

@@ -13,15 +13,17 @@ import torch
 import mergestream as ms
 from benching import command
 from mergestream.bench.analysis.comparison import Estimate
+from mergestream.bench.engine.plan import parse_variants
 from mergestream.bench.study.results_plan import LOSS, RESULTS, STUDIES, PoolRecipe, ring_of
 from mergestream.bench.study.study_bars import all_bars, collapses_of, difference, estimate
 from mergestream.bench.study.study_endpoints import endpoints, paired_difference
 from mergestream.bench.study.study_pages import all_blocks
 from mergestream.bench.study.study_record import Setting, decoded, encoded, read_records, write_record
-from mergestream.bench.study.study_run import chosen_stages
+from mergestream.bench.study.study_run import _run_stage, chosen_stages, study_request
 from mergestream.data.datasets import file_source_of
 from mergestream.functional.intervals import drawn_scores, unit_draws
 from mergestream.functional.metrics import summarise
+from mergestream.runtime.parallel import quiet
 
 ROOT = Path(__file__).parents[1]
 OURS = "prior_adaptive"
@@ -87,6 +89,20 @@ def test_a_study_trains_runs_and_writes_its_record(finished: Path) -> None:
     assert [group["pool"] for group in batches] == ["pacs-shared-plain-0", "pacs-independent-plain-0"]
     assert {row["condition"] for group in batches for row in group["rows"]} == {"batch 1", "batch 4"}
     assert "| regmean_pp |" in (finished / "results.md").read_text().replace("**", "")
+
+
+def test_a_stage_may_have_stream_seeds_apart_from_training_seeds(roots: list[str], finished: Path) -> None:
+    request = study_request("results", finished, [roots[1], roots[3]], stages=None, device="cpu")
+    (stage,) = chosen_stages(MICRO.stages(half=False), ["main-pacs-shared"])
+    options = {"variants": parse_variants("mean, ensemble"), "streams": ("iid",), "every_expert": False}
+    seeded = replace(stage, plans=({**stage.plans[0], **options, "seeds": (7, 8)},))
+    (group,) = _run_stage(request, seeded, dict.fromkeys(stage.pools, "any"), quiet)
+    assert {(row["target"], row["stream_seed"]) for row in group["rows"]} == {
+        (target, seed) for target in ("art_painting", "cartoon", "photo", "sketch") for seed in (7, 8)
+    }
+    result = paired_difference([group], "ensemble", "mean", Setting("iid"), "accuracy")
+    assert result.levels == ("targets", "stream seeds", "groups or images")
+    assert estimate([group], "mean", Setting("iid"), "nll").mean > 0
 
 
 def test_a_second_call_runs_nothing_again(roots: list[str], finished: Path) -> None:

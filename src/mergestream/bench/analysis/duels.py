@@ -30,7 +30,8 @@ ENDPOINTS = (
     ("brier", MEAN),
 )
 PHRASES = dict(zip(OUTCOMES, ("better than", "not inferior to", "inferior to", "undecided against"), strict=True))
-LEVELS = ("targets", "training seeds", "stream seeds")
+# Levels above groups and batches, and what to say of one that has a single element.
+LEVELS = {"targets": "one", "training seeds": "one per target", "stream seeds": "one per pool"}
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def _clauses(rivals: Sequence[tuple[str, str]]) -> str:
 def describe_levels(duels: Sequence[Duel]) -> str:
     """Which levels of the hierarchy the intervals resample, and which have one element."""
     resampled = list(dict.fromkeys(level for each in duels for level in each.levels))
-    ordered = sorted(resampled, key=lambda level: LEVELS.index(level) if level in LEVELS else len(LEVELS))
-    alone = [level for level in LEVELS if level not in resampled]
-    rest = f" There is one each of {', '.join(alone)}: not resampled." if alone else ""
+    ordered = [level for level in LEVELS if level in resampled] + [level for level in resampled if level not in LEVELS]
+    alone = [f"{level} ({count})" for level, count in LEVELS.items() if level not in resampled]
+    rest = f" Not resampled: {', '.join(alone)}." if alone else ""
     return f"Resampled: {', '.join(ordered)}.{rest}"

@@ -128,12 +128,14 @@ def _run_stage(
     """Run a stage's plans over all its pools together; one group per pool."""
     runs: dict[str, list[Run]] = {str(request.pool_folder(pool).resolve()): [] for pool in stage.pools}
     left_out: dict[str, str] = {}
-    dataset, seeds = stage.pools[0].dataset, tuple(pool.seed for pool in stage.pools)
-    shared: dict[str, Any] = {"paired_seeds": True, "device": request.device, "preset": request.plan}
+    dataset, own_seeds = stage.pools[0].dataset, tuple(pool.seed for pool in stage.pools)
+    shared: dict[str, Any] = {"device": request.device, "preset": request.plan}
     for stage_plan in stage.plans:
         options = dict(stage_plan)
         data = DataRequest(dataset, str(request.roots[dataset].resolve()), images=options.pop("images", None))
-        plan = BenchPlan(data, tuple(runs), seeds=seeds, **shared, **options)
+        # Without stream seeds of its own, a stage streams each pool once, by the seed of its training.
+        seeds = tuple(options.pop("seeds", ()))
+        plan = BenchPlan(data, tuple(runs), seeds=seeds or own_seeds, paired_seeds=not seeds, **shared, **options)
         done = run_plan(plan, request.out, track, jobs=request.jobs)
         left_out |= dict(done.left_out)
         for pool, folders in done.by_pool.items():
