@@ -16,7 +16,7 @@ from mergestream.bench.analysis.bench_findings import (
     subgroup_rows,
     unpredicted_classes,
 )
-from mergestream.bench.analysis.comparison import Pairing, compare, pairing_of, rows_of
+from mergestream.bench.analysis.comparison import Pairing, compare, mean_draws, pairing_of, rows_of
 from mergestream.bench.analysis.duels import describe_duels, describe_levels, duel
 from mergestream.bench.records import Run
 from mergestream.bench.report.bench_tables import results_table, target_table
@@ -269,6 +269,19 @@ def test_sentences_name_every_rival_by_its_verdict() -> None:
     assert re.search(r"is better than ties \(\+\d+\.\d\), fisher \(.*\); not inferior to mean \(\+0\.0\)\.", first)
     assert "not inferior to fisher (+0.0 at turin), mean (+0.0 at lyon)" in second
     assert (duels[1].wins, duels[1].losses, duels[1].ties) == (3, 0, 1)
+
+
+def test_streams_of_a_part_of_the_images_have_draws_of_their_own() -> None:
+    runs = []
+    for label in ("mean", "ties"):
+        for name, count in (("iid", 24), ("prevalence:0.1", 18)):
+            run = make_run(label, "lyon", [True] * 10 + [False] * (count - 10))
+            arguments = {**run.arguments, "data": {"dataset": "d", "domain": "lyon"}, "stream": {"name": name}}
+            runs.append(replace(run, arguments=arguments))
+    draws = mean_draws({(run.label, run.stream): [run] for run in runs}, ("accuracy",), 50)
+    assert (draws["mean", "prevalence:0.1"]["accuracy"] == draws["ties", "prevalence:0.1"]["accuracy"]).all()
+    assert draws["mean", "iid"]["accuracy"].mean() == pytest.approx(10 / 24, abs=0.06)
+    assert draws["mean", "prevalence:0.1"]["accuracy"].mean() == pytest.approx(10 / 18, abs=0.06)
 
 
 def test_subgroups_weigh_by_images() -> None:

@@ -1,5 +1,6 @@
 """Runs compared: results per method and stream, and intervals over groups."""
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -202,14 +203,17 @@ def mean_draws(
 
 def _scores_under_draws(run: Run, metrics: Sequence[str], draws: Draws, count: int) -> Draws:
     """Every metric of a run under draws of whole groups [count]; of single images where its data name no groups."""
-    place = torch.from_numpy(np.argsort(np.concatenate(run.batches)))  # from order of arrival to that of the data
+    arrived = np.concatenate(run.batches)
+    place = torch.from_numpy(np.argsort(arrived))  # from order of arrival to that of the data
     labels = run.labels[place]
-    if run.target not in draws:
+    # A stream may hold a part of its target's images: runs on the same ones share their draws.
+    images = f"{run.target}/{hashlib.sha256(np.sort(arrived).tobytes()).hexdigest()}"
+    if images not in draws:
         # Units are numbered in the order of their names, images without a group by the text of their number.
         names = np.array([str(i) for i in range(len(labels))]) if run.groups is None else run.groups[place].numpy()
         units = np.unique(names, return_inverse=True)[1]
         key = f"{run.arguments['data']['dataset']}/{run.target}"
-        draws[run.target] = unit_draws(labels.numpy(), units, key, count)
-    weights = torch.from_numpy(draws[run.target]).double()
+        draws[images] = unit_draws(labels.numpy(), units, key, count)
+    weights = torch.from_numpy(draws[images]).double()
     scores = drawn_scores(run.probabilities[place], run.predictions[place], labels, weights, metrics)
     return {metric: values.numpy() for metric, values in scores.items()}
