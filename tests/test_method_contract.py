@@ -73,6 +73,10 @@ VARIANTS: dict[str, list[dict]] = {
         {"base": "regmean"},
     ],
     "auto": [{}, {"choice": "entropy_adaptive(momentum=0.5, views=())"}, {"choice": "mean"}],
+    "lame": [{}, {"base": "ensemble", "k": 2}],
+    "t3a": [{}, {"base": "entropy_adaptive(views=())", "supports": 2, "unit_prototypes": True}],
+    "label_shift": [{}, {"base": "ensemble", "method": "bbse", "window": 7, "home": "uniform"}],
+    "prior_roid": [{}, {"base": "lame(ensemble)"}],
     "entropy_adaptive": [
         {},
         {"head": "shared"},
@@ -124,7 +128,15 @@ def averages(name: str, options: dict) -> bool:
 
 @cache
 def pool_of(network: str) -> ms.ExpertPool:
-    return make_pool(network, base=True, statistics=True)
+    return with_confusion(make_pool(network, base=True, statistics=True))
+
+
+def with_confusion(pool: ms.ExpertPool) -> ms.ExpertPool:
+    """Cards with a confusion matrix: eight of ten images of a class are recognised."""
+    table = (8 * torch.eye(len(pool.classes)) + 2 * torch.eye(len(pool.classes)).roll(1, dims=0)).tolist()
+    for name in pool.names:
+        pool = pool.annotate(name, metrics={"validation": {"confusion": table}})
+    return pool
 
 
 @cache
@@ -139,7 +151,8 @@ def pool_of_equals(moved: bool) -> ms.ExpertPool:
 def pool_in_order(*names: str) -> ms.ExpertPool:
     experts = make_experts(micro_vit)
     chosen = {name: experts[name] for name in names}
-    return with_statistics(ms.ExpertPool.from_modules(chosen, classes=CLASSES, base=make_base(micro_vit)))
+    pool = with_statistics(ms.ExpertPool.from_modules(chosen, classes=CLASSES, base=make_base(micro_vit)))
+    return with_confusion(pool)
 
 
 def answers(method: Method) -> list[ms.Step]:
@@ -335,7 +348,7 @@ def pool_of_one_class() -> ms.ExpertPool:
         )
 
     modules, base = make_experts(factory), make_base(factory)
-    return with_statistics(ms.ExpertPool.from_modules(modules, classes=CLASSES[:1], base=base))
+    return with_confusion(with_statistics(ms.ExpertPool.from_modules(modules, classes=CLASSES[:1], base=base)))
 
 
 @every_method
@@ -355,6 +368,7 @@ CARD_FIELDS: dict[str, dict] = {
     "temperature": {"temperature": 0.5},
     "loss": {"recipe": {"loss": "weighted"}},
     "accuracy": {"metrics": {"validation": {"accuracy": 1.0}}},
+    "confusion": {"metrics": {"validation": {"confusion": [[9 - abs(i - j) for i in range(5)] for j in range(5)]}}},
     "mean_probability": {"metrics": {"validation": {"mean_probability": dict.fromkeys(CLASSES, 0.2)}}},
 }
 

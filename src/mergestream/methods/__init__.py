@@ -9,13 +9,17 @@ from mergestream.methods.corrected import Corrected
 from mergestream.methods.ensemble import Ensemble
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.fisher import Fisher
+from mergestream.methods.label_shift import LabelShift
+from mergestream.methods.lame import Lame
 from mergestream.methods.mean import Mean
 from mergestream.methods.prior_adaptive import PriorAdaptive
+from mergestream.methods.prior_roid import PriorRoid
 from mergestream.methods.regmean import RegMean
 from mergestream.methods.regmean_pp import RegMeanPlusPlus
 from mergestream.methods.select_expert import SelectExpert
 from mergestream.methods.single_expert import SingleExpert
 from mergestream.methods.state import State, Step
+from mergestream.methods.t3a import T3A
 from mergestream.methods.task_arithmetic import TaskArithmetic
 from mergestream.methods.ties import Ties
 from mergestream.networks.preprocessing import ORIGINAL
@@ -40,6 +44,10 @@ METHODS: dict[str, type[Method[Any]]] = {
     "prior_adaptive": PriorAdaptive,
     "corrected": Corrected,
     "auto": Auto,
+    "lame": Lame,
+    "t3a": T3A,
+    "label_shift": LabelShift,
+    "prior_roid": PriorRoid,
 }
 
 

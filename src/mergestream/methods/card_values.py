@@ -9,7 +9,7 @@ from torch import Tensor
 from mergestream.functional import class_mix
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.runtime.errors import InputError
+from mergestream.runtime.errors import InputError, PoolError
 from mergestream.runtime.option_checks import number, one_of
 
 NO_TILT = 1e-4  # log-odds: what rounding leaves of even classes
@@ -69,6 +69,28 @@ def resolve_untilted_home(home: str | Sequence[float], pool: ExpertPool) -> Tens
     by_counts = [_is_weighted(card) and sum(card.class_counts.values()) > 0 for card in pool.cards]
     mixes = [card.class_counts if own else _home_of(card) for card, own in zip(pool.cards, by_counts, strict=True)]
     return _mean_mix(mixes, pool)
+
+
+def resolve_confusion(pool: ExpertPool) -> Tensor:
+    """How often class i was answered (row) to an image of class j (column) [C,C], at the experts' own validation.
+
+    A class that no site had in its validation images counts as always recognised.
+    """
+    tables = {card.name: (card.metrics.get("validation") or {}).get("confusion") or [] for card in pool.cards}
+    lacking = [name for name, table in tables.items() if not table]
+    if lacking:
+        raise PoolError(
+            f"method='bbse' needs the confusion matrix of every expert on its own validation images, and the cards of "
+            f"{', '.join(lacking)} have none. 'mergestream train' writes it; or use method='em', which needs none."
+        )
+    size = len(pool.classes)
+    for name, table in tables.items():
+        if len(table) != size or any(len(row) != size for row in table):
+            raise PoolError(f"The confusion matrix in the card of '{name}' must have {size} rows of {size} counts.")
+    counts = torch.tensor(list(tables.values()), dtype=torch.float32).sum(dim=0)  # truth by row
+    images = counts.sum(dim=1, keepdim=True)
+    shares = torch.where(images > 0, counts / images.clamp_min(1.0), torch.eye(size))
+    return shares.T.contiguous().to(pool.device)
 
 
 def variance_between_sites(pool: ExpertPool) -> Tensor:

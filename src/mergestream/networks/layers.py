@@ -46,14 +46,25 @@ class LastLayer:
         weights[self.bias] = bias.to(weights.dtype)
 
     @contextmanager
-    def recorded_inputs(self, module: nn.Module) -> Iterator[list[Tensor]]:
-        """Collect the inputs of the module's last layer while the block lasts."""
+    def recorded_inputs(self, module: nn.Module, images: Tensor | None = None) -> Iterator[list[Tensor]]:
+        """Collect the inputs of the module's last layer while the block lasts; if given, of these images alone."""
         inputs: list[Tensor] = []
-        hook = module.get_submodule(self.name).register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+        passing: list[Tensor] = []  # what the network reads in the present pass
+
+        def note(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+            if images is None or (passing and passing[-1] is images):
+                inputs.append(given[0])
+
+        layer = module.get_submodule(self.name)
+        hooks = [
+            module.register_forward_pre_hook(lambda _, given: passing.append(given[0])),
+            layer.register_forward_pre_hook(note),
+        ]
         try:
             yield inputs
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
 
 
 def class_entries(layout: Layout, head: str, classes: int) -> list[LayoutEntry]:

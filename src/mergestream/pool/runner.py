@@ -134,16 +134,29 @@ class PoolRunner:
         self, weights: Tensor, images: Tensor, *, recalibrate_bn: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Logits [B,C] as from `forward`, and the last layer's input [B,D], in fp32."""
+        with self._require_last_layer().recorded_inputs(self.module_with(weights)) as inputs:
+            logits = self.forward(weights, images, recalibrate_bn=recalibrate_bn)
+        return logits, self._one_per_image(inputs[-1], len(logits))
+
+    @contextmanager
+    def merged_inputs(self, batch: Batch) -> Iterator[list[Tensor]]:
+        """Collect the last layer's inputs [B,D], in fp32, of every pass of a batch through a merged model."""
+        features: list[Tensor] = []
+        with self._require_last_layer().recorded_inputs(self._working, batch.images) as inputs:
+            yield features
+        features += [self._one_per_image(each, len(batch.images)) for each in inputs]
+
+    def _require_last_layer(self) -> LastLayer:
         if self.last_layer is None:
             raise NetworkError(f"{self.template.architecture} does not end in one linear layer with a bias.")
-        with self.last_layer.recorded_inputs(self.module_with(weights)) as inputs:
-            logits = self.forward(weights, images, recalibrate_bn=recalibrate_bn)
-        shape = tuple(inputs[-1].shape)
-        if len(shape) != 2 or shape[0] != len(logits):
-            raise NetworkError(
-                f"The last layer read {shape} for {len(logits)} images, not one per image; it cannot be fitted."
-            )
-        return logits, inputs[-1].float()
+        return self.last_layer
+
+    @staticmethod
+    def _one_per_image(inputs: Tensor, images: int) -> Tensor:
+        shape = tuple(inputs.shape)
+        if len(shape) != 2 or shape[0] != images:
+            raise NetworkError(f"The last layer read {shape} for {images} images, not one per image.")
+        return inputs.float()
 
     @cached_property
     def last_layer(self) -> LastLayer | None:

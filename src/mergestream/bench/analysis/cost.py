@@ -51,8 +51,9 @@ def shown(passes: float | None) -> str:
 def _models_held(run: Run) -> tuple[int, str]:
     """Models in memory while a method merges or answers, and what it does once."""
     described, experts = run.arguments, len(run.arguments["pool"]["experts"])
+    features = False
     while "wrapped" in described:
-        described = described["wrapped"]
+        features, described = features or described["method"] in ("lame", "t3a"), described["wrapped"]
     options = described["options"]
     method = options.get("base", described["method"])  # runs before 0.2.0 name a base without describing it
     from_target = options.get("statistics") == "target"
@@ -67,5 +68,5 @@ def _models_held(run: Run) -> tuple[int, str]:
     if run.is_single:
         return 1, ""
     if method in always:
-        return experts + always[method], ""
+        return experts + max(always[method], features), ""  # features are of the mean where no merged model answers
     return experts + (2 if method in ("task_arithmetic", "ties") else 1), "one merge"
