@@ -43,7 +43,7 @@ def test_the_public_surface_is_frozen() -> None:
         "annotate", "base", "base_fingerprint", "candidates", "expert", "expert_logits", "fingerprint",
         "forward", "forward_with_inputs", "from_modules", "from_state_dicts", "index", "input_errors", "last_layer",
         "load", "logits", "logits_of_views", "logits_with",
-        "matrices", "merge", "module_with", "network", "network_with", "new_weights", "prepare",
+        "matrices", "merge", "merged_inputs", "module_with", "network", "network_with", "new_weights", "prepare",
         "recommendation",
         "recording", "rows", "save", "statistics", "statistics_of", "temperatures", "to", "with_candidates",
         "with_statistics", "without",
