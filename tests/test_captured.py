@@ -51,6 +51,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("entropy_adaptive", {"recalibrate_bn": True}),
     ("entropy_adaptive", {"recalibrate_bn": "window"}),
     ("mean", {"recalibrate_bn": "window"}),
+    ("entropy_adaptive", {"score_images": 2, "refresh_every": 2}),
+    ("t3_js", {"gamma": 20.0}),
+    ("image_weights", {}),
+    ("surgery", {}),
     ("prior_adaptive", {}),
     ("prior_adaptive", {"refresh_every": 2, "memory": 20, "anchor": 0.5}),
     ("prior_adaptive", {"refresh_every": 2, "refit": False}),
@@ -171,6 +175,17 @@ def test_a_batch_that_is_not_finite_is_refused_and_leaves_no_trace(
         assert_same(fast.step(images), slow.step(images))
     fast.settle()
     assert fast.state_dict()["state"]["batches"] == slow.state_dict()["state"]["batches"]
+
+
+@pytest.mark.parametrize(("place", "owner"), [(1, "Expert 'lyon'"), (3, "The merged model")])
+def test_an_image_that_is_not_finite_is_named_also_where_experts_see_a_part(place: int, owner: str) -> None:
+    pool = make_pool("vit")
+    method = ms.create_method("entropy_adaptive", pool, score_images=2)
+    for seed in range(3):
+        method.step(pool.prepare(make_images(4, seed=seed)))
+    method.step(broken(pool.prepare(make_images(4)), place))
+    with pytest.raises(InputError, match=f"{owner} gave NaN or Inf for image {place} of this batch"):
+        method.settle()
 
 
 def test_what_is_found_out_later_says_which_batch_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +320,8 @@ def test_patches_are_products_inside_the_block_alone() -> None:
         ("entropy_adaptive", {}),
         ("entropy_adaptive", {"momentum": 0.5}),
         ("entropy_adaptive", {"views": ("brightness",)}),
+        ("entropy_adaptive", {"score_images": 2}),
+        ("t3_js", {}),
         ("prior_adaptive", {}),
         ("prior_adaptive", {"refit": False, "even_heads": False}),
     ],
@@ -323,7 +340,7 @@ def test_a_recorded_step_touches_nothing_of_the_host(
     preprocessing._columns.cache_clear()
     with FakeTensorMode(allow_non_fake_inputs=True):
         there = pool._with(bank=torch.empty(pool.bank.shape, device="cuda"))
-        rule = method if name == "entropy_adaptive" else method._rule
+        rule = getattr(method, "_rule", method)
         method.pool = rule.pool = there
         rule._temperature, rule._rows = torch.empty(len(pool), device="cuda"), there.rows
         if name == "prior_adaptive":

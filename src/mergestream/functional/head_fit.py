@@ -9,6 +9,12 @@ from torch import Tensor
 ROUNDS = 16
 TINY = 1e-12
 LEAST_RIDGE = 1e-5  # of the largest variance: below it rounding decides
+NEAR = 0.05  # of the largest logit: what a half type may round in a last layer
+
+
+def writes_logits(weight: Tensor, bias: Tensor, inputs: Tensor, logits: Tensor) -> bool:
+    """Whether a layer (weight [C,D], bias [C]) maps these inputs [B,D] to these logits [B,C]; it reads the device."""
+    return bool((inputs @ weight.T + bias - logits).abs().amax() <= NEAR * logits.abs().amax())
 
 
 def sums(inputs: Tensor, answers: Tensor, shares: Tensor) -> Tensor:

@@ -6,9 +6,11 @@ from mergestream.methods.adamerging import AdaMerging
 from mergestream.methods.auto import Auto
 from mergestream.methods.base import Method
 from mergestream.methods.corrected import Corrected
+from mergestream.methods.dawin import DaWin
 from mergestream.methods.ensemble import Ensemble
 from mergestream.methods.entropy_adaptive import EntropyAdaptive
 from mergestream.methods.fisher import Fisher
+from mergestream.methods.image_weights import ImageWeights
 from mergestream.methods.label_shift import LabelShift
 from mergestream.methods.lame import Lame
 from mergestream.methods.mean import Mean
@@ -16,11 +18,15 @@ from mergestream.methods.prior_adaptive import PriorAdaptive
 from mergestream.methods.prior_roid import PriorRoid
 from mergestream.methods.regmean import RegMean
 from mergestream.methods.regmean_pp import RegMeanPlusPlus
+from mergestream.methods.sar import Sar
 from mergestream.methods.select_expert import SelectExpert
 from mergestream.methods.single_expert import SingleExpert
 from mergestream.methods.state import State, Step
+from mergestream.methods.surgery import Surgery
+from mergestream.methods.t3_js import T3JS
 from mergestream.methods.t3a import T3A
 from mergestream.methods.task_arithmetic import TaskArithmetic
+from mergestream.methods.tent import Tent
 from mergestream.methods.ties import Ties
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
@@ -48,6 +54,12 @@ METHODS: dict[str, type[Method[Any]]] = {
     "t3a": T3A,
     "label_shift": LabelShift,
     "prior_roid": PriorRoid,
+    "tent": Tent,
+    "sar": Sar,
+    "dawin": DaWin,
+    "t3_js": T3JS,
+    "image_weights": ImageWeights,
+    "surgery": Surgery,
 }
 
 

@@ -93,6 +93,14 @@ def resolve_confusion(pool: ExpertPool) -> Tensor:
     return shares.T.contiguous().to(pool.device)
 
 
+def resolve_base_head(base_head: str, pool: ExpertPool) -> str:
+    """'saved' or 'zero'; 'auto' is 'zero' where a card says that the experts' heads started apart."""
+    if base_head != "auto":
+        return base_head
+    apart = any(card.recipe.get("head_init") == "independent" for card in pool.cards)
+    return "zero" if apart else "saved"
+
+
 def variance_between_sites(pool: ExpertPool) -> Tensor:
     """The variance of the classes' log-odds [C] between the experts' sites, by the class counts in their cards.
 

@@ -29,7 +29,7 @@ class EntropyAdaptive(EntropyOptions):
         if self._window is None or state.window is None:
             logits = self.pool.forward(weights, batch.images, recalibrate_bn=bool(self.recalibrate_bn))  # line 8, Eq. 6
         else:
-            experts = self._seen.filled(batch.expert_logits[ORIGINAL]) if due else None
+            experts = self._seen.filled(batch.expert_logits[ORIGINAL]) if due and self.asks_experts else None
             logits, window = self._window.answer(batch, state.window, weights, experts)
             state = replace(state, window=window)
         if self.refresh_drift:
@@ -39,6 +39,7 @@ class EntropyAdaptive(EntropyOptions):
 
     def scored(self, batch: Batch, state: EntropyState) -> tuple[dict[str, Any], EntropyState]:
         """Lines 1 to 6 of Algorithm 1: score the experts, then move the coefficients."""
+        batch = batch.first(self.score_images) if self.score_images else batch
         logits, shares, tau = self.pool.logits_of_views(batch, (ORIGINAL, *self.views)), batch.shares, self._temperature
         original = logits[ORIGINAL]
         scores = self._seen.scores(self.score, original, tau, shares)  # line 1, Eq. 3: E_k

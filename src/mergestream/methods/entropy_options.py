@@ -37,7 +37,6 @@ class EntropyState(State):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class EntropyOptions(Method[EntropyState]):
-    asks_experts = True
     temperature: float | Sequence[float] | str = (
         1.0  # tau_e in the softmax: one, one per expert, or 'card' (each card's)
     )
@@ -57,6 +56,7 @@ class EntropyOptions(Method[EntropyState]):
     refresh_every: int = option(1, whole_number, low=1)  # score every n-th batch, reuse the merged model in between
     refresh_drift: float = option(0.0, number, low=0)  # and after its own entropy moved by more nats than this; 0 never
     head_rows: str = "all"  # or 'seen': a class's head row is merged from the experts that saw the class
+    score_images: int = option(0, whole_number, low=0)  # score the experts on the batch's first images only; 0: on all
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +67,9 @@ class EntropyOptions(Method[EntropyState]):
         # Filling rows of unseen classes and comparing a drift both read the device.
         self.capturable = self.head_rows == "all" and not self.refresh_drift
         self._window = BatchNormWindow.of(self.pool, self.recalibrate_bn)
-        self.takes_padding = self.recalibrate_bn is not True  # padding would count in the batch's statistics
+        # Padding would count in the batch's statistics, and in the forwards per image.
+        self.takes_padding = self.recalibrate_bn is not True and not self.score_images
+        self.asks_experts = not self.score_images
 
     def start(self) -> EntropyState:
         share = simplex.uniform(len(self.pool), self.pool.device)

@@ -4,7 +4,7 @@ import hashlib
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from mergestream.functional.merging import Rows, weighted_sum
 from mergestream.functional.scores import require_finite
 from mergestream.methods.base import Method, option
 from mergestream.methods.batchnorm_window import BatchNormWindow, WindowState, batchnorm_choice
+from mergestream.methods.card_values import resolve_base_head
 from mergestream.methods.expert_rows import HeadRows
 from mergestream.methods.state import State, Step, leaves
 from mergestream.pool.checkpoint import Statistics
@@ -141,8 +142,10 @@ class MergedModel(Method[M]):
 class TaskVectorModel(MergedModel[M]):
     """Methods that merge what the experts changed in the base theta_0."""
 
+    revision: ClassVar[int] = 2
     needs: tuple[str, ...] = field(default=("base",), init=False)
-    base_head: str = option("saved", one_of, ("saved", "zero"))  # 'zero': for heads that did not start together
+    # 'zero': for heads that did not start together; 'saved': the base's; 'auto': as the experts' cards say.
+    base_head: str = option("auto", one_of, ("auto", "saved", "zero"))
 
     def __post_init__(self) -> None:
         if self.pool.base is None:
@@ -153,9 +156,13 @@ class TaskVectorModel(MergedModel[M]):
             )
         super().__post_init__()
         self._base = self.pool.base  # [P]
-        if self.base_head == "zero":
+        if resolve_base_head(self.base_head, self.pool) == "zero":
             self._base = self.pool.base.clone()
             self._base[self.pool.layout.encoder_size :] = 0
+
+    def card_values(self) -> dict[str, Any]:
+        chosen = {"base_head": resolve_base_head(self.base_head, self.pool)} if self.base_head == "auto" else {}
+        return {**super().card_values(), **chosen}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

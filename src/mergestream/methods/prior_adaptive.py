@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mergestream.functional import class_mix, merging
+from mergestream.functional import class_mix, head_fit, merging
 from mergestream.methods import prior_units as units
 from mergestream.methods.base import Method, option
 from mergestream.methods.card_values import resolve_home, resolve_temperature, resolve_tilt, resolve_untilted_home
@@ -29,7 +29,6 @@ _log = logging.getLogger(__name__)
 SHARED_OPTIONS = (
     "encoder", "head", "head_sharpness", "momentum", "score", "views", "recalibrate_bn", "refresh_every",
 )  # fmt: skip
-NEAR = 0.05  # of the largest logit: what a half type may round in a last layer
 
 
 @dataclass(frozen=True)
@@ -158,8 +157,7 @@ class PriorAdaptive(Method[PriorState]):
             return self._answer(batch, state, weights, expert_logits, window)
         if self._fits is None:  # whether the last layer writes the logits: a fact of the network, seen once
             assert self.pool.last_layer is not None
-            weight, bias = self.pool.last_layer.of_weights(weights)
-            self._fits = bool((inputs @ weight.T + bias - logits).abs().amax() <= NEAR * logits.abs().amax())
+            self._fits = head_fit.writes_logits(*self.pool.last_layer.of_weights(weights), inputs, logits)
             if not self._fits:
                 self._warn_that_no_head_is_fitted()
                 return logits, None

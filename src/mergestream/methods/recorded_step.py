@@ -68,7 +68,7 @@ class RecordedStep:
         self._after: State = self._state
         self._shares = torch.full((self.batch,), 1 / self.batch, device=device) if padded else None
         self._owners: list[str] = []
-        self._counts: list[int] = []  # flags of each owner: one per image, of every view it saw
+        self._counts: list[int] = []  # flags of each owner: one per image that it saw
         self._pieces: dict[str, tuple[torch.Size, torch.dtype]] = {}  # of the flat result, in order
         self._flat = torch.empty(0, device=device)
         self._pool_passes, self._passes = method.pool.passes, dict.fromkeys(method.pool.passes, 0)
@@ -92,7 +92,7 @@ class RecordedStep:
         """Which network gave an answer that is not finite, and for which images; None where all are finite."""
         refusal = None
         for owner, own in zip(self._owners, flags.split(self._counts), strict=True):
-            bad = (own.view(-1, self.batch)[:, :batch] < 0.5).any(dim=0).nonzero().flatten().tolist()
+            bad = (own[:batch] < 0.5).nonzero().flatten().tolist()
             refusal = (owner, bad) if bad and (refusal is None or refusal[0] == ANSWER) else refusal
         return refusal
 

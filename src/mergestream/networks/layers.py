@@ -107,6 +107,53 @@ def reestimate(module: nn.Module, batch: Tensor) -> bool:
     return bool(layers)
 
 
+@contextmanager
+def batch_statistics(module: nn.Module) -> Iterator[None]:
+    """Let BatchNorm layers normalise by the batch's own statistics inside the block; gradients flow through them.
+
+    A layer that sees a single value per channel uses its running statistics.
+    """
+    layers = batchnorm_layers(module)
+    stored = {layer: (layer.running_mean, layer.running_var) for layer in layers}
+
+    def without(layer: BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+        if inputs[0].numel() // inputs[0].shape[1] > 1:
+            layer.running_mean = layer.running_var = None
+
+    def restore(layer: BatchNorm, *_: object) -> None:
+        layer.running_mean, layer.running_var = stored[layer]
+
+    handles = [layer.register_forward_pre_hook(without) for layer in layers]
+    handles += [layer.register_forward_hook(restore) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for layer in layers:
+            restore(layer)
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    return any(isinstance(layer, BatchNorm) for layer in module.modules())
+
+
+def norm_parameters(module: nn.Module) -> list[str]:
+    """Names of the affine parameters of all normalisation layers, in the order of the modules."""
+    layers = [(path, layer) for path, layer in module.named_modules() if _is_norm(layer)]
+    return [
+        f"{path}.{name}" if path else name
+        for path, layer in layers
+        for name, values in layer.named_parameters(recurse=False)
+        if values.ndim == 1
+    ]
+
+
+def _is_norm(layer: nn.Module) -> bool:
+    """Libraries and users write their own, so the name of the class or of one that it is built on decides."""
+    return any("norm" in kind.__name__.lower() for kind in type(layer).__mro__)
+
+
 def _measure(place: int, layer: BatchNorm, inputs: Tensor) -> None:  # noqa: ARG001
     values = inputs.float()
     dims = [dim for dim in range(values.ndim) if dim != 1]

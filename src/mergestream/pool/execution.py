@@ -36,7 +36,7 @@ class Recording:
 
     execution: Execution
     owners: list[str] = field(default_factory=list)
-    finite: list[Tensor] = field(default_factory=list)  # one [B] per owner, on the device
+    finite: list[Tensor] = field(default_factory=list)  # one flag per image and owner, on the device
 
     def note(self, owner: str, finite: Tensor) -> None:
         self.owners.append(owner)

@@ -36,6 +36,14 @@ class Batch:
     shares: Tensor | None = None
     given: set[str] = field(default_factory=set)  # views whose logits came with the batch and are not used yet
 
+    def first(self, count: int) -> "Batch":
+        """The first images as a batch of their own, with what is computed about them."""
+        if count >= len(self.images):
+            return self
+        logits = {view: values[:, :count] for view, values in self.expert_logits.items()}
+        shares = None if self.shares is None else self.shares[:count] / self.shares[:count].sum()
+        return Batch(self.images[:count], logits, shares, {*self.given})
+
 
 class PoolRunner:
     """Expert logits, merges and forward passes over one contiguous bank [K,P]: encoder segment, then head."""
@@ -90,7 +98,8 @@ class PoolRunner:
                 self.passes["expert"] += len(self.names) * len(batch.images)
         if inputs and self._recording is not None:  # one forward per expert: larger products, fewer launches
             stacked = torch.cat(list(inputs.values()))
-            tasks = [partial(self._run, *expert, stacked) for expert in zip(self._owners, self._experts, strict=True)]
+            networks = zip(self._owners, self._experts, strict=True)
+            tasks = [partial(self._run, owner, expert, stacked, len(inputs)) for owner, expert in networks]
             logits = torch.stack(self._recording.side_by_side(tasks, self.device))
             answers.update(zip(inputs, logits.chunk(len(inputs), dim=1), strict=True))
             return answers
@@ -263,8 +272,11 @@ class PoolRunner:
     def _owners(self) -> list[str]:
         return [f"Expert '{name}'" for name in self.names]
 
-    def _run(self, owner: str, module: nn.Module, batch: Tensor) -> Tensor:
-        """A network's logits [B,C] in fp32; what is not finite is refused, or noted where a step is recorded."""
+    def _run(self, owner: str, module: nn.Module, batch: Tensor, views: int = 1) -> Tensor:
+        """A network's logits [B,C] in fp32; what is not finite is refused, or noted where a step is recorded.
+
+        `views`: how many views of the same images the batch holds, one after the other.
+        """
         self.passes["merged" if owner is MERGED else "expert"] += len(batch)
         try:
             output = module(batch)
@@ -275,7 +287,7 @@ class PoolRunner:
         if logits.shape != (len(batch), len(self.classes)):
             raise NetworkError(f"Expected logits [{len(batch)},{len(self.classes)}], got {tuple(logits.shape)}.")
         if self._recording is not None:
-            self._recording.note(owner, finite_images(logits))
+            self._recording.note(owner, finite_images(logits).view(views, -1).all(dim=0))
             return logits.float()
         logits = logits.float()
         return logits if bool(torch.isfinite(logits).all()) else require_finite(logits, owner)

@@ -64,7 +64,12 @@ def _models_held(run: Run) -> tuple[int, str]:
     if method in ("regmean", "regmean_pp"):
         source = "the experts on the first images" if from_target else "each site measures its Gram matrices"
         return experts + 1, f"one solve per layer; {source}"
-    always = {"entropy_adaptive": 1, "prior_adaptive": 1, "ensemble": 0, "select_expert": 0, "adamerging": 3}
+    always = {
+        **dict.fromkeys(("ensemble", "select_expert", "image_weights"), 0),
+        **dict.fromkeys(("entropy_adaptive", "prior_adaptive", "dawin", "t3_js"), 1),
+        **dict.fromkeys(("tent", "sar"), 2),
+        "adamerging": 3,
+    }
     if run.is_single:
         return 1, ""
     if method in always:
