@@ -257,3 +257,16 @@ def test_a_layer_that_sees_rows_instead_of_images_takes_their_mean() -> None:
     (layer,) = batchnorm_layers(pool.module_with(weights))
     torch.testing.assert_close(layer.running_mean, images.mean(dim=(0, 2, 3)), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(layer.running_var, images.var(dim=(0, 2, 3), correction=0), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["mean", "entropy_adaptive"])
+def test_a_wrapper_carries_the_window_of_its_base(name: str) -> None:
+    pool, base = make_pool("resnet"), f"{name}(recalibrate_bn=window)"
+    alone = ms.create_method(name, pool, recalibrate_bn="window")
+    first, second = (ms.create_method("corrected", pool, base=base) for _ in range(2))
+    for method in (alone, first):
+        method.step(make_images(4))
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first(make_images(3, seed=1)), second(make_images(3, seed=1)))
+    alone.step(make_images(3, seed=1))
+    assert torch.equal(second.state.base.window.means, alone.state.window.means)

@@ -100,7 +100,7 @@ def test_scores_are_over_seen_classes(kind: str, padded: bool) -> None:
     seen = torch.cat([SEEN, torch.tensor([[False, False, True, False, False]])])
     logits, tau = random_logits(seen), [0.5, 1.0, 2.0, 1.0]
     shares = [0.25] * 4 + [0.0] * 2 if padded else [1 / 6] * 6
-    ours = partial_votes.scores(kind, logits, seen, torch.tensor(tau), torch.tensor(shares) if padded else None)
+    ours = partial_votes.scores(kind, seen, logits, torch.tensor(tau), torch.tensor(shares) if padded else None)
     predictions = [
         [max((c for c in range(5) if seen[k, c]), key=lambda c, k=k, x=x: float(logits[k, x, c])) for x in range(6)]
         for k in range(4)

@@ -40,29 +40,36 @@ def filled(logits: Tensor, seen: Tensor, alignment: Tensor) -> Tensor:
     return torch.where(seen[:, None], logits, common + offset + mean)
 
 
-def scores(kind: str, logits: Tensor, seen: Tensor, temperature: Tensor, shares: Tensor | None) -> Tensor:
+def masked(logits: Tensor, seen: Tensor) -> Tensor:
+    """Logits [K,B,C] with -inf for classes that an expert did not see."""
+    return logits.masked_fill(~seen[:, None], -math.inf)
+
+
+def scores(
+    kind: str, seen: Tensor, logits: Tensor, temperature: float | Tensor = 1.0, shares: Tensor | None = None
+) -> Tensor:
     """A score of `scoring.SCORES` [K] over the classes that an expert saw, in units of its largest value there.
 
     An expert of one class is always certain and knows nothing: it gets the largest value.
     """
-    masked = logits.masked_fill(~seen[:, None], -math.inf)
-    plain = scoring.SCORES["entropy" if kind == "entropy_agreement" else kind](masked, temperature, shares)
+    logits = masked(logits, seen)
+    plain = scoring.SCORES["entropy" if kind == "entropy_agreement" else kind](logits, temperature, shares)
     scaled = _in_units_of_largest(kind, plain, seen.sum(dim=1), seen.shape[1])
     if kind != "entropy_agreement":
         return scaled
-    return scaled / agreement(masked, seen, shares).clamp_min(scoring.LEAST_AGREEMENT) ** 4
+    return scaled / agreement(logits, seen, shares).clamp_min(scoring.LEAST_AGREEMENT) ** 4
 
 
-def agreement(masked: Tensor, seen: Tensor, shares: Tensor | None) -> Tensor:
+def agreement(logits: Tensor, seen: Tensor, shares: Tensor | None) -> Tensor:
     """How often other experts predict the same class [K], over those that saw it; 1 where nobody else did.
 
-    masked [K,B,C]: logits, -inf for unseen classes.
+    logits [K,B,C]: masked.
     """
-    predictions = masked.argmax(dim=-1)  # [K,B]
+    predictions = logits.argmax(dim=-1)  # [K,B]
     asked = seen[:, predictions].transpose(0, 1).float()  # [K,K,B]: whether expert l saw what expert k predicts
     asked = asked * (1 - torch.eye(len(seen), device=seen.device))[..., None]
     alike = (predictions[:, None] == predictions[None]).float() * asked
-    weights = class_mix.counted(shares, masked[0])
+    weights = class_mix.counted(shares, logits[0])
     agreeing, total = ((values * weights).sum(dim=(1, 2)) for values in (alike, asked))
     return torch.where(total > 0, agreeing / total.clamp_min(torch.finfo(torch.float32).tiny), 1.0)
 

@@ -41,14 +41,16 @@ class EntropyAdaptive(EntropyOptions):
         """Lines 1 to 6 of Algorithm 1: score the experts, then move the coefficients."""
         batch = batch.first(self.score_images) if self.score_images else batch
         logits, shares, tau = self.pool.logits_of_views(batch, (ORIGINAL, *self.views)), batch.shares, self._temperature
+        if self._seen.mask is not None:
+            logits = {view: self._seen.masked(own) for view, own in logits.items()}
         original = logits[ORIGINAL]
-        scores = self._seen.scores(self.score, original, tau, shares)  # line 1, Eq. 3: E_k
-        entropy = scores if self.score == "entropy" else self._seen.scores("entropy", original, tau, shares)
+        scores = self._score(original, tau, shares)  # line 1, Eq. 3: E_k
+        entropy = scores if self.score == "entropy" else self._entropy(original, tau, shares)
         consistency = None
         if self.views:  # line 3: C_k
             views = torch.stack(list(map(logits.__getitem__, self.views)))
-            p, of_views = (self._seen.probabilities(each, tau) for each in (original, views))
-            consistency = scoring.consistency(p, of_views, shares)
+            p = torch.softmax(original / tau[:, None, None], -1)
+            consistency = scoring.consistency(p, torch.softmax(views / tau[:, None, None], -1), shares)
         chosen = simplex.head_expert(scores, consistency, self.epsilon)  # line 4, Eq. 8: k*
         if self.encoder == "uniform":
             encoder = simplex.uniform(len(scores), scores.device)

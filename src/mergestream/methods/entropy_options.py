@@ -62,6 +62,7 @@ class EntropyOptions(Method[EntropyState]):
         super().__post_init__()
         self._temperature = resolve_temperature(self.temperature, self.pool)
         self._seen = SeenClasses.of(self.pool)
+        self._score, self._entropy = self._seen.score(self.score), self._seen.score("entropy")
         self._rows, self._rows_of = self.pool.rows, HeadRows(self.pool, self.head_rows)
         self.period = self.refresh_every
         # Filling rows of unseen classes and comparing a drift both read the device.

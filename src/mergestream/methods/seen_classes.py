@@ -1,7 +1,7 @@
 """Which classes each expert saw, by its card: an expert has no say on a class that it never saw."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -35,18 +35,15 @@ class SeenClasses:
         """Experts' logits [K,B,C], those of unseen classes replaced by what the other experts say."""
         return logits if self.mask is None else partial_votes.filled(logits, self.mask, self._alignment)
 
-    def scores(self, kind: str, logits: Tensor, temperature: Tensor, shares: Tensor | None) -> Tensor:
-        """Scores [K] of experts' logits [K,B,C] by one of `scoring.SCORES`, over the classes that each saw."""
+    def score(self, kind: str) -> scoring.Score:
+        """One of `scoring.SCORES`, over the classes that each expert saw."""
         if self.mask is None:
-            return scoring.SCORES[kind](logits, temperature, shares)
-        return partial_votes.scores(kind, logits, self.mask, temperature, shares)
+            return scoring.SCORES[kind]
+        return partial(partial_votes.scores, kind, self.mask)
 
-    def probabilities(self, logits: Tensor, temperature: Tensor) -> Tensor:
-        """Experts' probabilities [K,B,C] or [V,K,B,C], 0 for classes that an expert did not see."""
-        scaled = logits / temperature[:, None, None]
-        if self.mask is not None:
-            scaled = scaled.masked_fill(~self.mask[:, None], -torch.inf)
-        return torch.softmax(scaled, dim=-1)
+    def masked(self, logits: Tensor) -> Tensor:
+        """Experts' logits [K,B,C], -inf for classes that an expert did not see."""
+        return logits if self.mask is None else partial_votes.masked(logits, self.mask)
 
     def card_values(self) -> dict[str, Any]:
         return {} if self.mask is None else {"seen_classes": self.mask.tolist()}

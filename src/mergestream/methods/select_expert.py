@@ -32,6 +32,7 @@ class SelectExpert(Method[State]):
         super().__post_init__()
         self._temperature = resolve_temperature(self.temperature, self.pool)
         self._seen = SeenClasses.of(self.pool)
+        self._score, self._entropy = self._seen.score(self.score), self._seen.score("entropy")
         ranks = [sorted(self.pool.names).index(name) for name in self.pool.names]
         self._rank = torch.tensor(ranks, dtype=torch.float32, device=self.pool.device)
 
@@ -41,10 +42,8 @@ class SelectExpert(Method[State]):
 
     def advance(self, batch: Batch, state: State) -> tuple[Step, State]:
         logits = self.pool.logits_of_views(batch)[ORIGINAL]
-        scores = self._seen.scores(self.score, logits, self._temperature, batch.shares)
-        entropy = scores
-        if self.score != "entropy":
-            entropy = self._seen.scores("entropy", logits, self._temperature, batch.shares)
+        scores = self._score(logits, self._temperature, batch.shares)
+        entropy = scores if self.score == "entropy" else self._entropy(logits, self._temperature, batch.shares)
         # By name, not by position: the order of experts must not decide.
         chosen = torch.where(scores == scores.min(), self._rank, torch.inf).argmin()
         coefficients = simplex.one_hot(chosen, len(scores), scores.device)
