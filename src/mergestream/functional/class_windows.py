@@ -23,7 +23,7 @@ def add(sums: Tensor, faded: Tensor, values: Tensor, weights: Tensor) -> Tensor:
 def mean_over_classes(
     sums: Tensor, images: Tensor, mix: Tensor, start: float, *, class_images: float, start_classes: float
 ) -> Tensor:
-    """The mean [T] of values whose sums by class [C,T] over images [C] are given, if classes are mixed as mix [C].
+    """The mean [T] of values if classes are mixed as mix [C], of any sum: from sums by class [C,T] over images [C].
 
     A class's mean is drawn to a mean over classes, which stands for `class_images` of its images; that one is drawn to
     `start`, which stands for `start_classes` classes. A class without images is thought to be like the others.
@@ -32,4 +32,4 @@ def mean_over_classes(
     own = sums / images.clamp_min(TINY)[:, None]
     common = (certain @ own + start_classes * start) / (certain.sum() + start_classes).clamp_min(TINY)
     means = torch.lerp(common.expand_as(own), own, certain[:, None])
-    return mix @ means
+    return mix @ means / mix.sum().clamp_min(TINY)

@@ -42,10 +42,9 @@ class WindowState(State):
 
 @dataclass
 class MeasuredForward:
-    """A forward pass inside `BatchNormWindow.measuring`: the layers' sums so far, then the state after it."""
+    """A forward pass inside `BatchNormWindow.measuring`: the state before it, and then the one after it."""
 
     state: WindowState
-    sums: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # by layer, each [C,c]
 
 
 @dataclass(frozen=True)
@@ -112,22 +111,20 @@ class BatchNormWindow:
             answers = torch.softmax(self.pool.forward(weights, batch.images), dim=-1)
         else:
             answers = torch.softmax(experts.float(), dim=-1).mean(dim=0)
-        shares = class_mix.counted(batch.shares, batch.images)
-        of_class = class_windows.weights_of_classes(answers, shares)
+        of_class = class_windows.weights_of_classes(answers, class_mix.counted(batch.shares, batch.images))
         faded, counted = self._counted(state, of_class)
-        sums = list(zip(*_by_layer(state, layers), strict=True))
+        before = list(zip(*_by_layer(state, layers), strict=True))
+        after = before.copy()
 
         def receive(place: int, layer: BatchNorm, values: Tensor) -> None:
             per_image = _standardised(values, merged[place], len(of_class))
-            new = [
-                class_windows.add(old, faded, now, of_class) for old, now in zip(sums[place], per_image, strict=True)
-            ]
-            self._write(counted, layer, merged[place], new[0], new[1])
-            measured.sums[place] = new[0], new[1]
+            sums = zip(before[place], per_image, strict=True)
+            means, squares = (class_windows.add(old, faded, new, of_class) for old, new in sums)
+            self._write(counted, layer, merged[place], means, squares)
+            after[place] = means, squares
 
         with with_inputs(layers, receive):
             yield measured
-        after = [measured.sums.get(place, old) for place, old in enumerate(sums)]
         means, squares = (torch.cat(parts, dim=1) for parts in zip(*after, strict=True))
         measured.state = WindowState(counted.images, counted.mix, means, squares)
 
@@ -144,7 +141,6 @@ class BatchNormWindow:
     ) -> None:
         """Put the statistics of one layer into it: merged ones [c] each, and its sums [C,c]."""
         mix = state.mix + self.home_batches * self.home
-        mix = mix / mix.sum().clamp_min(class_windows.TINY)
         mean, square = (
             class_windows.mean_over_classes(
                 sums, state.images, mix, start, class_images=self.class_images, start_classes=self.start_classes
