@@ -315,6 +315,22 @@ def test_ood_uses_all_experts_on_the_outside_sets(tmp_path: Path) -> None:
         run_bench(leaky, tmp_path / "out", quiet)
 
 
+def test_wrappers_are_written_around_their_base(consortium: Path, tmp_path: Path) -> None:
+    texts = (
+        "lame(mean), lame(base=mean, k=5), lame(ensemble(views=hflip)), corrected(ensemble), t3a(lame(mean|ensemble))"
+    )
+    more = ("--methods", texts, "--seeds", "0", "--streams", "iid")
+    done = command(*bench_arguments(consortium, tmp_path / "out", *more))
+    assert done.returncode == 0, done.stderr
+    runs = [ms.Run.load(folder) for folder in (tmp_path / "out" / "runs").iterdir()]
+    labels = {run.arguments["label"] for run in runs if not run.is_single}
+    wrapped = {"lame(ensemble(views=(hflip)))", "corrected(ensemble)", "t3a(lame(ensemble))"}
+    assert labels == {"lame", "t3a(lame)", *wrapped}  # the first two are one method
+    refused = command(*bench_arguments(consortium, tmp_path / "out", "--methods", "lame(ensemble(views=vflip))"))
+    assert refused.returncode == 1
+    assert "does not keep the labels of 'table'" in refused.stderr
+
+
 def test_organs_are_never_flipped(tmp_path: Path) -> None:
     """Left and right are classes there: the view is the set's own, and another is refused."""
     source = DATASETS["organs"]

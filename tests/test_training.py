@@ -83,6 +83,9 @@ def test_the_card_tells_the_whole_story(root: Path) -> None:
     assert card.recipe["steps"] == 6
     assert card.metrics["best_step"] in (2, 4, 6)
     assert 0 <= card.metrics["validation"]["accuracy"] <= 1
+    counts = torch.tensor(card.metrics["validation"]["confusion"])  # what label_shift(method=bbse) reads
+    assert counts.shape == (len(card.classes), len(card.classes))
+    assert float(counts.diagonal().sum() / counts.sum()) == pytest.approx(card.metrics["validation"]["accuracy"])
     assert set(card.library_versions) >= {"torch", "timm", "mergestream"}
 
 

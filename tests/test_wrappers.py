@@ -14,8 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import mergestream as ms
 from conftest import CLASSES, NAMES, make_experts, make_images, make_pool
 from mergestream.bench.engine.pool_at_target import method_of
+from mergestream.methods import METHODS
 from mergestream.methods.spelling import parse_variants
-from mergestream.methods.state import State, leaves
+from mergestream.methods.state import State, for_experts, leaves
+from mergestream.methods.wrapper import Wrapper
 from mergestream.pool.runner import Batch
 from test_training_graph import HostTraffic
 
@@ -351,6 +353,35 @@ def test_labels_are_spelt_as_on_the_command_line(text: str, label: str) -> None:
     method = created(text, pool())
     assert method.label() == label
     assert created(label, pool()).provenance == method.provenance
+
+
+@pytest.mark.parametrize("base", [name for name in METHODS if not issubclass(METHODS[name], Wrapper)])
+def test_any_method_can_be_a_base(base: str, vit_pool: ms.ExpertPool) -> None:
+    """Two wrappers around it: what they take over from it is whole, and a stream resumes."""
+    inner = f"{base}(expert=brest)" if base == "single_expert" else base
+    plain, method = created(inner, vit_pool), created(f"t3a(lame({inner}, k=2))", vit_pool)
+    assert (method.needs, method.period, method.takes_padding) == (plain.needs, plain.period, plain.takes_padding)
+    assert method.source_hashes() == plain.source_hashes()
+    assert method.wrapped()["wrapped"]["options"] == plain.options()
+    first, second = make_images(3), make_images(1, seed=1)
+    forwards = method.step(first).expert_forwards
+    assert forwards == plain.step(first).expert_forwards
+    resumed = created(method.label(), vit_pool)
+    resumed.load_state_dict(method.state_dict())
+    logits = method.step(second).logits
+    assert torch.isfinite(logits).all()
+    assert torch.equal(resumed.step(second).logits, logits)
+
+
+def test_an_expert_that_leaves_takes_the_features_with_it() -> None:
+    """The merged model is another then: prototypes and windows start anew."""
+    method, rest = created("t3a(lame(mean))", pool()), pool().without("lyon")
+    method.step(make_images(4))
+    start = created("t3a(lame(mean))", rest).start()
+    state = for_experts(method.state, pool().names, start, rest.names)
+    assert state is not None
+    assert torch.equal(state.entropy, start.entropy)
+    assert not torch.equal(method.state.entropy, start.entropy)
 
 
 def test_a_benchmark_checks_the_views_of_bases() -> None:

@@ -41,6 +41,7 @@ class Auto(Method[Any]):
         super().__post_init__()
         self.choice, self.views = text, chosen.asked_views()
         self.needs, self.static, self.asks_experts = chosen.needs, chosen.static, chosen.asks_experts
+        self.corrects_mix = chosen.corrects_mix
         self.capturable, self.takes_padding, self.period = chosen.capturable, chosen.takes_padding, chosen.period
 
     def label(self) -> str:

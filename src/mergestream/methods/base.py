@@ -47,6 +47,7 @@ class Method(ABC, Generic[S]):
     revision: ClassVar[int] = 1
     static = False
     asks_experts = False  # whether every expert answers batches for it
+    corrects_mix = False  # whether it is a wrapper that corrects answers for the mix of classes, or has one inside
     # What it cannot do without, beside experts and images: 'base', 'statistics', 'candidates', 'gradients'.
     needs: tuple[str, ...] = field(default=(), init=False)
     # A step can be recorded as a CUDA graph if `advance` reads nothing back to the host, ...

@@ -28,26 +28,20 @@ class Wrapper(Method[W]):
     """A subclass defines `advance`, and `start` if it carries something. It adds no cost but its own."""
 
     base: str = "mean"  # any method with its options, as on the command line: 'ensemble(views=hflip)'
-    corrects_mix = False  # whether it corrects answers for the mix of classes
 
     def __post_init__(self) -> None:
         self._base = create_from_text(self.base, self.pool, inside=self.name)
         self.base = self._base.label()
         super().__post_init__()
-        self._refuse_a_second_correction()
         base = self._base
+        if self.corrects_mix and base.corrects_mix:
+            raise InputError(
+                f"'{self.name}' and its base '{self.base}' both correct for the mix of classes: the same images would "
+                f"count twice. Take one of them."
+            )
+        self.corrects_mix = self.corrects_mix or base.corrects_mix
         self.needs, self.asks_experts = base.needs, base.asks_experts
         self.capturable, self.takes_padding, self.period = base.capturable, base.takes_padding, base.period
-
-    def _refuse_a_second_correction(self) -> None:
-        base: Method[Any] = self._base
-        while self.corrects_mix and isinstance(base, Wrapper):
-            if base.corrects_mix:
-                raise InputError(
-                    f"'{self.name}' and its base '{base.name}' both correct for the mix of classes: the same images "
-                    f"would count twice. Take one of them."
-                )
-            base = base._base
 
     def start(self) -> W:
         return WrapperState(self._base.start())  # type: ignore[return-value]
