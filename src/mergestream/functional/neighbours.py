@@ -5,10 +5,13 @@ around an expected mix, its labels have the correlation rho = 1 / (1 + A). Answe
 r of the labels' (the reliability), so the answers of one batch have the covariance r² rho of labels.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 ROUNDS = 10
+GRID = 64  # values of rho
 LEAST, MOST = 1e-4, 0.95  # of rho
 LEAST_RELIABLE, TINY = 1e-3, 1e-12
 LARGEST_ERROR = 10.0  # of rho: nothing is known then
@@ -29,6 +32,20 @@ def correlation(estimate: Tensor, error: Tensor, before: float) -> tuple[Tensor,
     )  # log-density of the estimate if there is none
     odds = torch.logit(torch.full_like(mass, before))
     return torch.sigmoid(odds + mass.log() - without), rho.clamp(LEAST, MOST)
+
+
+def correlation_in_batches(squares: Tensor, freedom: Tensor, ratio: Tensor, before: float) -> tuple[Tensor, Tensor]:
+    """How probable it is that the labels of a batch are correlated [], and rho [] if they are.
+
+    `squares` [] is the sum of squared departures of batches' means, in units of what chance explains: chi-squared with
+    `freedom` [] degrees of freedom if labels are independent, and 1 + rho * ratio times as large otherwise. `before` as
+    in `correlation`.
+    """
+    rho = (torch.arange(GRID, device=squares.device) + 0.5) / GRID
+    larger = torch.log1p(rho * ratio)
+    likelihood = 0.5 * (squares * -torch.expm1(-larger) - freedom * larger)  # log, relative to independence
+    odds = torch.logit(torch.full_like(squares, before)) + torch.logsumexp(likelihood, dim=0) - math.log(GRID)
+    return torch.sigmoid(odds), (torch.softmax(likelihood, dim=0) * rho).sum().clamp(LEAST, MOST)
 
 
 def _density(values: Tensor) -> Tensor:

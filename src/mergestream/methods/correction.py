@@ -114,16 +114,23 @@ class ClumpState(State):
 
     def correlation(self, variance: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:
         """How probable it is that the labels of a batch correlate [], and by how much []."""
-        batches = self.batches.clamp_min(1.0)
-        error = self.chance / batches * (2 / (neighbours.degrees_of_freedom(variance) * batches)).sqrt()
-        return _correlation(self.excess / batches, error, self.batches, variance, mix)
+        freedom = self.batches * neighbours.degrees_of_freedom(variance)
+        squares = (self.excess + self.chance) / self.chance.clamp_min(neighbours.TINY) * freedom
+        whole = _covariance_of_one_class(variance, mix) * self.batches  # for rho = 1
+        ratio = whole / self.chance.clamp_min(neighbours.TINY)
+        return neighbours.correlation_in_batches(squares.clamp_min(0.0), freedom, ratio, CORRELATED_BEFORE)
+
+
+def _covariance_of_one_class(variance: Tensor, mix: Tensor) -> Tensor:
+    """Covariance [] of the answers to two images of one class, from the answers' variance [C]."""
+    return (variance.sum() * neighbours.reliability(variance, mix)).clamp_min(neighbours.TINY)
 
 
 def _correlation(
     covariance: Tensor, error: Tensor, count: Tensor, variance: Tensor, mix: Tensor
 ) -> tuple[Tensor, Tensor]:
     """How probable a correlation of labels is [], and rho []: from a covariance of answers, its error, and how many."""
-    scale = (variance.sum() * neighbours.reliability(variance, mix)).clamp_min(neighbours.TINY)
+    scale = _covariance_of_one_class(variance, mix)
     error = torch.where(count > 0, error / scale, neighbours.LARGEST_ERROR)
     return neighbours.correlation(covariance / scale, error, CORRELATED_BEFORE)
 

@@ -1,0 +1,177 @@
+"""Merge the encoders once, fit the head to the stream, and follow the classes' mix: docs/merge_and_fit.md."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mergestream.functional import class_mix
+from mergestream.functional import coefficients as simplex
+from mergestream.functional.neighbours import TINY
+from mergestream.methods.base import Method, option
+from mergestream.methods.card_values import resolve_home, resolve_temperature, variance_between_sites
+from mergestream.methods.correction import Correction, CorrectionState, LongRun
+from mergestream.methods.discriminant_head import DiscriminantHead, DiscriminantState
+from mergestream.methods.prior_units import FadingWindow
+from mergestream.methods.state import State, Step
+from mergestream.networks.preprocessing import ORIGINAL, view_names
+from mergestream.pool.runner import Batch
+from mergestream.runtime.errors import NetworkError
+from mergestream.runtime.messages import log_once
+from mergestream.runtime.option_checks import number, whole_number, yes_or_no
+
+_log = logging.getLogger(__name__)
+RECENT_IMAGES = 256.0  # over so many images the merged model's recent entropy fades to 1/e
+
+
+@dataclass(frozen=True)
+class CertaintyState(State):
+    """The merged model's entropy: its mean while the experts answer too, and recently without them."""
+
+    usual: Tensor  # sum over images that fade []
+    images: Tensor  # how many []
+    recent: Tensor  # mean []
+
+    def add(self, entropy: Tensor, window: FadingWindow, *, asked: bool) -> CertaintyState:
+        """The mean entropy [] of a batch that the experts answered, or did not."""
+        if asked:
+            usual, images = window.add(self.usual, entropy), window.faded * self.images + window.images
+            return CertaintyState(usual, images, usual / images)
+        return replace(self, recent=torch.lerp(entropy, self.recent, torch.exp(-window.images / RECENT_IMAGES)))
+
+    def change(self) -> float:
+        """By how many nats the recent entropy is away from the usual one. Reads the device."""
+        return float((self.recent - self.usual / self.images.clamp_min(1.0)).abs())
+
+
+@dataclass(frozen=True)
+class MergeAndFitState(State):
+    batches: int
+    asked: int  # images that the experts have answered since the start, or since the last alarm
+    labels: CorrectionState = field(metadata={"prefix": "labels_"})
+    answers: CorrectionState = field(metadata={"prefix": "answers_"})
+    head: DiscriminantState | None = field(metadata={"prefix": "head_"})
+    certainty: CertaintyState | None = field(metadata={"prefix": "certainty_"})
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class MergeAndFit(Method[MergeAndFitState]):
+    """The experts' mean encoder, with a head that learns from the experts' answers on the stream.
+
+    Experts that agree label the stream better than any of them: their calibrated answers are averaged, corrected for
+    the classes' mix, and fitted by the head. The answer is the mean of head and experts, corrected likewise; without
+    the experts it is the head's.
+    """
+
+    name: ClassVar[str] = "merge_and_fit"
+    views: Sequence[str] = option(("hflip",), view_names)  # label-preserving; the experts answer them too
+    temperature: float | Sequence[float] | str = "card"  # of the experts' answers: one, one per expert, or each card's
+    memory: float = option(4096, number, low=1)  # over how many images the past fades to 1/e
+    correct: bool = option(True, yes_or_no)  # for the mix of classes in the stream
+    ask_first: int = option(512, whole_number, low=1)  # images that the experts answer at the start, ...
+    ask_every: int = option(1, whole_number, low=0)  # ... then those of every n-th batch; 0: none
+    ask_drift: float = option(0.0, number, low=0)  # start over when the head's entropy moves by so many nats; 0: never
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pool, self.capturable = self.pool, self.ask_every == 1
+        self._always = self.ask_every == 1
+        self._temperature = resolve_temperature(self.temperature, pool)
+        self._coefficients = simplex.uniform(len(pool), pool.device)
+        home = class_mix.as_mix(resolve_home("card", pool)).to(pool.device)
+        self._correction = Correction(LongRun(home, variance_between_sites(pool), 0.0))
+        self._head: DiscriminantHead | None = None
+        if pool.last_layer is not None:
+            classes, features = pool.last_layer.shape
+            self._head = DiscriminantHead(features, classes, pool.device)
+        else:
+            self._answer_without_a_head(f"{pool.template.architecture} does not end in one linear layer with a bias.")
+
+    def _answer_without_a_head(self, reason: str) -> None:
+        """Leave the answers to the experts alone, where that is possible."""
+        if not self._always:
+            raise NetworkError(f"'{self.name}' cannot answer without the experts: {reason}")
+        log_once(_log, logging.WARNING, f"'{self.name}' fits no head, the experts answer alone: {reason}")
+        self._head = None
+
+    def start(self) -> MergeAndFitState:
+        correction, nothing = self._correction.start(len(self.pool)), torch.zeros((), device=self.pool.device)
+        head = None if self._head is None else self._head.start()
+        certainty = CertaintyState(nothing, nothing, nothing) if self.ask_drift and not self._always else None
+        return MergeAndFitState(0, 0, correction, correction, head, certainty)
+
+    def advance(self, batch: Batch, state: MergeAndFitState) -> tuple[Step, MergeAndFitState]:
+        asks = self._always or state.asked < self.ask_first
+        asks = asks or (self.ask_every > 0 and state.batches % self.ask_every == 0)
+        window = FadingWindow.of(batch, self.memory)
+        features = self._features(batch, state)
+        experts, labels, head = None, state.labels, state.head
+        if asks:
+            experts = self._experts(batch)
+            targets, labels = self._corrected(state.labels, experts, window)
+            if self._head is not None and head is not None and features is not None:
+                head = self._head.learn(head, features, targets, window)
+        logits, certainty = self._answer(experts, features, head), state.certainty
+        if certainty is not None:
+            entropy = -(logits.exp() * logits).sum(dim=-1) @ window.shares
+            certainty = certainty.add(entropy, window, asked=asks)
+        answers, corrected = self._corrected(state.answers, logits.exp(), window)
+        step = Step(answers.clamp_min(TINY).log(), self._coefficients.clone())
+        asked = state.asked + len(batch.images) * asks
+        if certainty is not None and not asks and certainty.change() > self.ask_drift:
+            asked = 0
+        return step, MergeAndFitState(state.batches + 1, asked, labels, corrected, head, certainty)
+
+    def _features(self, batch: Batch, state: MergeAndFitState) -> Tensor | None:
+        """The merged encoder's features [B,D]; None where no head can be fitted."""
+        if self._head is None or state.head is None:
+            return None
+        try:
+            return self.pool.forward_with_inputs(self.merged(state), batch.images)[1]
+        except NetworkError as error:
+            self._answer_without_a_head(str(error))
+            return None
+
+    def _experts(self, batch: Batch) -> Tensor:
+        """The mean of the experts' calibrated answers [B,C]; an expert's logits are averaged over views first."""
+        views = (ORIGINAL, *self.views)
+        by_view = self.pool.logits_of_views(batch, views)
+        logits = torch.stack([by_view[view].float() for view in views]).mean(dim=0)
+        return torch.softmax(logits / self._temperature[:, None, None], dim=-1).mean(dim=0)
+
+    def _answer(self, experts: Tensor | None, features: Tensor | None, head: DiscriminantState | None) -> Tensor:
+        """Log-probabilities [B,C]: the (geometric) mean of head and experts, or what there is of them."""
+        if self._head is None or features is None or head is None:
+            assert experts is not None
+            return experts.clamp_min(TINY).log()
+        own = self._head.logits(head, features)
+        return own if experts is None else torch.log_softmax((own + experts.clamp_min(TINY).log()) / 2, dim=-1)
+
+    def _corrected(
+        self, state: CorrectionState, answers: Tensor, window: FadingWindow
+    ) -> tuple[Tensor, CorrectionState]:
+        return self._correction.correct(state, answers, None, window) if self.correct else (answers, state)
+
+    def merge_into(self, state: MergeAndFitState, out: Tensor) -> None:
+        self.pool.merge(self._coefficients, out=out)
+
+    def card_values(self) -> dict[str, Any]:
+        values = {"home": self._correction.long_run.home.tolist()} if self.correct else {}
+        return {**values, "temperature": self._temperature.tolist()}
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class MergeOnce(MergeAndFit):
+    """`merge_and_fit` at the cost of one model: the experts answer the first images, then the head answers alone.
+
+    When its entropy moves, the experts are asked again.
+    """
+
+    name: ClassVar[str] = "merge_once"
+    ask_every: int = option(0, whole_number, low=0)
+    ask_drift: float = option(0.2, number, low=0)
