@@ -4,7 +4,6 @@ Shapes: B images, D features, C classes. Every class is a Gaussian; all share on
 factorisation, so that a CUDA graph can hold them.
 """
 
-import torch
 from torch import Tensor
 
 from mergestream.functional.head_fit import TINY, conjugate_gradients

@@ -14,7 +14,7 @@ from mergestream.methods.image_weights import ImageWeights
 from mergestream.methods.label_shift import LabelShift
 from mergestream.methods.lame import Lame
 from mergestream.methods.mean import Mean
-from mergestream.methods.prior_adaptive import PriorAdaptive
+from mergestream.methods.merge_and_fit import MergeAndFit, MergeOnce
 from mergestream.methods.prior_roid import PriorRoid
 from mergestream.methods.regmean import RegMean
 from mergestream.methods.regmean_pp import RegMeanPlusPlus
@@ -47,7 +47,8 @@ METHODS: dict[str, type[Method[Any]]] = {
     "regmean_pp": RegMeanPlusPlus,
     "single_expert": SingleExpert,
     "select_expert": SelectExpert,
-    "prior_adaptive": PriorAdaptive,
+    "merge_and_fit": MergeAndFit,
+    "merge_once": MergeOnce,
     "corrected": Corrected,
     "auto": Auto,
     "lame": Lame,
@@ -62,6 +63,8 @@ METHODS: dict[str, type[Method[Any]]] = {
     "surgery": Surgery,
 }
 
+REPLACED = {"prior_adaptive": "merge_and_fit"}  # old runs with these names can still be read
+
 
 def list_methods() -> list[str]:
     return list(METHODS)
@@ -69,6 +72,8 @@ def list_methods() -> list[str]:
 
 def create_method(name: str, pool: ExpertPool, **options: Any) -> Method[Any]:
     """Create a method by name. Unknown names and options are refused with the nearest match."""
+    if name in REPLACED:
+        raise InputError(f"The method '{name}' of version 0.1 is gone; use '{REPLACED[name]}' instead.")
     if not isinstance(name, str) or name not in METHODS:
         raise unknown_name("method", str(name), METHODS)
     if not isinstance(pool, ExpertPool):

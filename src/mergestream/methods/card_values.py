@@ -12,7 +12,6 @@ from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError
 from mergestream.runtime.option_checks import number, one_of
 
-NO_TILT = 1e-4  # log-odds: what rounding leaves of even classes
 
 
 def resolve_temperature(temperature: float | Sequence[float] | str, pool: ExpertPool) -> Tensor:
@@ -46,29 +45,6 @@ def resolve_home(home: str | Sequence[float], pool: ExpertPool) -> Tensor:
     if len(listed) != len(pool.classes) or not sum(listed) > 0:
         raise InputError(f"The option 'home' is one share for each of the {len(pool.classes)} classes; got {home!r}.")
     return torch.tensor(listed, dtype=torch.float32)
-
-
-def resolve_tilt(home: str | Sequence[float], pool: ExpertPool) -> Tensor | None:
-    """Log-odds [C] that class-weighted losses took from the classes. Added to logits, they take the weights off.
-
-    The mean over the experts of the centred logarithms of their class counts; classes that an expert lacks are left
-    out. A home that is given takes the counts' place. None where no card has such a loss, or all classes are even.
-    """
-    if isinstance(home, str) and home == "card":
-        tilt = torch.stack([_tilt_of(card, pool.classes) for card in pool.cards]).mean(dim=0)
-    else:
-        logs = class_mix.as_mix(resolve_home(home, pool)).log()
-        tilt = (logs - logs.mean()) * sum(_is_weighted(card) for card in pool.cards) / len(pool)
-    return tilt if bool(tilt.abs().max() > NO_TILT) else None
-
-
-def resolve_untilted_home(home: str | Sequence[float], pool: ExpertPool) -> Tensor:
-    """The mix [C] of answers at home once the class weights of losses are taken off: that of the class counts."""
-    if not isinstance(home, str) or home != "card":
-        return resolve_home(home, pool)
-    by_counts = [_is_weighted(card) and sum(card.class_counts.values()) > 0 for card in pool.cards]
-    mixes = [card.class_counts if own else _home_of(card) for card, own in zip(pool.cards, by_counts, strict=True)]
-    return _mean_mix(mixes, pool)
 
 
 def resolve_confusion(pool: ExpertPool) -> Tensor:
@@ -112,19 +88,6 @@ def variance_between_sites(pool: ExpertPool) -> Tensor:
     logs = (torch.tensor(counts, dtype=torch.float32) + 0.5).log()
     odds = logs - logs.mean(dim=1, keepdim=True)
     return (((odds - odds.mean(dim=0)).square().sum(dim=0) + 1) / len(odds)).to(pool.device)
-
-
-def _is_weighted(card: ExpertCard) -> bool:
-    return card.recipe.get("loss") == "weighted"
-
-
-def _tilt_of(card: ExpertCard, classes: Sequence[str]) -> Tensor:
-    counts = torch.tensor([float(card.class_counts.get(name, 0)) for name in classes])
-    present = counts > 0
-    if not _is_weighted(card) or not bool(present.any()):
-        return torch.zeros_like(counts)
-    logs = counts.clamp_min(1).log()
-    return torch.where(present, logs - logs[present].mean(), 0.0)
 
 
 def _mean_mix(mixes: Iterable[Mapping[str, float]], pool: ExpertPool) -> Tensor:

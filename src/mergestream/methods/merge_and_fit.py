@@ -14,11 +14,13 @@ from mergestream.functional import class_mix
 from mergestream.functional import coefficients as simplex
 from mergestream.functional.neighbours import TINY
 from mergestream.methods.base import Method, option
+from mergestream.methods.batchnorm_window import WINDOW, BatchNormWindow, WindowState
 from mergestream.methods.card_values import resolve_home, resolve_temperature, variance_between_sites
 from mergestream.methods.correction import Correction, CorrectionState, LongRun
 from mergestream.methods.discriminant_head import DiscriminantHead, DiscriminantState
 from mergestream.methods.prior_units import FadingWindow
 from mergestream.methods.state import State, Step
+from mergestream.networks.layers import batchnorm_layers
 from mergestream.networks.preprocessing import ORIGINAL, view_names
 from mergestream.pool.runner import Batch
 from mergestream.runtime.errors import NetworkError
@@ -57,6 +59,7 @@ class MergeAndFitState(State):
     answers: CorrectionState = field(metadata={"prefix": "answers_"})
     head: DiscriminantState | None = field(metadata={"prefix": "head_"})
     certainty: CertaintyState | None = field(metadata={"prefix": "certainty_"})
+    batchnorm: WindowState | None = field(metadata={"prefix": "batchnorm_"})
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -64,8 +67,8 @@ class MergeAndFit(Method[MergeAndFitState]):
     """The experts' mean encoder, with a head that learns from the experts' answers on the stream.
 
     Experts that agree label the stream better than any of them: their calibrated answers are averaged, corrected for
-    the classes' mix, and fitted by the head. The answer is the mean of head and experts, corrected likewise; without
-    the experts it is the head's.
+    the classes' mix, and fitted by the head. Then the head answers too, as one voice more, and the answers are
+    corrected likewise. Where the experts are not asked, the head answers alone.
     """
 
     name: ClassVar[str] = "merge_and_fit"
@@ -85,6 +88,8 @@ class MergeAndFit(Method[MergeAndFitState]):
         self._coefficients = simplex.uniform(len(pool), pool.device)
         home = class_mix.as_mix(resolve_home("card", pool)).to(pool.device)
         self._correction = Correction(LongRun(home, variance_between_sites(pool), 0.0))
+        has_batchnorm = bool(batchnorm_layers(pool.template.module))
+        self._window = BatchNormWindow.of(pool, WINDOW) if has_batchnorm else None
         self._head: DiscriminantHead | None = None
         if pool.last_layer is not None:
             classes, features = pool.last_layer.shape
@@ -103,39 +108,27 @@ class MergeAndFit(Method[MergeAndFitState]):
         correction, nothing = self._correction.start(len(self.pool)), torch.zeros((), device=self.pool.device)
         head = None if self._head is None else self._head.start()
         certainty = CertaintyState(nothing, nothing, nothing) if self.ask_drift and not self._always else None
-        return MergeAndFitState(0, 0, correction, correction, head, certainty)
+        batchnorm = None if self._window is None else self._window.start()
+        return MergeAndFitState(0, 0, correction, correction, head, certainty, batchnorm)
 
     def advance(self, batch: Batch, state: MergeAndFitState) -> tuple[Step, MergeAndFitState]:
         asks = self._always or state.asked < self.ask_first
         asks = asks or (self.ask_every > 0 and state.batches % self.ask_every == 0)
         window = FadingWindow.of(batch, self.memory)
-        features = self._features(batch, state)
-        experts, labels, head = None, state.labels, state.head
-        if asks:
-            experts = self._experts(batch)
-            targets, labels = self._corrected(state.labels, experts, window)
+        experts = self._experts(batch) if asks else None
+        features, batchnorm = self._features(batch, state, asks)
+        labels, head = state.labels, state.head
+        if experts is not None:
+            targets, labels = self._corrected(labels, experts, window)
             if self._head is not None and head is not None and features is not None:
                 head = self._head.learn(head, features, targets, window)
-        logits, certainty = self._answer(experts, features, head), state.certainty
-        if certainty is not None:
-            entropy = -(logits.exp() * logits).sum(dim=-1) @ window.shares
-            certainty = certainty.add(entropy, window, asked=asks)
+        logits = self._answer(experts, features, head)
+        certainty, asked = self._certainty(state, logits, window, asks)
         answers, corrected = self._corrected(state.answers, logits.exp(), window)
         step = Step(answers.clamp_min(TINY).log(), self._coefficients.clone())
-        asked = state.asked + len(batch.images) * asks
-        if certainty is not None and not asks and certainty.change() > self.ask_drift:
-            asked = 0
-        return step, MergeAndFitState(state.batches + 1, asked, labels, corrected, head, certainty)
-
-    def _features(self, batch: Batch, state: MergeAndFitState) -> Tensor | None:
-        """The merged encoder's features [B,D]; None where no head can be fitted."""
-        if self._head is None or state.head is None:
-            return None
-        try:
-            return self.pool.forward_with_inputs(self.merged(state), batch.images)[1]
-        except NetworkError as error:
-            self._answer_without_a_head(str(error))
-            return None
+        return step, MergeAndFitState(
+            state.batches + 1, asked + asks * len(batch.images), labels, corrected, head, certainty, batchnorm
+        )
 
     def _experts(self, batch: Batch) -> Tensor:
         """The mean of the experts' calibrated answers [B,C]; an expert's logits are averaged over views first."""
@@ -144,13 +137,48 @@ class MergeAndFit(Method[MergeAndFitState]):
         logits = torch.stack([by_view[view].float() for view in views]).mean(dim=0)
         return torch.softmax(logits / self._temperature[:, None, None], dim=-1).mean(dim=0)
 
+    def _features(self, batch: Batch, state: MergeAndFitState, asks: bool) -> tuple[Tensor | None, WindowState | None]:
+        """The merged encoder's features [B,D], if a head can be fitted, and its BatchNorm statistics after this batch.
+
+        Without the experts these statistics stay as they are, so that an image costs one forward.
+        """
+        if self._head is None or state.head is None:
+            return None, state.batchnorm
+        try:
+            if self._window is None or state.batchnorm is None:
+                return self.pool.forward_with_inputs(self.merged(state), batch.images)[1], None
+            self.held_from = None  # the last batch's statistics have overwritten the merged ones
+            weights = self.merged(state)
+            if not asks:
+                self._window.write(state.batchnorm, weights)
+                return self.pool.forward_with_inputs(weights, batch.images)[1], state.batchnorm
+            own = batch.expert_logits[ORIGINAL]
+            with self._window.measuring(batch, state.batchnorm, weights, own) as measured:
+                features = self.pool.forward_with_inputs(weights, batch.images)[1]
+            return features, measured.state
+        except NetworkError as error:
+            self._answer_without_a_head(str(error))
+            return None, state.batchnorm
+
     def _answer(self, experts: Tensor | None, features: Tensor | None, head: DiscriminantState | None) -> Tensor:
-        """Log-probabilities [B,C]: the (geometric) mean of head and experts, or what there is of them."""
+        """Log-probabilities [B,C]: those of the head, of the experts, or of both, where the head is one voice more."""
         if self._head is None or features is None or head is None:
             assert experts is not None
             return experts.clamp_min(TINY).log()
         own = self._head.logits(head, features)
-        return own if experts is None else torch.log_softmax((own + experts.clamp_min(TINY).log()) / 2, dim=-1)
+        if experts is None:
+            return own
+        return torch.log_softmax(torch.lerp(experts.clamp_min(TINY).log(), own, 1 / (1 + len(self.pool))), dim=-1)
+
+    def _certainty(
+        self, state: MergeAndFitState, logits: Tensor, window: FadingWindow, asks: bool
+    ) -> tuple[CertaintyState | None, int]:
+        """The entropy after this batch, and how many images the experts had answered before it: none, on alarm."""
+        if state.certainty is None:
+            return None, state.asked
+        entropy = -(logits.exp() * logits).sum(dim=-1) @ window.shares
+        certainty = state.certainty.add(entropy, window, asked=asks)
+        return certainty, 0 if not asks and certainty.change() > self.ask_drift else state.asked
 
     def _corrected(
         self, state: CorrectionState, answers: Tensor, window: FadingWindow
@@ -159,6 +187,17 @@ class MergeAndFit(Method[MergeAndFitState]):
 
     def merge_into(self, state: MergeAndFitState, out: Tensor) -> None:
         self.pool.merge(self._coefficients, out=out)
+
+    def weights(self, state: MergeAndFitState) -> Tensor:
+        """The merged model's weights [P] with the head that was fitted last: a copy."""
+        if self._window is not None:
+            self.held_from = None  # the buffer may hold a window's statistics
+        weights, last = self.merged(state).clone(), self.pool.last_layer
+        if self._window is not None and state.batchnorm is not None:
+            self._window.write(state.batchnorm, weights)
+        if last is not None and state.head is not None:
+            last.write(weights, state.head.weight, state.head.bias - state.head.weight @ state.head.centre)
+        return weights
 
     def card_values(self) -> dict[str, Any]:
         values = {"home": self._correction.long_run.home.tolist()} if self.correct else {}
