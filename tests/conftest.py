@@ -124,14 +124,6 @@ def with_statistics(pool: ms.ExpertPool) -> ms.ExpertPool:
     return ms.measure_statistics(pool, images, kinds, batch_size=4)
 
 
-def trained_with_weights(pool: ms.ExpertPool) -> ms.ExpertPool:
-    """Cards that tell of a class-weighted loss and of uneven classes, other ones for every expert."""
-    for place, name in enumerate(pool.names):
-        counts = {label: 4 + 10 * (number + place) for number, label in enumerate(pool.classes)}
-        pool = pool.annotate(name, class_counts=counts, recipe={"loss": "weighted"})
-    return pool
-
-
 def has_blocks(pool: ms.ExpertPool) -> bool:
     return not isinstance(pool.template.module, HandWritten)
 

@@ -651,7 +651,7 @@ def test_a_fixed_choice_of_images(consortium: Path, tmp_path: Path) -> None:
 
 
 CARD_FIELDS: dict[str, dict] = {
-    "loss": {"recipe": {"loss": "weighted"}},
+    "temperature": {"temperature": 2.0},
     "class_counts": {"class_counts": {"benign": 40, "malignant": 2, "normal": 5}},
     "mean_probability": {
         "metrics": {"validation": {"mean_probability": {"benign": 0.1, "malignant": 0.2, "normal": 0.7}}}
@@ -662,7 +662,7 @@ CARD_FIELDS: dict[str, dict] = {
 
 @pytest.mark.parametrize("field", CARD_FIELDS)
 def test_an_edited_card_gives_no_old_runs(consortium: Path, tmp_path: Path, field: str) -> None:
-    """prior_adaptive reads these fields of a card: after an edit, --out must not return the runs of before."""
+    """merge_and_fit reads these fields of a card: after an edit, --out must not return the runs of before."""
 
     def edit_card(fields: dict) -> None:
         path = tmp_path / "pool" / "brest" / "expert.json"
@@ -670,11 +670,11 @@ def test_an_edited_card_gives_no_old_runs(consortium: Path, tmp_path: Path, fiel
 
     def bench(out: str) -> dict[str, bytes]:
         """The probabilities of every run that the tables are made of."""
-        words = ("--methods", "prior_adaptive", "--streams", "iid", "--seeds", "0", "--targets", "lyon")
+        words = ("--methods", "merge_and_fit", "--streams", "iid", "--seeds", "0", "--targets", "lyon")
         done = command(*bench_arguments(tmp_path, tmp_path / out, *words))
         assert done.returncode == 0, done.stderr
         with (tmp_path / out / "results.csv").open() as file:
-            names = [line["run"] for line in csv.DictReader(file) if line["method"] == "prior_adaptive"]
+            names = [line["run"] for line in csv.DictReader(file) if line["method"] == "merge_and_fit"]
         return {name: contents(tmp_path / out)[name][2]["probabilities"] for name in names}
 
     for part in ("data", "pool"):

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +11,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mergestream as ms
-from conftest import make_images, make_pool, trained_with_weights
+from conftest import make_images, make_pool
 from graphs import RECORDED, Late
 from mergestream.functional import merging
 from mergestream.methods import Batch, base, capture
 from mergestream.methods.capture import MOST_RECORDED, Recorder
-from mergestream.methods.prior_units import ClassPrior, FittedHead, ScaleMatch
+from mergestream.methods.correction import Correction, LongRun
 from mergestream.pool.execution import Execution, Recording, patch_product, patches_as_products
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.messages import log_once
@@ -55,9 +56,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("t3_js", {"gamma": 20.0}),
     ("image_weights", {}),
     ("surgery", {}),
-    ("prior_adaptive", {}),
-    ("prior_adaptive", {"refresh_every": 2, "memory": 20, "anchor": 0.5}),
-    ("prior_adaptive", {"refresh_every": 2, "refit": False}),
+    ("merge_and_fit", {}),
+    ("merge_and_fit", {"memory": 20, "correct": False}),
+    ("merge_and_fit", {"temperature": (0.5, 1.0, 2.0), "views": ()}),
     ("corrected", {}),
     ("corrected", {"anchor": "experts"}),
     ("corrected", {"base": "mean", "memory": 20}),
@@ -96,17 +97,6 @@ def test_captured_steps_equal_eager_ones(name: str, options: dict[str, Any]) -> 
             torch.testing.assert_close(mine, value, rtol=1e-4, atol=3e-5 * size)
         else:
             assert mine == value
-
-
-def test_captured_steps_take_weights_of_losses_off() -> None:
-    pool = trained_with_weights(make_pool("vit"))
-    fast, slow = ms.create_method("prior_adaptive", pool), ms.create_method("prior_adaptive", eager(pool))
-    for seed, size in enumerate(SIZES):
-        assert_same(fast.step(make_images(size, seed=seed)), slow.step(make_images(size, seed=seed)))
-    assert RECORDED
-    captured, expected = (method.state_dict()["state"]["untilted"] for method in (fast, slow))
-    assert float(expected.sum()) == pytest.approx(sum(SIZES), rel=0.02)
-    torch.testing.assert_close(captured, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_smaller_batches_are_padded_not_recorded() -> None:
@@ -322,8 +312,8 @@ def test_patches_are_products_inside_the_block_alone() -> None:
         ("entropy_adaptive", {"views": ("brightness",)}),
         ("entropy_adaptive", {"score_images": 2}),
         ("t3_js", {}),
-        ("prior_adaptive", {}),
-        ("prior_adaptive", {"refit": False, "even_heads": False}),
+        ("merge_and_fit", {}),
+        ("merge_and_fit", {"correct": False}),
     ],
     ids=str,
 )
@@ -340,16 +330,15 @@ def test_a_recorded_step_touches_nothing_of_the_host(
     preprocessing._columns.cache_clear()
     with FakeTensorMode(allow_non_fake_inputs=True):
         there = pool._with(bank=torch.empty(pool.bank.shape, device="cuda"))
-        rule = getattr(method, "_rule", method)
-        method.pool = rule.pool = there
-        rule._temperature, rule._rows = torch.empty(len(pool), device="cuda"), there.rows
-        if name == "prior_adaptive":
-            home, untilted_home, tilt = torch.empty(3, len(pool.classes), device="cuda")
-            method._prior = ClassPrior(home, untilted_home, tilt, 1.0, 32.0)
-            method._scale = ScaleMatch(rule._temperature, len(pool.classes))
-            method._fits = True
-            method._fitted = FittedHead(there.last_layer, 32.0, there.device) if method.refit else None
-            method._rows, method._evened = there.rows, torch.empty(len(pool), device="cuda")
+        method.pool, method._temperature = there, torch.empty(len(pool), device="cuda")
+        method._rows = there.rows
+        if name == "merge_and_fit":
+            mix = torch.empty(len(pool.classes), device="cuda")
+            method._coefficients, method._correction = (
+                torch.empty_like(method._temperature),
+                Correction(LongRun(mix, mix, 0.0)),
+            )
+            method._head = replace(method._head, device=there.device)
         state = method.start()
         images = torch.empty(4, 3, 20, 20, dtype=torch.uint8, device="cuda")
 
@@ -366,8 +355,8 @@ def test_a_recorded_step_touches_nothing_of_the_host(
 
 def test_a_step_that_is_kept_keeps_no_large_state_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mergestream.methods.recorded_step.LARGE", 100)
-    method = ms.create_method("prior_adaptive", make_pool("vit"))
+    method = ms.create_method("merge_and_fit", make_pool("vit"))
     steps = [method.step(make_images(8, seed=seed)) for seed in range(3)]
     assert RECORDED
-    assert method.state.fit.sums.numel() > 1000
+    assert method.state.head.sums.numel() > 1000
     assert steps[-1].logits.untyped_storage().nbytes() < 1000

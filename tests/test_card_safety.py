@@ -306,7 +306,7 @@ def test_no_field_of_a_card_can_cause_anything_but_a_sentence(tmp_path: Path, ev
         ExpertCard.read(pool / "a")
         loaded = ms.ExpertPool.load(pool)
         assert verify_pool(pool).cards
-        ms.create_method("prior_adaptive", loaded, temperature="card")(torch.zeros(2, 3, 16, 16))
+        ms.create_method("merge_and_fit", loaded, temperature="card")(torch.zeros(2, 3, 16, 16))
 
     cases = [(place, value) for place in places(card) for value in HOSTILE][::every]
     refusals = 0

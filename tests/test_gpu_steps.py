@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import mergestream as ms
-from conftest import make_images, make_pool, trained_with_weights
+from conftest import make_images, make_pool
 from mergestream.data.datasets import DataRequest
 from mergestream.functional.merging import weighted_sums
 from mergestream.pool.execution import Execution
@@ -178,11 +178,11 @@ def test_the_fused_merge_is_the_sum(dtype: torch.dtype, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ensemble", "mean", "single_expert", "select_expert", "task_arithmetic", "prior_adaptive"]
+    "name", ["ensemble", "mean", "single_expert", "select_expert", "task_arithmetic", "merge_and_fit"]
 )
 def test_other_methods_are_captured_too(name: str) -> None:
     options = {"expert": "brest"} if name == "single_expert" else {}
-    pool = trained_with_weights(make_pool("vit", base=True)).to("cuda")
+    pool = make_pool("vit", base=True).to("cuda")
     fast = ms.create_method(name, pool, **options)
     slow = ms.create_method(name, pool.to(execution=Execution(capture=False)), **options)
     for seed, size in enumerate((6, 6, 6, 2, 5, 6)):

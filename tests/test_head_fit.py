@@ -134,9 +134,9 @@ def test_inputs_far_from_zero_lose_no_digits() -> None:
 
 
 def test_a_state_of_another_layer_is_refused() -> None:
-    method = ms.create_method("prior_adaptive", make_pool("vit"))
-    with pytest.raises(InputError, match="'fit_sums' has the shape"):
-        method.read_state({"fit_sums": torch.zeros(3, 3)})
+    method = ms.create_method("merge_and_fit", make_pool("vit"))
+    with pytest.raises(InputError, match="'head_sums' has the shape"):
+        method.read_state({"head_sums": torch.zeros(3, 3)})
 
 
 # --- the last layer of a network ----------------------------------------------------------------------------
@@ -156,17 +156,17 @@ def test_what_the_last_layer_read_gives_the_logits(kind: str) -> None:
 
 
 class Ending(nn.Module):
-    """A network that ends as its head does, or goes on after it."""
+    """A network that ends as its head does."""
 
-    def __init__(self, head: nn.Module, *, tokens: bool = False, times: float = 1.0) -> None:
+    def __init__(self, head: nn.Module, *, tokens: bool = False) -> None:
         super().__init__()
-        self.encoder, self.fc, self._tokens, self._times = nn.Linear(4, 4), head, tokens, times
+        self.encoder, self.fc, self._tokens = nn.Linear(4, 4), head, tokens
 
     def forward(self, images: Tensor) -> Tensor:
         read = self.encoder(images.flatten(1))
         if isinstance(self.fc, nn.Conv2d):
             return self.fc(read[:, :, None, None]).flatten(1)
-        return self._times * (self.fc(read[:, None].expand(-1, 3, -1)).mean(dim=1) if self._tokens else self.fc(read))
+        return self.fc(read[:, None].expand(-1, 3, -1)).mean(dim=1) if self._tokens else self.fc(read)
 
 
 ENDINGS: dict[str, Callable[[], nn.Module]] = {
@@ -174,7 +174,6 @@ ENDINGS: dict[str, Callable[[], nn.Module]] = {
     "no bias": lambda: Ending(nn.Linear(4, 2, bias=False)),
     "a norm": lambda: Ending(nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2))),
     "every token": lambda: Ending(nn.Linear(4, 2), tokens=True),
-    "times ten": lambda: Ending(nn.Linear(4, 2), times=10.0),
 }
 
 
@@ -183,15 +182,16 @@ def ending(make: Callable[[], nn.Module]) -> ms.ExpertPool:
     return ms.ExpertPool.from_modules({f"site{k}": make() for k in range(2)}, head="fc")
 
 
-@pytest.mark.parametrize("kind", ENDINGS)
-def test_a_network_that_ends_otherwise_is_merged_as_it_is(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["convolution", "no bias", "a norm", "every token"])
+def test_the_experts_answer_for_a_network_that_ends_otherwise(kind: str) -> None:
     pool = ending(ENDINGS[kind])
-    method = ms.create_method("prior_adaptive", pool, refit=True, views=())
-    plain = ms.create_method("prior_adaptive", pool, refit=False, views=())
+    method = ms.create_method("merge_and_fit", pool, views=(), correct=False)
     for seed in range(3):
         images = drawn(seed, 6, 1, 2, 2)
-        torch.testing.assert_close(method.step(images).logits, plain.step(images).logits)
-    assert method.state.fit is None
+        mean = torch.softmax(pool.logits(images), dim=-1).mean(dim=0)
+        torch.testing.assert_close(method.step(images).logits, mean.log())
+    with pytest.raises(NetworkError, match="cannot answer without the experts"):
+        ms.create_method("merge_once", pool, views=()).step(images)
 
 
 @pytest.mark.parametrize("kind", ["convolution", "no bias", "a norm"])
@@ -208,38 +208,3 @@ def test_a_layer_that_reads_every_token_is_given_back_as_it_was() -> None:
     with pytest.raises(NetworkError, match="not one per image"):
         pool.forward_with_inputs(weights, drawn(0, 4, 1, 2, 2))
     assert not pool.module_with(weights).get_submodule("fc")._forward_pre_hooks
-
-
-@pytest.mark.parametrize("refit", [False, True])
-def test_the_merged_weights_of_a_head_of_several_layers_answer_alike(refit: bool) -> None:
-    """Three classes, three hidden units: only the last layer is scaled and shifted."""
-    torch.manual_seed(0)
-    heads = [nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.Dropout()) for _ in range(2)]
-    pool = ms.ExpertPool.from_modules({f"site{k}": Ending(head) for k, head in enumerate(heads)}, head="fc")
-    assert pool.last_layer is not None
-    assert pool.last_layer.name == "fc.2"
-    method = ms.create_method("prior_adaptive", pool, refit=refit, views=(), temperature=[0.5, 0.5])
-    for seed in range(4):
-        images = drawn(seed, 6, 1, 2, 2)
-        step = method.step(images)
-        assert float(method.state.scale.scale) != 1
-        torch.testing.assert_close(pool.forward(method.merged_weights(), images), step.logits, rtol=1e-4, atol=1e-4)
-
-
-def test_merged_weights_in_a_half_type_are_rounded_once() -> None:
-    pool = make_pool("vit").to(dtype=torch.bfloat16)
-    method = ms.create_method("prior_adaptive", pool)
-    for seed in range(5):
-        images = make_images(8, seed=seed)
-        step = method.step(images)
-    again = pool.forward(method.merged_weights(), images)
-    assert float((again - step.logits).abs().max()) < 0.01 * float(step.logits.abs().max())
-
-
-def test_a_refused_first_batch_does_not_spare_the_network_its_proof() -> None:
-    pool = ending(ENDINGS["times ten"])
-    method = ms.create_method("prior_adaptive", pool, views=())
-    with pytest.raises(InputError, match="NaN or Inf"):
-        method.step(torch.full((2, 1, 2, 2), torch.nan), expert_logits={"original": drawn(1, 2, 2, 2)})
-    method.step(drawn(0, 4, 1, 2, 2))
-    assert method.state.fit is None

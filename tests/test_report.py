@@ -214,7 +214,7 @@ def test_an_expert_of_the_target_is_called_leakage(bench: Path) -> None:
         ("entropy_adaptive", {}, 7, 0, 4),
         ("entropy_adaptive", {"views": ()}, 4, 0, 4),
         ("entropy_adaptive", {"refresh_every": 3}, 3, 0, 4),
-        ("prior_adaptive", {}, 7, 0, 4),
+        ("merge_and_fit", {}, 7, 0, 4),
         ("corrected", {}, 6, 0, 3),
         ("corrected", {"base": "mean"}, 1, 0, 4),
         ("lame", {}, 1, 0, 4),

@@ -80,7 +80,7 @@ def test_a_damaged_file_of_the_service_is_named(pool: Path, tmp_path: Path) -> N
 
 PROBABILITIES = dict(zip(CLASSES, (0.7, *[0.3 / (len(CLASSES) - 1)] * (len(CLASSES) - 1)), strict=True))
 CHANGES: dict[str, dict[str, Any]] = {
-    "loss": {"recipe": {"loss": "weighted"}},
+    "temperature": {"temperature": 2.0},
     "mean_probability": {"metrics": {"validation": {"mean_probability": PROBABILITIES}}},
     "accuracy": {"metrics": {"validation": {"accuracy": 1.0}}},
 }
@@ -99,7 +99,7 @@ def test_a_changed_card_is_reloaded_as_another_pool_and_refused_by_replay(
         about = {"class_counts": counts, "temperature": 0.7}
         card.write_text(json.dumps({**json.loads(card.read_text()), **about}))
     before = shutil.copytree(used, tmp_path / "before")
-    with LocalService(used, tmp_path / "state", method="prior_adaptive") as service, service.client() as client:
+    with LocalService(used, tmp_path / "state", method="merge_and_fit") as service, service.client() as client:
         send(service, 1, 2)
         assert client.post("/v1/pool/reload").json()["changed"] is False
         card = used / "lyon" / "expert.json"

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,7 @@ from conftest import make_pool
 from engines import Service, batch, picture, small_pool, tensor_of
 from mergestream.data.intake.input_files import read_upload
 from mergestream.data.intake.limits import Limits
-from mergestream.methods.entropy_options import EntropyState
-from mergestream.methods.prior_adaptive import PriorState
-from mergestream.methods.prior_units import ClassPriorState, FitState, ScaleState
-from mergestream.methods.state import for_experts
+from mergestream.methods.state import COEFFICIENTS, OF_ALL_EXPERTS, PER_EXPERT, State, for_experts
 from mergestream.pool import runner
 from mergestream.runtime.errors import InputError, MergestreamError, OutputError, PoolError, UnknownNameError
 from mergestream.serving.audit.lines import AuditError
@@ -420,39 +418,45 @@ def test_a_method_that_cannot_do_without_refuses_or_begins_again(pool: ms.Expert
         assert answer.probabilities == tuple(map(tuple, torch.softmax(expected.logits, dim=-1).tolist()))
 
 
+@dataclass(frozen=True)
+class CarriedState(State):
+    """One field of every kind."""
+
+    batches: int
+    shares: torch.Tensor = field(metadata=COEFFICIENTS)
+    rows: torch.Tensor = field(metadata=PER_EXPERT)
+    counts: torch.Tensor = field()
+    sums: torch.Tensor = field(metadata=OF_ALL_EXPERTS)
+
+
 shares = st.lists(st.floats(0, 1, width=32), min_size=4, max_size=4).filter(lambda v: sum(v) > 1e-3)
 
 
 @given(shares, st.permutations("abcd"), st.integers(1, 4))
 def test_carried_over_averages_stay_on_the_simplex(values: list[float], order: list[str], count: int) -> None:
-    def state(encoder: torch.Tensor, head: torch.Tensor, rows: torch.Tensor, number: float) -> PriorState:
-        counts, one = torch.full((2,), number), torch.tensor(number)
-        prior = ClassPriorState(counts, one, one, one, counts, untilted=counts)
-        fit = FitState(counts, counts, counts, counts)
-        return PriorState(EntropyState(3, encoder, head), prior, ScaleState(rows[:1], one, rows), fit)
+    def state(shares: torch.Tensor, rows: torch.Tensor, number: float) -> CarriedState:
+        return CarriedState(3, shares, rows, torch.full((2,), number), torch.full((2,), number))
 
     average = torch.tensor(values) / sum(values)
     rows, after = torch.arange(8.0).view(4, 2), tuple(order[:count])
-    everyone, whole = tuple("abcd"), state(average, average.flip(0), rows, 1.0)
-    share = torch.full((count,), 1 / count)
-    found = for_experts(whole, everyone, state(share, share, rows[:count], 0.0), after)
-    assert found is not None
-    assert found.rule.batches == 3
-    assert float(found.prior.counts.sum()) == 2
-    assert float(found.prior.untilted.sum()) == 0
-    assert float(found.fit.sums.sum()) == 0  # or who left would go on answering
-    assert float(found.rule.encoder.sum()) == pytest.approx(1, abs=1e-5)
+    everyone, whole = tuple("abcd"), state(average, rows, 1.0)
+    carried = for_experts(whole, everyone, state(torch.full((count,), 1 / count), rows[:count], 0.0), after)
+    assert carried is not None
+    assert carried.batches == 3
+    assert float(carried.counts.sum()) == 2
+    assert float(carried.sums.sum()) == 0  # or who left would go on answering
+    assert float(carried.shares.sum()) == pytest.approx(1, abs=1e-5)
     left = average[["abcd".index(name) for name in after]]
     own = rows[["abcd".index(name) for name in after]]
-    assert torch.equal(found.scale.expert_moments, own)
+    assert torch.equal(carried.rows, own)
     if float(left.sum()) > 0:
-        torch.testing.assert_close(found.rule.encoder * left.sum(), left)
-    back = for_experts(found, after, whole, everyone)
+        torch.testing.assert_close(carried.shares * left.sum(), left)
+    back = for_experts(carried, after, whole, everyone)
     assert back is not None
-    assert all(float(back.rule.encoder["abcd".index(name)]) == 0 for name in set("abcd") - set(after))
+    assert all(float(back.shares["abcd".index(name)]) == 0 for name in set("abcd") - set(after))
     for name in "abcd":
         expected = rows["abcd".index(name)] if name in after else own.mean(dim=0)
-        torch.testing.assert_close(back.scale.expert_moments["abcd".index(name)], expected)
+        torch.testing.assert_close(back.rows["abcd".index(name)], expected)
 
 
 def test_what_was_learnt_from_all_experts_together_is_not_carried_over(pool: ms.ExpertPool) -> None:
@@ -466,10 +470,10 @@ def test_what_was_learnt_from_all_experts_together_is_not_carried_over(pool: ms.
 def test_a_card_that_changes_answers_counts_as_a_changed_pool(tmp_path: Path) -> None:
     """The weights are the same, and so is the pool's hash."""
     pools = [small_pool()]
-    pools.append(pools[0].annotate("lyon", recipe={"loss": "weighted"}, metrics={"validation": {"accuracy": 1.0}}))
+    pools.append(pools[0].annotate("lyon", temperature=0.5, metrics={"validation": {"accuracy": 1.0}}))
     metrics = {"validation": {"mean_probability": dict(zip(pools[0].classes, (0.6, 0.1, 0.1, 0.1, 0.1), strict=True))}}
     pools.append(pools[0].annotate("lyon", metrics=metrics))
-    with Service(tmp_path, pools[0], "prior_adaptive", load_pool=pools.pop) as service:
+    with Service(tmp_path, pools[0], "merge_and_fit", load_pool=pools.pop) as service:
         service.engine.answer("lyon", batch(0))
         body = service.engine.reload()
         assert body["changed"] is True
@@ -633,7 +637,7 @@ def test_an_expert_that_the_guard_rails_alone_ask_may_refuse_and_leaves_no_trace
 
 
 @pytest.mark.parametrize("fallback", ["none", "ensemble", "uniform", "expert:brest"])
-@pytest.mark.parametrize("name", ["entropy_adaptive", "prior_adaptive", "mean", "adamerging"])
+@pytest.mark.parametrize("name", ["entropy_adaptive", "merge_and_fit", "mean", "adamerging"])
 @pytest.mark.parametrize("most_numbers", [4096, 100], ids=["whole states", "large states as hashes"])
 def test_a_logged_step_is_computed_again_bit_for_bit(
     name: str, fallback: str, most_numbers: int, pool: ms.ExpertPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -687,7 +691,7 @@ def test_a_recipe_names_the_same_model_by_the_same_hash(pool: ms.ExpertPool, tmp
 
 
 def test_a_model_that_follows_from_more_than_coefficients_is_hashed_itself(pool: ms.ExpertPool, tmp_path: Path) -> None:
-    with Service(tmp_path, pool, "prior_adaptive", weights_hash="recipe") as service:
+    with Service(tmp_path, pool, "merge_and_fit", weights_hash="recipe") as service:
         named = service.engine.answer("a", batch(0)).weights_sha256
     assert named is not None
     assert not named.startswith("recipe:")

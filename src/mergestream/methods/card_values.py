@@ -6,12 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergestream.functional import class_mix
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError
 from mergestream.runtime.option_checks import number, one_of
-
 
 
 def resolve_temperature(temperature: float | Sequence[float] | str, pool: ExpertPool) -> Tensor:

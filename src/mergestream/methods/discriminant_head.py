@@ -50,3 +50,10 @@ class DiscriminantHead:
     def logits(self, state: DiscriminantState, features: Tensor) -> Tensor:
         """Log-posteriors [B,C] of features [B,D]."""
         return torch.log_softmax((features - state.centre) @ state.weight.T + state.bias, dim=-1)
+
+    def distance(self, state: DiscriminantState, features: Tensor) -> Tensor:
+        """Squared distances [B] of features [B,D] from the stream's mean, in units of the stream's own."""
+        mean = state.sums[:, : 1 + self.features] / state.sums[0, 0].clamp_min(1.0)
+        middle = mean[0, 1:]
+        usual = mean[1:, 1:].diagonal().sum() - middle.square().sum()
+        return (features - state.centre - middle).square().sum(dim=1) / usual.clamp_min(head_fit.TINY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -28,27 +28,24 @@ from mergestream.runtime.messages import log_once
 from mergestream.runtime.option_checks import number, whole_number, yes_or_no
 
 _log = logging.getLogger(__name__)
-RECENT_IMAGES = 256.0  # over so many images the merged model's recent entropy fades to 1/e
+RECENT_IMAGES = 256.0  # over so many images distances fade to 1/e
 
 
 @dataclass(frozen=True)
-class CertaintyState(State):
-    """The merged model's entropy: its mean while the experts answer too, and recently without them."""
+class DistanceState(State):
+    """How far the last images were from those that the head was fitted to."""
 
-    usual: Tensor  # sum over images that fade []
+    total: Tensor  # squared distances in units of the usual one, summed over images that fade []
     images: Tensor  # how many []
-    recent: Tensor  # mean []
 
-    def add(self, entropy: Tensor, window: FadingWindow, *, asked: bool) -> CertaintyState:
-        """The mean entropy [] of a batch that the experts answered, or did not."""
-        if asked:
-            usual, images = window.add(self.usual, entropy), window.faded * self.images + window.images
-            return CertaintyState(usual, images, usual / images)
-        return replace(self, recent=torch.lerp(entropy, self.recent, torch.exp(-window.images / RECENT_IMAGES)))
+    def add(self, distance: Tensor, images: Tensor) -> DistanceState:
+        """The mean squared distance [] of so many images []."""
+        left = torch.exp(-images / RECENT_IMAGES)
+        return DistanceState(left * self.total + images * distance, left * self.images + images)
 
-    def change(self) -> float:
-        """By how many nats the recent entropy is away from the usual one. Reads the device."""
-        return float((self.recent - self.usual / self.images.clamp_min(1.0)).abs())
+    def excess(self) -> float:
+        """What the mean is above the usual one, as a share of it. Reads the device."""
+        return float(self.total / self.images.clamp_min(1.0)) - 1
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class MergeAndFitState(State):
     labels: CorrectionState = field(metadata={"prefix": "labels_"})
     answers: CorrectionState = field(metadata={"prefix": "answers_"})
     head: DiscriminantState | None = field(metadata={"prefix": "head_"})
-    certainty: CertaintyState | None = field(metadata={"prefix": "certainty_"})
+    distance: DistanceState | None = field(metadata={"prefix": "distance_"})
     batchnorm: WindowState | None = field(metadata={"prefix": "batchnorm_"})
 
 
@@ -78,7 +75,9 @@ class MergeAndFit(Method[MergeAndFitState]):
     correct: bool = option(True, yes_or_no)  # for the mix of classes in the stream
     ask_first: int = option(512, whole_number, low=1)  # images that the experts answer at the start, ...
     ask_every: int = option(1, whole_number, low=0)  # ... then those of every n-th batch; 0: none
-    ask_drift: float = option(0.0, number, low=0)  # start over when the head's entropy moves by so many nats; 0: never
+    ask_drift: float = option(
+        0.0, number, low=0
+    )  # start over if features are further off by this share; 0: never
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,9 +106,9 @@ class MergeAndFit(Method[MergeAndFitState]):
     def start(self) -> MergeAndFitState:
         correction, nothing = self._correction.start(len(self.pool)), torch.zeros((), device=self.pool.device)
         head = None if self._head is None else self._head.start()
-        certainty = CertaintyState(nothing, nothing, nothing) if self.ask_drift and not self._always else None
+        distance = DistanceState(nothing, nothing) if self.ask_drift and not self._always else None
         batchnorm = None if self._window is None else self._window.start()
-        return MergeAndFitState(0, 0, correction, correction, head, certainty, batchnorm)
+        return MergeAndFitState(0, 0, correction, correction, head, distance, batchnorm)
 
     def advance(self, batch: Batch, state: MergeAndFitState) -> tuple[Step, MergeAndFitState]:
         asks = self._always or state.asked < self.ask_first
@@ -117,18 +116,22 @@ class MergeAndFit(Method[MergeAndFitState]):
         window = FadingWindow.of(batch, self.memory)
         experts = self._experts(batch) if asks else None
         features, batchnorm = self._features(batch, state, asks)
-        labels, head = state.labels, state.head
+        labels, head, own = state.labels, state.head, None
         if experts is not None:
             targets, labels = self._corrected(labels, experts, window)
-            if self._head is not None and head is not None and features is not None:
+        distance, asked = state.distance, state.asked
+        if self._head is not None and head is not None and features is not None:
+            if experts is not None:
                 head = self._head.learn(head, features, targets, window)
-        logits = self._answer(experts, features, head)
-        certainty, asked = self._certainty(state, logits, window, asks)
-        answers, corrected = self._corrected(state.answers, logits.exp(), window)
+            elif distance is not None:
+                distance = distance.add(self._head.distance(head, features) @ window.shares, window.images)
+                asked = 0 if distance.excess() > self.ask_drift else asked
+            own = self._head.logits(head, features)
+        answers, corrected = self._corrected(state.answers, self._together(experts, own), window)
+        if asks and not self._always:
+            asked += len(batch.images)
         step = Step(answers.clamp_min(TINY).log(), self._coefficients.clone())
-        return step, MergeAndFitState(
-            state.batches + 1, asked + asks * len(batch.images), labels, corrected, head, certainty, batchnorm
-        )
+        return step, MergeAndFitState(state.batches + 1, asked, labels, corrected, head, distance, batchnorm)
 
     def _experts(self, batch: Batch) -> Tensor:
         """The mean of the experts' calibrated answers [B,C]; an expert's logits are averaged over views first."""
@@ -160,25 +163,14 @@ class MergeAndFit(Method[MergeAndFitState]):
             self._answer_without_a_head(str(error))
             return None, state.batchnorm
 
-    def _answer(self, experts: Tensor | None, features: Tensor | None, head: DiscriminantState | None) -> Tensor:
-        """Log-probabilities [B,C]: those of the head, of the experts, or of both, where the head is one voice more."""
-        if self._head is None or features is None or head is None:
+    def _together(self, experts: Tensor | None, own: Tensor | None) -> Tensor:
+        """Answers [B,C] of the experts, of the head (its log-probabilities), or of both: it is one voice more."""
+        if own is None:
             assert experts is not None
-            return experts.clamp_min(TINY).log()
-        own = self._head.logits(head, features)
+            return experts
         if experts is None:
-            return own
-        return torch.log_softmax(torch.lerp(experts.clamp_min(TINY).log(), own, 1 / (1 + len(self.pool))), dim=-1)
-
-    def _certainty(
-        self, state: MergeAndFitState, logits: Tensor, window: FadingWindow, asks: bool
-    ) -> tuple[CertaintyState | None, int]:
-        """The entropy after this batch, and how many images the experts had answered before it: none, on alarm."""
-        if state.certainty is None:
-            return None, state.asked
-        entropy = -(logits.exp() * logits).sum(dim=-1) @ window.shares
-        certainty = state.certainty.add(entropy, window, asked=asks)
-        return certainty, 0 if not asks and certainty.change() > self.ask_drift else state.asked
+            return own.exp()
+        return torch.softmax(torch.lerp(experts.clamp_min(TINY).log(), own, 1 / (1 + len(self.pool))), dim=-1)
 
     def _corrected(
         self, state: CorrectionState, answers: Tensor, window: FadingWindow
@@ -208,7 +200,7 @@ class MergeAndFit(Method[MergeAndFitState]):
 class MergeOnce(MergeAndFit):
     """`merge_and_fit` at the cost of one model: the experts answer the first images, then the head answers alone.
 
-    When its entropy moves, the experts are asked again.
+    When images come that are unlike those it was fitted to, the experts are asked again.
     """
 
     name: ClassVar[str] = "merge_once"
