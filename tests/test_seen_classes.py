@@ -27,10 +27,10 @@ def with_counts(pool: ms.ExpertPool, seen: Tensor) -> ms.ExpertPool:
     return pool
 
 
-@pytest.mark.parametrize("name", ["ensemble", "entropy_adaptive", "select_expert", "prior_adaptive", "corrected"])
+@pytest.mark.parametrize("name", ["ensemble", "entropy_adaptive", "select_expert", "merge_and_fit", "corrected"])
 def test_cards_of_all_classes_change_no_bit(name: str) -> None:
     pool = make_pool("vit")
-    options = {"home": "uniform"} if name in ("prior_adaptive", "corrected") else {}
+    options = {"home": "uniform"} if name == "corrected" else {}
     options |= {"score": "entropy_agreement"} if name == "entropy_adaptive" else {}
     plain = ms.create_method(name, pool, **options)
     full = ms.create_method(name, with_counts(pool, torch.ones(3, 5)), **options)

@@ -19,6 +19,7 @@ from mergestream.methods.card_values import resolve_home, resolve_temperature, v
 from mergestream.methods.correction import Correction, CorrectionState, LongRun
 from mergestream.methods.discriminant_head import DiscriminantHead, DiscriminantState
 from mergestream.methods.prior_units import FadingWindow
+from mergestream.methods.seen_classes import SeenClasses
 from mergestream.methods.state import State, Step
 from mergestream.networks.layers import batchnorm_layers
 from mergestream.networks.preprocessing import ORIGINAL, view_names
@@ -37,6 +38,10 @@ class DistanceState(State):
 
     total: Tensor  # squared distances in units of the usual one, summed over images that fade []
     images: Tensor  # how many []
+
+    @classmethod
+    def start(cls, device: torch.device) -> DistanceState:
+        return cls(torch.zeros((), device=device), torch.zeros((), device=device))
 
     def add(self, distance: Tensor, images: Tensor) -> DistanceState:
         """The mean squared distance [] of so many images []."""
@@ -69,21 +74,21 @@ class MergeAndFit(Method[MergeAndFitState]):
     """
 
     name: ClassVar[str] = "merge_and_fit"
+    asks_experts = True
     views: Sequence[str] = option(("hflip",), view_names)  # label-preserving; the experts answer them too
     temperature: float | Sequence[float] | str = "card"  # of the experts' answers: one, one per expert, or each card's
     memory: float = option(4096, number, low=1)  # over how many images the past fades to 1/e
     correct: bool = option(True, yes_or_no)  # for the mix of classes in the stream
     ask_first: int = option(512, whole_number, low=1)  # images that the experts answer at the start, ...
     ask_every: int = option(1, whole_number, low=0)  # ... then those of every n-th batch; 0: none
-    ask_drift: float = option(
-        0.0, number, low=0
-    )  # start over if features are further off by this share; 0: never
+    # Start over when features are further from the stream's mean than usual, by this share; 0: never.
+    ask_drift: float = option(0.0, number, low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         pool, self.capturable = self.pool, self.ask_every == 1
         self._always = self.ask_every == 1
-        self._temperature = resolve_temperature(self.temperature, pool)
+        self._temperature, self._seen = resolve_temperature(self.temperature, pool), SeenClasses.of(pool)
         self._coefficients = simplex.uniform(len(pool), pool.device)
         home = class_mix.as_mix(resolve_home("card", pool)).to(pool.device)
         self._correction = Correction(LongRun(home, variance_between_sites(pool), 0.0))
@@ -104,41 +109,47 @@ class MergeAndFit(Method[MergeAndFitState]):
         self._head = None
 
     def start(self) -> MergeAndFitState:
-        correction, nothing = self._correction.start(len(self.pool)), torch.zeros((), device=self.pool.device)
+        correction = self._correction.start(len(self.pool))
         head = None if self._head is None else self._head.start()
-        distance = DistanceState(nothing, nothing) if self.ask_drift and not self._always else None
+        distance = DistanceState.start(self.pool.device) if self.ask_drift and not self._always else None
         batchnorm = None if self._window is None else self._window.start()
         return MergeAndFitState(0, 0, correction, correction, head, distance, batchnorm)
 
     def advance(self, batch: Batch, state: MergeAndFitState) -> tuple[Step, MergeAndFitState]:
-        asks = self._always or state.asked < self.ask_first
-        asks = asks or (self.ask_every > 0 and state.batches % self.ask_every == 0)
-        window = FadingWindow.of(batch, self.memory)
+        asks, window = self._asks(state), FadingWindow.of(batch, self.memory)
         experts = self._experts(batch) if asks else None
         features, batchnorm = self._features(batch, state, asks)
-        labels, head, own = state.labels, state.head, None
+        labels, head, own, asked = state.labels, state.head, None, state.asked
         if experts is not None:
             targets, labels = self._corrected(labels, experts, window)
-        distance, asked = state.distance, state.asked
         if self._head is not None and head is not None and features is not None:
-            if experts is not None:
-                head = self._head.learn(head, features, targets, window)
-            elif distance is not None:
-                distance = distance.add(self._head.distance(head, features) @ window.shares, window.images)
-                asked = 0 if distance.excess() > self.ask_drift else asked
+            head = head if experts is None else self._head.learn(head, features, targets, window)
             own = self._head.logits(head, features)
         answers, corrected = self._corrected(state.answers, self._together(experts, own), window)
-        if asks and not self._always:
-            asked += len(batch.images)
+        distance = state.distance
+        if not asks and distance is not None and self._head is not None and head is not None and features is not None:
+            distance = distance.add(self._head.distance(head, features) @ window.shares, window.images)
+            if distance.excess() > self.ask_drift:  # another scanner or site: start over
+                head, distance, asked = self._head.start(), DistanceState.start(self.pool.device), 0
+        asked += len(batch.images) if asks and not self._always else 0
         step = Step(answers.clamp_min(TINY).log(), self._coefficients.clone())
         return step, MergeAndFitState(state.batches + 1, asked, labels, corrected, head, distance, batchnorm)
 
+    def _asks(self, state: MergeAndFitState) -> bool:
+        """Whether the experts answer the next batch."""
+        in_turn = self.ask_every > 0 and state.batches % self.ask_every == 0
+        return self._always or in_turn or state.asked < self.ask_first
+
     def _experts(self, batch: Batch) -> Tensor:
-        """The mean of the experts' calibrated answers [B,C]; an expert's logits are averaged over views first."""
+        """The mean of the experts' calibrated answers [B,C]; an expert's logits are averaged over views first.
+
+        About a class that an expert never saw, it says what the others say.
+        """
         views = (ORIGINAL, *self.views)
         by_view = self.pool.logits_of_views(batch, views)
         logits = torch.stack([by_view[view].float() for view in views]).mean(dim=0)
-        return torch.softmax(logits / self._temperature[:, None, None], dim=-1).mean(dim=0)
+        calibrated = self._seen.filled(logits / self._temperature[:, None, None])
+        return torch.softmax(calibrated, dim=-1).mean(dim=0)
 
     def _features(self, batch: Batch, state: MergeAndFitState, asks: bool) -> tuple[Tensor | None, WindowState | None]:
         """The merged encoder's features [B,D], if a head can be fitted, and its BatchNorm statistics after this batch.
@@ -193,7 +204,7 @@ class MergeAndFit(Method[MergeAndFitState]):
 
     def card_values(self) -> dict[str, Any]:
         values = {"home": self._correction.long_run.home.tolist()} if self.correct else {}
-        return {**values, "temperature": self._temperature.tolist()}
+        return {**values, "temperature": self._temperature.tolist(), **self._seen.card_values()}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

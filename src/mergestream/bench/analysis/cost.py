@@ -66,12 +66,14 @@ def _models_held(run: Run) -> tuple[int, str]:
         return experts + 1, f"one solve per layer; {source}"
     always = {
         **dict.fromkeys(("ensemble", "select_expert", "image_weights"), 0),
-        **dict.fromkeys(("entropy_adaptive", "prior_adaptive", "dawin", "t3_js"), 1),
+        **dict.fromkeys(("entropy_adaptive", "merge_and_fit", "dawin", "t3_js"), 1),
         **dict.fromkeys(("tent", "sar"), 2),
         "adamerging": 3,
     }
     if run.is_single:
         return 1, ""
+    if method == "merge_once":
+        return experts + 1, "one merge; the experts answer the first images"
     if method in always:
         return experts + max(always[method], features), ""  # features are of the mean where no merged model answers
     return experts + (2 if method in ("task_arithmetic", "ties") else 1), "one merge"

@@ -10,7 +10,7 @@ from mergestream.methods import list_methods
 from mergestream.methods.spelling import parse_variants
 
 HEAD_INITS = ("shared", "independent")
-OURS, PAPER = "prior_adaptive", "entropy_adaptive"
+OURS, PAPER = "merge_and_fit", "entropy_adaptive"
 COMPARED = ("mean", "ensemble", PAPER, OURS)
 MAIN_STREAMS = ("iid", "dirichlet:0.05")
 OTHER_STREAMS = ("dirichlet:0.5", "note:0.1", "sorted")

@@ -10,7 +10,7 @@ import torch
 from mergestream.bench.engine.benchmark import run_plan
 from mergestream.bench.engine.plan import BenchPlan
 from mergestream.bench.records import Run
-from mergestream.bench.study.results_plan import LOSS, RESULTS, STUDIES, PoolRecipe, Stage, Study
+from mergestream.bench.study.results_plan import LOSS, OURS, RESULTS, STUDIES, PoolRecipe, Stage, Study
 from mergestream.bench.study.study_pages import all_blocks
 from mergestream.bench.study.study_record import Group, group_of, read_records, write_record
 from mergestream.data.datasets import DataRequest
@@ -78,7 +78,7 @@ def run_study(request: StudyRequest, track: Track, command: str = "") -> Path:
     for stage in stages:
         groups += _run_stage(request, stage, fingerprints, track)
     head = {
-        "asked": {"profile": request.plan, "ours": "prior_adaptive"},
+        "asked": {"profile": request.plan, "ours": OURS},
         "is_try": request.study is not RESULTS,
         "later": request.later,
         "about": {"command": command, **library_versions()},
