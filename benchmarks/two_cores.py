@@ -238,7 +238,9 @@ def measured(dataset: str, start: str, arguments: argparse.Namespace) -> Iterato
             if domain != target
         }
         pool, own = pool_of(sources, data, dataset, arguments.weights), data["domains"][target]
-        tokens, labels, groups = own["x"], own["y"], own["groups"] if dataset == "midog" else None
+        chosen = np.sort(np.random.RandomState(seed).permutation(len(own["y"]))[: arguments.images])
+        tokens, labels = own["x"][chosen], own["y"][chosen]
+        groups = [own["groups"][i] for i in chosen] if dataset == "midog" else None
         logits = target_logits(pool, tokens)
         for spec, size in product(STREAMS[dataset], arguments.batch_sizes):
             batches = create_stream(spec, labels, batch_size=size, seed=seed, groups=groups, classes=classes)
@@ -279,6 +281,7 @@ def main() -> None:
     parser.add_argument("--datasets", default="pacs,midog")
     parser.add_argument("--heads", default=",".join(STARTS))
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[32])
+    parser.add_argument("--images", type=int, default=1000, help="streamed per target, at most")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     arguments = parser.parse_args()
     torch.set_num_threads(1)

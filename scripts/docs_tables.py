@@ -1,24 +1,41 @@
-"""Rewrite the marked blocks and the figures of the result pages from the committed records: scripts/docs_tables.py."""
+"""Rewrite the marked blocks of docs/results.md and the README from the committed records: scripts/docs_tables.py."""
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from mergestream.bench.analysis.comparison import Estimate
 from mergestream.bench.report.figures import colours_of, new_figure
-from mergestream.bench.study.results_plan import HEAD_INITS, METRICS, OURS, PAPER
-from mergestream.bench.study.study_bars import TITLES, differences, estimate, methods_of, select
-from mergestream.bench.study.study_pages import all_blocks, runs_of
-from mergestream.bench.study.study_record import Group, Setting, read_records
+from mergestream.bench.report.result_table import grid_table, mark_best, to_markdown
+from mergestream.bench.study.study_bars import Setting, estimate, select
+from mergestream.bench.study.study_record import read_records
+from mergestream.functional.non_inferiority import MARGINS, outcome_of
 from mergestream.runtime.errors import InputError, unknown_name
 
 ROOT = Path(__file__).parents[1]
-RECORDS = sorted((ROOT / "benchmarks" / "results" / "real").glob("*.json"))
-PAGES = ("docs/results.md", "docs/results-first-run.md", "README.md")
-BETTER, WORSE, UNCLEAR = "#009E73", "#D55E00", "#888888"
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = ("docs/results.md", "README.md")
+TITLES = {"pacs": "PACS", "midog": "MIDOG"}
+SHOWN = {"pacs": ("accuracy",), "midog": ("accuracy", "balanced_accuracy", "auroc")}
+MAIN = ("iid", "dirichlet:0.05")
+PAPER, RULE, ONCE = "entropy_adaptive", "merge_and_fit", "merge_once"
+SUMMARY = ("mean", "ensemble(views=hflip)", PAPER, "corrected", "lame(ensemble(views=hflip))", "t3a(mean)", RULE, ONCE)
+ABLATION = ("ensemble(views=hflip)", "corrected", "merge_and_fit(correct=False)", "merge_and_fit(temperature=1)",
+            "merge_and_fit(views=())", "merge_and_fit(ask_every=4)", RULE)  # fmt: skip
+BOUND = 2.0  # points that the rule may be below the ensemble at a single target
+Row = Mapping[str, Any]
 
 
-def with_blocks(text: str, blocks: dict[str, str], page: Path) -> str:
+def two_cores() -> dict[str, Any]:
+    return json.loads((RESULTS / "two_cores.json").read_text(encoding="utf-8"))
+
+
+def with_blocks(text: str, blocks: Mapping[str, str], page: Path) -> str:
     """The text with every marked block replaced."""
     for name in re.findall(r"<!-- real:begin (\S+) -->", text):
         if name not in blocks:
@@ -31,14 +48,167 @@ def with_blocks(text: str, blocks: dict[str, str], page: Path) -> str:
     return text
 
 
+def mean_of(rows: Iterable[Row], metric: str) -> float:
+    """Mean over targets of the mean over their seeds; NaN where a target does not define the metric."""
+    by_target: dict[str, list[float]] = {}
+    for row in rows:
+        by_target.setdefault(row["target"], []).append(np.nan if row[metric] is None else row[metric])
+    return float(np.mean([np.mean(values) for values in by_target.values()])) if by_target else np.nan
+
+
+def picked(rows: Iterable[Row], **values: Any) -> list[Row]:
+    return [row for row in rows if all(row[key] == value for key, value in values.items())]
+
+
+def table(corner: str, cells: Mapping[tuple[str, str], str]) -> str:
+    return to_markdown(mark_best(grid_table("", corner, cells, str), ()))
+
+
+def scores(rows: Sequence[Row], metrics: Sequence[str]) -> str:
+    values = [mean_of(rows, metric) for metric in metrics]
+    return " / ".join("–" if np.isnan(value) else f"{100 * value:.1f}" for value in values) if rows else "–"
+
+
+def data_table(rows: Sequence[Row], dataset: str, heads: str) -> str:
+    """Every method on every stream, batches of 32."""
+    own = picked(rows, dataset=dataset, heads=heads, batch=32)
+    methods, streams = (dict.fromkeys(row[key] for row in own) for key in ("method", "stream"))
+    cells = {
+        (method, stream): scores(picked(own, method=method, stream=stream), SHOWN[dataset])
+        for method in methods
+        for stream in streams
+    }
+    return table(f"{TITLES[dataset]}, {heads} heads", cells)
+
+
+def summary_table(rows: Sequence[Row]) -> str:
+    cells = {}
+    for method in SUMMARY:
+        for dataset in TITLES:
+            for stream in MAIN:
+                own = picked(rows, dataset=dataset, heads="shared", batch=32, method=method, stream=stream)
+                cells[method, f"{TITLES[dataset]}: {stream}"] = scores(own, SHOWN[dataset])
+    return table("method", cells)
+
+
+def ablation_table(rows: Sequence[Row]) -> str:
+    cells = {}
+    for method in ABLATION:
+        for dataset in TITLES:
+            for stream in MAIN:
+                own = picked(rows, dataset=dataset, batch=32, method=method, stream=stream)
+                cells[method, f"{TITLES[dataset]}: {stream}"] = scores(own, SHOWN[dataset][:2])
+    return table("both head starts", cells)
+
+
+def probability_table(rows: Sequence[Row]) -> str:
+    """How good the probabilities are: lower is better everywhere, so nothing is bold."""
+    lines = ["| NLL / Brier / ECE / calibration in the large | " + " | ".join(
+        f"{TITLES[dataset]}: {stream}" for dataset in TITLES for stream in MAIN) + " |",
+        "|---|" + "---:|" * (len(TITLES) * len(MAIN))]  # fmt: skip
+    for method in SUMMARY:
+        cells = []
+        for dataset in TITLES:
+            for stream in MAIN:
+                own = picked(rows, dataset=dataset, heads="shared", batch=32, method=method, stream=stream)
+                metrics = ("nll", "brier", "ece", "calibration_in_the_large")
+                cells.append(" / ".join(f"{mean_of(own, metric):.2f}" for metric in metrics))
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def size_table(rows: Sequence[Row]) -> str:
+    """The rule and its rivals by batch size, shared heads."""
+    cells = {}
+    for method in SUMMARY:
+        for dataset in TITLES:
+            for stream in MAIN:
+                for size in sorted({row["batch"] for row in rows}):
+                    own = picked(rows, dataset=dataset, heads="shared", method=method, stream=stream, batch=size)
+                    cells[method, f"{TITLES[dataset]}, {stream}, {size}"] = scores(own, SHOWN[dataset][-1:])
+    return table("accuracy (PACS), AUROC (MIDOG)", cells)
+
+
+def cost_table(rows: Sequence[Row]) -> str:
+    """Accuracy against forwards per image, i.i.d. streams of both sets."""
+    lines = ["| method | forwards per image, PACS | accuracy | forwards per image, MIDOG | balanced accuracy |",
+             "|---|---:|---:|---:|---:|"]  # fmt: skip
+    methods = dict.fromkeys(row["method"] for row in rows)
+
+    def cost(method: str) -> float:
+        return mean_of(picked(rows, dataset="pacs", stream="iid", batch=32, method=method), "forwards")
+
+    for method in sorted(methods, key=cost):
+        cells = []
+        for dataset, metric in (("pacs", "accuracy"), ("midog", "balanced_accuracy")):
+            own = picked(rows, dataset=dataset, stream="iid", batch=32, method=method)
+            cells += [f"{mean_of(own, 'forwards'):.1f}", f"{100 * mean_of(own, metric):.1f}"]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def verdicts(differences: Sequence[Row]) -> str:
+    """How often the rule is better than, not inferior or inferior to each rival; then every place where it loses."""
+    lines = ["| merge_and_fit against | better | not inferior | undecided | inferior | lowest mean difference |",
+             "|---|---:|---:|---:|---:|---|"]  # fmt: skip
+    own = [row for row in differences if row["ours"] == RULE]
+    for rival in dict.fromkeys(row["rival"] for row in own):
+        mine = picked(own, rival=rival)
+        outcomes = [outcome_of(row["low"], row["high"], MARGINS["accuracy"]) for row in mine]
+        lowest = min(mine, key=lambda row: row["mean"])
+        counts = [outcomes.count(name) for name in ("better", "not inferior", "undecided", "inferior")]
+        lines.append(f"| {rival} | {' | '.join(map(str, counts))} | {place(lowest)} |")
+    far = [row for row in picked(own, rival="ensemble", metric="accuracy") if 100 * row["worst"] < -BOUND]
+    lines += ["", f"More than {BOUND:g} points of accuracy below the ensemble at a single target: {len(far)} of "
+                  f"{len(picked(own, rival='ensemble', metric='accuracy'))} settings."]  # fmt: skip
+    lines += [
+        f"- {TITLES[row['dataset']]}, {row['heads']} heads, {row['stream']}, batches of {row['batch']}: "
+        f"{100 * row['worst']:+.1f} at {row['worst_target']}"
+        for row in far
+    ]
+    return "\n".join(lines)
+
+
+def place(row: Row) -> str:
+    interval = Estimate(row["mean"], row["low"], row["high"]).points()
+    metric = row["metric"].replace("_", " ")
+    return f"{interval} ({TITLES[row['dataset']]}, {row['heads']}, {row['stream']}, {row['batch']}, {metric})"
+
+
+def gpu_table() -> str:
+    """Version 0.1 on one H200: whole networks fine-tuned, three seeds; its rule was replaced since."""
+    groups = [group for group in read_records(sorted((RESULTS / "real").glob("*.json"))) if "ours" in group]
+    groups = [{**group, "later": False} for group in groups]
+    cells = {}
+    for dataset, metrics in SHOWN.items():
+        for start in ("shared", "independent"):
+            own = select(groups, "main", dataset, start)
+            for method in ("mean", "ensemble", PAPER, "prior_adaptive"):
+                for stream in MAIN:
+                    values = [estimate(own, method, Setting(stream), metric) for metric in metrics]
+                    text = " / ".join("–" if value is None else f"{100 * value.mean:.1f}" for value in values)
+                    cells[method, f"{TITLES[dataset]}, {start}: {stream}"] = text
+    return table("version 0.1, H200", cells)
+
+
+def batchnorm_table() -> str:
+    record = json.loads((RESULTS / "batchnorm_pacs.json").read_text(encoding="utf-8"))
+    streams = list(dict.fromkeys(row["stream"] for row in record["rows"]))
+    lines = [f"| EfficientNet-Lite0, PACS | {' | '.join(streams)} |", "|---|" + "---:|" * len(streams)]
+    for method in dict.fromkeys(row["method"] for row in record["rows"]):
+        values = [mean_of(picked(record["rows"], method=method, stream=stream), "accuracy") for stream in streams]
+        lines.append(f"| {method} | {' | '.join(f'{100 * value:.1f}' for value in values)} |")
+    return "\n".join(lines)
+
+
 def demo_table() -> str:
-    """Accuracy of every method at its defaults in the committed demo, and of one variant that the README discusses."""
+    """Accuracy of every method at its defaults in the committed demo."""
     streams = ("iid", "dirichlet:0.05", "sorted")
     rows = json.loads((ROOT / "docs" / "results" / "demo.json").read_text(encoding="utf-8"))["results"]
     by_label: dict[str, dict[str, str]] = {}
     for row in rows:
         score = {name: 100 * value for name, value in row["accuracy"].items()}
-        if "(" not in row["label"] or row["label"] == "regmean_pp(statistics=target)":
+        if "(" not in row["label"]:
             text = f"{score['mean']:.1f} ±{(score['high'] - score['low']) / 2:.1f}"
             by_label.setdefault(row["label"], {})[row["stream"]] = text
     lines = [f"| method | {' | '.join(streams)} |", "|---|---:|---:|---:|"]
@@ -46,57 +216,48 @@ def demo_table() -> str:
     return "\n".join(lines)
 
 
-def draw_batch_sizes(groups: Sequence[Group], path: Path) -> None:
-    """One panel per data set and head start, one line per method."""
-    figure, axes = new_figure(10, 6.5, rows=len(METRICS), columns=len(HEAD_INITS))
-    for row, (dataset, (metric, *_)) in enumerate(METRICS.items()):
-        for start, ax in zip(HEAD_INITS, axes[row], strict=True):
-            own = select(groups, "batches", dataset, start)
-            sizes = list(dict.fromkeys(int(r["condition"].split()[1]) for group in own for r in group["rows"]))
-            for name, colour in colours_of(methods_of(own)).items():
-                scores = [estimate(own, name, Setting("iid", f"batch {size}"), metric) for size in sizes]
-                percent = [float("nan") if score is None else 100 * score.mean for score in scores]
-                ax.plot(sizes, percent, marker="o", markersize=3, color=colour, label=name)
-            ax.set_xscale("log", base=2)
-            ax.set_xticks(sizes, [str(size) for size in sizes])
-            ax.set_xlabel("images per batch")
-            ax.set_ylabel(f"{metric.replace('_', ' ')}, %")
-            ax.set_title(f"{TITLES[dataset]}, {start} heads", loc="left", fontsize=10)
-    axes[0][0].legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=100)
-
-
-def draw_differences(groups: Sequence[Group], path: Path) -> None:
-    """Ours less each other method with the interval, wherever there is one."""
-    gaps = {
-        name: [
-            (place, gap)
-            for dataset in METRICS
-            for place, gap in differences(groups, dataset, OURS, name)
-            if gap is not None and gap.low == gap.low
-        ]
-        for name in ("mean", "ensemble", PAPER)
+def all_blocks() -> dict[str, Callable[[], str]]:
+    """Every block by its name, not drawn yet."""
+    record = two_cores()
+    rows = record["rows"]
+    blocks: dict[str, Callable[[], str]] = {
+        "summary": partial(summary_table, rows),
+        "ablation": partial(ablation_table, rows),
+        "probabilities": partial(probability_table, rows),
+        "sizes": partial(size_table, rows),
+        "costs": partial(cost_table, rows),
+        "verdicts": partial(verdicts, record["differences"]),
+        "gpu": gpu_table,
+        "batchnorm": batchnorm_table,
+        "demo": demo_table,
     }
-    height = max(3.0, *(0.22 * len(own) for own in gaps.values()))
-    figure, axes = new_figure(3.5 + 3 * len(gaps), height, columns=len(gaps))
-    for ax, (name, own) in zip(axes[0], gaps.items(), strict=True):
-        for place, (_, gap) in enumerate(own):
-            colour = BETTER if gap.low > 0 else WORSE if gap.high < 0 else UNCLEAR
-            ax.plot([100 * gap.low, 100 * gap.high], [place, place], color=colour, linewidth=1.5)
-            ax.plot([100 * gap.mean], [place], marker="o", markersize=4, color=colour)
-        ax.axvline(0, color="#444444", linewidth=0.8)
-        # Every panel has the same places: only the first one names them.
-        ax.set_yticks(range(len(own)), [place if ax is axes[0][0] else "" for place, _ in own], fontsize=7)
-        ax.invert_yaxis()
-        ax.set_title(f"{OURS} - {name}, points", fontsize=8)
+    for dataset in TITLES:
+        for heads in ("shared", "independent"):
+            blocks[f"{dataset}-{heads}"] = partial(data_table, rows, dataset, heads)
+    return blocks
+
+
+def draw_costs(rows: Sequence[Row], path: Path) -> None:
+    """Accuracy against forwards per image, one panel per data set."""
+    figure, axes = new_figure(10, 4, columns=len(TITLES))
+    colours = colours_of(list(SUMMARY))
+    for ax, (dataset, metric) in zip(axes[0], (("pacs", "accuracy"), ("midog", "balanced_accuracy")), strict=True):
+        for method, colour in colours.items():
+            for stream, marker in zip(MAIN, "o^", strict=True):
+                own = picked(rows, dataset=dataset, stream=stream, batch=32, method=method)
+                label = method if stream == MAIN[0] else None
+                values = mean_of(own, "forwards"), 100 * mean_of(own, metric)
+                ax.plot(*[[value] for value in values], marker, color=colour, label=label)
+        ax.set_xscale("log")
+        ax.set_xlabel("forwards per image")
+        ax.set_ylabel(f"{metric.replace('_', ' ')}, %")
+        ax.set_title(f"{TITLES[dataset]}: ● {MAIN[0]}, ▲ {MAIN[1]}", loc="left", fontsize=10)
+    axes[0][0].legend(frameon=False, fontsize=7)
     figure.savefig(path, dpi=100)
 
 
 if __name__ == "__main__":
-    every_group = read_records(RECORDS)
-    blocks = {**all_blocks(every_group), "demo": demo_table()}
+    drawn = {name: draw() for name, draw in all_blocks().items()}
     for page in (ROOT / name for name in PAGES):
-        page.write_text(with_blocks(page.read_text(encoding="utf-8"), blocks, page), encoding="utf-8")
-    for run, own in runs_of(every_group).items():
-        draw_differences(own, ROOT / "docs" / "figures" / f"{run}-differences.png")
-        draw_batch_sizes(own, ROOT / "docs" / "figures" / f"{run}-batch-sizes.png")
+        page.write_text(with_blocks(page.read_text(encoding="utf-8"), drawn, page), encoding="utf-8")
+    draw_costs(two_cores()["rows"], ROOT / "docs" / "figures" / "accuracy-and-forwards.png")

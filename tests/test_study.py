@@ -26,7 +26,7 @@ from mergestream.functional.metrics import summarise
 from mergestream.runtime.parallel import quiet
 
 ROOT = Path(__file__).parents[1]
-OURS = "prior_adaptive"
+OURS = "merge_and_fit"
 METRICS = ("accuracy", "balanced_accuracy", "auroc")
 MICRO = replace(
     RESULTS,

@@ -326,7 +326,7 @@ def test_a_step_touches_nothing_of_the_host(text: str) -> None:
         ("t3a(single_expert(expert=brest))", (1, 1)),
         ("corrected(t3a(mean))", (0, 1)),
         ("label_shift(ensemble)", (3, 0)),
-        ("prior_roid(prior_adaptive)", (6, 1)),
+        ("prior_roid(merge_and_fit)", (6, 1)),
     ],
 )
 def test_features_come_from_the_forward_of_the_base(text: str, forwards: tuple[int, int]) -> None:

@@ -11,7 +11,7 @@ from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.json_record import JsonRecord
 
 # The project's recommended rule: `auto` without a recommendation, and the first candidate of `mergestream choose`.
-DEFAULT = "corrected"
+DEFAULT = "merge_and_fit"
 FEWEST_SITES = 3  # with fewer, every pseudo-target is answered by one expert alone: the default rule stays
 MARGIN = 0.02  # how far below the reference a candidate may be at any pseudo-target
 ROUNDING = 1e-9

@@ -12,9 +12,11 @@ CANDIDATES = (
     DEFAULT,
     "ensemble(views=hflip)",
     "mean",
+    "corrected(ensemble(views=hflip))",
     "corrected(mean)",
     "entropy_adaptive",
-    "prior_adaptive(anchor=0)",
+    "lame(ensemble(views=hflip))",
+    "t3a(mean)",
 )
 # No choice may be far below this candidate at any pseudo-target.
 REFERENCE = "ensemble(views=hflip)"
