@@ -32,7 +32,7 @@ from mergestream.training import split_of
 
 SITES, FOUR = ("brest", "lyon", "turin"), ("brest", "graz", "lyon", "turin")
 RECIPE = {"seed": 3, "split_seed": None, "validation_share": 0.5}
-FEW = ("corrected", "ensemble(views=hflip)", "mean")
+FEW = (DEFAULT, "ensemble(views=hflip)", "mean")
 PHANTOM = ("--dataset", "phantom", "--data-option", "images=32")
 
 
@@ -205,9 +205,9 @@ def test_numbers_are_those_of_the_method_on_the_other_experts(chosen: tuple[Path
     whole = phantom.load(images=32)["lyon"]
     data = whole.subset(split_of(whole, RECIPE)[1].sort().values)
     stream = ms.streams.dirichlet(data.labels, alpha=0.05, batch_size=32, seed=0)
-    run = ms.evaluate(ms.create_method("corrected", pool), data, stream)
+    run = ms.evaluate(ms.create_method(DEFAULT, pool), data, stream)
     (part,) = [part for part in recommendation(chosen[0])["parts"] if part["site"] == "lyon"]
-    stored = part["runs"]["corrected"]["dirichlet:0.05, own"]
+    stored = part["runs"][DEFAULT]["dirichlet:0.05, own"]
     assert stored["accuracy"] == run.metrics["accuracy"]
     assert stored["nll"] == pytest.approx(run.metrics["nll"], rel=1e-5)
 
