@@ -18,10 +18,10 @@ import mergestream as ms
 from benching import command, write_pool
 from conftest import make_images, make_pool
 from engines import Service, batch
-from mergestream.bench.choice import candidates, pseudo_targets
-from mergestream.bench.choice.choice_run import join, recommend
-from mergestream.bench.choice.pseudo_targets import measure, validation_images, with_rare_class
-from mergestream.data.datasets import Dataset, DomainData, phantom
+from mergestream.bench.choice import candidates, choice_run, pseudo_targets
+from mergestream.bench.choice.choice_run import join, recommend, recommend_once
+from mergestream.bench.choice.pseudo_targets import ChoiceRequest, measure, validation_images, with_rare_class
+from mergestream.data.datasets import DataRequest, Dataset, DomainData, phantom
 from mergestream.methods import auto
 from mergestream.methods.recommendation import DEFAULT, ChoiceEvidence, SitePart, choose, hashes_of, site_of
 from mergestream.pool.exchange.pool_inspection import verify_pool
@@ -252,6 +252,16 @@ def test_parts_of_other_experts_or_candidates_are_refused(chosen: tuple[Path, st
     assert recommendation(chosen[0]) == value
 
 
+@pytest.mark.parametrize("value", [None, "high", math.nan, 1.5, [0.5]], ids=str)
+def test_a_part_with_other_things_than_numbers_is_refused(chosen: tuple[Path, str], tmp_path: Path, value: Any) -> None:
+    stored = {"schema_version": 1, **ChoiceEvidence.from_json(recommendation(chosen[0])).to_json()}
+    stored["parts"][0]["runs"]["mean"]["iid, own"]["accuracy"] = value
+    (tmp_path / "part.json").write_text(json.dumps(stored))
+    done = command("choose", str(chosen[0]), "--join", str(tmp_path / "part.json"))
+    assert done.returncode == 1
+    assert "not a choice record" in done.stderr
+
+
 def test_wrong_usage_is_refused_with_a_sentence(chosen: tuple[Path, str], tmp_path: Path) -> None:
     pool = str(chosen[0])
     cases = {
@@ -427,6 +437,17 @@ def test_nested_parts_are_measured_where_three_sites_remain(tmp_path: Path) -> N
     images = validation_images(four_sites()["graz"], ms.ExpertPool.load(folder).cards[1])
     run = ms.evaluate(ms.create_method("ensemble", pool, views=("hflip",)), images, [range(12)])
     assert next(iter(part.runs.values()))["iid, own"]["accuracy"] == run.metrics["accuracy"]
+
+
+def test_a_study_chooses_once_for_a_pool_and_again_for_other_candidates(tmp_path: Path) -> None:
+    folder = pool_folder(tmp_path / "pool")
+    request = ChoiceRequest(str(folder), DataRequest("phantom", None, (("images", 16),)), tmp_path, device="cpu")
+    with mock.patch.object(choice_run, "measure_site", wraps=pseudo_targets.measure_site) as measuring:
+        for few in (FEW[1:], FEW[1:], FEW[1:2]):
+            with mock.patch.object(pseudo_targets, "CANDIDATES", few):
+                recommend_once(request)
+        assert measuring.call_count == 6
+    assert list(recommendation(folder)["candidates"]) == ["ensemble(views=(hflip))"]
 
 
 def test_bench_runs_auto_as_a_row_of_its_own(chosen: tuple[Path, str], tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ MICRO = replace(
     fixed_images=6,
     resamples=20,
     statistics={"gram": 8, "fisher_exact": 4, "gram_pp": 8},
+    choose=False,
 )
 
 

@@ -37,7 +37,9 @@ class SitePart:
 
     def score(self, method: str) -> float:
         values = [numbers[metric] for numbers in self.runs[method].values() for metric in SCORED]
-        return float(np.mean([float(value) for value in values if value is not None]))
+        if not values or not all(isinstance(value, float | int) and 0 <= value <= 1 for value in values):
+            raise ValueError(f"'{method}' has no accuracy from 0 to 1 on every stream at '{self.site}'")
+        return float(np.mean(values))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,24 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mergestream.bench.choice.pseudo_targets import ChoiceRequest, domain_of, measure_site, require_sites
+from mergestream.bench.choice.candidates import REVISION
+from mergestream.bench.choice.pseudo_targets import (
+    ChoiceRequest,
+    candidates_of,
+    domain_of,
+    measure_site,
+    require_sites,
+)
 from mergestream.bench.engine.pool_at_target import close_all, load_pool
 from mergestream.bench.report.result_table import ResultTable, format_number
 from mergestream.data.datasets import open_data
 from mergestream.methods.recommendation import Choice, ChoiceEvidence, SitePart, choose, hashes_of, site_of, sites_of
 from mergestream.pool.expert_card import ExpertCard
+from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.pool_folder import read_pool, write_recommendation
 from mergestream.runtime.errors import InputError, PoolError, unknown_name
 from mergestream.runtime.files import sha256_of_json
-from mergestream.runtime.parallel import Track, run_jobs
+from mergestream.runtime.parallel import Track, quiet, run_jobs
 
 ALL = "all"
 COMPARED = ("revision", "candidates", "reference")
@@ -81,6 +89,18 @@ def recommend(folder: Path, evidence: ChoiceEvidence) -> Choice:
     value = {**asdict(choice), **hashes, **asdict(evidence)}
     write_recommendation(folder, json.loads(json.dumps(value)))  # JSON has no tuples
     return choice
+
+
+def recommend_once(request: ChoiceRequest) -> None:
+    """Choose for a pool, unless its recommendation is of the same experts and candidates; one site has no choice."""
+    pool = ExpertPool.load(request.pool)
+    if len(sites_of(pool.cards)) < 2:
+        return
+    dataset = open_data(request.data, pool.template.require_preprocessing(), request.work)
+    present = [hashes_of(pool.cards), REVISION, *candidates_of(pool, dataset).items()]
+    value = pool.recommendation
+    if value is None or present != [value["experts"], value["revision"], *value["candidates"].items()]:
+        recommend(Path(request.pool), measure_sites(request, ALL, quiet))
 
 
 def require_fitting(evidence: ChoiceEvidence, cards: Sequence[ExpertCard]) -> None:

@@ -81,8 +81,14 @@ def measure(pool: ExpertPool, folder: Path, dataset: Dataset, site: str, *, nest
         own_logits = {view: values[rows] for view, values in logits.items()}
         parts.append(measure_part(site, rest, data, dataset, own_logits))
     (reference,) = (method_of(variant, sources, dataset).label() for variant in variants_for(dataset, (REFERENCE,)))
-    candidates = {method.label(): method.revision for method in methods}
+    candidates = candidates_of(sources, dataset)
     return ChoiceEvidence(dataset.name, REVISION, candidates, reference, tuple(parts))
+
+
+def candidates_of(pool: ExpertPool, dataset: Dataset) -> dict[str, int]:
+    """The candidates as tables write them, with their revisions."""
+    methods = (method_of(variant, pool, dataset) for variant in variants_for(dataset, CANDIDATES))
+    return {method.label(): method.revision for method in methods}
 
 
 def measure_part(site: str, pool: ExpertPool, data: DomainData, dataset: Dataset, logits: Logits) -> SitePart:

@@ -59,6 +59,7 @@ class Study:
     resamples: int
     statistics: Mapping[str, int]
     ablation: str
+    choose: bool = True  # each pool's method for 'auto', nested in the targets
 
     def pools(self, dataset: str) -> tuple[PoolRecipe, ...]:
         """Head starts × seeds; of a set with a weighted loss also one pool with a plain one."""

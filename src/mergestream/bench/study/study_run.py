@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from mergestream.bench.choice.choice_run import recommend_once
+from mergestream.bench.choice.pseudo_targets import ChoiceRequest
 from mergestream.bench.engine.benchmark import run_plan
 from mergestream.bench.engine.plan import BenchPlan
 from mergestream.bench.records import Run
@@ -98,7 +100,7 @@ def chosen_stages(stages: list[Stage], names: Sequence[str]) -> list[Stage]:
 
 
 def train_pool(request: StudyRequest, pool: PoolRecipe) -> None:
-    """Train what is missing of a pool, and measure its experts' statistics."""
+    """Train what is missing of a pool, measure its experts' statistics, and choose its method for 'auto'."""
     study, folder = request.study, request.pool_folder(pool)
     device = "cuda" if request.on_gpu else "cpu"
     recipe = Recipe(
@@ -120,6 +122,8 @@ def train_pool(request: StudyRequest, pool: PoolRecipe) -> None:
     )
     run_training(plan, folder, quiet)
     measure_pool(folder, plan.data, request.out, study.statistics, device)
+    if study.choose:
+        recommend_once(ChoiceRequest(str(folder.resolve()), plan.data, request.out.resolve(), device=device))
 
 
 def _run_stage(
