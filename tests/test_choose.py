@@ -21,9 +21,11 @@ from engines import Service, batch
 from mergestream.bench.choice import candidates, choice_run, pseudo_targets
 from mergestream.bench.choice.choice_run import join, recommend, recommend_once
 from mergestream.bench.choice.pseudo_targets import ChoiceRequest, measure, validation_images, with_rare_class
+from mergestream.bench.engine.pool_at_target import method_of
 from mergestream.data.datasets import DataRequest, Dataset, DomainData, phantom
 from mergestream.methods import auto
 from mergestream.methods.recommendation import DEFAULT, ChoiceEvidence, SitePart, choose, hashes_of, site_of
+from mergestream.methods.spelling import Variant
 from mergestream.pool.exchange.pool_inspection import verify_pool
 from mergestream.runtime.messages import log_once
 from mergestream.serving.audit.replay import compare
@@ -141,8 +143,8 @@ def test_the_candidates_are_the_default_first_and_each_is_read_back_from_its_lab
     assert candidates.CANDIDATES[0] == DEFAULT
     assert candidates.REFERENCE in candidates.CANDIDATES
     for text in candidates.CANDIDATES:
-        method = ms.create_method("auto", pool, choice=text)._chosen
-        again = ms.create_method("auto", pool, choice=method.label())._chosen
+        method = ms.create_method("auto", pool, choice=text)._base
+        again = ms.create_method("auto", pool, choice=method.label())._base
         assert again.provenance == method.provenance
 
 
@@ -335,27 +337,21 @@ def test_auto_answers_as_the_method_it_chose_and_its_provenance_names_it(chosen:
     for text in FEW:
         value = {**recommendation(chosen[0]), "method": text}
         method = ms.create_method("auto", pool._with(recommendation=value))
-        alone = ms.create_method("auto", pool, choice=text)._chosen
+        alone = ms.create_method("auto", pool, choice=text)._base
         for seed in range(3):
             images = make_images(5, seed=seed)
             assert torch.equal(method.step(images).logits, alone.step(images).logits)
         assert method.static == alone.static
-        assert method.provenance["options"]["choice"] == text
+        assert method.provenance["options"]["choice"] == alone.label()
         assert method.provenance["wrapped"]["options"] == alone.options()
 
 
-def test_views_replace_the_usual_ones_where_the_choice_names_none() -> None:
-    pool = make_pool("vit")
-    for text, label in {
-        "corrected": "corrected(ensemble(views=(vflip)))",
-        "corrected(entropy_adaptive)": "corrected(entropy_adaptive(views=(vflip)))",
-        "ensemble(views=hflip)": "ensemble(views=(hflip))",
-        "entropy_adaptive": "entropy_adaptive(views=(vflip))",
-        "mean": "mean",
-    }.items():
-        method = ms.create_method("auto", pool, choice=text, views=("vflip",))
-        assert method._chosen.label() == label
-        assert ms.create_method("auto", pool, **method.options()).provenance == method.provenance
+def test_the_default_rule_has_the_views_of_the_data() -> None:
+    pool, data = make_pool("vit"), four_sites()
+    assert method_of(Variant("auto"), pool, data)._base.label() == DEFAULT
+    upright = replace(data, views=("vflip",))
+    assert method_of(Variant("auto"), pool, upright)._base.asked_views() == ("vflip",)
+    assert [str(each) for each in candidates.variants_for(upright, FEW)][1] == "ensemble(views=(vflip))"
 
 
 def four_sites(labels: dict[str, torch.Tensor] | None = None) -> Dataset:

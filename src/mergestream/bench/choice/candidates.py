@@ -14,6 +14,7 @@ CANDIDATES = (
     "mean",
     "corrected(ensemble(views=hflip))",
     "corrected(mean)",
+    "corrected(entropy_adaptive)",
     "entropy_adaptive",
     "lame(ensemble(views=hflip))",
     "t3a(mean)",

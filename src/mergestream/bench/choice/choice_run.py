@@ -116,17 +116,14 @@ def require_fitting(evidence: ChoiceEvidence, cards: Sequence[ExpertCard]) -> No
                     f"The part of '{part.site}' was measured with the expert '{name}' of hash {sha256[:12]}…, which "
                     f"{own}. Let the site measure it again with the pool as it is now."
                 )
-    measured = {part.site for part in evidence.parts if part.experts.items() == _others(part.site, cards).items()}
-    missing = [site for site in sites if site not in measured]
-    if missing:
+    for site in sites:
+        others = hashes_of([card for card in cards if site_of(card) != site])
+        if any((part.site, part.experts) == (site, others) for part in evidence.parts):
+            continue
         raise PoolError(
-            f"The part of '{missing[0]}' is missing: every site of the pool must be a pseudo-target, answered by all "
-            f"other sites' experts. There: mergestream choose POOL --site {missing[0]} --out FILE.json, with its data."
+            f"The part of '{site}' is missing: every site of the pool must be a pseudo-target, answered by all "
+            f"other sites' experts. There: mergestream choose POOL --site {site} --out FILE.json, with its data."
         )
-
-
-def _others(site: str, cards: Sequence[ExpertCard]) -> dict[str, str]:
-    return hashes_of([card for card in cards if site_of(card) != site])
 
 
 def choice_table(choice: Choice, evidence: ChoiceEvidence) -> ResultTable:
@@ -146,17 +143,13 @@ def _row(name: str, numbers: dict[str, Any]) -> tuple[str, ...]:
 
 def describe_choice(choice: Choice) -> list[str]:
     """The choice in sentences."""
-    lines = []
-    if choice.weak:
-        lines.append(
-            f"The choice is weak: each of the {choice.pseudo_targets} pseudo-targets was answered by one site's expert "
-            f"alone, so the default rule stays."
-        )
-    if choice.better_by is not None and choice.better_by >= 0:
-        lines.append(f"'{choice.method}' is {100 * choice.better_by:.1f} points better than '{choice.runner_up}'.")
-    elif choice.better_by is not None:
-        lines.append(
-            f"'{choice.runner_up}' is {-100 * choice.better_by:.1f} points better than '{choice.method}', which is "
-            f"not more than chance: the first of equals is chosen."
-        )
-    return lines
+    sites, points = choice.pseudo_targets, 100 * (choice.better_by or 0)
+    weak = (
+        f"The choice is weak: one site's expert alone answered each of {sites} pseudo-targets; the default rule stays."
+    )
+    better = f"'{choice.method}' is {points:.1f} points better than '{choice.runner_up}'."
+    equal = (
+        f"'{choice.runner_up}' is {-points:.1f} points better than '{choice.method}', not more than chance: the first "
+        f"of equals is chosen."
+    )
+    return ([weak] if choice.weak else []) + ([] if choice.runner_up is None else [better if points >= 0 else equal])

@@ -17,6 +17,7 @@ from mergestream.data.datasets import Dataset, DomainData, concatenate, open_dat
 from mergestream.data.datasets.image_trees import plain_name
 from mergestream.data.streams import Stream, create_stream
 from mergestream.methods import METHODS, ORIGINAL, Method, create_method
+from mergestream.methods.recommendation import DEFAULT
 from mergestream.methods.spelling import BASE_OPTION, Variant, default_base, parse_variant
 from mergestream.networks.preprocessing import view_names
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
@@ -205,6 +206,9 @@ def _options_at(variant: Variant, dataset: Dataset) -> dict[str, Any]:
         if BASE_OPTION not in options and dict(base.options).get("views"):
             base = Variant(base.method, (*base.options, ("views", allowed)))
         options[BASE_OPTION] = str(Variant(base.method, tuple(_options_at(base, dataset).items())))
+    if "default" in METHODS[variant.method].option_names():  # of 'auto': a method, too
+        rule = parse_variant(options.get("default", DEFAULT))
+        options["default"] = str(Variant(rule.method, tuple(_options_at(rule, dataset).items())))
     if options.get("views") is not None:
         options["views"] = view_names("views", options["views"])
         wrong = [view for view in options["views"] if view not in dataset.views]
