@@ -56,6 +56,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("t3_js", {"gamma": 20.0}),
     ("image_weights", {}),
     ("surgery", {}),
+    ("t3a", {"base": "surgery"}),
     ("merge_and_fit", {}),
     ("merge_and_fit", {"memory": 20, "correct": False}),
     ("merge_and_fit", {"temperature": (0.5, 1.0, 2.0), "views": ()}),

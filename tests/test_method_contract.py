@@ -85,7 +85,7 @@ VARIANTS: dict[str, list[dict]] = {
         {"margin": 2.0, "radius": 0.5, "learning_rate": 0.05, "frozen_blocks": 0},
         {"margin": 0.9, "reset_below": 0.5, "recalibrate_bn": False},
     ],
-    "dawin": [{}, {"groups": 1}, {"groups": 2, "sharpness": 5.0, "temperature": 2.0}, {"recalibrate_bn": True}],
+    "dawin": [{}, {"groups": 1}, {"groups": 2, "temperature": 2.0}, {"recalibrate_bn": True}],
     "t3_js": [{}, {"gamma": 20.0, "temperature": [0.5, 1.0, 2.0]}, {"recalibrate_bn": True}],
     "image_weights": [{}, {"epsilon": 0.1, "temperature": [0.5, 1.0, 2.0]}],
     "surgery": [{}, {"before": 100}, {"recalibrate_bn": True}, {"recalibrate_bn": "window"}],

@@ -297,14 +297,14 @@ def test_k_means_of_equal_points_and_of_one_point() -> None:
     assert len(k_means(torch.tensor([[0.2, 0.8], [0.2, 0.8], [0.7, 0.3]]), 3).unique()) == 2
 
 
-def lambdas_of(logits: np.ndarray, sharpness: float, temperature: float) -> np.ndarray:
+def lambdas_of(logits: np.ndarray, temperature: float) -> np.ndarray:
     """[K,B,C] -> [B,K]"""
     p = np.exp(logits / temperature) / np.exp(logits / temperature).sum(axis=2, keepdims=True)
-    unnormalised = np.exp(-sharpness * -(p * np.log(p)).sum(axis=2))
+    unnormalised = np.exp((p * np.log(p)).sum(axis=2))
     return (unnormalised / unnormalised.sum(axis=0)).T
 
 
-@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"groups": 2, "sharpness": 4.0}, {"temperature": 2.0}])
+@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"groups": 2}, {"temperature": 2.0}])
 @pytest.mark.parametrize("factory", [micro_vit, two_class_vit, FACTORIES["resnet"]])
 def test_dawin_merges_one_model_per_group(factory: Callable[[], nn.Module], options: dict) -> None:
     pool, experts = pool_of(factory)
@@ -312,7 +312,7 @@ def test_dawin_merges_one_model_per_group(factory: Callable[[], nn.Module], opti
     for images in (make_images(1), BATCHES[2], make_images(24, seed=9)):
         prepared, step = pool.prepare(images), method.step(images)
         logits = torch.stack([module(prepared) for module in experts.values()]).detach().double().numpy()
-        lambdas = lambdas_of(logits, options.get("sharpness", 1.0), options.get("temperature", 1.0))
+        lambdas = lambdas_of(logits, options.get("temperature", 1.0))
         labels = k_means_by_hand(lambdas, options.get("groups", 3))
         for group in set(labels):
             merged = averaged(experts, lambdas[labels == group].mean(axis=0))
@@ -427,6 +427,41 @@ def test_surgery_refuses_networks_whose_last_layer_it_cannot_fit() -> None:
         method(BATCHES[0])
 
 
+@pytest.mark.parametrize("name", ["dawin", "t3_js", "image_weights", "surgery"])
+def test_an_expert_has_no_say_on_a_class_that_it_never_saw(name: str) -> None:
+    pool, images = make_pool("vit"), make_images(6)
+    logits = pool.logits(images)
+    noisy = logits.clone()
+    noisy[1, :, 2] += torch.randn(6)
+    lacking = pool.annotate("brest", class_counts=dict.fromkeys((*CLASSES[:2], *CLASSES[3:]), 9))
+    for each, is_same in ((pool, False), (lacking, True)):
+        methods = [ms.create_method(name, each) for _ in range(2)]
+        answers = [
+            method.step(images, expert_logits={"original": given}).logits
+            for method, given in zip(methods, (logits, noisy), strict=True)
+        ]
+        assert torch.allclose(*answers, rtol=1e-5, atol=1e-5) == is_same
+    assert methods[0].provenance["cards"]["seen_classes"][1] == [True, True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("base", "forwards"), [("tent", 2), ("sar", 3), ("dawin", 5), ("t3_js", 4), ("image_weights", 4), ("surgery", 4)]
+)
+@pytest.mark.parametrize("wrapper", ["lame", "t3a", "corrected"])
+def test_rivals_can_be_the_base_of_wrappers(wrapper: str, base: str, forwards: int) -> None:
+    """Features are those of the answering forward; where there is not one for all images, of the mean's."""
+    pool = make_pool("vit")
+    method, alone = ms.create_method(wrapper, pool, base=base), ms.create_method(base, pool)
+    extra = 1 if base in ("dawin", "image_weights") else 0
+    for images in BATCHES:
+        step, expected = method.step(images), alone.step(images)
+        assert torch.isfinite(step.logits).all()
+        total = step.expert_forwards + step.merged_forwards
+        assert total == (forwards if wrapper != "corrected" else forwards - extra)
+        if wrapper == "lame" and len(images) == 1:
+            torch.testing.assert_close(step.logits.softmax(1), expected.logits.softmax(1), rtol=1e-4, atol=1e-5)
+
+
 # --- the paper's rule on a part of each batch -------------------------------------------------------------------------
 
 
@@ -500,6 +535,7 @@ def test_task_vectors_follow_the_cards(name: str, start: str | None, chosen: str
     [
         ("entropy_adaptive", {"score_images": -1}, "score_images"),
         ("entropy_adaptive", {"score_images": 2.5}, "score_images"),
+        ("corrected", {"base": "entropy_adaptive(score_images=2)", "anchor": "experts"}, "asks the experts"),
         ("ties", {"base_head": "none"}, "base_head"),
         ("tent", {"learning_rate": "fast"}, "choice for 'learning_rate'"),
         ("tent", {"learning_rate": -1.0}, "learning_rate"),
@@ -510,7 +546,6 @@ def test_task_vectors_follow_the_cards(name: str, start: str | None, chosen: str
         ("sar", {"reset_below": -0.1}, "reset_below"),
         ("sar", {"frozen_blocks": -1}, "frozen_blocks"),
         ("dawin", {"groups": 0}, "groups"),
-        ("dawin", {"sharpness": -1}, "sharpness"),
         ("dawin", {"transductive": True}, "no option|transductive"),
         ("t3_js", {"gamma": -0.5}, "gamma"),
         ("t3_js", {"temperature": 0.0}, "temperature"),

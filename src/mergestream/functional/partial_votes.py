@@ -60,6 +60,12 @@ def scores(
     return scaled / agreement(logits, seen, shares).clamp_min(scoring.LEAST_AGREEMENT) ** 4
 
 
+def image_entropies(logits: Tensor, seen: Tensor, temperature: Tensor) -> Tensor:
+    """Entropies [K,B] of single images over the classes that an expert saw, in the same units as `scores`."""
+    plain = scoring.image_entropy(masked(logits, seen), temperature)
+    return _in_units_of_largest("entropy", plain, seen.sum(dim=1, keepdim=True), seen.shape[1])
+
+
 def agreement(logits: Tensor, seen: Tensor, shares: Tensor | None) -> Tensor:
     """How often other experts predict the same class [K], over those that saw it; 1 where nobody else did.
 
@@ -75,7 +81,7 @@ def agreement(logits: Tensor, seen: Tensor, shares: Tensor | None) -> Tensor:
 
 
 def _in_units_of_largest(kind: str, values: Tensor, known: Tensor, classes: int) -> Tensor:
-    """Scores [K] over `known` [K] of the classes, stretched to the range that all classes have."""
+    """Scores [K] or [K,B] over `known` [K] or [K,1] of the classes, stretched to the range that all classes have."""
     count = known.float()
     all_classes = torch.full_like(count, classes)
     largest, own = (1 - 1 / n if kind == "max_softmax" else n.log() for n in (all_classes, count))

@@ -18,7 +18,7 @@ from mergestream.methods.base import option
 from mergestream.methods.merged_model import MergedModel, MergedState
 from mergestream.methods.state import INSEPARABLE, Step
 from mergestream.networks.flat_layout import LayoutEntry
-from mergestream.networks.layers import batch_statistics, has_batch_norm, norm_parameters
+from mergestream.networks.layers import batch_statistics, batchnorm_layers, norm_parameters
 from mergestream.pool.runner import Batch
 from mergestream.pool.statistics.fisher_information import require_gradient
 from mergestream.runtime.errors import NetworkError
@@ -50,7 +50,7 @@ class AdaptedNorms(MergedModel[AdaptedState]):
         module = self.pool.template.module
         if isinstance(self.learning_rate, str):
             one_of("learning_rate", self.learning_rate, ("published",))
-            self._rate = OF_BATCH_NORM if has_batch_norm(module) else OF_VIT
+            self._rate = OF_BATCH_NORM if batchnorm_layers(module) else OF_VIT
         else:
             self._rate = self.learning_rate = number("learning_rate", self.learning_rate, low=0)
         self._adapted = self._find_entries(norm_parameters(module))

@@ -45,6 +45,12 @@ class SeenClasses:
         """Experts' logits [K,B,C], -inf for classes that an expert did not see."""
         return logits if self.mask is None else partial_votes.masked(logits, self.mask)
 
+    def image_entropies(self, logits: Tensor, temperature: Tensor) -> Tensor:
+        """Entropies [K,B] of the experts' answers to single images, over the classes that each saw."""
+        if self.mask is None:
+            return scoring.image_entropy(logits, temperature)
+        return partial_votes.image_entropies(logits, self.mask, temperature)
+
     def card_values(self) -> dict[str, Any]:
         return {} if self.mask is None else {"seen_classes": self.mask.tolist()}
 

@@ -1,8 +1,9 @@
 """Representation surgery in closed form (after Yang et al. 2024): the mean model with a last layer that is fitted."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from mergestream.functional import coefficients as simplex
@@ -10,6 +11,7 @@ from mergestream.functional.head_fit import writes_logits
 from mergestream.methods.base import option
 from mergestream.methods.merged_model import MergedModel, MergedState
 from mergestream.methods.prior_units import FadingWindow, FitState, FittedHead
+from mergestream.methods.seen_classes import SeenClasses
 from mergestream.methods.state import PART, Step
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.runner import Batch
@@ -40,6 +42,7 @@ class Surgery(MergedModel[SurgeryState]):
         if layer is None:
             raise NetworkError(REFUSAL.format(self.name, self.pool.template.architecture))
         self._layer, self._fitted = layer, FittedHead(layer, self.before, self.pool.device)
+        self._seen = SeenClasses.of(self.pool)
         self._coefficients = simplex.uniform(len(self.pool), self.pool.device)
         self.capturable, self.takes_padding = True, self.recalibrate_bn is not True
         self._fits = False  # whether the last layer writes the logits: checked on the first batch
@@ -48,7 +51,7 @@ class Surgery(MergedModel[SurgeryState]):
         return SurgeryState(self._fitted.start())
 
     def advance(self, batch: Batch, state: SurgeryState) -> tuple[Step, SurgeryState]:
-        weights, experts = self._with_averages(state), self.pool.logits_of_views(batch)[ORIGINAL]
+        weights, experts = self._with_averages(state), self._seen.filled(self.pool.logits_of_views(batch)[ORIGINAL])
         if self._window is None or state.window is None:
             on_batch = bool(self.recalibrate_bn)
             logits, inputs = self.pool.forward_with_inputs(weights, batch.images, recalibrate_bn=on_batch)
@@ -80,7 +83,10 @@ class Surgery(MergedModel[SurgeryState]):
 
     def weights(self, state: SurgeryState) -> Tensor:
         """The weights [P] that answered the last batch, with the fitted layer: a copy."""
-        weights = super().weights(state).clone()
-        if bool(state.fit.sums[0, 0] > 0):
-            self._layer.write(weights, *self._fitted.layer(state.fit, weights))
+        weights, started = super().weights(state).clone(), state.fit.sums[0, 0] > 0
+        pairs = zip(self._fitted.layer(state.fit, weights), self._layer.of_weights(weights), strict=True)
+        self._layer.write(weights, *(torch.where(started, fitted, own) for fitted, own in pairs))
         return weights
+
+    def card_values(self) -> dict[str, Any]:
+        return {**super().card_values(), **self._seen.card_values()}

@@ -1,18 +1,15 @@
 """Test-time merging by agreement (after T3, Imam et al. 2025): experts near the mean answer weigh more."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from mergestream.functional import coefficients as simplex
-from mergestream.functional import merging
 from mergestream.functional import scores as scoring
-from mergestream.methods.base import Method, option
-from mergestream.methods.card_values import resolve_temperature
+from mergestream.methods.asked_experts import AskedExperts
+from mergestream.methods.base import option
 from mergestream.methods.state import COEFFICIENTS, State, Step
-from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.runner import Batch
 from mergestream.runtime.option_checks import number, yes_or_no
 
@@ -23,34 +20,27 @@ class T3State(State):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class T3JS(Method[T3State]):
+class T3JS(AskedExperts[T3State]):
     """lambda_k proportional to exp(-gamma JS(p_k || mean of p)), JS in nats and averaged over the batch."""
 
     name: ClassVar[str] = "t3_js"
-    asks_experts = True
     capturable = True
     gamma: float = option(0.5, number, low=0)  # the two-model paper's
-    temperature: float | Sequence[float] | str = 1.0  # as in `entropy_adaptive`
     recalibrate_bn: bool = option(False, yes_or_no)  # BatchNorm statistics from the batch, with one more forward
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._temperature = resolve_temperature(self.temperature, self.pool)
-        self._rows = self.pool.rows
         self.takes_padding = not self.recalibrate_bn
 
     def start(self) -> T3State:
         return T3State(simplex.uniform(len(self.pool), self.pool.device))
 
-    def card_values(self) -> dict[str, Any]:
-        return {"temperature": self._temperature.tolist()} if isinstance(self.temperature, str) else {}
-
     def advance(self, batch: Batch, state: T3State) -> tuple[Step, T3State]:
-        logits = self.pool.logits_of_views(batch)[ORIGINAL]
-        scores = scoring.divergence(logits, self._temperature, batch.shares)
+        logits = self.ask(batch)
+        scores = scoring.divergence(self._seen.filled(logits), self._temperature, batch.shares)
         state = T3State(simplex.softmax(scores, self.gamma))
         answer = self.pool.forward(self.merged(state), batch.images, recalibrate_bn=self.recalibrate_bn)
-        entropy = scoring.entropy(logits, self._temperature, batch.shares)
+        entropy = self._seen.score("entropy")(logits, self._temperature, batch.shares)
         coefficients = state.coefficients.clone(), state.coefficients.clone()
         return Step(answer, *coefficients, entropy=entropy, scores=scores), state
 
@@ -58,7 +48,7 @@ class T3JS(Method[T3State]):
         return (state.coefficients,)
 
     def merge_into(self, state: T3State, out: Tensor) -> None:
-        merging.merge(self._rows, state.coefficients, state.coefficients, out)
+        self.pool.merge(state.coefficients, out=out)
 
     def weights(self, state: T3State) -> Tensor:
         return self.merged(state)

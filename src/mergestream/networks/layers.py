@@ -134,10 +134,6 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
             restore(layer)
 
 
-def has_batch_norm(module: nn.Module) -> bool:
-    return any(isinstance(layer, BatchNorm) for layer in module.modules())
-
-
 def norm_parameters(module: nn.Module) -> list[str]:
     """Names of the affine parameters of all normalisation layers, in the order of the modules."""
     layers = [(path, layer) for path, layer in module.named_modules() if _is_norm(layer)]
