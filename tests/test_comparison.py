@@ -21,6 +21,8 @@ from mergestream.bench.analysis.duels import describe_duels, describe_levels, du
 from mergestream.bench.records import Run
 from mergestream.bench.report.bench_tables import results_table, target_table
 from mergestream.bench.report.duel_tables import duel_tables
+from mergestream.bench.report.result_sections import describe_worst_targets
+from mergestream.bench.report.result_table import ResultTable, in_parts
 from mergestream.functional.intervals import mean_with_interval
 from mergestream.functional.metrics import collapsed_classes, risk_coverage, summarise
 
@@ -174,13 +176,14 @@ def test_verdicts_at_the_margin(right: list[int], batches: int, outcome: str) ->
     gain = 100 * result.difference.mean
     assert re.search(rf"\(\d+\.\d %; margin 0.5 points\) is {phrase} theirs \({re.escape(f'{gain:+.1f}')}\)", first)
     assert second.startswith("At the worst target on iid, ours is ")
-    mean_table, worst_table, secondary = duel_tables([result])
+    mean_table, worst_table, secondary, of_probabilities = duel_tables([result])
     assert mean_table.rows[0][1].endswith(outcome)
     assert bool(mean_table.best) == (outcome == "better")
     assert result.worst.outcome in worst_table.rows[0][1]
     assert secondary.columns[1:] == (
-        "balanced accuracy", "balanced accuracy, worst target", "AUROC", "AUROC, worst target", "NLL", "Brier"
+        "balanced accuracy", "balanced accuracy, worst target", "AUROC", "AUROC, worst target"
     )  # fmt: skip
+    assert of_probabilities.columns[1:] == ("NLL", "Brier")
     signs = {each.metric: np.sign(each.difference.mean) for each in result.secondary}
     if outcome == "better":
         assert (signs["balanced_accuracy"], signs["nll"], signs["brier"]) == (1, -1, -1)
@@ -191,6 +194,9 @@ def test_a_good_mean_does_not_hide_the_worst_target() -> None:
     (result,) = duel(paired_runs([190, 190, 190, 130], [160] * 4, 1000), "ours", "theirs")
     assert result.difference.mean > 0
     assert (result.worst.outcome, result.worst.target) == ("inferior", "graz")
+    assert describe_worst_targets([result]) == [
+        "At the worst target it is inferior to theirs (-15.0 points at graz, iid)."
+    ]
 
 
 def test_stream_seeds_are_told_apart_from_training_seeds() -> None:
@@ -249,6 +255,21 @@ def test_all_that_print_alike_are_bold() -> None:
         bold = {table.rows[r][0] for r, c in table.best if c == 1}
         assert bold == {"mean", "ties"}
         assert "expert rows excluded" in table.note
+
+
+def test_a_wide_table_comes_in_parts_that_hold_every_column_once() -> None:
+    streams = tuple(f"stream {n}" for n in range(7))
+    rows = tuple((name, *(f"{n}.{r} [10.0, 20.0]" for n in range(7))) for r, name in enumerate(("mean", "ties")))
+    table = ResultTable("t", ("method", *streams), rows, frozenset({(0, 2), (1, 7)}), "note")
+    assert in_parts(table, 500) == [table]
+    parts = in_parts(table, 70)
+    assert [part.title for part in parts] == ["t, part 1 of 3", "t, part 2 of 3", "t, part 3 of 3"]
+    assert tuple(column for part in parts for column in part.columns[1:]) == streams
+    bold = {
+        (row[0], row[c]) for part in parts for r, row in enumerate(part.rows) for c in range(8) if (r, c) in part.best
+    }
+    assert bold == {("mean", "1.0 [10.0, 20.0]"), ("ties", "6.1 [10.0, 20.0]")}
+    assert len(in_parts(table, 1)) == 7  # never without a column
 
 
 def test_a_variant_is_indented_only_right_below_its_method() -> None:

@@ -19,7 +19,14 @@ from mergestream.bench.analysis.comparison import (
 from mergestream.bench.analysis.duels import describe_duels
 from mergestream.bench.report.duel_tables import duel_tables
 from mergestream.bench.report.page import render_text
-from mergestream.bench.report.result_table import ResultTable, format_number, grid_table, mark_best, to_latex
+from mergestream.bench.report.result_table import (
+    ResultTable,
+    format_number,
+    grid_table,
+    in_parts,
+    mark_best,
+    to_latex,
+)
 from mergestream.pool.expert_card import library_versions
 from mergestream.runtime.files import write_json, write_text
 
@@ -39,6 +46,7 @@ PROBABILITIES = {
     "calibration in the large": ("calibration_in_the_large", 1, 100),
 }
 LOWER_IS_BETTER = ("AURC %", *PROBABILITIES)
+PAGE_WIDTH, TERMINAL_WIDTH = 150, 100  # characters; wider tables of streams come in parts
 HIGHEST = "highest among the methods (expert rows excluded)"
 
 
@@ -59,7 +67,8 @@ def terminal_tables(findings: BenchFindings) -> list[ResultTable]:
     streams = findings.streams
     targets = [target_table(findings.rows, streams[0])] if len(streams) == 1 else []
     probabilities = [_with_short_names(_probabilities_table(findings.rows, stream)) for stream in streams]
-    return [*main_tables(findings, compact=True), *targets, *probabilities]
+    main = [part for table in main_tables(findings, compact=True) for part in in_parts(table, TERMINAL_WIDTH)]
+    return [*main, *targets, *probabilities]
 
 
 def all_tables(findings: BenchFindings) -> list[ResultTable]:
@@ -73,7 +82,9 @@ def all_tables(findings: BenchFindings) -> list[ResultTable]:
     tables += [_standings_table(findings.standings)] if findings.standings else []
     kinds = list(dict.fromkeys(row.kind for row in findings.subgroups))
     tables += [_subgroups_table(findings.subgroups, kind, stream) for kind in kinds for stream in streams]
-    return tables
+    by_stream = [set(table.columns[1:]) <= set(streams) for table in tables]
+    parts = [in_parts(t, PAGE_WIDTH) if wide else [t] for t, wide in zip(tables, by_stream, strict=True)]
+    return [table for own in parts for table in own]
 
 
 def results_table(rows: Sequence[ResultRow], metric: str, title: str, compact: bool = False) -> ResultTable:

@@ -14,7 +14,8 @@ def duel_tables(duels: Sequence[Duel]) -> list[ResultTable]:
     """The two primary endpoints, rivals by streams, and the secondary endpoints of every stream."""
     if not duels:
         return []
-    return [*_primary_tables(duels), *(_secondary_table(own) for own in grouped(duels, "stream").values())]
+    streams = grouped(duels, "stream").values()
+    return [*_primary_tables(duels), *(table for own in streams for table in _secondary_tables(own))]
 
 
 def _primary_tables(duels: Sequence[Duel]) -> list[ResultTable]:
@@ -54,15 +55,21 @@ def _primary_tables(duels: Sequence[Duel]) -> list[ResultTable]:
     ]
 
 
-def _secondary_table(duels: Sequence[Duel]) -> ResultTable:
-    entries = {(each.theirs, _heading(endpoint)): endpoint for each in duels for endpoint in each.secondary}
-    margins = f"{100 * duels[0].margin:g} points, NLL {MARGINS['nll']:g}, Brier {MARGINS['brier']:g}"
-    note = (
-        f"Points, or units of NLL and Brier, where lower is better; 95 % intervals of the same bootstrap. Verdicts at "
-        f"margins of {margins}, adjusted after Holm over each row. Bold: better."
-    )
-    title = f"{duels[0].ours} minus others, secondary endpoints, {duels[0].stream}"
-    return grid_table(title, "against", entries, _cell, lambda each: each.outcome == "better", note)
+def _secondary_tables(duels: Sequence[Duel]) -> list[ResultTable]:
+    """Shares, and probabilities: together they would be too wide."""
+    every = {(each.theirs, _heading(endpoint)): endpoint for each in duels for endpoint in each.secondary}
+    holm = "adjusted after Holm over all secondary endpoints of a rival on this stream. Bold: better."
+    of_probabilities = f"margins of {MARGINS['nll']:g} (NLL) and {MARGINS['brier']:g} (Brier)"
+    tables = []
+    for kind, note in (
+        ("secondary endpoints", f"Percentage points. Verdicts at a margin of {100 * duels[0].margin:g}, {holm}"),
+        ("secondary endpoints in probabilities", f"Lower is better. Verdicts at {of_probabilities}, {holm}"),
+    ):
+        lower = "probabilities" in kind
+        entries = {place: each for place, each in every.items() if (each.metric in LOWER_IS_BETTER) == lower}
+        title = f"{duels[0].ours} minus others, {kind}, {duels[0].stream}"
+        tables.append(grid_table(title, "against", entries, _cell, lambda each: each.outcome == "better", note))
+    return tables
 
 
 def _heading(endpoint: Endpoint) -> str:

@@ -33,9 +33,10 @@ MEANINGS = {
 
 
 def summary_sentences(report: ReportFindings) -> list[str]:
-    """Rivals beaten and not, the best methods, the cost, the number of warnings."""
+    """The verdicts against rivals, the best methods, the cost, the number of warnings."""
     sentences = [
         *describe_across_streams(report.bench.duels),
+        *describe_worst_targets(report.bench.duels),
         _winner(report, "Highest accuracy", lambda row: row.accuracy.mean, max),
         _winner(report, "Lowest calibration error (ECE)", lambda row: row.ece, min),
     ]
@@ -63,6 +64,17 @@ def describe_across_streams(duels: Sequence[Duel]) -> list[str]:
     }
     mixed = [f"{name} ({', '.join(own)})" for name, own in counts.items() if len(own) > 1]
     return sentences + ([f"It depends on the stream against {', '.join(mixed)}."] if mixed else [])
+
+
+def describe_worst_targets(duels: Sequence[Duel]) -> list[str]:
+    """One sentence: rivals to which the reference is inferior at its worst target, each with its worst case."""
+    lost = grouped([each for each in duels if each.worst.outcome == "inferior"], "theirs")
+    lowest = {name: min(own, key=lambda each: each.worst.difference.mean) for name, own in lost.items()}
+    cases = [
+        f"{name} ({100 * each.worst.difference.mean:+.1f} points at {each.worst.target}, {each.stream})"
+        for name, each in lowest.items()
+    ]
+    return [f"At the worst target it is inferior to {', '.join(cases) or 'none'}."] if duels else []
 
 
 def _winner(

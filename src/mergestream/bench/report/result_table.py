@@ -1,7 +1,7 @@
 """A table of text cells, rendered for a terminal, for Markdown and for LaTeX."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -69,6 +69,25 @@ def mark_best(
         top = (min if column in lower_is_better else max)(numbers.values(), default=None)
         best |= {(r, c) for r, number in numbers.items() if number == top}
     return replace(table, best=frozenset(best))
+
+
+def in_parts(table: ResultTable, width: int) -> list[ResultTable]:
+    """The table itself, or parts with as many of its columns as fit into `width` characters."""
+    widths = [max(len(row[c]) for row in (table.columns, *table.rows)) + 3 for c in range(len(table.columns))]
+    parts: list[list[int]] = [[]]
+    for c in range(1, len(widths)):
+        if parts[-1] and widths[0] + sum(widths[each] for each in (*parts[-1], c)) > width:
+            parts.append([])
+        parts[-1].append(c)
+    if len(parts) == 1:
+        return [table]
+    return [_part(table, (0, *own), f"part {n} of {len(parts)}") for n, own in enumerate(parts, start=1)]
+
+
+def _part(table: ResultTable, columns: Sequence[int], name: str) -> ResultTable:
+    best = frozenset((r, columns.index(c)) for r, c in table.best if c in columns)
+    rows = tuple(tuple(row[c] for c in columns) for row in table.rows)
+    return ResultTable(f"{table.title}, {name}", tuple(table.columns[c] for c in columns), rows, best, table.note)
 
 
 def to_rich(table: ResultTable) -> RichTable:
