@@ -274,6 +274,58 @@ def test_mixtures_hold_several_targets_out(consortium: Path, tmp_path: Path) -> 
         assert len(run.labels) == 36
 
 
+REAL_LIFE = "prevalence:0.2,prevalence:0.4:benign+dirichlet:0.05,missing:1,slides,lone:malignant,recurrence,long:9"
+
+
+def test_streams_of_real_life_from_the_command_line(consortium: Path, tmp_path: Path) -> None:
+    shutil.copytree(consortium / "data", tmp_path / "data")
+    write_pool(tmp_path / "pool", (*SITES, "graz"))
+    words = ("--methods", "mean,entropy_adaptive", "--streams", REAL_LIFE, "--seeds", "0", "--batch-size", "1,4")
+    done = command(*bench_arguments(tmp_path, tmp_path / "out", *words), "--targets", "lyon,lyon+brest")
+    assert done.returncode == 0, done.stderr
+    runs = [ms.Run.load(folder) for folder in (tmp_path / "out" / "runs").iterdir()]
+    names = {(run.stream.partition(", ")[0], run.target) for run in runs}
+    specs = set(REAL_LIFE.split(","))
+    assert names == {(s, t) for s in specs for t in ("lyon", "brest+lyon")} - {("recurrence", "lyon")}
+    for run in runs:
+        plain, labels = run.stream.partition(", ")[0], run.labels.tolist()
+        assert max(map(len, run.batches)) == run.arguments["batch_size"]
+        assert run.metrics["images"] == len(labels)
+        assert sum(each["images"] for each in run.metrics["subgroups"]["scanner"].values()) == len(labels)
+        assert ("lone_sensitivity" in run.metrics) == plain.startswith("lone")
+        if plain == "long:9":
+            assert len(run.batches) == 9
+            assert run.arguments["stream"]["repeats"]
+        if plain == "missing:1":
+            assert len(set(labels)) == 2
+        if plain == "prevalence:0.2":
+            assert abs(labels.count(2) - 0.2 * len(labels)) <= 0.5
+        if plain == "lone:malignant":
+            assert run.metrics["lone_sensitivity"] == run.metrics["recall"]["malignant"]
+    page = (tmp_path / "out" / "results.md").read_text()
+    assert "## Sensitivity of the lone positive" in page
+    assert "lone_sensitivity" in (tmp_path / "out" / "results.csv").read_text()
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert {row["stream"].partition(", ")[0] for row in results["grouped"]} == specs - {"long:9"}
+
+
+def test_a_static_method_on_a_subset_has_the_metrics_of_a_live_one(consortium: Path) -> None:
+    """A static method answers once for all streams: what it reports must be about the stream's images alone."""
+    data = ms.load_dataset("table", root=consortium / "data", size=16, interpolation="bicubic")["lyon"]
+    pool = ms.ExpertPool.load(consortium / "pool").without("lyon")
+    method, logits = ms.create_method("mean", pool), {}
+    logits["original"] = evaluation.domain_logits(pool, data, "original")
+    whole = ms.evaluate(method, data, [torch.arange(len(data)).numpy()], expert_logits=logits)
+    for spec in ("prevalence:0.2", "missing:1", "lone", "long:7"):
+        stream = ms.streams.create_stream(spec, data.labels, batch_size=4, classes=data.classes)
+        arguments = evaluation.describe_run(method, data, stream)
+        moved = whole.reordered(arguments, stream.batches, **evaluation.arrivals(data, stream, logits))
+        live = ms.evaluate(method, data, stream, expert_logits=logits)
+        assert moved.metrics.keys() == live.metrics.keys()
+        for key in ("accuracy", "subgroups", "collapsed", "images", "lone_sensitivity"):
+            assert moved.metrics.get(key) == live.metrics.get(key), key
+
+
 def test_another_reference(consortium: Path, tmp_path: Path) -> None:
     methods = "entropy_adaptive(head=shared), mean, ensemble"
     request = {
@@ -390,6 +442,12 @@ def refusal(folder: Path, out: Path, *more: str) -> str:
         (("--skip-bad", "-1"), "'skip_bad' is a whole number of at least 0"),
         (("--jobs", "0"), "--jobs is at least 1"),
         (("--targets", ","), "No target is named"),
+        (("--streams", "prevalence:0.5:cancer"), "no class called 'cancer'"),
+        (("--streams", "prevalence:0.001"), "'prevalence:0.001' is not possible at"),
+        (("--streams", "recurrence"), "--targets pairs"),
+        (("--streams", "missing:3"), "no image is left"),
+        (("--streams", "long:many"), "'long' is a whole number"),
+        (("--streams", "lone+iid"), "subsets, then one order"),
         (("--streams", "mixture:odd"), "no choice for 'mixture' called 'odd'"),
         (("--streams", "iid:3"), "takes no value"),
         (("--methods", "entropy_adaptive(momentum=)"), "has no value"),

@@ -9,6 +9,7 @@ import torch
 
 import mergestream as ms
 from conftest import CLASSES, make_images, make_pool
+from mergestream.bench import records
 from mergestream.bench.analysis.comparison import compare, oracle
 from mergestream.bench.analysis.duels import describe_duels, duel
 from mergestream.bench.evaluation import describe_run, domain_logits
@@ -166,6 +167,31 @@ def test_a_run_that_cannot_be_written_says_so(
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ms.MergestreamError, match="Cannot write"):
         run.save(tmp_path / "file" / "run")
+
+
+def test_only_a_long_stream_may_repeat_samples(vit_pool: ms.ExpertPool, data: ms.DomainData, tmp_path: Path) -> None:
+    stream = ms.streams.create_stream("long:13", data.labels, batch_size=8)
+    method = ms.create_method("entropy_adaptive", vit_pool, momentum=0.5)
+    run = ms.evaluate(method, data, stream)
+    assert len(run.labels) == sum(map(len, stream)) > 2 * len(data)  # every image as often as it comes
+    assert run.metrics["images"] == len(run.labels)
+    assert run.confusions().sum() == len(run.labels)
+    assert (
+        ms.Run.load(run.save(tmp_path / "run")).steps[-1]["predictions"] == run.predictions[-len(stream[-1]) :].tolist()
+    )
+    with pytest.raises(ms.MergestreamError, match="longer than the data"):
+        ms.evaluate(method, data, stream.batches)
+
+
+def test_intervals_of_a_long_stream_rest_on_blocks_of_batches(
+    vit_pool: ms.ExpertPool, data: ms.DomainData, stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ms.evaluate(ms.create_method("mean", vit_pool), data, stream)
+    whole = run.confusions()
+    monkeypatch.setattr(records, "MOST_UNITS", 4)
+    blocks = run.confusions()
+    assert len(whole) == 6
+    assert (blocks == [whole[:2].sum(axis=0), whole[2:4].sum(axis=0), whole[4:].sum(axis=0)]).all()
 
 
 def test_a_stream_that_does_not_fit_the_data_is_refused(vit_pool: ms.ExpertPool, data: ms.DomainData) -> None:

@@ -14,7 +14,7 @@ import mergestream as ms
 from benching import command
 from mergestream.bench.analysis.comparison import Estimate
 from mergestream.bench.engine.plan import parse_variants
-from mergestream.bench.study.results_plan import LOSS, RESULTS, STUDIES, PoolRecipe, ring_of
+from mergestream.bench.study.results_plan import LIFE, LOSS, RESULTS, STUDIES, PoolRecipe, ring_of
 from mergestream.bench.study.study_bars import all_bars, collapses_of, difference, estimate
 from mergestream.bench.study.study_endpoints import endpoints, paired_difference
 from mergestream.bench.study.study_pages import all_blocks
@@ -37,6 +37,9 @@ MICRO = replace(
     batch_size=4,
     batch_sizes=(1, 4),
     fixed_images=6,
+    life_batch_sizes=(1, 4),
+    prevalences=(0.5,),
+    long_steps=9,
     resamples=20,
     statistics={"gram": 8, "fisher_exact": 4, "gram_pp": 8},
     choose=False,
@@ -66,14 +69,15 @@ def run_micro(roots: list[str], out: Path, stages: str) -> str:
 @pytest.fixture(scope="module")
 def finished(roots: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("study") / "out"
-    run_micro(roots, out, "main-pacs-shared,batches-pacs")
+    run_micro(roots, out, "main-pacs-shared,batches-pacs,lone-pacs")
     return out
 
 
 def test_a_study_trains_runs_and_writes_its_record(finished: Path) -> None:
     record = json.loads((finished / "record.json").read_text())
     assert record["is_try"]
-    main, *batches = record["groups"]
+    main, *batches = record["groups"][:3]
+    lone = record["groups"][3:]
     assert main["left_out"] == {}
     assert {row["method"].partition("(")[0] for row in main["rows"]} == set(ms.list_methods())
     assert {row["stream"] for row in main["rows"]} == {"iid", "dirichlet:0.05"}
@@ -89,6 +93,10 @@ def test_a_study_trains_runs_and_writes_its_record(finished: Path) -> None:
     assert "; worst target: " in page.split("## verdicts")[1].split("## costs")[0]
     assert [group["pool"] for group in batches] == ["pacs-shared-plain-0", "pacs-independent-plain-0"]
     assert {row["condition"] for group in batches for row in group["rows"]} == {"batch 1", "batch 4"}
+    assert {row["condition"] for group in lone for row in group["rows"]} == {"batch 1", "batch 4"}
+    assert all(0 <= row["lone_sensitivity"] <= 1 for group in lone for row in group["rows"])
+    assert {key.partition("|")[2] for key in lone[0]["resamples"]} == {"lone|batch 4"}
+    assert "accuracy / lone sensitivity | mean | ensemble" in (finished / "results.md").read_text()
     assert "| regmean_pp |" in (finished / "results.md").read_text().replace("**", "")
 
 
@@ -108,7 +116,7 @@ def test_a_stage_may_have_stream_seeds_apart_from_training_seeds(roots: list[str
 
 def test_a_second_call_runs_nothing_again(roots: list[str], finished: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (finished / "runs").rglob("run.json")}
-    run_micro(roots, finished, "main-pacs-shared,batches-pacs")
+    run_micro(roots, finished, "main-pacs-shared,batches-pacs,lone-pacs")
     assert {path: path.stat().st_mtime_ns for path in (finished / "runs").rglob("run.json")} == before
 
 
@@ -121,6 +129,12 @@ def test_all_stages_from_nothing_to_the_tables(roots: list[str], tmp_path: Path)
     assert "Not run" not in blocks["pacs"] + blocks["midog"]
     ablation = next(group for group in groups if group["kind"] == "ablation")
     assert len({row["method"] for row in ablation["rows"]}) == 19
+    assert {name.partition("-")[0] for name in blocks} >= set(LIFE)
+    assert "long:9" in blocks["long-midog"]
+    assert "slides, batch 4" in blocks["slides-midog"]
+    for group in (group for group in groups if group["kind"] in LIFE and group["kind"] != "long"):
+        rows = {(row["method"], row["stream"], row["condition"]) for row in group["rows"]}
+        assert {"|".join(row) for row in rows if row[2] == "batch 4"} == set(group["resamples"])
     costs = next(group for group in groups if group["kind"] == "costs" and group["dataset"] == "pacs")
     forwards = {cost["method"]: cost["forwards"] for cost in costs["costs"]}
     assert (forwards["mean"], forwards["ensemble"], forwards["entropy_adaptive"]) == (1, 3, 7)
@@ -131,6 +145,10 @@ def test_the_plan_is_that_of_the_published_results() -> None:
     stages = RESULTS.stages(half=True)
     assert len({pool for stage in stages for pool in stage.pools}) == 13
     assert len(ring_of("pacs")) == 4
+    assert [stage.name for stage in chosen_stages(stages, LIFE)] == [
+        "prevalence-pacs", "missing-pacs", "recurrence-pacs", "lone-pacs", "sizes-pacs", "long-pacs",
+        "prevalence-midog", "slides-midog", "recurrence-midog", "lone-midog", "sizes-midog", "long-midog",
+    ]  # fmt: skip
     assert [stage.name for stage in chosen_stages(stages, ["main-pacs"])] == [
         "main-pacs-shared",
         "main-pacs-independent",

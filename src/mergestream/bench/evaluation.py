@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mergestream.bench.records import Run, step_record
+from mergestream.bench.step_lines import StepLines
 from mergestream.data.datasets.domain_data import DomainData
 from mergestream.data.streams import Stream
 from mergestream.methods import ORIGINAL, ExpertLogits, Method
@@ -20,7 +21,6 @@ from mergestream.runtime.state_file import SavedState
 
 # Images of one forward where no batch is asked for: a GPU would wait for the host with fewer.
 CPU_CHUNK, GPU_CHUNK = 128, 512
-Steps = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def evaluate(
     batches = batches if isinstance(batches, Stream) else Stream("given", tuple(map(np.asarray, batches)))
     _require_fitting(batches, data)
     method.reset()
-    steps, answers = _restore(method, partial.load()) if partial else ([], [])
+    steps, answers = _restore(method, partial.load()) if partial else (StepLines(), [])
     logits_of = expert_logits or {}
     left = range(len(steps), len(batches))
     for number in left:
@@ -78,47 +78,58 @@ def evaluate(
         answers.append(torch.softmax(step.logits, dim=-1).cpu())
         if partial:
             partial.save_if_due(
-                lambda: {"probabilities": torch.cat(answers), "steps": steps, "state": method.state_dict()["state"]}
+                lambda: {
+                    "probabilities": torch.cat(answers),
+                    "steps": steps.to_tensor(),
+                    "state": method.state_dict()["state"],
+                }
             )
         on_step()
-    order = torch.as_tensor(np.concatenate(list(batches)))
-    # Of patients and slides a run says only their numbers, in the order of their names.
-    groups = None if data.groups is None else np.unique(np.asarray(data.groups, dtype=str), return_inverse=True)[1]
     return Run.finish(
         describe_run(method, data, batches) if arguments is None else arguments,
         data.classes,
         steps,
         batches.batches,
-        data.labels[order],
+        data.labels[torch.as_tensor(np.concatenate(list(batches)))],
         torch.cat(answers),
-        subgroups={kind: [values[int(i)] for i in order] for kind, values in data.subgroups.items()},
-        experts=logits_of[ORIGINAL][:, order].argmax(dim=-1) if ORIGINAL in logits_of else None,
-        groups=None if groups is None else torch.from_numpy(groups)[order],
+        **arrivals(data, batches, logits_of),
     )
 
 
-def _restore(method: Method, stored: Any) -> tuple[Steps, list[Tensor]]:
+def arrivals(data: DomainData, stream: Stream, logits: ExpertLogits) -> dict[str, Any]:
+    """What a run reports beside its answers, in order of arrival: subgroups, the experts' predictions, and groups."""
+    order = torch.as_tensor(np.concatenate(list(stream)))
+    # Of patients and slides a run says only their numbers, in the order of their names.
+    groups = None if data.groups is None else np.unique(np.asarray(data.groups, dtype=str), return_inverse=True)[1]
+    return {
+        "subgroups": {kind: [values[i] for i in order.tolist()] for kind, values in data.subgroups.items()},
+        "experts": logits[ORIGINAL].argmax(dim=-1)[:, order] if ORIGINAL in logits else None,
+        "groups": None if groups is None else torch.from_numpy(groups)[order],
+    }
+
+
+def _restore(method: Method, stored: Any) -> tuple[StepLines, list[Tensor]]:
     """Steps and probabilities written before, and the method as it was then; nothing, if there is nothing sound."""
     try:
         method.load_state_dict({**method.provenance, "state": stored["state"]})
-        steps = stored["steps"]
+        steps = StepLines.from_tensor(stored["steps"])
         return steps, list(stored["probabilities"].split([step["images"] for step in steps]))
-    except (KeyError, TypeError, RuntimeError, MergestreamError):
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, MergestreamError):
         method.reset()
-        return [], []
+        return StepLines(), []
 
 
 def _require_fitting(stream: Stream, data: DomainData) -> None:
-    """Every index names a sample of these data, and none twice."""
+    """Every index names a sample of these data, and none twice, unless the stream repeats samples on purpose."""
     if len(stream) == 0 or not all(len(batch) for batch in stream):
         raise InputError("The stream has no batches, or an empty one.")
     indices = np.concatenate(list(stream))
-    if len(indices) > len(data) or indices.min() < 0 or indices.max() >= len(data):
+    if (len(indices) > len(data) and not stream.repeats) or indices.min() < 0 or indices.max() >= len(data):
         raise InputError(
             f"The stream '{stream.name}' is longer than the data: it names {len(indices)} samples, up to number "
             f"{indices.max()}, and '{data.name}' has {len(data)}. Make the stream from these data's labels."
         )
-    if len(np.unique(indices)) != len(indices):
+    if not stream.repeats and len(np.unique(indices)) != len(indices):
         raise InputError(f"The stream '{stream.name}' names a sample of '{data.name}' twice.")
 
 
@@ -136,10 +147,15 @@ def describe_run(method: Method, data: DomainData, stream: Stream) -> dict[str, 
     if data.subgroups:
         # A run reports its subgroups' metrics, so another partition of the same images is another run.
         described["subgroups"] = sha256_of_json({kind: list(values) for kind, values in data.subgroups.items()})
+    streamed: dict[str, Any] = {"name": stream.name, "hash": stream.hash, "batches": len(stream)}
+    if stream.repeats:
+        streamed["repeats"] = True
+    if stream.lone is not None:
+        streamed["lone"] = data.classes[stream.lone]
     return {
         **method.provenance,
         "label": method.label(),
         "pool": {"fingerprint": method.provenance["pool"], "experts": list(method.pool.names)},
         "data": described,
-        "stream": {"name": stream.name, "hash": stream.hash, "batches": len(stream)},
+        "stream": streamed,
     }

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mergestream.bench.step_lines import StepLines
 from mergestream.functional.metrics import batch_confusions, collapsed_classes, summarise, summarise_subgroups
 from mergestream.functional.nested_bootstrap import NestedRun
 from mergestream.methods import Step
@@ -25,10 +26,10 @@ from mergestream.runtime.files import (
     sha256_of_json,
     write_atomically,
     write_json,
-    write_text,
 )
 
 SCHEMA_VERSION = 1
+MOST_UNITS = 10_000  # of a bootstrap over batches: it draws a thousand times as many numbers
 HEADER, STEPS, PREDICTIONS = "run.json", "steps.jsonl", "predictions.npz"
 
 
@@ -64,7 +65,7 @@ class Run:
 
     arguments: dict[str, Any]
     classes: tuple[str, ...]
-    steps: list[dict[str, Any]]
+    steps: Sequence[dict[str, Any]]
     batches: tuple[np.ndarray, ...]
     labels: Tensor  # [N] in order of arrival
     predictions: Tensor  # [N] in order of arrival
@@ -78,7 +79,7 @@ class Run:
         cls,
         arguments: dict[str, Any],
         classes: Sequence[str],
-        steps: list[dict[str, Any]],
+        steps: Sequence[dict[str, Any]],
         batches: Sequence[np.ndarray],
         labels: Tensor,
         probabilities: Tensor,
@@ -92,6 +93,8 @@ class Run:
         metrics = summarise(probabilities, labels, classes)
         if subgroups:
             metrics["subgroups"] = summarise_subgroups(probabilities, labels, classes, subgroups)
+        if (lone := arguments.get("stream", {}).get("lone")) is not None:
+            metrics["lone_sensitivity"] = metrics["recall"][lone]  # none of its images shares a batch with another
         if experts is not None:
             metrics["collapsed"] = collapsed_classes(experts, predictions, classes)
         seconds = [step["seconds"] for step in steps if step["seconds"] is not None]
@@ -160,30 +163,32 @@ class Run:
         return float(np.mean([np.bincount(labels[b]).max() / len(b) for b in self._positions()]))
 
     def confusions(self) -> np.ndarray:
-        """One confusion matrix per batch [T,C,C]."""
-        return batch_confusions(self.predictions, self.labels, self._positions(), len(self.classes))
+        """One confusion matrix per batch [T,C,C]; of a long stream, one per block of consecutive batches."""
+        positions = self._positions()
+        together = -(-len(positions) // MOST_UNITS)
+        units = [np.concatenate(positions[i : i + together]) for i in range(0, len(positions), together)]
+        return batch_confusions(self.predictions, self.labels, units, len(self.classes))
 
     def _positions(self) -> list[np.ndarray]:
         """Where each batch lies in the order of arrival."""
         ends = np.cumsum([len(batch) for batch in self.batches])
         return np.split(np.arange(len(self.labels)), ends[:-1])
 
-    def reordered(self, arguments: dict[str, Any], batches: Sequence[np.ndarray]) -> "Run":
-        """The same answers in another order of arrival: what a static method would have answered on that stream."""
+    def reordered(self, arguments: dict[str, Any], batches: Sequence[np.ndarray], **arrivals: Any) -> "Run":
+        """The same answers in another order of arrival: what a static method would have answered on that stream.
+
+        The stream may leave images out or repeat them. `arrivals` are those of `Run.finish`, in the new order.
+        """
         place = np.empty(len(self.labels), dtype=np.int64)
         place[np.concatenate(self.batches)] = np.arange(len(self.labels))
         order = torch.from_numpy(place[np.concatenate(list(batches))])
-        steps = []
+        first, steps = self.steps[0], StepLines()
         for number, own in enumerate(self.predictions[order].split([len(batch) for batch in batches])):
-            answers = {"predictions": own.tolist(), "seconds": None}
-            steps.append({**self.steps[0], "step": number, "images": len(own), **answers})
-        groups = None if self.groups is None else self.groups[order]
-        run = Run.finish(
-            arguments, self.classes, steps, batches, self.labels[order], self.probabilities[order], groups=groups
-        )
-        # Neither depends on the order; both need what a run does not carry.
-        shared = {key: value for key, value in self.metrics.items() if key in ("subgroups", "collapsed")}
-        return replace(run, metrics={**run.metrics, **shared}, seconds_per_step=self.seconds_per_step)
+            own_fields = {"step": number, "images": len(own), "predictions": own.tolist(), "seconds": None}
+            steps.append({**first, **own_fields})
+        answers = self.labels[order], self.probabilities[order]
+        run = Run.finish(arguments, self.classes, steps, batches, *answers, **arrivals)
+        return replace(run, seconds_per_step=self.seconds_per_step)
 
     def save(self, folder: str | Path) -> Path:
         """Write the run folder whole; a killed writer leaves nothing that looks finished."""
@@ -198,10 +203,14 @@ class Run:
         }
         with atomic_folder(Path(folder), lambda old: contains_only(old, {HEADER, STEPS, PREDICTIONS})) as scratch:
             write_json(scratch / HEADER, header)
-            lines = (json.dumps({"schema_version": SCHEMA_VERSION, **step}) for step in self.steps)
-            write_text(scratch / STEPS, "".join(f"{line}\n" for line in lines))
+            write_atomically(scratch / STEPS, self._write_steps)
             write_atomically(scratch / PREDICTIONS, self._write_predictions)
         return Path(folder)
+
+    def _write_steps(self, path: Path) -> None:
+        with path.open("w", encoding="utf-8") as file:
+            for step in self.steps:
+                file.write(json.dumps({"schema_version": SCHEMA_VERSION, **step}) + "\n")
 
     def _write_predictions(self, path: Path) -> None:
         arrays: dict[str, Any] = {
@@ -222,7 +231,7 @@ class Run:
         root = Path(folder)
         header = read_json(root / HEADER, SCHEMA_VERSION)
         try:
-            steps = [json.loads(line) for line in (root / STEPS).read_text(encoding="utf-8").splitlines()]
+            steps = StepLines.checked((root / STEPS).read_text(encoding="utf-8").splitlines())
             with np.load(root / PREDICTIONS) as stored:
                 batches = np.split(stored["index"], np.flatnonzero(np.diff(stored["batch"])) + 1)
                 labels, predictions, p = (torch.from_numpy(stored[k]) for k in ("label", "prediction", "probabilities"))

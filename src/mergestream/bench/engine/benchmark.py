@@ -11,7 +11,7 @@ from mergestream.bench.analysis.comparison import grouped_rows
 from mergestream.bench.analysis.duels import duel
 from mergestream.bench.engine.plan import BenchPlan, Target, targets_of
 from mergestream.bench.engine.pool_at_target import close_all, load_pool, method_of, open_target, strangers
-from mergestream.bench.evaluation import evaluate
+from mergestream.bench.evaluation import arrivals, evaluate
 from mergestream.bench.records import Run, is_finished, run_hash
 from mergestream.bench.report.bench_tables import write_findings
 from mergestream.data.datasets import Dataset, open_data
@@ -85,7 +85,7 @@ def answer(plan: BenchPlan, out: Path, place: Place, variant: Variant) -> None:
         if method.static:
             batches = in_order(len(data), max(plan.batch_sizes))
             answered = answered or evaluate(method, data, batches, expert_logits=logits)
-            answered.reordered(arguments, stream.batches).save(folder)
+            answered.reordered(arguments, stream.batches, **arrivals(data, stream, logits)).save(folder)
         else:
             partial = SavedState(folder.with_name(f".{folder.name}.partial"), seconds=20, share=0.1)
             evaluate(method, data, stream, expert_logits=logits, arguments=arguments, partial=partial).save(folder)
@@ -131,7 +131,8 @@ def run_bench(
         dataset=dataset.name,
         synthetic=dataset.synthetic,
         network=done.network,
-        grouped=grouped_rows(merged),
+        # Draws of whole groups count every image of a target once.
+        grouped=grouped_rows([run for run in merged if not run.arguments["stream"].get("repeats")]),
     )
     write_findings(findings, out)
     return findings

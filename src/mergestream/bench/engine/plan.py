@@ -105,13 +105,13 @@ def targets_of(plan: BenchPlan, dataset: Dataset) -> tuple[Target, ...]:
         raise InputError(f"No target is named. Write --targets all, or one or more of {', '.join(domains)}.")
     # 'a+b' and 'b+a' are one target.
     named = [tuple(domain for domain in domains if domain in target) for target in named]
-    mixtures = tuple(spec for spec in plan.streams if spec.partition(":")[0] == "mixture")
+    mixtures = tuple(spec for spec in plan.streams if parse_stream(spec, dataset.classes).needs_domains)
     if mixtures and all(len(target) == 1 for target in named):
         raise InputError(
-            f"The stream {mixtures[0]} mixes several target domains: name them together, as in "
+            f"The stream {mixtures[0]} needs several target domains: name them together, as in "
             f"--targets {'+'.join(domains[:2])}, or take every two with --targets pairs."
         )
-    # A mixture needs several domains; every other stream takes any target.
+    # Some streams need several domains; every other one takes any target.
     plain = tuple(spec for spec in plan.streams if spec not in mixtures)
     targets = (Target(target, plan.streams if len(target) > 1 else plain) for target in dict.fromkeys(named))
     return tuple(target for target in targets if target.streams)

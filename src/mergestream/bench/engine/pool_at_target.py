@@ -15,7 +15,7 @@ from mergestream.bench.engine.plan import BenchPlan, Target
 from mergestream.bench.evaluation import describe_run, domain_logits
 from mergestream.data.datasets import Dataset, DomainData, concatenate, open_data
 from mergestream.data.datasets.image_trees import plain_name
-from mergestream.data.streams import Stream, create_stream
+from mergestream.data.streams import Stream, create_stream, parse_stream
 from mergestream.methods import METHODS, ORIGINAL, Method, create_method
 from mergestream.methods.recommendation import DEFAULT
 from mergestream.methods.spelling import BASE_OPTION, Variant, default_base, parse_variant
@@ -96,10 +96,10 @@ class PoolAtTarget:
         )
         self.pool = sources if loud_head == 1 else with_loud_head(sources, loud_head)
         self._left_out = set(whole.names) - set(self.pool.names)
-        if len(self.pool) < 2 and any(spec.startswith("mixture") for spec in target.streams):
+        if len(self.pool) < 2 and any(parse_stream(spec).needs_domains for spec in target.streams):
             raise InputError(
-                f"Without the experts of {target.name} only '{self.pool.names[0]}' is left: a mixture of targets needs "
-                f"two experts or more."
+                f"Without the experts of {target.name} only '{self.pool.names[0]}' is left: a stream of several "
+                f"targets needs two experts or more."
             )
         parts = [some_images(data, plan.data.images) for data in every]
         self._domains: list[str] | None
@@ -116,8 +116,12 @@ class PoolAtTarget:
 
     def _stream(self, spec: str, seed: int, size: int) -> Stream:
         """A stream whose name tells it from those of other batch sizes and perturbations."""
-        details = {"acquired": self.data.acquired, "domains": self._domains}
-        stream = create_stream(spec, self.data.labels, batch_size=size, seed=seed, **details)
+        data = self.data
+        columns = {"acquired": data.acquired, "groups": data.groups, "domains": self._domains, "classes": data.classes}
+        try:
+            stream = create_stream(spec, data.labels, batch_size=size, seed=seed, **columns)
+        except InputError as error:
+            raise InputError(f"The stream '{spec}' is not possible at {data.name}: {error}") from error
         name = stream.name if len(self.plan.batch_sizes) == 1 else f"{stream.name}, batch {size}"
         return replace(stream, name=name if len(self.plan.loud_heads) == 1 else f"{name}, head x{self.loud_head:g}")
 

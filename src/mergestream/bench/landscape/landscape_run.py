@@ -106,7 +106,8 @@ def _streamed(
     request: LandscapeRequest, path: str, pool: ExpertPool, dataset: Dataset, target: DomainData
 ) -> StreamedMethod:
     variant, spec = parse_path(path)
-    stream = create_stream(spec, target.labels, batch_size=request.stream_batch_size, seed=0, acquired=target.acquired)
+    columns = {"acquired": target.acquired, "groups": target.groups, "classes": target.classes}
+    stream = create_stream(spec, target.labels, batch_size=request.stream_batch_size, seed=0, **columns)
     first = Stream(stream.name, stream.batches[:PATH_BATCHES])
     return StreamedMethod(method_of(variant, pool, dataset), target, first)
 

@@ -18,6 +18,7 @@ from mergestream.bench.analysis.comparison import (
 )
 from mergestream.bench.analysis.duels import describe_duels
 from mergestream.bench.report.duel_tables import duel_tables
+from mergestream.bench.report.lone_table import lone_tables
 from mergestream.bench.report.page import render_text
 from mergestream.bench.report.result_table import (
     ResultTable,
@@ -79,6 +80,7 @@ def all_tables(findings: BenchFindings) -> list[ResultTable]:
     tables += [target_table(findings.rows, stream) for stream in streams]
     tables += [table(findings.rows, stream) for stream in streams for table in (_ranking_table, _probabilities_table)]
     tables += [_recall_table(findings.rows, stream) for stream in streams]
+    tables += lone_tables(findings)
     tables += [_standings_table(findings.standings)] if findings.standings else []
     kinds = list(dict.fromkeys(row.kind for row in findings.subgroups))
     tables += [_subgroups_table(findings.subgroups, kind, stream) for kind in kinds for stream in streams]

@@ -15,6 +15,9 @@ COMPARED = ("mean", "ensemble", PAPER, OURS)
 MAIN_STREAMS = ("iid", "dirichlet:0.05")
 OTHER_STREAMS = ("dirichlet:0.5", "note:0.1", "sorted")
 MIXTURES = ("mixture:smooth", "mixture:abrupt")
+# Streams of real life: kinds of stages, each with batches of several sizes.
+LIFE = ("prevalence", "missing", "slides", "recurrence", "lone", "sizes", "long")
+SLIDES = ("midog",)  # sets that name the slide of each image
 LOUD = 100.0  # factor of the hostile expert's head
 # What the bars of a data set are about, and the loss that its pools are trained with.
 METRICS = {"pacs": ("accuracy",), "midog": ("balanced_accuracy", "auroc")}
@@ -43,6 +46,7 @@ class Stage:
     kind: str
     pools: tuple[PoolRecipe, ...]
     plans: tuple[Mapping[str, Any], ...]
+    draws_at: int | None = None  # the batch size with intervals; all by default
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,9 @@ class Study:
     batch_size: int
     batch_sizes: Sequence[int]
     fixed_images: int
+    life_batch_sizes: Sequence[int]
+    prevalences: Sequence[float]
+    long_steps: int
     resamples: int
     statistics: Mapping[str, int]
     ablation: str
@@ -88,7 +95,28 @@ class Study:
                 Stage("costs", "costs", first, tuple({**plan, **timed} for plan in self._main(("iid",), half=half))),
                 Stage("hostile", "hostile", first, ({**common, "loud_heads": (1.0, LOUD)},)),
             ]
+            stages += self._life(dataset, usual, common)
         return stages
+
+    def _life(self, dataset: str, pools: tuple[PoolRecipe, ...], common: Mapping[str, Any]) -> list[Stage]:
+        """Streams of real life, in batches of all sizes; the long one of a single pool, target and batch size."""
+        card = source_of(dataset).card
+        streams = {
+            "prevalence": tuple(f"prevalence:{share:g}" for share in self.prevalences),
+            # Without one of two classes there is nothing left to tell apart.
+            "missing": ("missing:1", "missing:3") if len(card.classes) > 3 else (),
+            "slides": ("slides",) if dataset in SLIDES else (),
+            "lone": ("lone",),
+            "sizes": (MAIN_STREAMS[1], *OTHER_STREAMS),
+        }
+        sizes = {"batch_sizes": tuple(self.life_batch_sizes), "images": self.fixed_images, "every_expert": False}
+        plans = {kind: ({**common, **sizes, "streams": own},) for kind, own in streams.items() if own}
+        several = {"streams": ("recurrence", *MIXTURES), "targets": ring_of(dataset)}
+        long = {"streams": (f"long:{self.long_steps}",), "targets": card.domains[:1], "every_expert": False}
+        plans |= {"recurrence": ({**common, **sizes, **several},), "long": ({**common, **long},)}
+        order = [kind for kind in LIFE if kind in plans]
+        own_pools = {kind: pools[:1] if kind == "long" else pools for kind in order}
+        return [Stage(f"{kind}-{dataset}", kind, own_pools[kind], plans[kind], self.batch_size) for kind in order]
 
     def _main(self, streams: tuple[str, ...], *, half: bool) -> tuple[Mapping[str, Any], ...]:
         """All methods. RegMean++'s statistics belong to weights in full precision, so it runs in that."""

@@ -117,6 +117,21 @@ def verdicts_table(groups: Sequence[Group], ours: str, rivals: Sequence[str]) ->
     return to_markdown(grid_table("", "points", cells, str)) if cells else ""
 
 
+def life_table(groups: Sequence[Group], kind: str, dataset: str) -> str:
+    """Streams and batch sizes by the compared methods; on lone positives their sensitivity comes last."""
+    metrics = (*METRICS[dataset], *(("lone_sensitivity",) if kind == "lone" else ()))
+    parts = []
+    for start in HEAD_INITS:
+        own = select(groups, kind, dataset, start)
+        cells = {
+            (str(at), name): " / ".join(percent(estimate(own, name, at, metric)) for metric in metrics)
+            for at, name in product(settings_of(own), methods_of(own))
+        }
+        corner = f"{start} heads: {' / '.join(metrics).replace('_', ' ')}"
+        parts += [to_markdown(grid_table("", corner, cells, str))] if cells else []
+    return "\n".join(parts)
+
+
 def kinds_of(groups: Sequence[Group]) -> list[tuple[str, str, str]]:
     """Data sets, losses and head starts, in the order of the groups."""
     return list(dict.fromkeys((g["dataset"], g["loss"], g["head_init"]) for g in groups))

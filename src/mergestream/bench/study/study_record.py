@@ -14,7 +14,7 @@ import torch
 from mergestream.bench.analysis.comparison import grouped, mean_draws
 from mergestream.bench.analysis.cost import forwards_of
 from mergestream.bench.records import Run
-from mergestream.bench.study.results_plan import OURS, PoolRecipe, Stage
+from mergestream.bench.study.results_plan import LIFE, OURS, PoolRecipe, Stage
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.files import read_json, write_text
 
@@ -24,6 +24,8 @@ SINGLE = "single_expert"
 SCORES = ("accuracy", "balanced_accuracy", "auroc")
 PROBABILITIES = ("nll", "brier", "ece", "calibration_in_the_large")
 MOST_DRAWS = 200  # per target; a difference resamples targets and seeds as well
+# Kinds of stages with intervals; draws count every image once, which a long stream repeats.
+DRAWN = ("main", "streams", "ablation", *(kind for kind in LIFE if kind != "long"))
 Group = dict[str, Any]
 
 
@@ -62,6 +64,7 @@ def group_of(
     """All runs of one pool at one stage: rows, and every method's draws at each target."""
     alone = {(run.arguments["options"]["expert"], *_place(run)): run for run in runs if run.is_single}
     shown = [run for run in runs if stage.kind in ("main", "costs") or not run.is_single]
+    drawn = [run for run in shown if stage.draws_at in (None, run.arguments["batch_size"])]
     rows, more = [_row(run) for run in shown], dict[str, Any]()
     if stage.kind == "hostile":
         for row, run in zip(rows, shown, strict=True):
@@ -88,7 +91,7 @@ def group_of(
         "experts": answers,
         "left_out": dict(left_out),
         "rows": rows,
-        "resamples": _draws(shown, resamples) if stage.kind in ("main", "streams", "ablation") else {},
+        "resamples": _draws(drawn, resamples) if stage.kind in DRAWN else {},
         **more,
     }
 
@@ -101,6 +104,8 @@ def _place(run: Run) -> tuple[str, str]:
 def _row(run: Run) -> dict[str, Any]:
     stream, _, condition = run.stream.partition(", ")
     scores = {metric: run.metrics.get(metric) for metric in (*SCORES, *PROBABILITIES)}
+    if "lone_sensitivity" in run.metrics:
+        scores["lone_sensitivity"] = run.metrics["lone_sensitivity"]
     return {
         "method": run.label,
         "stream": stream,
