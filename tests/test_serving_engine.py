@@ -68,6 +68,8 @@ def same_as_step(answer: Any, step: ms.Step) -> None:
         ("select_expert", {}),
         ("single_expert", {"expert": "brest"}),
         ("adamerging", {"learning_rate": 0.05}),
+        ("tent", {"learning_rate": 0.05}),
+        ("surgery", {}),
         ("regmean", {"statistics": "target"}),
     ],
 )
@@ -637,7 +639,7 @@ def test_an_expert_that_the_guard_rails_alone_ask_may_refuse_and_leaves_no_trace
 
 
 @pytest.mark.parametrize("fallback", ["none", "ensemble", "uniform", "expert:brest"])
-@pytest.mark.parametrize("name", ["entropy_adaptive", "merge_and_fit", "mean", "adamerging"])
+@pytest.mark.parametrize("name", ["entropy_adaptive", "merge_and_fit", "mean", "adamerging", "sar", "surgery"])
 @pytest.mark.parametrize("most_numbers", [4096, 100], ids=["whole states", "large states as hashes"])
 def test_a_logged_step_is_computed_again_bit_for_bit(
     name: str, fallback: str, most_numbers: int, pool: ms.ExpertPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
