@@ -7,7 +7,9 @@ import shutil
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -44,9 +46,18 @@ def few_candidates(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def pool_folder(folder: Path, sites: tuple[str, ...] = SITES, seed: int = 0) -> Path:
+WRITTEN = TemporaryDirectory()
+
+
+@cache
+def written(sites: tuple[str, ...], seed: int) -> Path:
+    folder = Path(WRITTEN.name) / f"{'-'.join(sites)}-{seed}"
     write_pool(folder, sites, recipes=dict.fromkeys(sites, RECIPE), seed=seed, classes=phantom.CLASSES)
     return folder
+
+
+def pool_folder(folder: Path, sites: tuple[str, ...] = SITES, seed: int = 0) -> Path:
+    return Path(shutil.copytree(written(sites, seed), folder))
 
 
 @pytest.fixture(scope="module")
