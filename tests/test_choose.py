@@ -128,6 +128,7 @@ def test_the_rule_takes_the_first_of_those_that_are_safe_and_near_the_best(
     assert choice.method == expected == by_hand(scores, "c")
     assert choice.numbers["score"] == pytest.approx(statistics.mean(scores[expected]))
     assert choice.numbers["nll"] == pytest.approx(1.5)
+    assert choice.excluded == [name for name, values in scores.items() if values[0] < 0.68]
     assert choice.runner_up != expected
     assert choice.better_by == pytest.approx(choice.numbers["score"] - choice.runner_up_numbers["score"])
     assert not choice.weak

@@ -81,6 +81,7 @@ class Choice:
     runner_up: str | None
     runner_up_numbers: Numbers | None
     better_by: float | None  # its score less the runner-up's; negative where it is first in order only
+    excluded: list[str]  # candidates far below the reference at some pseudo-target
     pseudo_targets: int
     weak: bool
     rule: str = RULE
@@ -127,6 +128,7 @@ class _Contest:
             second,
             None if second is None else self._numbers(second),
             None if second is None else self._mean(method) - self._mean(second),
+            [name for name in names if name not in safe],
             len(self.parts),
             weak,
         )

@@ -152,4 +152,8 @@ def describe_choice(choice: Choice) -> list[str]:
         f"'{choice.runner_up}' is {-points:.1f} points better than '{choice.method}', not more than chance: the first "
         f"of equals is chosen."
     )
-    return ([weak] if choice.weak else []) + ([] if choice.runner_up is None else [better if points >= 0 else equal])
+    below = f"Excluded, more than 2 points below the reference at a pseudo-target: {', '.join(choice.excluded)}."
+    lines = [weak] if choice.weak else []
+    if choice.runner_up is not None:
+        lines.append(better if points >= 0 else equal)
+    return [*lines, below] if choice.excluded else lines
