@@ -302,6 +302,9 @@ def test_streams_of_real_life_from_the_command_line(consortium: Path, tmp_path: 
             assert abs(labels.count(2) - 0.2 * len(labels)) <= 0.5
         if plain == "lone:malignant":
             assert run.metrics["lone_sensitivity"] == run.metrics["recall"]["malignant"]
+    schema = json.loads((SCHEMAS / "run.schema.json").read_text())
+    for folder in (tmp_path / "out" / "runs").iterdir():
+        jsonschema.validate(json.loads((folder / "run.json").read_text()), schema)
     page = (tmp_path / "out" / "results.md").read_text()
     assert "## Sensitivity of the lone positive" in page
     assert "lone_sensitivity" in (tmp_path / "out" / "results.csv").read_text()
