@@ -95,24 +95,36 @@ def test_the_rule_is_that_of_the_page(options: dict, asked: list[bool]) -> None:
         assert (step.expert_forwards, step.merged_forwards) == (2 * len(pool) * asks, 1)
 
 
-def test_labels_and_answers_are_corrected_each_with_a_past_of_its_own() -> None:
+def test_answers_are_corrected_by_what_the_experts_say_about_the_mix() -> None:
     pool = make_pool("vit")
     method, plain = (ms.create_method("merge_and_fit", pool, correct=correct) for correct in (True, False))
     home = torch.full((len(CLASSES),), 1 / len(CLASSES))
     correction = Correction(LongRun(home, torch.ones_like(home), 0.0))
-    labels = answers = correction.start(len(pool))
-    head = None
+    mix, long_run, head = correction.start(len(pool)), correction.start(len(pool)).long_run, None
     for images in STREAM:
         assert isinstance(plain, MergeAndFit)
         batch = Batch(pool.prepare(images))
         window = FadingWindow.of(batch, 4096)
         experts, (features, _) = plain._experts(batch), plain._features(batch, plain.start(), True)
-        targets, labels = correction.correct(labels, experts, None, window)
+        targets, mix = correction.correct(mix, experts, None, window)
         head = plain._head.learn(plain._head.start() if head is None else head, features, targets, window)
-        expected, answers = correction.correct(
-            answers, plain._together(experts, plain._head.logits(head, features)), None, window
-        )
+        together = plain._together(experts, plain._head.logits(head, features))
+        long_run = correction.long_run.learn(long_run, together, None, window)
+        expected = correction.apply(mix, long_run, together, window)
         torch.testing.assert_close(torch.softmax(method.step(images).logits, -1), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [2, 4, 32])
+def test_small_batches_in_random_order_do_not_look_clumped(size: int) -> None:
+    """A head that learns from a batch answers its images alike; that is no news about their classes."""
+    method = ms.create_method("merge_and_fit", make_pool("vit"), temperature=5.0)
+    plain = ms.create_method("merge_and_fit", make_pool("vit"), temperature=5.0, correct=False)
+    images = make_images(128, seed=5)
+    batches = images.split(size)
+    own, other = (
+        torch.cat([torch.softmax(each.step(batch).logits, -1) for batch in batches]) for each in (method, plain)
+    )
+    assert float((own - other).abs().mean()) < 0.02
 
 
 # --- the discriminant ------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from mergestream.functional import class_mix, neighbours
 from mergestream.methods.prior_units import MORE_THAN_ONE, FadingWindow
 from mergestream.methods.state import PER_EXPERT, State
 
-CORRELATED_BEFORE = 0.05  # probability, before a stream, that the labels of a batch or of neighbours in time correlate
+CORRELATED_BEFORE = 0.01  # probability, before a stream, that the labels of a batch or of neighbours in time correlate
 HOME_IMAGES = 32.0  # how many images of the home mix the long run starts with
 RECENT_IMAGES = 8.0  # over so many images the recent past fades to 1/e
 
@@ -201,16 +201,23 @@ class Correction:
         """Corrected answers [B,C] for a batch's [B,C] and the experts' [K,B,C], where they were asked."""
         usual, seen = self.long_run.usual(state.long_run), state.long_run.images
         has_past = (seen > 0).float()
-        long_run = self.long_run.learn(state.long_run, answers, experts, window)
-        spread = state.spread.add(answers, usual, has_past, window)
-        clump = state.clump.add(answers, usual, seen, window)
-        recent = state.recent.add(answers, usual, has_past, window)
-        variance, (assumed, expected) = spread.variance(), self.long_run.mixes(long_run)
-        expected = recent.expected(expected, variance, assumed)
-        probable, rho = clump.correlation(variance, assumed)
+        state = CorrectionState(
+            self.long_run.learn(state.long_run, answers, experts, window),
+            state.spread.add(answers, usual, has_past, window),
+            state.clump.add(answers, usual, seen, window),
+            state.recent.add(answers, usual, has_past, window),
+        )
+        corrected = self.apply(state, state.long_run, answers, window)
+        return corrected, replace(state, recent=state.recent.remember(corrected, window))
+
+    def apply(self, state: CorrectionState, long_run: LongRunState, answers: Tensor, window: FadingWindow) -> Tensor:
+        """Other answers [B,C] to the same batch, with a long run of their own, corrected by what a state says."""
+        variance, (usual, _) = state.spread.variance(), self.long_run.mixes(state.long_run)
+        assumed, expected = self.long_run.mixes(long_run)
+        expected = state.recent.expected(expected, variance, usual)
+        probable, rho = state.clump.correlation(variance, usual)
         present = (window.shares > 0).float()
         together = neighbours.answers_in_batch(answers, assumed, expected, 1 / rho - 1, present)
         alone = class_mix.reweighted(answers, expected, assumed)
         probable = probable * (window.images > MORE_THAN_ONE)
-        corrected = probable * together + (1 - probable) * alone
-        return corrected, CorrectionState(long_run, spread, clump, recent.remember(corrected, window))
+        return probable * together + (1 - probable) * alone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +16,7 @@ from mergestream.functional.neighbours import TINY
 from mergestream.methods.base import Method, option
 from mergestream.methods.batchnorm_window import WINDOW, BatchNormWindow, WindowState
 from mergestream.methods.card_values import resolve_home, resolve_temperature, variance_between_sites
-from mergestream.methods.correction import Correction, CorrectionState, LongRun
+from mergestream.methods.correction import Correction, CorrectionState, LongRun, LongRunState
 from mergestream.methods.discriminant_head import DiscriminantHead, DiscriminantState
 from mergestream.methods.prior_units import FadingWindow
 from mergestream.methods.seen_classes import SeenClasses
@@ -57,8 +57,8 @@ class DistanceState(State):
 class MergeAndFitState(State):
     batches: int
     asked: int  # images that the experts have answered since the start, or since the last alarm
-    labels: CorrectionState = field(metadata={"prefix": "labels_"})
-    answers: CorrectionState = field(metadata={"prefix": "answers_"})
+    mix: CorrectionState = field(metadata={"prefix": "mix_"})  # what the stream says about its classes
+    answers: LongRunState = field(metadata={"prefix": "answers_"})
     head: DiscriminantState | None = field(metadata={"prefix": "head_"})
     distance: DistanceState | None = field(metadata={"prefix": "distance_"})
     batchnorm: WindowState | None = field(metadata={"prefix": "batchnorm_"})
@@ -113,27 +113,28 @@ class MergeAndFit(Method[MergeAndFitState]):
         head = None if self._head is None else self._head.start()
         distance = DistanceState.start(self.pool.device) if self.ask_drift and not self._always else None
         batchnorm = None if self._window is None else self._window.start()
-        return MergeAndFitState(0, 0, correction, correction, head, distance, batchnorm)
+        return MergeAndFitState(0, 0, correction, correction.long_run, head, distance, batchnorm)
 
     def advance(self, batch: Batch, state: MergeAndFitState) -> tuple[Step, MergeAndFitState]:
         asks, window = self._asks(state), FadingWindow.of(batch, self.memory)
         experts = self._experts(batch) if asks else None
         features, batchnorm = self._features(batch, state, asks)
-        labels, head, own, asked = state.labels, state.head, None, state.asked
-        if experts is not None:
-            targets, labels = self._corrected(labels, experts, window)
+        mix, head, own, asked, distance = state.mix, state.head, None, state.asked, state.distance
+        targets = experts
+        if experts is not None and self.correct:
+            targets, mix = self._correction.correct(mix, experts, None, window)
         if self._head is not None and head is not None and features is not None:
-            head = head if experts is None else self._head.learn(head, features, targets, window)
+            head = head if targets is None else self._head.learn(head, features, targets, window)
             own = self._head.logits(head, features)
-        answers, corrected = self._corrected(state.answers, self._together(experts, own), window)
-        distance = state.distance
-        if not asks and distance is not None and self._head is not None and head is not None and features is not None:
-            distance = distance.add(self._head.distance(head, features) @ window.shares, window.images)
-            if distance.excess() > self.ask_drift:  # another scanner or site: start over
-                head, distance, asked = self._head.start(), DistanceState.start(self.pool.device), 0
+            if not asks and distance is not None:
+                distance = distance.add(self._head.distance(head, features) @ window.shares, window.images)
+        answers, mix, long_run = self._corrected(self._together(experts, own), mix, state.answers, window, asks)
+        if not asks and distance is not None and self._head is not None and distance.excess() > self.ask_drift:
+            # Another scanner or site: start over.
+            head, distance, asked = self._head.start(), DistanceState.start(self.pool.device), 0
         asked += len(batch.images) if asks and not self._always else 0
         step = Step(answers.clamp_min(TINY).log(), self._coefficients.clone())
-        return step, MergeAndFitState(state.batches + 1, asked, labels, corrected, head, distance, batchnorm)
+        return step, MergeAndFitState(state.batches + 1, asked, mix, long_run, head, distance, batchnorm)
 
     def _asks(self, state: MergeAndFitState) -> bool:
         """Whether the experts answer the next batch."""
@@ -184,9 +185,20 @@ class MergeAndFit(Method[MergeAndFitState]):
         return torch.softmax(torch.lerp(experts.clamp_min(TINY).log(), own, 1 / (1 + len(self.pool))), dim=-1)
 
     def _corrected(
-        self, state: CorrectionState, answers: Tensor, window: FadingWindow
-    ) -> tuple[Tensor, CorrectionState]:
-        return self._correction.correct(state, answers, None, window) if self.correct else (answers, state)
+        self, answers: Tensor, mix: CorrectionState, long_run: LongRunState, window: FadingWindow, asks: bool
+    ) -> tuple[Tensor, CorrectionState, LongRunState]:
+        """The final answers [B,C], and what is known about the mix of classes and about such answers after them.
+
+        A head that has just learnt from a batch answers its images alike, whatever their classes. So while the experts
+        are asked, their answers alone say how alike the classes of a batch are.
+        """
+        if not self.correct:
+            return answers, mix, long_run
+        if asks:
+            long_run = self._correction.long_run.learn(long_run, answers, None, window)
+            return self._correction.apply(mix, long_run, answers, window), mix, long_run
+        corrected, after = self._correction.correct(replace(mix, long_run=long_run), answers, None, window)
+        return corrected, replace(after, long_run=mix.long_run), after.long_run
 
     def merge_into(self, state: MergeAndFitState, out: Tensor) -> None:
         self.pool.merge(self._coefficients, out=out)
