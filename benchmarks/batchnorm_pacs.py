@@ -38,6 +38,8 @@ METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("corrected", {"base": "ensemble"}),
     ("corrected", {"base": "mean(recalibrate_bn=window)"}),
     ("corrected", {"base": "entropy_adaptive(recalibrate_bn=window)"}),
+    ("merge_and_fit", {}),
+    ("merge_once", {"ask_first": 256}),
 )
 
 

@@ -197,7 +197,7 @@ def batchnorm_table() -> str:
     lines = [f"| EfficientNet-Lite0, PACS | {' | '.join(streams)} |", "|---|" + "---:|" * len(streams)]
     for method in dict.fromkeys(row["method"] for row in record["rows"]):
         values = [mean_of(picked(record["rows"], method=method, stream=stream), "accuracy") for stream in streams]
-        lines.append(f"| {method} | {' | '.join(f'{100 * value:.1f}' for value in values)} |")
+        lines.append(f"| {method} | {' | '.join(f'{value:.1f}' for value in values)} |")
     return "\n".join(lines)
 
 

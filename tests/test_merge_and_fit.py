@@ -105,7 +105,7 @@ def test_answers_are_corrected_by_what_the_experts_say_about_the_mix() -> None:
         assert isinstance(plain, MergeAndFit)
         batch = Batch(pool.prepare(images))
         window = FadingWindow.of(batch, 4096)
-        experts, (features, _) = plain._experts(batch), plain._features(batch, plain.start(), True)
+        experts, features = plain._experts(batch), plain._features(batch, plain.start())
         targets, mix = correction.correct(mix, experts, None, window)
         head = plain._head.learn(plain._head.start() if head is None else head, features, targets, window)
         together = plain._together(experts, plain._head.logits(head, features))
@@ -213,15 +213,6 @@ def test_the_merged_weights_answer_as_the_head() -> None:
         step = method.step(make_images(8, seed=seed))
     own = torch.log_softmax(pool.forward(method.merged_weights(), make_images(8, seed=2)), dim=-1)
     torch.testing.assert_close(own, step.logits, rtol=1e-3, atol=1e-4)
-
-
-def test_batchnorm_statistics_stay_while_nobody_is_asked() -> None:
-    method = ms.create_method("merge_once", make_pool("resnet"), ask_first=4, ask_drift=0.0)
-    method.step(make_images(4))
-    before = method.state.batchnorm
-    step = method.step(make_images(4, seed=1))
-    assert method.state.batchnorm is before
-    assert (step.expert_forwards, step.merged_forwards) == (0, 1)
 
 
 @pytest.mark.parametrize(

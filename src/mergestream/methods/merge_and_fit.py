@@ -14,14 +14,12 @@ from mergestream.functional import class_mix
 from mergestream.functional import coefficients as simplex
 from mergestream.functional.neighbours import TINY
 from mergestream.methods.base import Method, option
-from mergestream.methods.batchnorm_window import WINDOW, BatchNormWindow, WindowState
 from mergestream.methods.card_values import resolve_home, resolve_temperature, variance_between_sites
 from mergestream.methods.correction import Correction, CorrectionState, LongRun, LongRunState
 from mergestream.methods.discriminant_head import DiscriminantHead, DiscriminantState
 from mergestream.methods.prior_units import FadingWindow
 from mergestream.methods.seen_classes import SeenClasses
 from mergestream.methods.state import State, Step
-from mergestream.networks.layers import batchnorm_layers
 from mergestream.networks.preprocessing import ORIGINAL, view_names
 from mergestream.pool.runner import Batch
 from mergestream.runtime.errors import NetworkError
@@ -61,7 +59,6 @@ class MergeAndFitState(State):
     answers: LongRunState = field(metadata={"prefix": "answers_"})
     head: DiscriminantState | None = field(metadata={"prefix": "head_"})
     distance: DistanceState | None = field(metadata={"prefix": "distance_"})
-    batchnorm: WindowState | None = field(metadata={"prefix": "batchnorm_"})
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -92,8 +89,6 @@ class MergeAndFit(Method[MergeAndFitState]):
         self._coefficients = simplex.uniform(len(pool), pool.device)
         home = class_mix.as_mix(resolve_home("card", pool)).to(pool.device)
         self._correction = Correction(LongRun(home, variance_between_sites(pool), 0.0))
-        has_batchnorm = bool(batchnorm_layers(pool.template.module))
-        self._window = BatchNormWindow.of(pool, WINDOW) if has_batchnorm else None
         self._head: DiscriminantHead | None = None
         if pool.last_layer is not None:
             classes, features = pool.last_layer.shape
@@ -112,13 +107,12 @@ class MergeAndFit(Method[MergeAndFitState]):
         correction = self._correction.start(len(self.pool))
         head = None if self._head is None else self._head.start()
         distance = DistanceState.start(self.pool.device) if self.ask_drift and not self._always else None
-        batchnorm = None if self._window is None else self._window.start()
-        return MergeAndFitState(0, 0, correction, correction.long_run, head, distance, batchnorm)
+        return MergeAndFitState(0, 0, correction, correction.long_run, head, distance)
 
     def advance(self, batch: Batch, state: MergeAndFitState) -> tuple[Step, MergeAndFitState]:
         asks, window = self._asks(state), FadingWindow.of(batch, self.memory)
         experts = self._experts(batch) if asks else None
-        features, batchnorm = self._features(batch, state, asks)
+        features = self._features(batch, state)
         mix, head, own, asked, distance = state.mix, state.head, None, state.asked, state.distance
         targets = experts
         if experts is not None and self.correct:
@@ -134,7 +128,7 @@ class MergeAndFit(Method[MergeAndFitState]):
             head, distance, asked = self._head.start(), DistanceState.start(self.pool.device), 0
         asked += len(batch.images) if asks and not self._always else 0
         step = Step(answers.clamp_min(TINY).log(), self._coefficients.clone())
-        return step, MergeAndFitState(state.batches + 1, asked, mix, long_run, head, distance, batchnorm)
+        return step, MergeAndFitState(state.batches + 1, asked, mix, long_run, head, distance)
 
     def _asks(self, state: MergeAndFitState) -> bool:
         """Whether the experts answer the next batch."""
@@ -152,28 +146,15 @@ class MergeAndFit(Method[MergeAndFitState]):
         calibrated = self._seen.filled(logits / self._temperature[:, None, None])
         return torch.softmax(calibrated, dim=-1).mean(dim=0)
 
-    def _features(self, batch: Batch, state: MergeAndFitState, asks: bool) -> tuple[Tensor | None, WindowState | None]:
-        """The merged encoder's features [B,D], if a head can be fitted, and its BatchNorm statistics after this batch.
-
-        Without the experts these statistics stay as they are, so that an image costs one forward.
-        """
+    def _features(self, batch: Batch, state: MergeAndFitState) -> Tensor | None:
+        """The merged encoder's features [B,D]; None where no head can be fitted."""
         if self._head is None or state.head is None:
-            return None, state.batchnorm
+            return None
         try:
-            if self._window is None or state.batchnorm is None:
-                return self.pool.forward_with_inputs(self.merged(state), batch.images)[1], None
-            self.held_from = None  # the last batch's statistics have overwritten the merged ones
-            weights = self.merged(state)
-            if not asks:
-                self._window.write(state.batchnorm, weights)
-                return self.pool.forward_with_inputs(weights, batch.images)[1], state.batchnorm
-            own = batch.expert_logits[ORIGINAL]
-            with self._window.measuring(batch, state.batchnorm, weights, own) as measured:
-                features = self.pool.forward_with_inputs(weights, batch.images)[1]
-            return features, measured.state
+            return self.pool.forward_with_inputs(self.merged(state), batch.images)[1]
         except NetworkError as error:
             self._answer_without_a_head(str(error))
-            return None, state.batchnorm
+            return None
 
     def _together(self, experts: Tensor | None, own: Tensor | None) -> Tensor:
         """Answers [B,C] of the experts, of the head (its log-probabilities), or of both: it is one voice more."""
@@ -205,11 +186,7 @@ class MergeAndFit(Method[MergeAndFitState]):
 
     def weights(self, state: MergeAndFitState) -> Tensor:
         """The merged model's weights [P] with the head that was fitted last: a copy."""
-        if self._window is not None:
-            self.held_from = None  # the buffer may hold a window's statistics
         weights, last = self.merged(state).clone(), self.pool.last_layer
-        if self._window is not None and state.batchnorm is not None:
-            self._window.write(state.batchnorm, weights)
         if last is not None and state.head is not None:
             last.write(weights, state.head.weight, state.head.bias - state.head.weight @ state.head.centre)
         return weights
