@@ -21,7 +21,7 @@ from mergestream.methods.correction import (
     LongRunState,
     SpreadState,
 )
-from mergestream.methods.prior_units import FadingWindow
+from mergestream.methods.fading_window import FadingWindow
 from mergestream.pool.runner import Batch
 
 RARE = torch.tensor([0.84, 0.16])

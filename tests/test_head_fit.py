@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import mergestream as ms
 from conftest import make_images, make_pool
 from mergestream.functional import head_fit
-from mergestream.methods.prior_units import FadingWindow, FittedHead
+from mergestream.methods.fading_window import FadingWindow
+from mergestream.methods.fitted_head import FittedHead
 from mergestream.networks.layers import LastLayer
 from mergestream.runtime.errors import InputError, NetworkError
 

@@ -12,8 +12,8 @@ from conftest import CLASSES, NAMES, make_experts, make_images, make_pool, micro
 from mergestream.functional import head_fit
 from mergestream.functional.discriminant import discriminant
 from mergestream.methods.correction import Correction, LongRun
+from mergestream.methods.fading_window import FadingWindow
 from mergestream.methods.merge_and_fit import MergeAndFit
-from mergestream.methods.prior_units import FadingWindow
 from mergestream.pool.runner import Batch
 from mergestream.runtime.errors import InputError
 

@@ -13,7 +13,7 @@ from mergestream.functional.neighbours import TINY
 from mergestream.methods.base import option
 from mergestream.methods.card_values import resolve_home, variance_between_sites
 from mergestream.methods.correction import Correction, CorrectionState, LongRun
-from mergestream.methods.prior_units import FadingWindow
+from mergestream.methods.fading_window import FadingWindow
 from mergestream.methods.seen_classes import SeenClasses
 from mergestream.methods.state import PART, Step
 from mergestream.methods.wrapper import Wrapper, WrapperState

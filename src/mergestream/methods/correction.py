@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mergestream.functional import class_mix, neighbours
-from mergestream.methods.prior_units import MORE_THAN_ONE, FadingWindow
+from mergestream.methods.fading_window import MORE_THAN_ONE, FadingWindow
 from mergestream.methods.state import PER_EXPERT, State
 
 CORRELATED_BEFORE = 0.01  # probability, before a stream, that the labels of a batch or of neighbours in time correlate

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mergestream.functional import head_fit
 from mergestream.functional.discriminant import discriminant
-from mergestream.methods.prior_units import FadingWindow
+from mergestream.methods.fading_window import FadingWindow
 from mergestream.methods.state import OF_ALL_EXPERTS, State
 
 

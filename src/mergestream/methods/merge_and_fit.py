@@ -17,7 +17,7 @@ from mergestream.methods.base import Method, option
 from mergestream.methods.card_values import resolve_home, resolve_temperature, variance_between_sites
 from mergestream.methods.correction import Correction, CorrectionState, LongRun, LongRunState
 from mergestream.methods.discriminant_head import DiscriminantHead, DiscriminantState
-from mergestream.methods.prior_units import FadingWindow
+from mergestream.methods.fading_window import FadingWindow
 from mergestream.methods.seen_classes import SeenClasses
 from mergestream.methods.state import State, Step
 from mergestream.networks.preprocessing import ORIGINAL, view_names

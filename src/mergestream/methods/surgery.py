@@ -9,8 +9,9 @@ from torch import Tensor
 from mergestream.functional import coefficients as simplex
 from mergestream.functional.head_fit import writes_logits
 from mergestream.methods.base import option
+from mergestream.methods.fading_window import FadingWindow
+from mergestream.methods.fitted_head import FitState, FittedHead
 from mergestream.methods.merged_model import MergedModel, MergedState
-from mergestream.methods.prior_units import FadingWindow, FitState, FittedHead
 from mergestream.methods.seen_classes import SeenClasses
 from mergestream.methods.state import PART, Step
 from mergestream.networks.preprocessing import ORIGINAL
