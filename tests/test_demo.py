@@ -189,7 +189,7 @@ def test_the_full_demo_ends_well(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     rows = {(row["label"], row["stream"]): row for row in results["results"]}
-    assert len(rows) == (29 + 2) * 5
+    assert len(rows) == (len(demo.FULL.variants) + 2) * 5
     assert all(row["runs"] in (12, 36) for row in rows.values())
     for expert in results["experts"]:
         assert expert["validation"]["accuracy"] > 0.75
