@@ -13,6 +13,7 @@ from mergestream.methods.state import PER_EXPERT, State
 
 CORRELATED_BEFORE = 0.01  # probability, before a stream, that the labels of a batch or of neighbours in time correlate
 HOME_IMAGES = 32.0  # how many images of the home mix the long run starts with
+BATCH_BIAS = 0.3  # nats: how far the stain, scanner or slide of a batch may move the log-odds of its answers
 RECENT_IMAGES = 8.0  # over so many images the recent past fades to 1/e
 
 
@@ -115,10 +116,18 @@ class ClumpState(State):
     def correlation(self, variance: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:
         """How probable it is that the labels of a batch correlate [], and by how much []."""
         freedom = self.batches * neighbours.degrees_of_freedom(variance)
-        squares = (self.excess + self.chance) / self.chance.clamp_min(neighbours.TINY) * freedom
-        whole = _covariance_of_one_class(variance, mix) * self.batches  # for rho = 1
-        ratio = whole / self.chance.clamp_min(neighbours.TINY)
+        explained = (self.chance + self.batches * _variance_of_bias(variance, mix)).clamp_min(neighbours.TINY)
+        squares = (self.excess + self.chance) / explained * freedom
+        ratio = _covariance_of_one_class(variance, mix) * self.batches / explained  # for rho = 1
         return neighbours.correlation_in_batches(squares.clamp_min(0.0), freedom, ratio, CORRELATED_BEFORE)
+
+
+def _variance_of_bias(variance: Tensor, mix: Tensor) -> Tensor:
+    """Squared shift [] of a batch's mean answer that a bias common to its images explains.
+
+    A shift of log-odds moves an answer p by p (1 - p), whose mean follows from the answers' variance [C] and mix [C].
+    """
+    return BATCH_BIAS**2 * (mix * (1 - mix) - variance).clamp_min(0.0).square().sum()
 
 
 def _covariance_of_one_class(variance: Tensor, mix: Tensor) -> Tensor:
@@ -156,7 +165,8 @@ class RecentState(State):
         """The mix [C] that is expected next: between `expected` [C] and the recent past, as far as neighbours agree."""
         pairs = self.pairs.clamp_min(1.0)
         error = self.squares / pairs / (neighbours.degrees_of_freedom(variance) * pairs).sqrt()
-        probable, rho = _correlation(self.products / pairs, error, self.pairs, variance, mix)
+        covariance = self.products / pairs - _variance_of_bias(variance, mix)
+        probable, rho = _correlation(covariance, error, self.pairs, variance, mix)
         strength = 1 / (probable * rho).clamp_min(neighbours.LEAST) - 1
         return (strength * expected + self.answers) / (strength + self.answers.sum())
 
