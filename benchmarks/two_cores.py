@@ -45,15 +45,18 @@ METHODS = (
     "mean", "ensemble", "ensemble(views=hflip)", "entropy_adaptive", "entropy_adaptive(momentum=0.9)", "t3a(mean)",
     "lame(ensemble(views=hflip))", "label_shift(ensemble(views=hflip))", "prior_roid(ensemble(views=hflip))",
     "image_weights", "corrected", "corrected(mean)", "merge_and_fit", "merge_and_fit(correct=False)",
-    "merge_and_fit(temperature=1)", "merge_and_fit(views=())", "merge_and_fit(ask_first=256, ask_every=4)", "merge_once(ask_first=256)",
+    "merge_and_fit(temperature=1)", "merge_and_fit(views=())", "merge_and_fit(ask_first=256, ask_every=4)",
+    "merge_once(ask_first=256)",
 )  # fmt: skip
 RULES, RIVALS = ("merge_and_fit", "merge_once(ask_first=256)"), (
     "mean", "ensemble", "ensemble(views=hflip)", "entropy_adaptive", "t3a(mean)", "lame(ensemble(views=hflip))",
     "corrected", "corrected(mean)", "merge_and_fit",
 )  # fmt: skip
 USUAL = 32  # images per batch; other sizes run on the first two streams, variants there only
-SIZED = ("mean", "ensemble", "ensemble(views=hflip)", "entropy_adaptive", "corrected", "lame(ensemble(views=hflip))", "t3a(mean)",
-         *RULES)  # fmt: skip
+SIZED = (
+    "mean", "ensemble", "ensemble(views=hflip)", "entropy_adaptive", "corrected", "lame(ensemble(views=hflip))",
+    "t3a(mean)", *RULES,
+)  # fmt: skip
 COMPARED = ("accuracy", "balanced_accuracy", "auroc")
 METRICS = ("accuracy", "balanced_accuracy", "auroc", "nll", "brier", "ece", "calibration_in_the_large")
 
@@ -241,11 +244,10 @@ def measured(dataset: str, start: str, arguments: argparse.Namespace) -> Iterato
             if domain != target
         }
         pool, own = pool_of(sources, data, dataset, arguments.weights), data["domains"][target]
-        logits = target_logits(pool, own["x"])
         for seed in arguments.seeds:
             chosen = np.sort(np.random.RandomState(seed).permutation(len(own["y"]))[: arguments.images])
             tokens, labels = own["x"][chosen], own["y"][chosen]
-            known = {view: values[:, chosen] for view, values in logits.items()}
+            logits = target_logits(pool, tokens)
             groups = [own["groups"][i] for i in chosen] if dataset == "midog" else None
             for spec, size in product(STREAMS[dataset], arguments.batch_sizes):
                 if size != USUAL and spec not in STREAMS[dataset][:2]:
@@ -256,7 +258,7 @@ def measured(dataset: str, start: str, arguments: argparse.Namespace) -> Iterato
                 place = {"dataset": dataset, "heads": start, "target": target, "stream": spec, "batch": size}
                 for text in METHODS if size == USUAL and spec in STREAMS[dataset][:2] else SIZED:
                     began = time.perf_counter()
-                    answers, forwards = run(method_of(text, pool), tokens, known, batches)
+                    answers, forwards = run(method_of(text, pool), tokens, logits, batches)
                     report = summarise(answers, truth, classes)
                     row = {**place, "seed": seed, "method": text, "images": len(truth), "forwards": round(forwards, 3)}
                     row |= {"seconds": round(time.perf_counter() - began, 2)} | {name: report[name] for name in METRICS}

@@ -19,21 +19,22 @@ def probabilities(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     return torch.softmax(logits.float() / tau, dim=-1)
 
 
-def image_entropy(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-    """H_k(x) = -sum_c p log p, in nats. [K,B,C] -> [K,B]."""
+def entropy(logits: Tensor, temperature: float | Tensor = 1.0, shares: Tensor | None = None) -> Tensor:
+    """E_k = mean over x of -sum_c p log p, in nats (Eq. 3). logits [K,B,C] -> [K].
+
+    Here and below `shares` [B] are the weights of images in the mean; they sum to 1, and padding has 0.
+    """
     tau = temperature.reshape(-1, 1, 1) if isinstance(temperature, Tensor) else temperature
     log_p = torch.log_softmax(logits.float() / tau, dim=-1)
     p = log_p.exp()
     # Logits further apart than fp32 reaches give log p = -inf, and 0 * -inf is no number.
-    return -torch.where(p > 0, p * log_p, 0).sum(dim=-1)
+    terms = torch.where(p > 0, p * log_p, 0).sum(dim=-1)
+    return -(terms.mean(dim=-1) if shares is None else (terms * shares).sum(dim=-1))
 
 
-def entropy(logits: Tensor, temperature: float | Tensor = 1.0, shares: Tensor | None = None) -> Tensor:
-    """E_k = mean over x of H_k(x) (Eq. 3). logits [K,B,C] -> [K].
-
-    Here and below `shares` [B] are the weights of images in the mean; they sum to 1, and padding has 0.
-    """
-    return _mean(image_entropy(logits, temperature), shares)
+def image_entropy(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
+    """H_k(x) = -sum_c p log p, in nats. [K,B,C] -> [K,B]."""
+    return torch.special.entr(probabilities(logits, temperature)).sum(dim=-1)
 
 
 def divergence(logits: Tensor, temperature: float | Tensor = 1.0, shares: Tensor | None = None) -> Tensor:
