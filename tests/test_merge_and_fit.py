@@ -14,6 +14,7 @@ from mergestream.functional.discriminant import discriminant
 from mergestream.methods.correction import Correction, LongRun
 from mergestream.methods.fading_window import FadingWindow
 from mergestream.methods.merge_and_fit import MergeAndFit
+from mergestream.methods.spelling import parse_variants
 from mergestream.pool.runner import Batch
 from mergestream.runtime.errors import InputError
 
@@ -228,4 +229,6 @@ def test_wrong_options_are_refused(options: dict) -> None:
 def test_the_rule_of_version_0_1_names_its_successor() -> None:
     with pytest.raises(InputError, match="use 'merge_and_fit' instead"):
         ms.create_method("prior_adaptive", make_pool("vit"))
+    with pytest.raises(InputError, match="use 'merge_and_fit' instead"):
+        parse_variants("mean, prior_adaptive(anchor=0)")
     assert len(MergeAndFit.option_names()) <= 8

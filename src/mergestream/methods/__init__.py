@@ -21,6 +21,7 @@ from mergestream.methods.regmean_pp import RegMeanPlusPlus
 from mergestream.methods.sar import Sar
 from mergestream.methods.select_expert import SelectExpert
 from mergestream.methods.single_expert import SingleExpert
+from mergestream.methods.spelling import unknown_method
 from mergestream.methods.state import State, Step
 from mergestream.methods.surgery import Surgery
 from mergestream.methods.t3_js import T3JS
@@ -63,8 +64,6 @@ METHODS: dict[str, type[Method[Any]]] = {
     "surgery": Surgery,
 }
 
-REPLACED = {"prior_adaptive": "merge_and_fit"}  # old runs with these names can still be read
-
 
 def list_methods() -> list[str]:
     return list(METHODS)
@@ -72,10 +71,8 @@ def list_methods() -> list[str]:
 
 def create_method(name: str, pool: ExpertPool, **options: Any) -> Method[Any]:
     """Create a method by name. Unknown names and options are refused with the nearest match."""
-    if name in REPLACED:
-        raise InputError(f"The method '{name}' of version 0.1 is gone; use '{REPLACED[name]}' instead.")
     if not isinstance(name, str) or name not in METHODS:
-        raise unknown_name("method", str(name), METHODS)
+        raise unknown_method(str(name))
     if not isinstance(pool, ExpertPool):
         raise InputError(f"A method needs an ExpertPool, got {type(pool).__name__}.")
     kind = METHODS[name]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from mergestream.runtime.errors import InputError, unknown_name
+from mergestream.runtime.errors import InputError, MergestreamError, unknown_name
 from mergestream.runtime.option_checks import parse_choices, split_outside_brackets
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mergestream.pool.expert_pool import ExpertPool
 
 BASE_OPTION = "base"  # the option of a wrapper that is a method itself
+REPLACED = {"prior_adaptive": "merge_and_fit"}  # old runs with these names can still be read
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,13 @@ def default_base(method: str) -> str | None:
     return None if parameter is None else str(parameter.default)
 
 
+def unknown_method(name: str) -> MergestreamError:
+    """The error for a method that does not exist, or no longer."""
+    if name in REPLACED:
+        return InputError(f"The method '{name}' of version 0.1 is gone; use '{REPLACED[name]}' instead.")
+    return unknown_name("method", name, _methods())
+
+
 def _methods() -> "Mapping[str, type[Method[Any]]]":
     from mergestream.methods import METHODS  # the table holds the wrappers, which need this grammar
 
@@ -87,7 +95,7 @@ def _grid(item: str, outside: tuple[str, ...] = ()) -> Iterator[Variant]:
         raise InputError(f"'{item.strip()}' is not a method. Write name, or name(option=value, option=this|that).")
     name, inside = match.groups()
     if name not in _methods():
-        raise unknown_name("method", name, _methods())
+        raise unknown_method(name)
     if name in outside:
         raise InputError(f"'{name}' cannot be its own base.")
     choices: dict[str, list[tuple[str, Any]]] = {}
