@@ -1,11 +1,12 @@
 # Everything runs in .venv, which the first target to need it creates with plain venv and pip.
 PYTHON ?= python3
 BIN := .venv/bin
+DEMO_READY := .venv/.ready-demo
 READY := .venv/.ready
 
-.PHONY: demo test test-slow check audit docs-tables format clean
+.PHONY: demo test test-slow check audit docs docs-tables format clean
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	$(BIN)/mergestream demo --out demo
 
 test: $(READY)
@@ -20,6 +21,10 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The documentation site in site/; a broken link fails.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Tables and figures of docs/results.md and the README, from the committed records.
 docs-tables: $(READY)
@@ -37,8 +42,15 @@ format: $(READY)
 clean:
 	rm -rf .venv demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(READY): pyproject.toml constraints.txt
+# What the demo needs: the library and the report's interactive figures.
+$(DEMO_READY): pyproject.toml constraints.txt
 	@echo "Setting up .venv (once; PyTorch is large, this takes some minutes) ..."
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[report]"
+	@touch $@
+
+# Everything else, added to the same .venv.
+$(READY): $(DEMO_READY)
+	@echo "Adding what tests and development need to .venv (once) ..."
 	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev]"
 	@touch $@

@@ -31,8 +31,8 @@ def findings(pool: ms.ExpertPool, batches: Sequence[Tensor], shift: float = 0.0)
     method, memory, told = ms.create_method("entropy_adaptive", pool), Memory(), []
     for batch in batches:
         images = pool.prepare(batch)
-        experts = pool.logits(images)
-        step = method.step(images, expert_logits={ORIGINAL: experts})
+        experts = pool.logits(images, preprocessed=True)
+        step = method.step(images, expert_logits={ORIGINAL: experts}, preprocessed=True)
         logits = step.logits.clone()
         logits[:, 0] += shift
         seen = Seen(images, logits, experts, step.entropy, pool.names, pool.classes)

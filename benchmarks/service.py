@@ -1,33 +1,36 @@
-"""The service under load, beside calling the model directly in the same run: errors, latency, throughput, memory, log.
+"""The service under load, in turns with direct calls and with other servers around the same method.
 
-    python3 benchmarks/service.py --clients 64 --requests 20000 --json service.json
+    python3 benchmarks/service.py --requests 20000 --json service.json
 
 A real `mergestream serve` over a pool of micro ViTs with random weights; clients in another process, each with one
 connection, post PNGs of the phantom hospitals one at a time to a few streams and wait for each answer. Afterwards
-every answer is looked up in the audit log. The rival is a loop over `method.step` on the same pictures, decoded
-already, with nobody to answer and nothing to log.
+every answer is looked up in the audit log. In every round these take turns: `method.step` alone in a loop, on pictures
+decoded already, in batches of the size that the service had; the service; a bare FastAPI endpoint; LitServe, where it
+is installed. Ratios are of one round; their median is reported. A last short run shows where the milliseconds go.
+
+Single images share a step here (--no-single-image-answers), as direct batched calls do; `--alone` measures the
+service's default, one step per image, beside direct calls of one image.
 """
 
 import argparse
-import asyncio
-import io
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from provenance import provenance
 
 import mergestream as ms
@@ -38,7 +41,7 @@ from mergestream.pool.expert_card import BASE, ExpertCard
 from mergestream.serving.audit.lines import raw_lines
 from mergestream.serving.audit.log_verification import verify
 
-SETTLED = 2000  # requests after which memory should not grow any more
+HERE = Path(__file__).parent
 PICTURES = 512
 EXPERTS = ("lyon", "brest", "turin")
 NETWORK = "vit_tiny_patch16_224"
@@ -47,57 +50,110 @@ NETWORK = "vit_tiny_patch16_224"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--requests", type=int, default=20_000, help="in all rounds together")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch, in every process")
+    parser.add_argument("--alone", action="store_true", help="one step per image, the service's default")
+    parser.add_argument("--no-rivals", action="store_true")
     parser.add_argument("--serve", action="append", default=[], help="one more word for `mergestream serve`")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--client-of", help=argparse.SUPPRESS)
-    parser.add_argument("--pictures", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.client_of:
-        asyncio.run(ask(given))
-        return
+    os.environ["OMP_NUM_THREADS"] = str(given.threads)  # for the servers
+    torch.set_num_threads(given.threads)
     with tempfile.TemporaryDirectory() as folder:
-        found = about(given) | measured(given, Path(folder))
-    said = {key: value for key, value in found.items() if key not in ("command", "machine")}
-    print(json.dumps(said, indent=1))
+        record = circumstances(given) | measured(given, Path(folder))
+    print(json.dumps({key: value for key, value in record.items() if key not in ("command", "machine")}, indent=1))
     if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
-    if found["errors"] or found["answers_not_in_the_log"] or not found["log_verifies"]:
+        given.json.write_text(json.dumps(record, indent=1) + "\n")
+    if record["errors"] or record["answers_not_in_the_log"] or not record["log_verifies"]:
         sys.exit(1)
 
 
+def circumstances(given: argparse.Namespace) -> dict[str, Any]:
+    names = ("clients", "requests", "rounds", "streams", "threads", "alone", "serve")
+    about = {name: getattr(given, name) for name in names}
+    load = round(os.getloadavg()[0], 1)
+    about |= {"network": f"{NETWORK} {MICRO}", "experts": len(EXPERTS), "load_before": load, "cores": os.cpu_count()}
+    return about | provenance()
+
+
 def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    images = drawn()
+    images = phantom_pictures()
     np.save(folder / "pictures.npy", images)
     write_pool(folder / "pool", classes=ms.load_dataset("phantom").classes)
-    typical = max(1, given.clients // given.streams)
-    before = directly(folder / "pool", images, typical)
-    with served(folder, given.serve) as (url, server):
-        say(f"{url} is ready with {resident(server.pid):.0f} MiB")
-        answers, memory, seconds = under_load(given, folder, url, server.pid)
-    mean_batch = statistics.mean(answer["batch_size"] for answer in answers["answered"])
-    rate, batch = len(answers["answered"]) / seconds, round(mean_batch)
-    rivals = {size: directly(folder / "pool", images, size) for size in sorted({1, batch, typical, 32})}
+    words = ["--single-image-answers" if given.alone else "--no-single-image-answers", *given.serve]
+    rounds, memory = list[dict[str, Any]](), dict[str, float]()
+    with ExitStack() as stack:
+        url, server = stack.enter_context(served(folder, words))
+        others = {} if given.no_rivals else rivals(stack, folder)
+        each = given.requests // given.rounds
+        under_load(given, folder, url, stream_paths(given), min(each, 500))  # until everything is warm
+        memory["start"] = resident(server.pid)
+        for number in range(given.rounds):
+            rounds.append(one_round(given, folder, images, url, server, others, each))
+            memory[f"after {each * (number + 1)}"] = resident(server.pid)
+            say(json.dumps({key: value for key, value in rounds[-1].items() if key != "answered"}))
+    answered = [answer for each in rounds for answer in each.pop("answered")]
     return {
-        "errors": given.requests - len(answers["answered"]),
-        "error_kinds": answers["errors"],
-        "latency_ms": percentiles([answer["ms"] for answer in answers["answered"]]),
-        "requests_per_second": rate,
-        "mean_batch": mean_batch,
-        "directly_images_per_second": rivals,
-        "directly_before_the_load": {typical: before},
-        "ratio_to_directly_same_batch": rate / rivals[batch],
+        "errors": given.rounds * each - len(answered),
+        **summary(rounds, answered),
+        "rounds_measured": rounds,
         "rss_mib": memory,
-        "rss_ratio": memory["end"] / memory["settled"] if memory.get("settled") else None,
-        **looked_up(folder / "state" / "audit.jsonl", answers["answered"]),
+        "stages_ms": stages(given, folder, words),
+        **looked_up(folder / "state" / "audit.jsonl", answered),
     }
 
 
-# --- the service --------------------------------------------------------------------------------------------
+def one_round(given: Any, folder: Path, images: Any, url: str, server: Any, others: Any, count: int) -> dict[str, Any]:
+    """The service, direct calls at its batch size, and the rivals, one after the other."""
+    before = processor_seconds(server.pid)
+    load = under_load(given, folder, url, stream_paths(given), count)
+    used = processor_seconds(server.pid) - before
+    batch = max(1, round(statistics.mean(answer["batch_size"] for answer in load["answered"])))
+    rate = len(load["answered"]) / load["seconds"]
+    result = {
+        "requests_per_second": rate,
+        "mean_batch": batch,
+        "server_cpu_ms": 1000 * used / count,
+        "client_cpu_ms": 1000 * load["cpu_seconds"] / count,
+        **directly(folder / "pool", images, batch),
+        "answered": load["answered"],
+    }
+    result["ratio_to_direct"] = rate / result["direct"]
+    for name, address in others.items():
+        load = under_load(given, folder, address, ["/answer"], max(64, count // 5))
+        result[name] = len(load["answered"]) / load["seconds"]
+        result[f"{name}_p99_ms"] = percentiles([each["ms"] for each in load["answered"]])["p99"]
+        result[f"ratio_to_{name}"] = rate / result[name]
+    return result
 
 
-def drawn() -> np.ndarray:
+def summary(rounds: list[dict[str, Any]], answered: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the rounds."""
+    names = [name for name in rounds[0] if name != "answered"]
+    medians = {name: statistics.median(each[name] for each in rounds) for name in names}
+    return {"latency_ms": percentiles([answer["ms"] for answer in answered]), **medians}
+
+
+def directly(pool: Path, images: np.ndarray, batch: int, seconds: float = 4.0) -> dict[str, float]:
+    """Images per second of `method.step` alone, on decoded pictures, and processor time per image."""
+    method = ms.create_method("entropy_adaptive", ms.ExpertPool.load(pool))
+    batches = [each for each in torch.from_numpy(images).split(batch) if len(each) == batch]
+    for each in batches[:5]:
+        method.step(each)
+    done, began, processor = 0, time.perf_counter(), time.process_time()
+    while time.perf_counter() - began < seconds:
+        method.step(batches[done % len(batches)])
+        done += 1
+    rate = done * batch / (time.perf_counter() - began)
+    return {"direct": rate, "direct_cpu_ms": 1000 * (time.process_time() - processor) / (done * batch)}
+
+
+# --- servers ------------------------------------------------------------------------------------------------
+
+
+def phantom_pictures() -> np.ndarray:
     """Pictures [N,3,H,W] of all phantom hospitals in turn."""
     data = ms.load_dataset("phantom")
     each = -(-PICTURES // len(data.domains))
@@ -112,19 +168,20 @@ def write_pool(folder: Path, classes: tuple[str, ...]) -> None:
 
 
 @contextmanager
-def served(folder: Path, more: list[str]) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def served(
+    folder: Path, more: list[str], program: tuple[str, ...] = ("-m", "mergestream"), state: str = "state"
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """`mergestream serve` in a process of its own, ended as an operator would."""
-    line = [sys.executable, "-m", "mergestream", "serve", str(folder / "pool"), "--port", "0", "--rate", "0"]
-    line += ["--state", str(folder / "state"), "--guard", "fallback=none", "--abstain-on", "none", *more]
-    with (folder / "server.log").open("w") as log:
-        server = subprocess.Popen(line, stderr=log, text=True)
+    line = [sys.executable, *program, "serve", str(folder / "pool"), "--port", "0", "--rate", "0"]
+    line += ["--state", str(folder / state), "--guard", "fallback=none", "--abstain-on", "none", *more]
+    log = folder / f"{state}.log"
+    with log.open("w") as errors:
+        server = subprocess.Popen(line, stderr=errors, text=True)
     try:
-        yield ready(folder / "server.log", server), server
+        yield ready(log, server), server
         server.send_signal(signal.SIGTERM)
         if server.wait(60) != 0:
-            raise SystemExit(
-                f"The service ended with {server.returncode}: {(folder / 'server.log').read_text()[-2000:]}"
-            )
+            raise SystemExit(f"The service ended with {server.returncode}: {log.read_text()[-2000:]}")
     finally:
         server.kill()
 
@@ -139,90 +196,88 @@ def ready(log: Path, server: subprocess.Popen[str]) -> str:
     raise SystemExit(f"The service did not start: {log.read_text()}")
 
 
+def rivals(stack: ExitStack, folder: Path) -> dict[str, str]:
+    """Start the other servers; their addresses by name."""
+    names = ["fastapi"]
+    if find_spec("litserve"):
+        names.append("litserve")
+    else:
+        say("LitServe is not installed and therefore left out: pip install litserve.")
+    return {name: stack.enter_context(rival(name, folder)) for name in names}
+
+
+@contextmanager
+def rival(name: str, folder: Path) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    line = [sys.executable, str(HERE / "service_rivals.py"), name, str(folder / "pool"), str(port)]
+    server = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    url, ends = f"http://127.0.0.1:{port}", time.monotonic() + 120
+    try:
+        while True:
+            try:
+                urllib.request.urlopen(f"{url}/openapi.json", timeout=5).close()
+                break
+            except OSError as error:
+                if time.monotonic() > ends or server.poll() is not None:
+                    raise SystemExit(f"{name} did not start.") from error
+                time.sleep(0.2)
+        yield url
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def stream_paths(given: argparse.Namespace) -> list[str]:
+    return [f"/v1/streams/site-{number}/images" for number in range(given.streams)]
+
+
+def under_load(given: Any, folder: Path, url: str, paths: list[str], requests: int) -> dict[str, Any]:
+    """What the clients were told, and how long it took."""
+    line = [sys.executable, str(HERE / "service_client.py"), url, str(folder / "pictures.npy")]
+    line += ["--clients", str(given.clients), "--requests", str(requests)]
+    line += [word for path in paths for word in ("--path", path)]
+    result: dict[str, Any] = json.loads(subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    if result["errors"]:
+        say(f"{url}: {result['errors']}")
+    return result
+
+
+def stages(given: Any, folder: Path, words: list[str]) -> dict[str, float]:
+    """Mean milliseconds of each stage: of a request, and of a step, which answers several requests."""
+    file, count = folder / "stages.json", min(2000, given.requests)
+    program = (str(HERE / "service_stages.py"), str(file))
+    with served(folder, words, program, "staged") as (url, _):
+        under_load(given, folder, url, stream_paths(given), count)
+    means = {name: 1000 * total / number for name, (total, number) in json.loads(file.read_text()).items()}
+    named = {f"request: {name}": means[name] for name in ("body", "decode", "respond")}
+    named["request: wait and step"] = means["request"] - sum(named.values())
+    of_step = {f"step: {name}": means[name] for name in ("model", "audit", "save")}
+    of_step["step: guards, hashes, record, wait for the device"] = means["step"] - sum(of_step.values())
+    return {"request": means["request"], **named, "step": means["step"], **of_step}
+
+
+# --- numbers ------------------------------------------------------------------------------------------------
+
+
 def resident(process: int) -> float:
     """MiB in memory."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
-# --- clients ------------------------------------------------------------------------------------------------
-
-
-def under_load(
-    given: argparse.Namespace, folder: Path, url: str, server: int
-) -> tuple[dict[str, Any], dict[str, float], float]:
-    """What the clients were told, the server's memory by request, and how long it took."""
-    line = [sys.executable, __file__, "--client-of", url, "--pictures", str(folder / "pictures.npy")]
-    for name in ("clients", "requests", "streams"):
-        line += [f"--{name}", str(getattr(given, name))]
-    memory = {"start": resident(server)}
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as clients:
-        assert clients.stdout is not None
-        for told in clients.stdout:
-            word, _, rest = told.partition(" ")
-            if word == "done":
-                memory[rest.strip()] = resident(server)
-                say(f"{rest.strip()} requests, server {memory[rest.strip()]:.1f} MiB")
-            else:
-                memory["end"] = resident(server)
-                results: dict[str, Any] = json.loads(rest)
-    settled = memory.get(str(SETTLED))
-    return results, memory | ({"settled": settled} if settled else {}), results["seconds"]
-
-
-async def ask(given: argparse.Namespace) -> None:
-    """Every client asks, waits for its answer and asks again, until all requests are made."""
-    import aiohttp
-
-    files = [png(picture) for picture in np.load(given.pictures)]
-    answered: list[dict[str, Any]] = []
-    errors: Counter[str] = Counter()
-    left = iter(range(given.requests))
-    step = min(1000, max(1, given.requests // 10))
-
-    async def client(session: aiohttp.ClientSession) -> None:
-        for number in left:
-            form = aiohttp.FormData()
-            form.add_field("images", files[number % len(files)], filename="a.png", content_type="image/png")
-            began = time.perf_counter()
-            try:
-                async with session.post(f"/v1/streams/site-{number % given.streams}/images", data=form) as response:
-                    told = await response.json(content_type=None)
-            except (aiohttp.ClientError, TimeoutError) as error:
-                errors[type(error).__name__] += 1
-                continue
-            if response.status != 200:
-                errors[f"{response.status} {told.get('code')}"] += 1
-                continue
-            answered.append(kept(told, 1000 * (time.perf_counter() - began)))
-            if len(answered) % step == 0:
-                print("done", len(answered), flush=True)
-
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(given.client_of, connector=connector) as session:
-        began = time.perf_counter()
-        await asyncio.gather(*(client(session) for _ in range(given.clients)))
-        seconds = time.perf_counter() - began
-    print("all", json.dumps({"seconds": seconds, "errors": errors, "answered": answered}), flush=True)
-
-
-def kept(told: dict[str, Any], milliseconds: float) -> dict[str, Any]:
-    (prediction,) = told["predictions"]
-    short = {name: told[name] for name in ("stream", "step", "position", "batch_size")}
-    return {**short, **told["audit"], "class": told["classes"].index(prediction), "ms": milliseconds}
-
-
-def png(picture: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(picture.transpose(1, 2, 0)).save(file, "PNG")
-    return file.getvalue()
+def processor_seconds(process: int) -> float:
+    """Of a process and its children: the decoders."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    ticks = 0
+    for each in (str(process), *children):
+        fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
     return {f"p{q}": float(np.percentile(values, q)) for q in (50, 95, 99)} | {"max": max(values)}
-
-
-# --- afterwards ---------------------------------------------------------------------------------------------
 
 
 def looked_up(log: Path, answered: list[dict[str, Any]]) -> dict[str, Any]:
@@ -232,48 +287,17 @@ def looked_up(log: Path, answered: list[dict[str, Any]]) -> dict[str, Any]:
     for answer in answered:
         line = lines.get(answer["sequence"], {"hash": None})
         body = line.get("body", {})
-        as_told = line["hash"] == answer["hash"] and (body["stream"], body["step"]) == (
-            answer["stream"],
-            answer["step"],
-        )
+        place = (body.get("stream"), body.get("step"))
+        as_told = line["hash"] == answer["hash"] and place == (answer["stream"], answer["step"])
         missing += not (as_told and body["predictions"][answer["position"]] == answer["class"])
     steps = [line["body"] for line in lines.values() if line["kind"] == "step"]
     report = verify(log)
     return {
         "answers_not_in_the_log": missing,
         "steps_in_the_log": len(steps),
-        "steps_answered": len({answer["sequence"] for answer in answered}),
         "pictures_in_the_log": sum(len(body["inputs"]) for body in steps),
         "log_verifies": report.sound and report.torn is None,
         "log_mib": sum(file.stat().st_size for file in log.parent.glob(f"{log.name}*")) / 2**20,
-    }
-
-
-def directly(pool: Path, images: np.ndarray, batch: int, seconds: float = 5.0) -> float:
-    """Images a second of `method.step` alone, on decoded pictures."""
-    method = ms.create_method("entropy_adaptive", ms.ExpertPool.load(pool))
-    batches = torch.from_numpy(images).split(batch)
-    batches = [each for each in batches if len(each) == batch]
-    for each in batches[:5]:
-        method.step(each)
-    done, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        method.step(batches[done % len(batches)])
-        done += 1
-    return done * batch / (time.perf_counter() - began)
-
-
-def about(given: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "network": f"{NETWORK} {MICRO}",
-        "experts": len(EXPERTS),
-        "clients": given.clients,
-        "requests": given.requests,
-        "streams": given.streams,
-        "serve": given.serve,
-        "load_before": round(os.getloadavg()[0], 1),
-        "cores": os.cpu_count(),
-        **provenance(),
     }
 
 

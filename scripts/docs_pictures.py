@@ -1,4 +1,4 @@
-"""Make the pictures of docs/report.md and docs/dashboard.md: python scripts/docs_pictures.py DEMO [NAME ...]
+"""Make the pictures of docs/analysis.md and docs/dashboard.md: python scripts/docs_pictures.py DEMO [NAME ...]
 
 DEMO is a folder that `mergestream demo` wrote; NAMEs are pictures, by default all. Needs Debian's chromium
 (scripts/install_browser.sh).
@@ -27,9 +27,9 @@ DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 # File: screen, colours, the element at the top of the picture, and whether it shows the whole page.
 REPORT = {
     "report-desktop-light": (DESKTOP, "light", "body", False),
-    "report-desktop-dark": (DESKTOP, "dark", "#streams", False),
+    "report-desktop-dark": (DESKTOP, "dark", "#adapting", False),
     "report-phone-light": (PHONE, "light", "#results", False),
-    "report-phone-dark": (PHONE, "dark", "#confidence figure", False),
+    "report-phone-dark": (PHONE, "dark", "#adapting figure", False),
 }
 DASHBOARD = {
     "dashboard-desktop-light": (DESKTOP, "light", "body", True),

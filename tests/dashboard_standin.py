@@ -34,6 +34,8 @@ class StandIn:
     changes: list[tuple[str, str, Any]] = field(default_factory=list)
     version: str = "0.1.0"
     extra: dict[str, Any] = field(default_factory=dict)
+    quality: dict[str, Any] | None = None  # of every stream
+    trust: dict[str, dict[str, str]] = field(default_factory=dict)  # expert -> signer, revocation
 
     def add_step(self, stream: str, seed: int = 0, findings: list[dict[str, str]] | None = None) -> None:
         steps = self.streams.setdefault(stream, [])
@@ -41,9 +43,10 @@ class StandIn:
 
     def overview(self) -> dict[str, Any]:
         cards = [
-            {"name": name, "on": name not in self.off, "domain": name, "metrics": {"validation": {"accuracy": 0.93}}}
+            {"name": name, "on": name not in self.off, "domain": name, "metrics": {"validation": {"accuracy": 0.93}},
+             **self.trust.get(name, {})}
             for name in self.experts
-        ]
+        ]  # fmt: skip
         return {
             "pool": {"hash": "5f" * 32, "classes": self.classes, "experts": cards},
             "streams": [self._status(name, steps) for name, steps in self.streams.items()],
@@ -133,7 +136,7 @@ def _handler(standin: StandIn) -> type[BaseHTTPRequestHandler]:
             for name, steps in list(standin.streams.items()):
                 if path == f"/v1/streams/{_quoted(name)}/recent":
                     newer = [step for step in steps if step["step"] > after]
-                    return self._json({"stream": name, "steps": newer[-200:]})
+                    return self._json({"stream": name, "steps": newer[-200:], "quality": standin.quality})
             return self._json({"title": "No such stream", "code": "unknown_name"}, 404)
 
         def _file(self, name: str) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import httpx
 import numpy as np
-import pydicom
 import pytest
 import torch
+from highdicom import sr
 from PIL import Image
 
 import mergestream as ms
@@ -230,10 +230,11 @@ def test_the_description_of_the_interface_says_what_an_answer_depends_on(pool: m
 
 
 def texts(report: str) -> dict[str, list[str]]:
+    (group,) = sr.srread(io.BytesIO(base64.b64decode(report))).content.get_image_measurement_groups()
     content: dict[str, list[str]] = {}
-    for item in pydicom.dcmread(io.BytesIO(base64.b64decode(report))).ContentSequence:
-        content.setdefault(item.ConceptNameCodeSequence[0].CodeValue, []).append(item.get("TextValue", ""))
-    return content
+    for item in group.get_qualitative_evaluations():
+        content.setdefault(item.name.value, []).append(item.value.meaning)
+    return content | ({"class": ["…"]} if group.get_measurements() else {})
 
 
 def test_noise_has_no_class_in_any_output(pool: ms.ExpertPool, tmp_path: Path) -> None:
@@ -246,11 +247,12 @@ def test_noise_has_no_class_in_any_output(pool: ms.ExpertPool, tmp_path: Path) -
         for content, code in ((noisy, "structureless_pictures"), (black, "blank_pictures")):
             assert "predicted" not in content
             assert "class" not in content
-            assert content["no_result"] == [f"The service abstains: {code}."]
-            assert sum(code in finding for finding in content["finding"]) == 1
+            assert content["no_result"] == [f"The service abstains: {code.replace('_', ' ')}"]
+            assert sum(code.replace("_", " ") in finding for finding in content["guard_finding"]) == 1
         assert clear["predicted"] == [answer["predictions"][1]]
         assert "no_result" not in clear
-        assert not any("pictures" in finding for finding in clear.get("finding", []))
+        assert "class" in clear
+        assert not any("pictures" in finding for finding in clear.get("guard_finding", []))
         assert "together with other images" in clear["dependence"][0]
         (step,) = running.steps("a")
         assert (step["abstained"], step["abstained_because"]) == (

@@ -23,8 +23,18 @@ from typer.testing import CliRunner, Result
 
 from mergestream.cli.app import app
 from mergestream.runtime.errors import InputError, MergestreamError, OutputError
+from mergestream.serving.audit import lines as log_lines
 from mergestream.serving.audit.keys import PrivateKey, create_key, read_private_key, read_public_key
-from mergestream.serving.audit.lines import BEGINNING, AuditError, canonical, encoded_body, link_of, parse, seal
+from mergestream.serving.audit.lines import (
+    BEGINNING,
+    AuditError,
+    Encoded,
+    canonical,
+    encoded_body,
+    link_of,
+    parse,
+    seal,
+)
 from mergestream.serving.audit.log_verification import VerificationReport, head, in_words, read_anchor, verify
 from mergestream.serving.audit.log_writer import AuditLog
 
@@ -160,7 +170,14 @@ def test_a_sealed_line_is_read_back_and_spelt_the_same(body: dict) -> None:
     line = parse(text.encode())
     assert line["body"] == body
     assert canonical(line) == text
-    assert link == link_of(line) == {"sequence": 0, "hash": line["hash"]}
+    assert link_of(link) == link_of(line) == {"sequence": 0, "hash": line["hash"]}
+    assert link["time"] == line["time"]
+
+
+@given(st.dictionaries(st.text(), values, max_size=5))
+def test_a_part_encoded_before_gives_the_same_line(body: dict) -> None:
+    parts = {name: Encoded(canonical(value)) for name, value in body.items()}
+    assert encoded_body(parts) == encoded_body(body) == canonical(body)
 
 
 @pytest.mark.parametrize(
@@ -503,6 +520,24 @@ def test_verification_of_a_log_that_is_being_written_and_rotated(tmp_path: Path)
             writer.join()
     assert all(report.sound for report in seen), [in_words(r) for r in seen if not r.sound][:1]
     assert all(verify(path, anchor=anchor).anchor_checked for anchor in anchors[::10])
+
+
+def test_the_head_of_a_log_that_is_rotated_for_the_first_time_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    write_log(path, lines=4, rotate_bytes=10**6)
+    expected = head(path)
+    listed = log_lines.rotated_numbers
+
+    def list_then_rotate(log: Path) -> list[int]:
+        numbers = listed(log)
+        if log.is_file():
+            log.rename(log_lines.rotated_file(log, 1))
+        return numbers
+
+    monkeypatch.setattr(log_lines, "rotated_numbers", list_then_rotate)
+    assert head(path) == expected
 
 
 # --- opening what is there ---

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,11 +22,15 @@ from benching import bench_arguments, command, contents, write_pool
 from mergestream.bench import evaluation
 from mergestream.bench.engine import pool_at_target
 from mergestream.bench.engine.benchmark import run_bench, run_plan
-from mergestream.bench.engine.plan import PLANS, BenchPlan, plan_from
+from mergestream.bench.engine.missing_statistics import statistics_command
+from mergestream.bench.engine.plan import PLANS, BenchPlan, Target, plan_from
 from mergestream.data.datasets import DATASETS, DataRequest
 from mergestream.data.datasets.standins.drawing import SITES
 from mergestream.methods import ORIGINAL, Batch
+from mergestream.methods.spelling import parse_variants
+from mergestream.runtime.errors import PoolError
 from mergestream.runtime.parallel import quiet, run_jobs
+from mergestream.training.pool_statistics import measure_pool
 
 table_data = partial(DataRequest.parse, "table")
 SCHEMAS = Path(__file__).parent.parent / "docs" / "schemas"
@@ -36,7 +41,8 @@ def test_it_prints_tables_and_what_was_left_out(benched: tuple[Path, str]) -> No
     for word in ("Accuracy on table", "Balanced accuracy", "iid", "dirichlet", "entropy_adaptive", "oracle"):
         assert word in text
     assert "Left out: regmean_pp" in text  # its statistics belong to one pool and were not measured
-    assert "regmean_pp(statistics=target)" in text.replace("\n", " ")  # what to do instead
+    assert "mergestream pool statistics" in text  # what to do
+    assert "--gram-pp 1600 --leave-out all" in text.replace("\n", " ")
     assert "On iid, entropy_adaptive (" in text
 
 
@@ -164,23 +170,63 @@ def test_expert_logits_are_computed_once_for_all_methods(
     assert sum(forwards) == 2 * 18 * len(SITES) * 2
 
 
+@pytest.fixture(scope="module")
+def measured(consortium: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The consortium with all statistics of the paper's plans."""
+    folder = tmp_path_factory.mktemp("measured")
+    shutil.copytree(consortium / "pool", folder / "pool")
+    counts = {"fisher_mergelm": 4, "gram_pp": 4}
+    measure_pool(folder / "pool", table_data(consortium / "data"), folder / "work", counts, "cpu")
+    return folder / "pool"
+
+
+def named_plan(consortium: Path, pool: Path, name: str) -> BenchPlan:
+    return plan_from(data=table_data(consortium / "data"), pools=[str(pool)], plan=name, seeds="0", targets="lyon")
+
+
 @pytest.mark.parametrize("name", list(PLANS))
-def test_named_plans_run(consortium: Path, tmp_path: Path, name: str) -> None:
-    plan = plan_from(
-        data=table_data(consortium / "data"),
-        pools=[str(consortium / "pool")],
-        plan=name,
-        seeds="0",
-        targets="lyon",
-    )
-    findings = run_bench(plan, tmp_path, quiet)
+def test_named_plans_run_with_all_their_rows(consortium: Path, measured: Path, tmp_path: Path, name: str) -> None:
+    findings = run_bench(named_plan(consortium, measured, name), tmp_path, quiet)
     assert {row.stream for row in findings.rows} == set(PLANS[name]["streams"].split(","))
-    labels = {row.label for row in findings.rows}
-    if name == "paper-table3":
-        assert {"entropy_adaptive", "entropy_adaptive(head=shared)", "entropy_adaptive(encoder=uniform)"} <= labels
-    else:
-        assert {"mean", "ensemble", "ties", "adamerging", "task_arithmetic", "fisher", "entropy_adaptive"} <= labels
-        assert [label for label, _ in findings.left_out] == ["regmean_pp"]
+    assert [parse_variants(label)[0] for label in findings.methods] == list(parse_variants(PLANS[name]["methods"]))
+    assert set(findings.methods) <= {row.label for row in findings.rows}
+    assert findings.left_out == []
+
+
+def test_a_named_plan_never_drops_a_row_but_names_the_command_that_measures_what_is_missing(
+    consortium: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(consortium / "pool", tmp_path / "pool")
+    plan = named_plan(consortium, tmp_path / "pool", "paper-table1")
+    with pytest.raises(PoolError) as refused:
+        run_bench(plan, tmp_path / "out", quiet)
+    line = str(refused.value).rpartition("Measure them: ")[2]
+    words = shlex.split(line)
+    assert words[:4] == ["mergestream", "pool", "statistics", str(tmp_path / "pool")]
+    assert line.endswith("--gram-pp 1600 --fisher 500 --leave-out all")
+    assert not list((tmp_path / "out" / "runs").glob("*"))
+    done = command(*words[1:], "--device", "cpu")  # as it is printed
+    assert done.returncode == 0, done.stderr
+    assert run_bench(plan, tmp_path / "out", quiet).left_out == []
+
+
+def test_the_command_that_is_named_fits_the_plan(consortium: Path) -> None:
+    plan = named_plan(consortium, consortium / "pool", "paper-table1")
+    pair, one = Target(("lyon", "brest"), ("iid",)), Target(("lyon",), ("iid",))
+    assert statistics_command(plan, "pool", ["gram"], [one]).endswith("--gram 1600")
+    assert statistics_command(plan, "pool", ["gram_pp"], [pair, one]).endswith("--leave-out lyon+brest --leave-out all")
+    ood = replace(plan, protocol="ood", data=replace(plan.data, options=(("part", "a b"),), skip_bad=3))
+    line = statistics_command(ood, "pool", ["gram_pp"], [one])
+    assert line.endswith("--data-option 'part=a b' --skip-bad 3 --gram-pp 1600 --leave-out none")
+
+
+def test_regmean_pp_with_other_options_names_no_command(consortium: Path, tmp_path: Path) -> None:
+    plan = plan_from(
+        data=table_data(consortium / "data"), pools=[str(consortium / "pool")], methods="regmean_pp(ridge=0.5)"
+    )
+    with pytest.raises(PoolError, match=r"ridge=0\.5") as refused:
+        run_bench(plan, tmp_path, quiet)
+    assert "pool statistics" not in str(refused.value)
 
 
 def test_batch_sizes_and_loud_heads_are_rows_of_their_own(consortium: Path, tmp_path: Path) -> None:
@@ -262,7 +308,7 @@ def test_mixtures_hold_several_targets_out(consortium: Path, tmp_path: Path) -> 
     )
     line = [str(tmp_path / "pool") if word == str(consortium / "pool") else word for word in base]
     refused = command(*line)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "--targets pairs" in refused.stderr
     done = command(*line, "--targets", "pairs")
     assert done.returncode == 0, done.stderr
@@ -382,7 +428,7 @@ def test_wrappers_are_written_around_their_base(consortium: Path, tmp_path: Path
     wrapped = {"lame(ensemble(views=(hflip)))", "corrected(ensemble)", "t3a(lame(ensemble))"}
     assert labels == {"lame", "t3a(lame)", *wrapped}  # the first two are one method
     refused = command(*bench_arguments(consortium, tmp_path / "out", "--methods", "lame(ensemble(views=vflip))"))
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "does not keep the labels of 'table'" in refused.stderr
 
 
@@ -422,7 +468,9 @@ def test_several_pools_are_paired_by_pool(consortium: Path, tmp_path: Path) -> N
 def refusal(folder: Path, out: Path, *more: str) -> str:
     """The one line on stderr of a command that fails."""
     done = command(*bench_arguments(folder, out, *more))
-    assert done.returncode == 1
+    # Without options, or with these, the command is right and the pool or the folder is not.
+    about_data = not more or more[-1] in ("regmean_pp", "csv=1")
+    assert done.returncode == (1 if about_data else 2)
     assert done.stderr.count("\n") == 1, done.stderr
     return done.stderr
 

@@ -186,8 +186,8 @@ def test_an_import_reads_no_other_file_and_contacts_no_server(
     bomb.write_bytes(pickle.dumps(Bomb(marker)))
     save_file({"head.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config).replace("BOMB", str(bomb)))
-    shown = command("pool", "import", str(tmp_path / "a"), str(tmp_path), "--network", network, "--classes", "no,yes")
-    assert (shown.returncode, shown.stdout, shown.stderr.count("\n")) == (1, "", 1), shown.stderr
+    shown = command("pool", "import", str(tmp_path), str(tmp_path / "a"), "--network", network, "--classes", "no,yes")
+    assert (shown.returncode in (1, 2), shown.stdout, shown.stderr.count("\n")) == (True, "", 1), shown.stderr
     assert not marker.exists()
     assert not (tmp_path / "a").exists()
     assert trespasses == []
@@ -404,7 +404,7 @@ def test_a_damaged_pool_says_what_is_wrong(tmp_path: Path, damage: Callable[[Pat
 
 
 def measured(pool: Path) -> Path:
-    images = {name: torch.rand(4, 3, 16, 16) for name in ("a", "b")}
+    images = {name: torch.randn(4, 3, 16, 16) for name in ("a", "b")}
     ms.measure_statistics(ms.ExpertPool.load(pool), images, ("gram", "fisher_exact")).save(pool)
     return pool / "a" / "statistics.safetensors"
 

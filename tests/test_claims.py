@@ -144,7 +144,7 @@ def make_run(label: str, right: float, target: str = "graz", pool: str = "p", se
 
 
 CLAIMS = {
-    "entropy_beats_max_softmax": "Entropy is a better score",
+    "entropy_beats_max_softmax": "Our question: entropy is a better score",
     "inverse_beats_softmax": "inverse of the entropy",
     "decoupled_beats_shared": "better than shared",
     "gain_over_the_mean": "gain over the mean.$",

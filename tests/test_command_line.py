@@ -18,13 +18,15 @@ def test_version_and_help() -> None:
         assert option in text
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc, where nothing can be written")
 def test_wrong_usage_is_2_and_failure_is_1_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("demo", "--quik").returncode == 2
     assert command("dmeo").returncode == 2
     (tmp_path / "file").write_text("in the way")
-    line = ["demo", "--quick", "--out", str(tmp_path / "file" / "out")]
+    assert command("demo", "--quick", "--out", str(tmp_path / "file" / "out")).returncode == 2
+    line = ["demo", "--quick", "--out", "/proc/mergestream"]  # where not even root can write
     failed = command(*line)
     assert failed.returncode == 1
     assert failed.stderr.count("\n") == 1

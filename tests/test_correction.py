@@ -288,6 +288,28 @@ def test_a_bias_is_taken_off_where_experts_disagree_and_a_prevalence_is_kept_whe
     assert accuracy(own, elsewhere) > accuracy(mean, elsewhere) - 0.3
 
 
+def test_a_bias_that_all_experts_share_is_taken_off_where_sites_have_measured_it() -> None:
+    """Experts that agree show no bias in the stream; reports of other sites do."""
+    site, none = Site(RARE, 0.8, 4), torch.zeros(2)
+    at_home, elsewhere = (site.labels(3200, 32, torch.tensor(shares)) for shares in ([0.84, 0.16], [0.98, 0.02]))
+    shared, unbiased = (biased(site, at_home, [2.0])[0], biased(site, elsewhere, [0.0])[0])
+    measured, alike, apart = torch.full((2,), 1.0), torch.full((2,), 0.05), torch.full((2,), 2.0)
+
+    def with_reports(answers: Tensor, prevalence: Tensor, bias: Tensor) -> Tensor:
+        unit, out = Correction(LongRun(RARE, prevalence, None, bias)), []
+        state = unit.start(1)
+        for batch in answers:
+            result, state = unit.correct(state, batch, None, FadingWindow.of(Batch(batch), 4096))
+            out.append(result)
+        return torch.stack(out)
+
+    assert nll(with_reports(shared, alike, measured), at_home) < nll(shared, at_home) - 0.2
+    same = with_reports(shared, apart, none)  # no bias at any other site: the long run is trusted
+    assert torch.allclose(same, corrected(shared, RARE)[0], atol=1e-5)
+    kept = with_reports(unbiased, apart, torch.full((2,), 0.05))
+    assert accuracy(kept, elsewhere) > accuracy(unbiased, elsewhere) - 0.3
+
+
 def test_a_class_that_is_missing_is_prevalence_even_where_experts_disagree() -> None:
     mix = torch.tensor([0.5, 0.3, 0.2])
     long_run = LongRun(mix, torch.full((3,), 0.3), None)
@@ -333,6 +355,7 @@ def refused(**options: object) -> Callable[[], object]:
         refused(anchor=2),
         refused(anchor="home"),
         refused(anchor="experts", base="mean"),
+        refused(anchor="sites"),
         refused(home=[1.0]),
         refused(memory=0),
     ],

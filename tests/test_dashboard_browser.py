@@ -643,3 +643,59 @@ def test_a_stream_begun_again_is_not_mixed_with_the_old_one(browser: Any) -> Non
         standin.streams["ward"] = []
         standin.add_step("ward", seed=5)
         until(page, "document.querySelector('#figure-encoder .chart').ariaLabel.includes('steps 0 to 0')")
+
+
+ESTIMATED = {
+    "images": 1234,
+    "accuracy": {
+        "by_confidence": {"value": 0.912, "low": 0.897, "high": 0.927, "assumes": "Assumes calibration."},
+        "by_threshold": {"value": 0.874, "low": 0.855, "high": 0.892, "assumes": "Assumes a threshold."},
+    },
+    "classes": [
+        {"name": "benign", "value": 0.8, "low": 0.78, "high": 0.82, "declared": 0.98, "far": True},
+        {"name": HOSTILE, "value": 0.2, "low": 0.18, "high": 0.22, "declared": 0.2, "far": False},
+    ],
+    "prevalence_assumes": "Assumes that the declared shares hold.",
+    "prediction_sets": {"coverage": 0.9, "mean_size": 1.31, "prevalence": "declared", "assumes": "Assumes a lot."},
+}
+NODE = {
+    "ae_title": "MERGESTREAM", "port": 11112, "failed": False, "objects_waiting": 3, "bytes_waiting": 3 * 2**20,
+    "oldest_waiting_seconds": 4.0, "streams": [], "sources": [],
+    **{f"associations{name}": 7 for name in ("", "_accepted", "_rejected", "_aborted")},
+    **{f"objects_{name}": 8 for name in ("received", "refused", "answered", "unanswerable")},
+}  # fmt: skip
+PACS = {
+    "name": "pacs", "waiting": 2, "sent": 9, "failed": 1, "held": 0,
+    "oldest_seconds": 700.0, "last_error": "Refused: out of resources.",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("viewport", "scheme"), STATES)
+def test_estimates_node_outbox_and_signers_are_drawn_where_they_are(
+    browser: Any, viewport: dict[str, int], scheme: str
+) -> None:
+    standin = StandIn(["lyon", "brest"], ["benign", HOSTILE])
+    standin.add_step("ward")
+    with served(standin) as address, opened(browser, address, viewport, scheme) as page:
+        drawn(page)
+        assert not page.locator("#quality, #systems, .signer, .expert .trouble").filter(visible=True).count()
+        standin.quality = ESTIMATED
+        standin.extra = {"dicom": NODE, "outbox": {"shadow": False, "held_bytes": 0, "destinations": [PACS]}}
+        standin.trust = {"lyon": {"signed_by": HOSTILE}, "brest": {"signed_by": "brest", "revoked": "A wrong label."}}
+        page.wait_for_selector("#quality")
+        text = page.locator("#quality").inner_text()
+        assert "91.2 % (89.7 % to 92.7 %)" in text
+        assert text.count("Assumes") == 4
+        assert page.locator("#quality tr", has_text="far from declared").count() == 1
+        systems = page.locator("#systems").inner_text()
+        assert "MERGESTREAM, port 11112" in systems
+        assert "Alarm: 1 failed report" in systems
+        assert "Last error: Refused: out of resources." in systems
+        cards = page.locator("#experts").inner_text()
+        assert f"Signed by {HOSTILE}" in cards
+        assert "Revoked A wrong label." in cards
+        assert not grave_findings(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+        standin.quality, standin.extra = None, {}
+        page.wait_for_selector("#quality", state="hidden")
+        page.wait_for_selector("#systems", state="hidden")

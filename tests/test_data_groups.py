@@ -9,7 +9,7 @@ import mergestream as ms
 from benching import command
 from mergestream.data.datasets import Dataset
 from mergestream.data.datasets.standins.drawing import CLASSES, SITES, picture, write_folder, write_table
-from mergestream.runtime.errors import DataError, UnknownNameError
+from mergestream.runtime.errors import DataError, InputError, UnknownNameError
 from mergestream.training.training_loop import split
 from pictures import write_picture
 
@@ -125,7 +125,7 @@ def test_numbered_file_names_raise_no_question(tmp_path: Path, name: str) -> Non
 
 def test_a_pattern_must_be_one_and_match(tmp_path: Path) -> None:
     write_folder(tmp_path)
-    with pytest.raises(DataError, match="regular expression"):
+    with pytest.raises(InputError, match="regular expression"):
         ms.load_dataset("folder", str(tmp_path), group="(")
     with pytest.raises(DataError, match="does not match the file name '0'"):
         ms.load_dataset("folder", str(tmp_path), group="(P.+)_")

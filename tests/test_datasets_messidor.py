@@ -253,3 +253,10 @@ def test_zips_inside_a_zip_are_read(standin: Path, tmp_path: Path) -> None:
         archive.writestr("Base34.zip", b"damaged")
     with pytest.raises(ms.MergestreamError, match=r"Base34\.zip in .*bad\.zip is not a readable zip"):
         Root(tmp_path / "bad.zip")
+
+
+def test_the_publishers_corrected_tables_are_read(root: Path) -> None:
+    before = samples(index(root))
+    table = next(path for path in root.rglob("*") if path.name.lower() == "annotation_base11.xls")
+    table.rename(table.with_name("Annotation_Base11_update20161024.xls"))
+    assert samples(index(root)) == before

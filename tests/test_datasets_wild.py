@@ -276,3 +276,19 @@ def test_a_tree_without_one_location_says_so_and_names_the_other_layout(tree: Pa
     shutil.rmtree(tree / "location_46")
     with pytest.raises(ms.MergestreamError, match=r"lacks location_46.*_annotations\.json"):
         terra.read(Root(tree))
+
+
+def test_lilas_table_of_all_images_is_read_as_domainbed_reads_it(lila: Path) -> None:
+    """One file with what the five splits list; an image that two of them list is there once."""
+    before = index_of(lila)
+    whole: dict[str, dict[Any, Any]] = {"images": {}, "annotations": {}, "categories": {}}
+    for split in SPLITS:
+        for key, entries in content_of(lila, split).items():
+            if key in whole:
+                whole[key] |= {json.dumps(entry, sort_keys=True): entry for entry in entries}
+        annotations(lila, split).unlink()
+    table = {key: list(entries.values()) for key, entries in whole.items()}
+    (lila / "caltech_images_20210113.json").write_text(json.dumps(table))
+    after = index_of(lila)
+    assert {(s.id, s.domain, s.label) for s in after.samples} == {(s.id, s.domain, s.label) for s in before.samples}
+    assert after.missing == before.missing

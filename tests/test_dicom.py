@@ -4,7 +4,9 @@ import io
 import logging
 import math
 import os
+import shutil
 import signal
+import subprocess
 import threading
 import time
 import warnings
@@ -443,15 +445,34 @@ def test_frames_that_are_missing_or_too_many_are_not_guessed() -> None:
     assert len(read(compressed([frame] * 3, RLELossless, smooth(), NumberOfFrames=3))) == 3
 
 
+COMPRESSED = (
+    "JPGExtended.dcm", "SC_rgb_jpeg_gdcm.dcm", "SC_rgb_dcmtk_+eb+cr.dcm", "SC_rgb_dcmtk_+eb+cy+np.dcm",
+    "SC_rgb_jpeg_dcmtk.dcm", "SC_rgb_small_odd_jpeg.dcm", "MR_small_jpeg_ls_lossless.dcm", "JPEGLSNearLossless_16.dcm",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("dcmdjpeg") is None, reason="needs dcmtk: scripts/install_dicom_tools.sh")
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_decoded_jpeg_is_near_that_of_dcmtk(name: str, tmp_path: Path) -> None:
+    """Lossless: the same. With loss: decoders may round and interpolate colours otherwise."""
+    program = "dcmdjpls" if "jpeg_ls" in name or "JPEGLS" in name else "dcmdjpeg"
+    subprocess.run([program, FILES / name, tmp_path / "plain.dcm"], check=True, capture_output=True)
+    ours, theirs = (read(path.read_bytes())[0].pixels.astype(int) for path in (FILES / name, tmp_path / "plain.dcm"))
+    is_lossless = name in ("SC_rgb_jpeg_gdcm.dcm", "MR_small_jpeg_ls_lossless.dcm")
+    assert np.abs(ours - theirs).max() <= (0 if is_lossless else 2)
+
+
 def test_a_missing_decoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "find_spec", lambda name: None if name == "openjpeg" else name)
     with pytest.raises(IntakeError, match=r"pip install 'mergestream\[serve\]'") as caught:
         decoded_here((FILES / "MR_small_jp2klossless.dcm").read_bytes())
     assert caught.value.code == "decoder_missing"
-    monkeypatch.setattr(frames, "find_spec", lambda name: None if name == "libjpeg" else name)
-    with pytest.raises(IntakeError, match=r"pip install 'mergestream\[jpeg-lossless\]'") as caught:
-        decoded_here((FILES / "SC_rgb_jpeg_gdcm.dcm").read_bytes())
-    assert caught.value.code == "decoder_missing"
+    monkeypatch.setattr(frames, "find_spec", lambda name: None if name == "gdcm" else name)
+    for file in ("SC_rgb_jpeg_gdcm.dcm", "MR_small_jpeg_ls_lossless.dcm", "JPGExtended.dcm"):
+        with pytest.raises(IntakeError, match=r"pip install 'mergestream\[serve\]'") as caught:
+            decoded_here((FILES / file).read_bytes())
+        assert caught.value.code == "decoder_missing"
 
 
 def decoded_here(data: bytes) -> list[np.ndarray]:

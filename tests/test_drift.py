@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import mergestream as ms
 from benching import command
 from conftest import CLASSES, FACTORIES, HandWritten, make_base, make_experts, make_pool
-from mergestream.bench.drift.drift_figures import figures_of, static_figure
+from mergestream.bench.drift.drift_figures import figures_of, pair_heat_maps, static_figure
 from mergestream.bench.drift.drift_report import describe_drift, render_drift, run_drift
 from mergestream.bench.drift.layers import component_of, layers_of, places_by_name, places_of
 from mergestream.bench.drift.pool_drift import BY_NAME, Drift, analyse_drift
@@ -29,7 +29,7 @@ from mergestream.bench.report.figures import FORMATS
 from mergestream.networks.architecture import create_network
 from mergestream.pool.checkpoint import write_expert
 from mergestream.pool.expert_card import ExpertCard
-from mergestream.runtime.errors import CheckpointError, InputError, PoolError
+from mergestream.runtime.errors import CheckpointError, InputError, PoolError, UnknownNameError
 from mergestream.runtime.parallel import quiet
 
 FIGURE_NAMES = (
@@ -454,7 +454,8 @@ def test_the_command_writes_numbers_figures_and_a_page(written: Path) -> None:
     record = json.loads((written / "out" / "drift.json").read_text())
     jsonschema.validate(record, SCHEMA)
     assert Drift.load(written / "out" / "drift.json") == Drift.from_json(record) == drift
-    names = {f"{name}.{kind}" for name in FIGURE_NAMES for kind in FORMATS}
+    pairs = [f"pair_{one}_{other}" for one, other in drift.pairs]
+    names = {f"{name}.{kind}" for name in (*FIGURE_NAMES, *pairs) for kind in FORMATS}
     assert {path.name for path in (written / "out" / "figures").iterdir()} == names
     output = (written / "output.txt").read_text()
     blocks = np.mean([layer.whole.mean_angle for layer in drift.layers if layer.kind == "block"])
@@ -465,6 +466,22 @@ def test_the_command_writes_numbers_figures_and_a_page(written: Path) -> None:
     above = [layer.name for layer in drift.layers if (layer.whole.mean_angle or 0) > 45]
     assert "head" in above
     assert f"Layers more than 45 degrees apart: {', '.join(above)}." in output
+
+
+def test_an_expert_that_is_left_out_changes_no_other_pair(written: Path) -> None:
+    whole = analyse_drift(written / "pool")
+    gone, *rest = whole.experts
+    part = analyse_drift(written / "pool", without=[gone])
+    assert part.experts == tuple(rest)
+    kept = [place for place, pair in enumerate(whole.pairs) if gone not in pair]
+    for mine, every in zip(part.layers, whole.layers, strict=True):
+        assert mine.whole.angles == tuple(every.whole.angles[place] for place in kept)
+    for number, figure in enumerate(pair_heat_maps(part)):
+        head = part.layers[-1].components["head"].angles[number]
+        assert figure.heat is not None
+        assert figure.heat[figure.heat_rows.index("head"), -1] == head
+    with pytest.raises(UnknownNameError, match="nobody"):
+        analyse_drift(written / "pool", without=["nobody"])
 
 
 def test_the_page_is_whole_and_asks_for_nothing(written: Path) -> None:
@@ -479,7 +496,7 @@ def test_the_page_is_whole_and_asks_for_nothing(written: Path) -> None:
 
 def test_errors_on_the_command_line_are_one_line(tmp_path: Path) -> None:
     done = command("drift", str(tmp_path / "absent"), "--out", str(tmp_path / "out"))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("mergestream: There is no pool at")
     assert len(done.stderr.splitlines()) == 1
 

@@ -396,7 +396,7 @@ def test_on_the_phantom_silent_at_home_and_awake_elsewhere(tmp_path: Path) -> No
     )  # fmt: skip
     training, home = phantom.load(images=400), phantom.load(images=640, seed=7)
     for name in training.domains[:3]:
-        recipe = replace(FULL.expert, steps=200)
+        recipe = replace(FULL.expert, steps=200, validate_every=20)
         train_expert(tmp_path / "pool" / name, tmp_path / "pool" / "base", training[name], recipe)
     pool = ms.ExpertPool.load(tmp_path / "pool")
 

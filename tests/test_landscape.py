@@ -12,19 +12,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 import mergestream as ms
 from benching import command, write_consortium
 from conftest import FACTORIES, NAMES, make_experts, make_images, make_pool
-from mergestream.bench.drift.pool_drift import Drift
 from mergestream.bench.landscape.landscape_figures import draw_plane, draw_segments, landscape_figure
 from mergestream.bench.landscape.landscape_measurement import StreamedMethod, barrier_of, measure_landscape
 from mergestream.bench.landscape.landscape_record import Landscape, LossDifference, describe_landscape
 from mergestream.bench.landscape.landscape_run import LandscapeRequest, parse_path, run_landscape
 from mergestream.bench.landscape.plane import Plane, Surface
 from mergestream.bench.report.figures import new_figure
-from mergestream.cli.app import app
 from mergestream.data.datasets import DataRequest
 from mergestream.data.streams import in_order
 from mergestream.runtime.errors import CheckpointError, InputError, MergestreamError, PoolError
@@ -414,12 +411,6 @@ def test_a_path_is_spelt_method_slash_stream() -> None:
             parse_path(wrong)
 
 
-def test_options_of_a_landscape_need_one() -> None:
-    failed = CliRunner().invoke(app, ["drift", "pool", "--out", "out", "--target", "lyon"])
-    assert isinstance(failed.exception, InputError)
-    assert "--landscape DATASET" in str(failed.exception)
-
-
 @pytest.fixture(scope="module")
 def consortium(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("consortium")
@@ -430,7 +421,7 @@ def consortium(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_writes_record_figures_and_words(consortium: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     names = sorted(path.name for path in (consortium / "pool").iterdir() if path.name != "base" and path.is_dir())
-    arguments = ["drift", str(consortium / "pool"), "--out", str(out), "--landscape", "table"]
+    arguments = ["landscape", str(consortium / "pool"), "--out", str(out), "--dataset", "table"]
     arguments += ["--root", str(consortium / "data"), "--target", names[0]]
     small = ["--resolution", "3", "--images", "8", "--stream-batch-size", "4", "--device", "cpu"]
     done = command(*arguments, *small, "--experts", ",".join(names), "--path", "entropy_adaptive/iid")
@@ -445,13 +436,10 @@ def test_the_command_writes_record_figures_and_words(consortium: Path, tmp_path:
     assert landscape.provenance["trained_on_target"] == [names[0]]
     assert landscape.provenance["pool"] == ms.ExpertPool.load(consortium / "pool").fingerprint()
     assert landscape.provenance["path"]["stream"]["batches"] == len(landscape.path)
-    drift = Drift.load(out / "drift.json")
-    with (
-        mock.patch("mergestream.bench.drift.drift_report.run_drift", return_value=drift),
-        mock.patch("mergestream.bench.landscape.landscape_run.run_landscape", return_value=landscape) as run,
-    ):
+    assert not (out / "drift.json").exists()
+    with mock.patch("mergestream.bench.landscape.landscape_run.run_landscape", return_value=landscape) as run:
         again = command(*arguments, *small, "--unlabelled", "--json")
-    assert json.loads(again.stdout) == {**json.loads((out / "drift.json").read_text()), "landscape": record}
+    assert json.loads(again.stdout) == record
     assert not run.call_args.args[0].use_labels
 
 
@@ -465,7 +453,7 @@ def test_the_targets_own_expert_is_left_out_unless_it_is_named(consortium: Path,
     ("changes", "message"),
     [
         ({"target": "nowhere"}, "no domain in 'table' called 'nowhere'"),
-        ({"target": None}, "Name the target: --target and one of brest, lyon, turin"),
+        ({"target": None}, "Name the target: --target and one of 'brest', 'lyon', 'turin'"),
         ({"experts": ("lyn", "brest", "turin")}, "Did you mean 'lyon'"),
         ({"path": "mean"}, "method/stream"),
         ({"path": "temporal/mean"}, "no method called"),

@@ -1,13 +1,11 @@
 """One contract over the whole method table: a new method is tested before it has tests."""
 
-import io
 import subprocess
 import sys
 from functools import cache
 
 import numpy as np
 import pytest
-import timm
 import torch
 
 import mergestream as ms
@@ -23,14 +21,17 @@ from conftest import (
     micro_vit,
     with_statistics,
 )
-from mergestream.bench.evaluation import describe_run, domain_logits
+from mergestream.bench.evaluation import describe_run
 from mergestream.bench.records import run_hash
 from mergestream.data.streams import Stream
-from mergestream.methods import METHODS, Method
+from mergestream.methods import METHODS
 from mergestream.methods.adapted_norms import AdaptedNorms
 from mergestream.methods.merge_and_fit import MergeAndFit
-from mergestream.methods.state import leaves, to_plain
 from mergestream.methods.wrapper import Wrapper
+from mergestream.testing import RULES, check_method
+from mergestream.testing.method_case import STREAM, MethodCase
+from mergestream.testing.pool_rules import CARD_FIELDS, COUNTS
+from mergestream.testing.small_pools import full_pool
 
 # Options a method cannot do without, and variants of it that must keep the contract too.
 VARIANTS: dict[str, list[dict]] = {
@@ -111,48 +112,28 @@ VARIANTS: dict[str, list[dict]] = {
 CASES = [(name, options) for name in METHODS for options in VARIANTS.get(name, [{}])]
 IDS = [f"{name}-{'-'.join(f'{k}={v}' for k, v in options.items())}" for name, options in CASES]
 every_method = pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
-# Every method on every network as it is by default; its variants on one, those about BatchNorm on one that has it.
-RUNS = [
-    (network, name, options)
-    for name, options in CASES
-    for network in FACTORIES
-    if network == ("resnet" if "recalibrate_bn" in options else "vit") or options == VARIANTS.get(name, [{}])[0]
-    if name != "regmean_pp" or network != "hand_written"  # it refuses networks without known blocks
-]
-every_run = pytest.mark.parametrize(("network", "name", "options"), RUNS, ids=lambda value: str(value))
+# Checked by tests of their own below: one with options that read cards, one slow.
+CARDS, CARRIED = "card values are in the provenance", "the state is carried to fewer and more experts"
+
+
+def networks_for(name: str, options: dict) -> list[str]:
+    """Every method on every network as it is by default; its variants on one, those about BatchNorm on one with it."""
+    if options == VARIANTS.get(name, [{}])[0]:
+        return [each for each in FACTORIES if name != "regmean_pp" or each != "hand_written"]  # it needs known blocks
+    return ["resnet" if "recalibrate_bn" in options else "vit"]
+
 
 LOG_PROBABILITIES = ("image_weights",)  # as logits
 ALMOST = ("image_weights", "surgery")  # one expert is given back up to rounding
 # Not averages of the experts: K equal experts are not given back unless they never moved from the base.
 SUMS = ("task_arithmetic", "ties", "adamerging")
 
-STREAM = [make_images(5, seed=1), make_images(5, seed=2), make_images(2, seed=3), make_images(1, seed=4)]
 # Each image is its own mirror image, so that a head fitted to both is fitted to one answer.
 SYMMETRIC = [torch.cat([batch[..., :8], batch[..., :8].flip(-1)], dim=-1) for batch in STREAM]
-BAD = (
-    torch.zeros(0, 3, 16, 16),
-    torch.zeros(2, 1, 16, 16),
-    torch.zeros(3, 16, 16),
-    torch.zeros(2, 3, 17, 17),
-)
-FIELDS = ("logits", "encoder_coefficients", "head_coefficients", "entropy", "scores", "consistency", "lambdas")
 
 
 def averages(name: str, options: dict) -> bool:
     return name not in SUMS or (name == "task_arithmetic" and options.get("lambda") == "1/K")
-
-
-@cache
-def pool_of(network: str) -> ms.ExpertPool:
-    return with_confusion(make_pool(network, base=True, statistics=True))
-
-
-def with_confusion(pool: ms.ExpertPool) -> ms.ExpertPool:
-    """Cards with a confusion matrix: eight of ten images of a class are recognised."""
-    table = (8 * torch.eye(len(pool.classes)) + 2 * torch.eye(len(pool.classes)).roll(1, dims=0)).tolist()
-    for name in pool.names:
-        pool = pool.annotate(name, metrics={"validation": {"confusion": table}})
-    return pool
 
 
 @cache
@@ -161,23 +142,6 @@ def pool_of_equals(moved: bool) -> ms.ExpertPool:
     expert = make_experts(micro_vit, ("a",))["a"]
     base = make_base(micro_vit, seed=7) if moved else expert
     return with_statistics(ms.ExpertPool.from_modules(dict.fromkeys(NAMES, expert), classes=CLASSES, base=base))
-
-
-@cache
-def pool_in_order(*names: str) -> ms.ExpertPool:
-    experts = make_experts(micro_vit)
-    chosen = {name: experts[name] for name in names}
-    pool = with_statistics(ms.ExpertPool.from_modules(chosen, classes=CLASSES, base=make_base(micro_vit)))
-    return with_confusion(pool)
-
-
-def answers(method: Method) -> list[ms.Step]:
-    return [method.step(batch) for batch in STREAM]
-
-
-def same(first: ms.Step, second: ms.Step) -> bool:
-    pairs = [(getattr(first, field), getattr(second, field)) for field in FIELDS]
-    return all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
 
 
 def unshifted(step: ms.Step) -> torch.Tensor:
@@ -190,59 +154,20 @@ def test_every_method_has_cases() -> None:
     assert all(METHODS[name].name == name for name in METHODS)
 
 
-@every_run
-def test_contract(network: str, name: str, options: dict) -> None:
-    """Well-formed steps; the same bits after a reset, a resume, refused batches and from options read back."""
-    pool = pool_of(network)
-    untouched = pool.fingerprint(), pool.base_fingerprint()
-    method = ms.create_method(name, pool, **options)
-    steps = answers(method)
-    for batch, step in zip(STREAM, steps, strict=True):
-        check_step(step, batch, pool)
-    assert all(key in method.label() for key in options if key != "base")
-    assert str(options.get("base", "")).split("(")[0] in method.label()
-
-    again = ms.create_method(name, pool, **method.options())
-    assert again.options() == method.options()
-    assert same(again.step(STREAM[0], with_experts=True), steps[0])
-    refuse_bad_batches(again)
-    saved = io.BytesIO()
-    torch.save(again.state_dict(), saved)
-    before, copied = again.state, to_plain(again.state)
-    second = again.step(STREAM[1], with_experts=True)
-    assert same(second, steps[1])
-    assert torch.equal(second.expert_logits, pool.logits(STREAM[1]))
-    assert all(map(torch.equal, leaves(to_plain(before)), leaves(copied))), "a step changed the state before it"
-
-    method.reset()
-    assert same(method.step(STREAM[0]), steps[0])
-    saved.seek(0)
-    method.load_state_dict(torch.load(saved, weights_only=True))
-    assert all(map(same, [method.step(batch) for batch in STREAM[1:]], steps[1:]))
-    assert (pool.fingerprint(), pool.base_fingerprint()) == untouched
+@every_method
+def test_contract(name: str, options: dict) -> None:
+    # Statistics of the target are measured block by block, so that no network runs as a whole.
+    blocks = ("networks run through the pool",) if name == "regmean_pp" and "statistics" in options else ()
+    networks = networks_for(name, options)
+    check_method(METHODS[name], options=options, networks=networks, except_for=(CARDS, CARRIED, *blocks))
 
 
-def check_step(step: ms.Step, batch: torch.Tensor, pool: ms.ExpertPool) -> None:
-    assert step.logits.shape == (len(batch), len(CLASSES))
-    assert step.logits.dtype == torch.float32
-    assert torch.isfinite(step.logits).all()
-    assert step.seconds > 0
-    assert step.expert_logits is None
-    for coefficients in (step.encoder_coefficients, step.head_coefficients):
-        if coefficients is not None:
-            assert coefficients.shape == (len(pool),)
-            assert coefficients.dtype == torch.float32
-            assert (coefficients >= 0).all()
-            assert coefficients.sum().item() == pytest.approx(1, abs=1e-6)
-    assert step.head_expert in (None, *pool.names)
-
-
-def refuse_bad_batches(method: Method) -> None:
-    for bad in BAD if hasattr(method.pool.template.module, "patch_embed") else BAD[:3]:
-        with pytest.raises(ms.MergestreamError):
-            method.step(bad)
-    with pytest.raises(ms.MergestreamError, match="NaN or Inf for image 0"):
-        method.step(torch.full((2, 3, 16, 16), float("nan")))
+@pytest.mark.slow
+@every_method
+def test_a_state_is_carried_to_fewer_and_more_experts_and_back(name: str, options: dict) -> None:
+    if name == "regmean_pp" and "statistics" not in options:
+        pytest.skip("The statistics of its sites belong to one set of experts.")
+    RULES[CARRIED](MethodCase(METHODS[name], options, networks_for(name, options)[0]))
 
 
 @every_method
@@ -269,7 +194,7 @@ def test_one_expert_is_that_expert(name: str, options: dict) -> None:
         pytest.skip("lambda of one task vector is no expert")
     if issubclass(METHODS[name], Wrapper | AdaptedNorms | MergeAndFit):
         pytest.skip("it changes answers by what the stream says")
-    pool = pool_in_order("brest")
+    pool = full_pool("vit", ("brest",))
     options = {key: 1.0 if key == "temperature" else value for key, value in options.items()}
     options = {key: [1.0] if key == "coefficients" else value for key, value in options.items()}
     method = ms.create_method(name, pool, **options)
@@ -281,136 +206,20 @@ def test_one_expert_is_that_expert(name: str, options: dict) -> None:
             assert torch.equal(logits, alone)
 
 
-@every_method
-def test_permuting_the_experts_permutes_the_coefficients_and_no_prediction(name: str, options: dict) -> None:
-    order = [2, 0, 1]
-    moved = {key: [value[k] for k in order] if isinstance(value, list) else value for key, value in options.items()}
-    first = ms.create_method(name, pool_in_order(*NAMES), **options)
-    second = ms.create_method(name, pool_in_order(*(NAMES[k] for k in order)), **moved)
-    for one, other in zip(answers(first), answers(second), strict=True):
-        assert torch.equal(one.logits.argmax(-1), other.logits.argmax(-1))
-        torch.testing.assert_close(one.logits, other.logits, rtol=1e-4, atol=1e-4)
-        assert one.head_expert == other.head_expert
-        for field in FIELDS[1:]:
-            mine, theirs = getattr(one, field), getattr(other, field)
-            assert (mine is None) == (theirs is None)
-            if mine is not None:
-                torch.testing.assert_close(mine[order], theirs, rtol=1e-5, atol=1e-6)
-
-
-@every_method
-def test_precomputed_expert_logits_change_nothing(name: str, options: dict) -> None:
-    pool, images = pool_of("vit"), torch.cat(STREAM)
-    data = ms.DomainData("test", "nice", CLASSES, images, torch.zeros(len(images), dtype=torch.long))
-    shared_logits = {view: domain_logits(pool, data, view) for view in ("original", *options.get("views", ("hflip",)))}
-    live, given = (ms.create_method(name, pool, **options) for _ in range(2))
-    alone, shared = live.step(images), given.step(images, expert_logits=shared_logits)
-    torch.testing.assert_close(alone.logits, shared.logits, rtol=1e-5, atol=1e-5)
-    assert (alone.expert_forwards, alone.merged_forwards) == (shared.expert_forwards, shared.merged_forwards)
-
-
-def images_in(batch: torch.Tensor) -> int:
-    """How many images a tensor holds, those of a vectorised function of one image included."""
-    functorch, count = torch._C._functorch, len(batch)
-    while functorch.is_functorch_wrapped_tensor(batch):
-        vectorised, inner = functorch.is_batchedtensor(batch), functorch.get_unwrapped(batch)
-        count *= inner.shape[functorch.maybe_get_bdim(batch)] if vectorised else 1
-        batch = inner
-    return count
-
-
-@every_run
-def test_the_counted_forwards_are_those_that_the_networks_ran(network: str, name: str, options: dict) -> None:
-    pool = pool_of(network).to()  # a pool of its own, whose networks can be watched
-    ran = {"expert": 0, "merged": 0}
-
-    def watch(module: torch.nn.Module, kind: str) -> None:
-        def count(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            ran[kind] += images_in(inputs[0])
-
-        module.register_forward_pre_hook(count)
-
-    watch(pool._working, "merged")
-    for expert in map(pool.expert, range(len(pool))):
-        watch(expert, "expert")
-    method = ms.create_method(name, pool, **options)
-    for batch in STREAM:
-        before = dict(ran)
-        step = method.step(batch)
-        passes = {kind: (ran[kind] - before[kind]) / len(batch) for kind in ran}
-        if name == "regmean_pp" and options.get("statistics") == "target":
-            passes = {"expert": len(pool), "merged": 2}  # block by block, so that no network runs as a whole
-        assert step.expert_forwards == pytest.approx(passes["expert"])
-        assert step.merged_forwards == pytest.approx(passes["merged"])
-        assert (step.backwards > 0) == ("gradients" in method.needs)
-    if name == "merge_and_fit" and options == {}:
-        assert step.expert_forwards + step.merged_forwards == 2 * len(pool) + 1
-
-
-@every_run
-def test_a_single_image_is_answered_as_the_first_of_a_stream(network: str, name: str, options: dict) -> None:
-    """The service answers pictures one by one: none of the methods may refuse the first, or a stream of such."""
-    method = ms.create_method(name, pool_of(network), **options)
-    for number in range(3):
-        step = method.step(make_images(1, seed=number))
-        check_step(step, make_images(1), method.pool)
-
-
-@cache
-def pool_of_one_class() -> ms.ExpertPool:
-    def factory() -> torch.nn.Module:
-        return timm.create_model(
-            "vit_tiny_patch16_224", num_classes=1, img_size=16, patch_size=8, depth=2, embed_dim=24, num_heads=2
-        )
-
-    modules, base = make_experts(factory), make_base(factory)
-    return with_confusion(with_statistics(ms.ExpertPool.from_modules(modules, classes=CLASSES[:1], base=base)))
-
-
-@every_method
-def test_one_class_is_the_answer_to_every_image(name: str, options: dict) -> None:
-    """It used to be refused as if an image were not finite."""
-    method = ms.create_method(name, pool_of_one_class(), **options)
-    for size in (4, 1, 3):
-        logits = method.step(make_images(size)).logits
-        assert logits.shape == (size, 1)
-        assert torch.isfinite(logits).all()
-
-
-COUNTS = dict(zip(CLASSES, (50, 30, 10, 6, 4), strict=True))
-CARD_FIELDS: dict[str, dict] = {
-    "domain": {"domain": "elsewhere"},
-    "class_counts": {"class_counts": COUNTS},
-    "temperature": {"temperature": 0.5},
-    "loss": {"recipe": {"loss": "weighted"}},
-    "accuracy": {"metrics": {"validation": {"accuracy": 1.0}}},
-    "confusion": {"metrics": {"validation": {"confusion": [[9 - abs(i - j) for i in range(5)] for j in range(5)]}}},
-    "mean_probability": {"metrics": {"validation": {"mean_probability": dict.fromkeys(CLASSES, 0.2)}}},
-}
-
-
-@pytest.mark.parametrize("field", CARD_FIELDS)
 @pytest.mark.parametrize("name", METHODS)
-def test_another_card_is_another_provenance_or_the_same_bits(name: str, field: str) -> None:
-    pool = pool_of("vit")
-    for expert in pool.names:
-        pool = pool.annotate(expert, class_counts=dict(reversed(COUNTS.items())) | {CLASSES[0]: 7}, temperature=0.7)
-    other = pool.annotate(NAMES[0], **CARD_FIELDS[field])
-    options = dict(VARIANTS[name][0])
+def test_another_card_is_another_provenance_or_the_same_bits(name: str) -> None:
+    """Also with the options that read cards."""
+    options = dict(VARIANTS.get(name, [{}])[0])
     options |= {"temperature": "card"} if "temperature" in METHODS[name].option_names() else {}
     options |= {"coefficients": "samples"} if name == "mean" else {}
-    if name == "regmean_pp":
-        options["statistics"] = "target"  # shipped statistics belong to one pool's hash
-    methods = [ms.create_method(name, each, **options) for each in (pool, other)]
-    if methods[0].provenance == methods[1].provenance:
-        batches = STREAM[:2]
-        assert all(same(methods[0].step(batch), methods[1].step(batch)) for batch in batches)
+    options |= {"statistics": "target"} if name == "regmean_pp" else {}
+    RULES[CARDS](MethodCase(METHODS[name], options))
 
 
 @pytest.mark.parametrize("field", ["temperature", "mean_probability"])
 def test_a_card_that_changes_answers_changes_the_run_hash(field: str) -> None:
     """The defect that made `bench --out` return stale runs."""
-    pool = pool_of("vit")
+    pool = full_pool("vit")
     for expert in pool.names:
         pool = pool.annotate(expert, class_counts=dict(reversed(COUNTS.items())) | {CLASSES[0]: 7}, temperature=0.7)
     other = pool.annotate(NAMES[0], **CARD_FIELDS[field])

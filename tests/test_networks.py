@@ -257,5 +257,5 @@ def test_a_misspelt_network_does_not_list_a_thousand() -> None:
         create_network("vit_bse_patch16_224", num_classes=2)
     assert "Did you mean 'vit_base_patch16_224'?" in str(caught.value)
     assert len(str(caught.value)) < 500
-    with pytest.raises(ms.MergestreamError, match=r"There are \d+"):
+    with pytest.raises(ms.MergestreamError, match=r"and \d+ more"):
         create_network("???", num_classes=2)

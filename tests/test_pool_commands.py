@@ -25,12 +25,14 @@ from mergestream.cli import app as cli
 from mergestream.networks.architecture import Architecture, create_network, from_module
 from mergestream.pool import pool_folder
 from mergestream.pool.checkpoint import Statistics, write_expert, write_statistics
+from mergestream.pool.class_concepts import set_concepts
 from mergestream.pool.exchange.changes import add_expert, replace_expert, restore_expert
 from mergestream.pool.exchange.expert_checks import FACTOR, mean_lead, probes
 from mergestream.pool.exchange.pool_inspection import verify_pool
 from mergestream.pool.expert_card import ExpertCard, read_card
 from mergestream.pool.pool_folder import candidates_folder
 from mergestream.runtime import files
+from mergestream.runtime.errors import InputError
 
 ARGUMENTS = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
 CLASSES = ("benign", "malignant", "other")
@@ -137,10 +139,10 @@ def test_a_consortium_on_the_command_line(tmp_path: Path, pool_command: Callable
         ("lyon", 3, 2),
         ("brest", 1, 0),
     ]
-    assert printed("verify", tmp_path / "pool") == "Sound: 2 experts.\n"
+    assert printed("verify", tmp_path / "pool").startswith("Sound: 2 experts. Signatures were not checked")
     printed("merge", tmp_path / "pool", tmp_path / "both", "--method", "mean")
     torch.save(network(7).state_dict(), tmp_path / "seven.pth")
-    printed("import", tmp_path / "seven", tmp_path / "seven.pth", *TIMM, "--classes", ",".join(CLASSES))
+    printed("import", tmp_path / "seven.pth", tmp_path / "seven", *TIMM, "--classes", ",".join(CLASSES))
     assert pool_command("add", tmp_path / "pool")[0] == 2
     assert ms.ExpertPool.load(tmp_path / "pool").names == ("lyon", "brest")
 
@@ -190,7 +192,9 @@ def test_the_folder_may_have_any_name_and_the_expert_another(pool: Path, tmp_pat
     assert read_card(pool / "lyon-2").domain == "lyon"
     (sent / "thesis.txt").write_text("not for the pool")
     add_expert(pool, sent, name="lyon-3")
-    assert sorted(path.name for path in (pool / "lyon-3").iterdir()) == ["expert.json", "weights.safetensors"]
+    names = sorted(path.name for path in (pool / "lyon-3").iterdir())
+    assert names == ["README.md", "expert.json", "weights.safetensors"]
+    assert (pool / "lyon-3" / "README.md").read_text().count("# lyon-3\n") == 1
 
 
 def test_statistics_come_along_and_must_be_of_these_weights(pool: Path, tmp_path: Path) -> None:
@@ -255,7 +259,7 @@ def test_refusals_leave_the_pool_as_it_was(
     damage(graz)
     before = {path: path.read_bytes() for path in pool.rglob("*") if path.is_file()}
     code, out, err = pool_command("add", pool, graz)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2 if what == "no card" else 1, "")  # a folder without a card is no expert
     assert err.count("\n") == 1
     with pytest.raises(ms.MergestreamError, match=sentence):
         add_expert(pool, graz)
@@ -283,16 +287,16 @@ def test_wrong_places_give_sentences(pool: Path, tmp_path: Path, pool_command: C
     for arguments, sentence in (
         (("add", tmp_path / "nowhere", graz), "There is no pool at"),
         (("add", pool, tmp_path / "nowhere"), "There is no folder"),
-        (("add", pool / "lyon", graz), "is one expert's folder, not a pool"),
         (("list", tmp_path / "nowhere"), "There is no pool at"),
         (("verify", tmp_path / "nowhere"), "There is no pool at"),
         (("replace", pool, graz), "There is no expert in this pool called 'graz'"),
-        (("restore", pool, "lyon", 3), "No version 3 of 'lyon' is kept beside this pool. Kept: none."),
         (("restore", pool, "lion", 1), "Did you mean 'lyon'?"),
+        (("add", pool / "lyon", graz), "is one expert's folder, not a pool"),
+        (("restore", pool, "lyon", 3), "No version 3 of 'lyon' is kept beside this pool. Kept: none."),
         (("add", pool, graz, "--name", "a/b"), "cannot name an expert"),
     ):
         code, _, err = pool_command(*arguments)
-        assert code == 1
+        assert code == (1 if "cannot name" in sentence else 2)
         assert err.startswith("mergestream: ")
         assert err.count("\n") == 1
         assert sentence in err
@@ -547,7 +551,8 @@ def test_two_that_add_at_once_are_both_in_the_pool(pool: Path, tmp_path: Path) -
 def test_verify_lists_everything_wrong_at_once(pool: Path, tmp_path: Path, pool_command: Callable[..., tuple]) -> None:
     add_expert(pool, site(tmp_path / "sent", "graz", 9, pool / "base"))
     replace_expert(pool, site(tmp_path / "sent", "graz", 10, pool / "base"))
-    assert pool_command("verify", pool)[:2] == (0, "Sound: 4 experts.\n")
+    code, verdict, _ = pool_command("verify", pool)
+    assert (code, verdict.startswith("Sound: 4 experts. Signatures were not checked")) == (0, True)
     (pool / "lyon" / "weights.safetensors").write_bytes(b"x" * 64)
     rewritten(pool / "brest", scaled_tensor(float("inf")))
     edited(pool / "graz", base_sha256="1" * 64)
@@ -569,7 +574,7 @@ def test_verify_lists_everything_wrong_at_once(pool: Path, tmp_path: Path, pool_
     ):
         assert out.count(f"{sentence}") == 1, sentence
     assert out.count("Wrong: ") == 8
-    assert out.endswith("NOT sound: 8 problem(s).\n")
+    assert "\nNOT sound: 8 problem(s)." in out
     code, out, _ = pool_command("verify", pool, "--json")
     assert code == 1
     value = json.loads(out)
@@ -628,7 +633,7 @@ def test_timm_checkpoints_in_usual_wrappers(tmp_path: Path, pool_command: Callab
     module, out = network(3), tmp_path / "pool" / "lyon"
     torch.save(WRAPPED[how](module.state_dict()), tmp_path / "x.pth")
     code, said, err = pool_command(
-        "import", out, tmp_path / "x.pth", *TIMM, "--classes", "benign, malignant,other", "--domain", "Lyon"
+        "import", tmp_path / "x.pth", out, *TIMM, "--classes", "benign, malignant,other", "--domain", "Lyon"
     )
     assert (code, err) == (0, "")
     assert "Expert 'lyon'" in said
@@ -645,7 +650,7 @@ def test_torchvision_with_its_head_and_other_pixels(tmp_path: Path, pool_command
     module = torchvision.models.squeezenet1_1(num_classes=2)
     torch.save(module.state_dict(), tmp_path / "x.pt")
     code, _, err = pool_command(
-        "import", tmp_path / "pool" / "a", tmp_path / "x.pt", "--network", "torchvision:squeezenet1_1",
+        "import", tmp_path / "x.pt", tmp_path / "pool" / "a", "--network", "torchvision:squeezenet1_1",
         "--classes", "no,yes", "--head", "classifier.1", "--size", 64, "--mean", "0,0,0", "--std", "1,1,1",
         "--interpolation", "bicubic",
     )  # fmt: skip
@@ -674,11 +679,17 @@ def test_hugging_face_folders(tmp_path: Path, pool_command: Callable[..., tuple]
         torch.save(module.state_dict(), tmp_path / "hub" / "pytorch_model.bin")
     processor = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "resample": 3, "do_normalize": True}
     (tmp_path / "hub" / "preprocessor_config.json").write_text(json.dumps(processor))
-    common = (tmp_path / "hub", "--network", "transformers:ViTForImageClassification", "--classes")
-    code, _, err = pool_command("import", tmp_path / "pool" / "a", *common, "other,benign,malignant")
-    assert code == 1
+    common = (
+        tmp_path / "hub",
+        tmp_path / "pool" / "a",
+        "--network",
+        "transformers:ViTForImageClassification",
+        "--classes",
+    )
+    code, _, err = pool_command("import", *common, "other,benign,malignant")
+    assert code == 2
     assert "has the classes in another order: benign, malignant, other" in err
-    code, _, err = pool_command("import", tmp_path / "pool" / "a", *common, ",".join(CLASSES))
+    code, _, err = pool_command("import", *common, ",".join(CLASSES))
     assert (code, err) == (0, "")
     assert torch.equal(imported(tmp_path / "pool" / "a"), answer(module))
     card = read_card(tmp_path / "pool" / "a")
@@ -700,7 +711,7 @@ def test_hugging_face_files_that_do_not_fit_are_refused_by_name(
     ):
         save_file(state, tmp_path / "hub" / "model.safetensors")
         code, out, err = pool_command(
-            "import", tmp_path / "a", tmp_path / "hub", "--network", "transformers:ViTForImageClassification",
+            "import", tmp_path / "hub", tmp_path / "a", "--network", "transformers:ViTForImageClassification",
             "--classes", ",".join(CLASSES),
         )  # fmt: skip
         assert (code, out, err.count("\n")) == (1, "", 1), err
@@ -714,9 +725,9 @@ def test_timm_folders_from_the_hub(tmp_path: Path, pool_command: Callable[..., t
     config = {"architecture": "vit_tiny_patch16_224", "model_args": ARGUMENTS, "num_classes": 3}
     config["pretrained_cfg"] = {"mean": [0.4] * 3, "std": [0.3] * 3, "interpolation": "bilinear"}
     (tmp_path / "hub" / "config.json").write_text(json.dumps(config))
-    common = (tmp_path / "pool" / "a", tmp_path / "hub", "--classes", ",".join(CLASSES), "--network")
+    common = (tmp_path / "hub", tmp_path / "pool" / "a", "--classes", ",".join(CLASSES), "--network")
     code, _, err = pool_command("import", *common, "resnet18")
-    assert code == 1
+    assert code == 2
     assert "says they are of 'vit_tiny_patch16_224', not 'resnet18'" in err
     assert pool_command("import", *common, "vit_tiny_patch16_224")[0] == 0
     assert read_card(tmp_path / "pool" / "a").preprocessing == ms.Preprocessing(
@@ -732,20 +743,20 @@ def test_monai_networks(tmp_path: Path, pool_command: Callable[..., tuple]) -> N
     module = DenseNet(out_channels=3, **arguments).eval()
     torch.save({"network": module.state_dict()}, tmp_path / "x.pt")
     options = [f"--arg={key}={value}" for key, value in arguments.items()]
-    rest = (tmp_path / "x.pt", "--network", "monai:DenseNet", *options, "--classes", ",".join(CLASSES))
-    code, said, err = pool_command("import", tmp_path / "pool" / "a", *rest)
+    rest = ("--network", "monai:DenseNet", *options, "--classes", ",".join(CLASSES))
+    code, said, err = pool_command("import", tmp_path / "x.pt", tmp_path / "pool" / "a", *rest)
     assert (code, err) == (0, "")
     assert "give --size to set it" in said
     card = read_card(tmp_path / "pool" / "a")
     assert card.head == ("class_layers.out",)
     assert card.architecture == Architecture("monai", "DenseNet", {**arguments, "num_classes": 3})
     assert torch.equal(imported(tmp_path / "pool" / "a"), answer(module))
-    assert pool_command("import", tmp_path / "sized" / "a", *rest, "--size", "16")[0] == 0
+    assert pool_command("import", tmp_path / "x.pt", tmp_path / "sized" / "a", *rest, "--size", "16")[0] == 0
     assert ms.ExpertPool.load(tmp_path / "sized").preprocessing == ms.Preprocessing((16, 16))
     code, _, err = pool_command(
-        "import", tmp_path / "b", tmp_path / "x.pt", "--network", "monai:DenseNett", "--classes", "a,b"
+        "import", tmp_path / "x.pt", tmp_path / "b", "--network", "monai:DenseNett", "--classes", "a,b"
     )
-    assert code == 1
+    assert code == 2
     assert "Did you mean 'DenseNet'?" in err
 
 
@@ -767,7 +778,7 @@ def test_a_malicious_pickle_is_refused_and_does_not_run(
         file.write_bytes(pickle.dumps(evil))
     else:
         torch.save({"state_dict": network(1).state_dict(), "callbacks": evil} if how == "wrapped" else evil, file)
-    code, out, err = pool_command("import", tmp_path / "a", file, *TIMM, "--classes", ",".join(CLASSES))
+    code, out, err = pool_command("import", file, tmp_path / "a", *TIMM, "--classes", ",".join(CLASSES))
     assert (code, out) == (1, "")
     assert err.count("\n") == 1
     assert "cannot be read without running code in it" in err
@@ -784,9 +795,9 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, pool_command: Call
     def attempt(content: object, *options: object, classes: str = ",".join(CLASSES)) -> str:
         torch.save(content, tmp_path / "x.pth")
         code, out, err = pool_command(
-            "import", tmp_path / "a", tmp_path / "x.pth", *TIMM, "--classes", classes, *options
+            "import", tmp_path / "x.pth", tmp_path / "a", *TIMM, "--classes", classes, *options
         )
-        assert (code, out) == (1, "")
+        assert (code in (1, 2), out) == (True, "")
         assert err.count("\n") == 1
         assert not (tmp_path / "a").exists()
         return err
@@ -807,7 +818,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, pool_command: Call
     assert "cannot be read without running" in attempt(network(1))
     torch.save({"state_dict": loss}, tmp_path / "x.pth")
     code, _, err = pool_command(
-        "import", tmp_path / "a", tmp_path / "x.pth", *TIMM, "--classes", ",".join(CLASSES), "--ignore", "criterion."
+        "import", tmp_path / "x.pth", tmp_path / "a", *TIMM, "--classes", ",".join(CLASSES), "--ignore", "criterion."
     )
     assert (code, err) == (0, "")
 
@@ -819,7 +830,7 @@ def test_import_and_merge_never_write_over_anything(
     before = (pool / "lyon" / "expert.json").read_bytes()
     for out, sentence in ((pool / "lyon", "is not overwritten"), (tmp_path / "base", "cannot be called 'base'")):
         for arguments in (
-            ("import", out, tmp_path / "x.pth", *TIMM, "--classes", ",".join(CLASSES)),
+            ("import", tmp_path / "x.pth", out, *TIMM, "--classes", ",".join(CLASSES)),
             ("merge", pool, out, "--method", "mean"),
         ):
             code, _, err = pool_command(*arguments)
@@ -834,7 +845,7 @@ def test_half_precision_is_kept(tmp_path: Path, pool_command: Callable[..., tupl
         state = {name: tensor.to(dtype) for name, tensor in network(1).state_dict().items()}
         name = str(dtype).removeprefix("torch.")
         torch.save(state, tmp_path / "x.pth")
-        pool_command("import", tmp_path / name, tmp_path / "x.pth", *TIMM, "--classes", ",".join(CLASSES))
+        pool_command("import", tmp_path / "x.pth", tmp_path / name, *TIMM, "--classes", ",".join(CLASSES))
         written = load_file(tmp_path / name / "weights.safetensors")
         assert {tensor.dtype for tensor in written.values()} == {dtype}
         assert all(torch.equal(written[key], state[key]) for key in state)
@@ -906,7 +917,7 @@ def test_merge_by_method_and_what_cannot_be_merged(
         (("--method", "meen"), "Did you mean 'mean'?"),
     ):
         code, _, err = pool_command("merge", pool, tmp_path / "no", *options)
-        assert code == 1
+        assert code == 2
         assert sentence in err
     assert not (tmp_path / "no").exists()
 
@@ -917,3 +928,36 @@ def test_a_merged_model_can_be_sent_to_another_pool(pool: Path, tmp_path: Path) 
     merge_pool(pool, tmp_path / "all", method="mean")
     assert add_expert(pool, tmp_path / "all").expert == "all"
     assert ms.ExpertPool.load(pool).names[-1] == "all"
+
+
+# --- codes of the classes ---------------------------------------------------------------------------------------------
+
+
+def test_codes_of_classes_are_written_into_a_card_and_a_contradiction_is_a_warning(tmp_path: Path) -> None:
+    root = tmp_path / "pool"
+    for number, name in enumerate(("graz", "lyon")):
+        site(root, name, number)
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(f"benign: {{value: 300{number}, scheme: SCT, meaning: Benign}}\n")
+        set_concepts(root / name, file)
+    assert read_card(root / "lyon").class_concepts == {
+        "benign": {"value": "3001", "scheme": "SCT", "meaning": "Benign"}
+    }
+    assert any("different codes for the class 'benign'" in each for each in verify_pool(root).warnings)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("benign", "not a list of codes"),
+        ("{", "cannot be read"),
+        ("cyst: {value: 1, scheme: SCT, meaning: x}", "not one of its classes"),
+        ("benign: {value: 1, scheme: SCT}", "a code per class: value, scheme and meaning"),
+        ("benign: {value: '1 2', scheme: SCT, meaning: x}", "a code per class"),
+    ],
+)
+def test_wrong_codes_are_refused_with_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    folder = site(tmp_path, "graz", 0)
+    (tmp_path / "codes.yaml").write_text(text)
+    with pytest.raises(InputError, match=sentence):
+        set_concepts(folder, tmp_path / "codes.yaml")

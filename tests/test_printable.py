@@ -85,7 +85,7 @@ def test_a_file_name_is_shown_as_text(
     folder = tmp_path / f"audit\n{SCREEN}"
     for arguments in (("audit", "verify", str(folder)), ("pool", "list", str(folder)), ("report", str(folder))):
         _, err, code = run(capsys, monkeypatch, *arguments)
-        assert code == 1
+        assert code == 2
         assert r"audit\x0a\x1b[2J" in err.replace("\n", "")
     _, err, _ = run(capsys, monkeypatch, "--debug", "pool", "list", str(folder))
     assert "Traceback" in err

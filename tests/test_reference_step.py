@@ -155,7 +155,7 @@ def test_a_step_passes_through_at_most_fifteen_functions(size: int) -> None:
     """Of ours, from raw pixels to the answer, resizing included: a newcomer can follow a step from end to end."""
     method = ms.create_method("entropy_adaptive", make_pool("vit"))
     method.step(make_images(4, size))
-    functions = set()
+    images, functions = make_images(4, size, 1), set()
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
@@ -164,7 +164,7 @@ def test_a_step_passes_through_at_most_fifteen_functions(size: int) -> None:
 
     sys.setprofile(note)
     try:
-        method.step(make_images(4, size, 1))
+        method.step(images)
     finally:
         sys.setprofile(None)
     assert 5 < len(functions) <= 15, sorted(functions)

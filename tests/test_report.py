@@ -25,13 +25,18 @@ from mergestream.bench.analysis.confidence import reliabilities, risk_coverages
 from mergestream.bench.analysis.cost import costs, shown
 from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.evaluation import domain_logits
+from mergestream.bench.landscape.landscape_record import Landscape
 from mergestream.bench.records import Run
-from mergestream.bench.report.figures import panel
+from mergestream.bench.report.answer import answer_sentences
+from mergestream.bench.report.figures import colours_of, panel
 from mergestream.bench.report.method_figures import draw_reliability
 from mergestream.bench.report.page import environment, render, slug
+from mergestream.bench.report.plain_names import explained, stream_meaning
+from mergestream.bench.report.report_findings import analyse_runs
 from mergestream.bench.report.report_page import make_report
 from mergestream.bench.report.result_sections import describe_across_streams, describe_options
 from mergestream.bench.report.result_table import ResultTable, to_latex, to_markdown
+from mergestream.data.streams.stream_spec import STREAMS
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.parallel import quiet
 
@@ -167,7 +172,7 @@ def test_a_folder_without_runs_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no finished run"):
         collect(tmp_path)
     failed = command("report", str(tmp_path / "nowhere"), "--out", str(tmp_path / "page.html"))
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     assert failed.stderr.count("\n") == 1
     assert "mergestream bench --out" in failed.stderr
     assert not (tmp_path / "page.html").exists()
@@ -309,7 +314,7 @@ def test_a_table_is_escaped_sortable_and_copied() -> None:
     text, _ = page_of(table, ["m(x=1)"])
     assert "A &lt;title&gt;" in text
     assert text.count('aria-sort="none"') == 3
-    assert '<tr data-method="m(x=1)">' in text
+    assert '<tr data-method="m(x=1)" class="variant">' in text
     assert "<strong>1.0</strong>" in text
     assert '<td class="text">so it &lt;is&gt;</td>' in text
     for written in (to_markdown(table), to_latex(table)):
@@ -339,3 +344,40 @@ def test_the_wheel_holds_style_script_and_templates(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {f"mergestream/bench/report/assets/report.{kind}" for kind in ("css", "js")} <= set(names)
     assert "mergestream/bench/report/templates/page.html.j2" in names
+
+
+# --- the first screen ---------------------------------------------------------------------------------------
+
+
+def test_the_first_screen_answers_in_three_sentences_with_plain_names(bench: Path, page: str) -> None:
+    findings = analyse_runs(collect(bench / "runs"), quiet, command="")
+    sentences = answer_sentences(findings)
+    assert len(sentences) == 3
+    rows = [row.accuracy.mean for row in findings.bench.rows if row.label == "entropy_adaptive"]
+    level = f"the paper's rule (entropy_adaptive) is right on {100 * sum(rows) / len(rows):.1f} % of the images"
+    assert level in sentences[0]
+    assert "the plain average of the experts (mean) on" in sentences[0]
+    rivals = {each.theirs for each in findings.bench.duels}
+    assert f"Of {len(rivals)} other methods on dirichlet:0.05, it is" in sentences[1]
+    assert "forward passes per image, scoring included" in sentences[2]
+    assert sum(map(int, re.findall(r"(?:than|to|against) (\d+)", sentences[1]))) == len(rivals)
+    assert page.index('class="answer"') < page.index("<table")
+
+
+def test_streams_are_explained_on_hover() -> None:
+    shown = str(explained("On iid & dirichlet:0.05, not iid2.", ["iid", "dirichlet:0.05"]))
+    assert shown.startswith('On <abbr title="images in random order">iid</abbr> &amp; <abbr title="the mix of classes')
+    assert shown.endswith("not iid2.")
+    parts = (name.partition(":")[0] for name in STREAMS)
+    assert {stream_meaning(part) for part in parts}.isdisjoint(STREAMS)  # every stream has a meaning
+
+
+def test_every_method_has_a_colour_of_its_own() -> None:
+    colours = colours_of(ms.list_methods())
+    assert len(set(colours.values())) == len(colours) > 20
+
+
+def test_the_landscape_names_its_target() -> None:
+    about = {"measure": "entropy", "images": 8, "experts": ("a", "b", "c"), "pool": ("a", "b", "c"), "x": [], "y": []}
+    empty = {"loss": [], "accuracy": None, "marks": [], "segments": [], "differences": []}
+    assert Landscape(**about, **empty, provenance={"data": {"domain": "graz"}}).target == "graz"

@@ -185,3 +185,23 @@ def test_on_paper_it_is_light_and_open(open_page: Any) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 690
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.pdf()[:5] == b"%PDF-"
+
+
+def test_the_contents_stay_in_view_and_variants_are_folded(open_page: Any) -> None:
+    page = open_page()
+    variant = page.locator('#results tr[data-method="entropy_adaptive(head=shared)"]').first
+    assert not variant.is_visible()
+    page.locator("#results .unfold").first.click()
+    assert variant.is_visible()
+    assert page.locator("#ablation tr.variant").first.is_visible()
+    page.locator("#provenance").scroll_into_view_if_needed()
+    assert page.locator("nav a").first.bounding_box()["y"] >= 0
+
+
+def test_a_wide_table_says_so(open_page: Any) -> None:
+    page = open_page(PHONE)
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    page.wait_for_function("document.querySelectorAll('.scroll.wide').length > 0")
+    wide = page.locator(".table:has(.scroll.wide)").first
+    assert wide.locator(".hint").is_visible()
+    assert wide.locator(".scroll").get_attribute("tabindex") == "0"

@@ -17,6 +17,7 @@ import httpx
 import numpy as np
 import pydicom
 import pytest
+from highdicom import sr
 from PIL import Image
 
 import mergestream as ms
@@ -162,9 +163,11 @@ def test_dicom_answers_come_as_structured_reports_on_demand(client: httpx.Client
     assert nothing is None
     read = pydicom.dcmread(io.BytesIO(base64.b64decode(report)))
     assert read.Modality == "SR"
-    texts = [item.TextValue for item in read.ContentSequence if item.ValueType == "TEXT"]
-    assert said["predictions"][1] in texts
-    assert said["model_hash"] in texts
+    (group,) = sr.srread(io.BytesIO(base64.b64decode(report))).content.get_image_measurement_groups()
+    shown = {each.name.value: each.value.meaning for each in group.get_qualitative_evaluations()}
+    assert said["predictions"][1] == shown["predicted"]
+    assert [each.value for each in group.get_measurements()] == said["probabilities"][1]
+    assert said["model_hash"].encode() in base64.b64decode(report)
     assert answer(client, "reports", colour_dicom(2))["reports"] is None
 
 
@@ -261,7 +264,9 @@ def test_reload_says_what_changed_and_keeps_the_old_pool_if_the_new_one_is_bad(
 
 def test_cards_say_nothing_about_how_an_expert_was_made(client: httpx.Client) -> None:
     expert = client.get("/v1/pool").json()["experts"][0]
-    assert set(expert) == {"name", "on", "domain", "network", "metrics", "temperature", "weights_hash"}
+    assert set(expert) == {
+        "name", "on", "domain", "network", "metrics", "temperature", "weights_hash", "signed_by", "revoked",
+    }  # fmt: skip
 
 
 # --- operation --------------------------------------------------------------------------------------------------------

@@ -103,7 +103,9 @@ def test_a_client_that_reads_slowly_gets_everything(
         slow.setblocking(True)
         received = 0
         while received < 20 * length:
-            received += len(slow.recv(16384))
+            part = slow.recv(16384)
+            assert part, f"cut off after {received} of {20 * length} bytes"
+            received += len(part)
             time.sleep(0.002)
         slow.close()
 

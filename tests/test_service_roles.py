@@ -26,7 +26,8 @@ FREE = {"/", "/docs", "/docs.css", "/openapi.json", "/healthz", "/readyz"}
 CLIENTS = {
     ("POST", "/v1/streams/{stream}/batches"), ("POST", "/v1/streams/{stream}/images"), ("GET", "/v1/streams"),
     ("GET", "/v1/streams/{stream}"), ("GET", "/v1/streams/{stream}/recent"), ("GET", "/v1/pool"),
-    ("GET", "/v1/overview"), ("GET", "/metrics"),
+    ("GET", "/v1/overview"), ("GET", "/metrics"), ("POST", "/dicomweb/studies"),
+    ("GET", "/v1/streams/{stream}/quality"), ("GET", "/v1/outbox"),
 }  # fmt: skip
 DASHBOARD = (".js", ".css", ".svg", ".html", ".png", ".woff2")
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import runpy
 import signal
 import socket
 import ssl
@@ -34,7 +35,7 @@ from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
 from mergestream.serving.engine.engine import Engine
 from mergestream.serving.http import server
 from mergestream.serving.http.application import create_app
-from mergestream.serving.http.problems import OWN, PROBLEMS, ClientGone, Problem, problem_of
+from mergestream.serving.http.problems import ALWAYS, OWN, PROBLEMS, ClientGone, Problem, problem_of
 from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, ServiceLimits, body_of
 from mergestream.serving.http.tokens import ADMINISTRATOR, CLIENT, Tokens, create_token
 from mergestream.serving.http.uploads import files_of
@@ -44,6 +45,7 @@ from mergestream.serving.startup import JsonFormatter, ServeOptions, serve
 from services import STREAMS, LocalService, encoded, form, npy, png
 
 ROOT = Path(__file__).parent.parent
+RETRIED = ("rate_limited", "timed_out", "not_watching", "node_failed")
 WAITING = ("loading", "closing", "overloaded", "audit_unavailable")
 
 
@@ -107,7 +109,7 @@ def require_problem(answer: httpx.Response, code: str) -> None:
     assert problem["title"] == PROBLEMS[code].meaning
     assert problem["type"] == f"urn:mergestream:problem:{code}"
     assert problem["request_id"] == answer.headers["x-request-id"]
-    assert ("retry-after" in answer.headers) == (code in (*WAITING, "rate_limited", "timed_out", "not_watching"))
+    assert ("retry-after" in answer.headers) == (code in (*WAITING, *RETRIED))
     assert SECRET not in answer.text
 
 
@@ -566,9 +568,10 @@ def test_any_bytes_as_a_form_are_files_or_a_problem(body: bytes, start: bytes) -
 
 
 def test_the_table_of_problems_is_the_documents() -> None:
-    text = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
+    page = runpy.run_path(str(ROOT / "scripts" / "docs_site.py"))["http_page"]()
     for code, kind in OWN.items():
-        assert f"| `{code}` | {kind.status} | {kind.meaning} |" in text, code
+        assert f"| `{code}`{'*' * (code in ALWAYS)} | {kind.status} | {kind.meaning} |" in page, code
+    assert "POST /v1/streams/{stream}/batches" in page
     assert problem_of(RuntimeError("x")) is None
 
 

@@ -314,7 +314,7 @@ def test_epochs_of_a_long_stream_differ() -> None:
 
 
 def test_every_stream_is_in_the_table_of_the_documents() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "bench.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "streams.md").read_text(encoding="utf-8")
     rows = [line.split("`")[1].split(":")[0].split("[")[0] for line in page.splitlines() if line.startswith("| `")]
     assert [name for name in streams.STREAMS if name not in rows] == []
 

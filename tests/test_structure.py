@@ -21,16 +21,17 @@ def nodes(path: Path) -> Iterator[ast.AST]:
     return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
 
 
-def test_only_the_ten_rooms_are_at_the_top_of_the_package() -> None:
-    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py"}
+def test_only_the_ten_rooms_the_contract_and_the_client_are_at_the_top_of_the_package() -> None:
+    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py", "client.py"}
     assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == {
-        "bench", "cli", "data", "functional", "methods", "networks", "pool", "runtime", "serving", "training",
+        "bench", "cli", "data", "functional", "methods", "networks", "pool", "runtime", "serving", "testing",
+        "training",
     }  # fmt: skip
 
 
 def test_the_source_grows_no_further() -> None:
-    """The first rebuild ended at 29,000 lines; rivals, streams, statistics and the choice of a method took the rest."""
-    assert sum(map(lines, SOURCES)) <= 32_800
+    """The first rebuild ended at 29,000 lines; then came rivals, streams, DICOM, signatures and the contract."""
+    assert sum(map(lines, SOURCES)) <= 44_200
 
 
 def test_files_are_short() -> None:

@@ -79,7 +79,7 @@ def test_a_pool_is_ready_for_everything(trained: Path, data: Path, tmp_path: Pat
         assert card.domain == card.name
         assert sum(card.class_counts.values()) == 18
         assert card.temperature > 0
-        assert set(statistics.images) == {"gram", "fisher_exact"}
+        assert set(statistics.images) == {"gram", "fisher_exact", "fisher_mergelm"}
     records = json.loads((work_folder(trained) / "candidates.json").read_text())["candidates"]
     assert len(records) == 2 * len(SITES)
     for site in SITES:  # the candidate with the lowest plain cross-entropy on the site's own validation split

@@ -9,19 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mergestream as ms
-from mergestream.data.datasets import phantom
+from mergestream.data.datasets import DataRequest, phantom
 from mergestream.pool.checkpoint import Statistics
-from mergestream.pool.expert_card import read_card
+from mergestream.pool.expert_card import read_card, require_name
 from mergestream.training import (
     Recipe,
     expert_training,
+    pool_statistics,
     split,
     train_base,
     train_expert,
     training_loop,
-    training_run,
 )
+from mergestream.training.recipe import PAPER_SWEEP, parse_settings, start_from
 from mergestream.training.training_loop import fit_temperature
+from mergestream.training.training_run import expert_name
 
 MICRO = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 RECIPE = Recipe(
@@ -176,15 +178,15 @@ def test_everything_that_is_trained_or_measured_leaves_the_groups_of_the_validat
     assert not groups_of(data, greys) & held_out
 
     train_expert(tmp_path / "lyon", tmp_path / "base", data, GROUPED)
-    monkeypatch.setattr(training_run, "open_data", lambda *_: {"lyon": data})
+    monkeypatch.setattr(pool_statistics, "open_data", lambda *_: {"lyon": data})
     measured: list[torch.Tensor] = []
 
-    def measure(pool: ms.ExpertPool, images: dict[str, torch.Tensor], _: object) -> ms.ExpertPool:
+    def measure(pool: ms.ExpertPool, images: dict[str, torch.Tensor], *_: object, **__: object) -> ms.ExpertPool:
         measured.append(images["lyon"])
         return pool.with_statistics({"lyon": Statistics({}, {})})
 
-    monkeypatch.setattr(training_run, "measure_statistics", measure)
-    training_run.measure_pool(tmp_path, None, tmp_path, {"gram": 1000})
+    monkeypatch.setattr(pool_statistics, "measure_statistics", measure)
+    pool_statistics.measure_pool(tmp_path, DataRequest("phantom", None), tmp_path, {"gram": 1000}, "cpu")
     assert not groups_of(data, measured[0][:, 0, 0, 0]) & held_out
 
 
@@ -192,3 +194,38 @@ def test_a_diverging_fit_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ms.MergestreamError, match="lower learning_rate"):
         build(tmp_path, replace(RECIPE, learning_rate=1e30))
     assert not (tmp_path / "base").exists()
+
+
+def test_names_of_sites_in_any_script_become_plain_names_of_experts() -> None:
+    assert expert_name("Real World") == "Real_World"
+    assert expert_name("Lariboisière") == "Lariboisiere"
+    names = [expert_name(site) for site in ("東京", "大阪", "Żory", "São Paulo")]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert require_name(name) == name
+
+
+def test_the_papers_recipe_sweeps_its_five_options_from_heads_of_their_own() -> None:
+    start, settings, head_init = start_from("paper", {"steps": None, "batch_size": 16})
+    assert (start.steps, start.batch_size, start.schedule, head_init) == (5000, 16, "constant", "independent")
+    recipes = parse_settings(settings, start)
+    assert len(recipes) == len(set(recipes)) == 20
+    swept = {name for name in asdict(start) if len({getattr(recipe, name) for recipe in recipes}) > 1}
+    assert swept == set(PAPER_SWEEP) == {"learning_rate", "weight_decay", "dropout", "augmentation", "optimiser"}
+    assert all(getattr(recipe, name) in values for recipe in recipes for name, values in PAPER_SWEEP.items())
+    assert parse_settings("paper:3", start) == recipes[:3]
+    assert len(parse_settings("paper:1000", start)) == 72
+    with pytest.raises(ms.MergestreamError, match="paper:20"):
+        parse_settings("paper", start)
+
+
+def test_the_default_recipe_is_gentle_and_what_is_given_replaces_it() -> None:
+    start, settings, head_init = start_from("default", {})
+    assert (start.optimiser, start.schedule, settings, head_init) == ("adamw", "cosine", "one", "shared")
+    assert start.learning_rate < Recipe().learning_rate
+    assert start_from("domainbed", {})[0] == Recipe()
+    given = {"learning_rate": 1e-3, "settings": "diwa", "head_init": "zero", "seed": 4}
+    changed, settings, head_init = start_from("paper", given)
+    assert (changed.learning_rate, changed.seed, settings, head_init) == (1e-3, 4, "diwa", "zero")
+    with pytest.raises(ms.MergestreamError, match="papers"):
+        start_from("papers", {})

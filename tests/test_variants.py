@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mergestream as ms
+from conftest import make_pool
 from mergestream.methods.spelling import Variant, parse_variants
 
 
@@ -122,3 +123,13 @@ def test_a_spelt_variant_reads_back(options: dict) -> None:
 def test_any_text_parses_or_is_refused(text: str) -> None:
     with suppress(ms.MergestreamError):
         assert parse_variants(text)
+
+
+def test_the_papers_rule_has_a_name_that_is_spelt_out_in_tables() -> None:
+    assert str(parse_variants("paper")[0]) == "entropy_adaptive(momentum=0.9)"
+    spelt = [str(variant) for variant in parse_variants("paper(momentum=0.5|0.9, head_sharpness=2)")]
+    assert spelt == [f"entropy_adaptive(head_sharpness=2, momentum={momentum})" for momentum in (0.5, 0.9)]
+    assert str(parse_variants("corrected(paper)")[0]) == "corrected(entropy_adaptive(momentum=0.9))"
+    pool = make_pool("vit")
+    assert ms.create_method("paper", pool).momentum == 0.9
+    assert ms.create_method("paper", pool, momentum=0.5).label() == "entropy_adaptive(momentum=0.5)"

@@ -23,7 +23,7 @@ from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.pictures import Picture
 from mergestream.runtime.errors import InputError, OutputError
 from mergestream.serving.dropbox import ImageAnswer
-from mergestream.serving.structured_report import write_report
+from mergestream.serving.reports.structured_report import write_report
 from mergestream.serving.watched_folder import Pace, Watcher
 from services import ANSWER
 

@@ -1,22 +1,18 @@
 """The whole journey on the phantom hospitals: train experts, benchmark every method, write the report."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mergestream.bench.analysis.bench_findings import BenchFindings
 from mergestream.bench.analysis.collection import collect
 from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.engine.benchmark import run_plan
 from mergestream.bench.engine.plan import TABLES, BenchPlan
 from mergestream.bench.landscape.landscape_run import LandscapeRequest, run_landscape
-from mergestream.bench.report.figures import new_figure, to_data_uri
-from mergestream.bench.report.page import PageSection
-from mergestream.bench.report.report_findings import analyse_runs
+from mergestream.bench.report.demo_story import with_story
+from mergestream.bench.report.report_findings import ReportFindings, analyse_runs
 from mergestream.bench.report.report_page import write_report
-from mergestream.bench.report.result_table import ResultTable
 from mergestream.data.datasets import DataRequest, Dataset, load_dataset, phantom
 from mergestream.methods.spelling import Variant, parse_variants
 from mergestream.pool.expert_card import BASE, ExpertCard, library_versions
@@ -25,7 +21,7 @@ from mergestream.runtime.parallel import Track, run_jobs
 from mergestream.runtime.seeding import cpu_threads
 from mergestream.training import Recipe, train_base, train_expert
 from mergestream.training.expert_training import copy_expert
-from mergestream.training.training_run import measure_pool
+from mergestream.training.pool_statistics import measure_pool
 
 SCHEMA_VERSION = 2
 SYNTHETIC = "The data are synthetic: generated phantom hospitals, no patients."
@@ -42,6 +38,7 @@ class DemoSize:
 
     images: int
     archive_images: int
+    head_init: str
     base: Recipe
     expert: Recipe
     seeds: tuple[int, ...]
@@ -67,7 +64,7 @@ def _size(table: dict[str, Any]) -> DemoSize:
 FULL, QUICK = (_size(TABLES["demo"][name]) for name in ("full", "quick"))
 
 
-def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> BenchFindings:
+def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> ReportFindings:
     """Do all that is not done yet, then write `results.json`, `report.html` and their records under `out`."""
     make_folder(out)
     # Starting processes takes longer than a quick demo's work.
@@ -81,14 +78,13 @@ def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> BenchFind
         streams=size.streams,
         seeds=size.seeds,
         paired_seeds=True,
-        skip_impossible=True,
         device="cpu",
     )
     with cpu_threads(1):
         cards = _train(pools, size, dataset, track, workers)
         counts = dict.fromkeys(("gram", "fisher_exact", "gram_pp"), size.statistics_images)
         with track("measuring every expert at its own hospital", len(pools)) as advance:
-            jobs = [(pool, plan.data, out, counts) for pool in pools]
+            jobs = [(pool, plan.data, out, counts, "cpu") for pool in pools]
             run_jobs(measure_pool, jobs, workers=workers, on_done=advance)
         done = run_plan(plan, out, track, jobs=workers)
     collection = collect(out, names=[folder.name for folder in done.folders])
@@ -115,9 +111,9 @@ def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> BenchFind
     surface = None
     if size.landscape:
         surface = run_landscape(_landscape_request(plan, size.landscape), out, track, command=command)
-    report = replace(report, drift=drift, landscape=surface, more=[_hospitals(cards, dataset)])
+    report = with_story(replace(report, drift=drift, landscape=surface), dataset)
     write_report(report, out / REPORT)
-    return report.bench
+    return report
 
 
 def _landscape_request(plan: BenchPlan, resolution: int) -> LandscapeRequest:
@@ -136,7 +132,8 @@ def _train(pools: list[Path], size: DemoSize, dataset: Dataset, track: Track, wo
     """One pool per seed; all start from one encoder, pretrained on the public archive."""
     archive = phantom.archive(size.archive_images, seed=0)
     with track("pretraining the shared encoder", size.base.steps) as advance:
-        train_base(pools[0] / BASE, NETWORK, MICRO, archive, dataset.classes, size.base, advance)
+        classes, head_init = dataset.classes, size.head_init
+        train_base(pools[0] / BASE, NETWORK, MICRO, archive, classes, size.base, advance, head_init=head_init)
     for pool in pools[1:]:
         copy_expert(pools[0] / BASE, pool / BASE)
     jobs = [
@@ -146,29 +143,3 @@ def _train(pools: list[Path], size: DemoSize, dataset: Dataset, track: Track, wo
     ]
     with track("training the hospitals' experts", len(jobs)) as advance:
         return run_jobs(train_expert, jobs, workers=workers, on_done=advance)
-
-
-def _hospitals(cards: Sequence[ExpertCard], dataset: Dataset) -> PageSection:
-    """Two images of every class from every hospital, and how its expert does at home."""
-    figure, axes = new_figure(7, 1.1 * len(dataset.domains), rows=len(dataset.domains))
-    for ax, domain in zip(axes[:, 0], dataset.domains, strict=True):
-        data = dataset[domain]
-        picked = [int(i) for c in range(len(data.classes)) for i in (data.labels == c).nonzero()[:2, 0]]
-        side_by_side = data.images[picked].permute(2, 0, 3, 1).flatten(1, 2)  # [n,3,H,W] -> [H,n·W,3]
-        ax.imshow(side_by_side.numpy(), interpolation="nearest")
-        ax.set_title(domain, fontsize=9, loc="left")
-        ax.set_axis_off()
-    classes = ", ".join(dataset.classes)
-    rows = []
-    for card in cards:
-        accuracy, nll = (card.metrics["validation"][key] for key in ("accuracy", "nll"))
-        seed = str(card.recipe["seed"])
-        rows.append((card.name, seed, f"{100 * accuracy:.1f}", f"{nll:.3f}", f"{card.temperature:.2f}"))
-    columns = ("expert", "seed", "accuracy %", "cross-entropy", "temperature")
-    return PageSection(
-        "The hospitals",
-        to_data_uri(figure),
-        f"Sample images of each phantom hospital ({', '.join(dataset.domains)}), two of each class: {classes}.",
-        f"Two generated images of each class ({classes}) per hospital: same cells, other stain, optics and artefacts.",
-        ResultTable("Experts at home, on their own validation split", columns, tuple(rows)),
-    )

@@ -15,7 +15,7 @@ from mergestream.data.datasets.domain_data import DomainData
 from mergestream.data.streams import Stream
 from mergestream.methods import ORIGINAL, ExpertLogits, Method
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.runtime.errors import InputError, MergestreamError
+from mergestream.runtime.errors import InputError, MergestreamError, some
 from mergestream.runtime.files import sha256_of_json
 from mergestream.runtime.state_file import SavedState
 
@@ -56,8 +56,8 @@ def evaluate(
     """
     if data.classes != method.pool.classes:
         raise InputError(
-            f"The data's classes {data.classes} are not the pool's {method.pool.classes}, in this order. "
-            f"Give the pool classes=, or reorder the labels."
+            f"The data's classes, {some(data.classes)}, are not the pool's, {some(method.pool.classes)}, in this "
+            f"order. Give the pool classes=, or reorder the labels."
         )
     batches = batches if isinstance(batches, Stream) else Stream("given", tuple(map(np.asarray, batches)))
     _require_fitting(batches, data)

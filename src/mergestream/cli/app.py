@@ -13,31 +13,55 @@ from mergestream.cli.bench import bench
 from mergestream.cli.choose import choose
 from mergestream.cli.data import data
 from mergestream.cli.demo import demo
-from mergestream.cli.drift import drift
+from mergestream.cli.drift import DriftCommand, drift
+from mergestream.cli.landscape import landscape
+from mergestream.cli.methods import methods
 from mergestream.cli.pool import pool
+from mergestream.cli.pool_cards import register_cards
+from mergestream.cli.pool_statistics import register_statistics
+from mergestream.cli.pool_trust import register
 from mergestream.cli.report import report
+from mergestream.cli.reproduce import reproduce
 from mergestream.cli.serve import serve, serve_token
+from mergestream.cli.shadow_report import shadow_report
+from mergestream.cli.site_report import matrix, site_report
 from mergestream.cli.terminal import echo
 from mergestream.cli.train import train
-from mergestream.runtime.errors import MergestreamError
+from mergestream.runtime.errors import USAGE_ERRORS, MergestreamError
 from mergestream.runtime.messages import PrintableFormatter
 
-INTERRUPTED = 130
+FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
     name="mergestream",
     help="Many hospitals' models in, one model per batch out: online, label-free, forward passes only.",
     epilog="For research. Not a medical device.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
 app.add_typer(data, name="data")
+register(pool)
+register_cards(pool)
+register_statistics(pool)
 app.add_typer(pool, name="pool")
 app.add_typer(audit, name="audit")
-for command in (bench, choose, drift, report, serve, serve_token, train):
-    app.command()(command)
+for command in (
+    bench,
+    choose,
+    drift,
+    landscape,
+    matrix,
+    methods,
+    report,
+    reproduce,
+    serve,
+    serve_token,
+    shadow_report,
+    site_report,
+    train,
+):
+    app.command(cls=DriftCommand if command is drift else None)(command)
 
 
 def _print_version(requested: bool) -> None:
@@ -64,13 +88,13 @@ def main() -> None:
     Errors are one line on stderr; a traceback only with --debug.
     """
     try:
-        app(standalone_mode=True)
+        app(standalone_mode=True, prog_name="mergestream")  # also as python -m mergestream: completion needs it
     except MergestreamError as error:
         if "--debug" in sys.argv:
             echo(*traceback.format_exc().splitlines(), err=True)
         else:
             echo(f"mergestream: {error}", err=True)
-        sys.exit(1)
+        sys.exit(WRONG_USAGE if isinstance(error, USAGE_ERRORS) else FAILED)
     except SystemExit as end:
         if end.code == INTERRUPTED:
             echo("mergestream: interrupted. Finished work is kept: the same command continues it.", err=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mergestream.cli.shared_options import AllowMissingClasses, AsJson, DataOption, Engine, SkipBad
+from mergestream.cli.shared_options import AllowMissingClasses, AsJson, DataOption, Device, Engine, Plugin, SkipBad
 from mergestream.cli.terminal import command_text, echo, progress, show
 
 SHOWN = 12  # warnings in the terminal; all of them are in the files
@@ -24,7 +24,7 @@ def bench(
         typer.Option(
             "--plan",
             "--preset",
-            help="What the paper ran: paper-table1, paper-table3 or paper-fig4; or 'results': docs/results.md.",
+            help="paper-table1, paper-table3, paper-fig4, paper-sweep (mu and tau), or 'results': docs/results.md.",
         ),
     ] = None,
     methods: Annotated[
@@ -62,8 +62,9 @@ def bench(
         int | None, typer.Option(help="Processes on this machine.", show_default="one per core; one on a GPU")
     ] = None,
     engine: Engine = "local",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",
+    plugin: Plugin = None,  # noqa: ARG001
     as_json: AsJson = False,
 ) -> None:
     """Compare methods: leave each domain out, stream it through every method, and print tables with intervals.
@@ -71,12 +72,10 @@ def bench(
     All methods see the same batches. What is done already under --out is not done again, also after a kill.
     """
     from mergestream.bench.analysis.duels import describe_duels
-    from mergestream.bench.engine.benchmark import run_bench
-    from mergestream.bench.engine.plan import plan_from
+    from mergestream.bench.python_calls import bench as compare
     from mergestream.bench.report.bench_tables import terminal_tables
     from mergestream.bench.study.results_plan import STUDIES
     from mergestream.bench.study.study_run import run_study, study_request
-    from mergestream.data.datasets import DataRequest
     from mergestream.runtime.parallel import default_workers
 
     console = Console(stderr=as_json)
@@ -88,26 +87,33 @@ def bench(
         return
     if dataset is None or not pool:
         raise typer.BadParameter("A benchmark of your own needs --dataset and --pool; --plan results has its own.")
-    folder = Path(root[0]) if root else None
-    limits = {"images": images, "skip_bad": skip_bad, "allow_missing_classes": allow_missing_classes}
-    request = plan_from(
-        data=DataRequest.parse(dataset, folder, data_option, **limits),
-        pools=pool,
+    findings = compare(
+        dataset,
+        pool,
+        root=root[0] if root else None,
+        out=out,
         plan=plan,
         methods=methods,
         streams=streams,
         targets=targets,
         seeds=seeds,
-        batch_sizes=batch_size,
+        batch_size=batch_size,
         protocol=protocol,
+        data_option=data_option,
+        images=images,
         reference=reference,
+        skip_bad=skip_bad,
+        allow_missing_classes=allow_missing_classes,
         allow_seen=allow_seen,
         loud_heads=loud_heads,
         timed=timed,
+        jobs=workers,
+        engine=engine,
         device=device,
         dtype=dtype,
+        track=progress(console),
+        command=command_text(),
     )
-    findings = run_bench(request, out, progress(console), jobs=workers, engine=engine, command=command_text())
     if as_json:
         echo(*(out / "results.json").read_text(encoding="utf-8").split("\n"))
         return

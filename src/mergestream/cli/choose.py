@@ -7,13 +7,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mergestream.cli.shared_options import AllowMissingClasses, AsJson, DataOption, SkipBad
+from mergestream.cli.shared_options import (
+    AllowMissingClasses,
+    AsJson,
+    DataOption,
+    Device,
+    Plugin,
+    RequireSignedBy,
+    SkipBad,
+)
 from mergestream.cli.terminal import print_result, progress, show
 
 
 def choose(
     pool: Annotated[Path, typer.Argument(help="The pool: a folder of expert folders.")],
-    parts: Annotated[list[Path] | None, typer.Argument(help="Files of sites' own parts, with --join.")] = None,
+    parts: Annotated[list[Path] | None, typer.Argument(help="Sites' own parts or site reports, with --join.")] = None,
     dataset: Annotated[str | None, typer.Option(help="A data set by its name in 'data list'.")] = None,
     root: Annotated[Path | None, typer.Option(help="The data set's folder or zip.")] = None,
     site: Annotated[str, typer.Option(help="The site to measure as a pseudo-target, or all.")] = "all",
@@ -24,11 +32,13 @@ def choose(
     nested: Annotated[
         bool, typer.Option("--nested", help="Also choose for pools that leave one site out, as benchmarks do.")
     ] = False,
+    require_signed_by: RequireSignedBy = None,
     data_option: DataOption = None,
     skip_bad: SkipBad = 0,
     allow_missing_classes: AllowMissingClasses = False,
     jobs: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
+    plugin: Plugin = None,  # noqa: ARG001
     as_json: AsJson = False,
 ) -> None:
     """Choose the method that suits a pool, on its own sites as pseudo-targets, and record it in pool.json.
@@ -45,8 +55,8 @@ def choose(
     )
     from mergestream.bench.choice.choice_run import join as join_parts
     from mergestream.bench.choice.pseudo_targets import ChoiceRequest
+    from mergestream.bench.sites.site_report import read_joined
     from mergestream.data.datasets import DataRequest
-    from mergestream.methods.recommendation import ChoiceEvidence
     from mergestream.training.training_run import work_folder
 
     console = Console(stderr=as_json)
@@ -57,13 +67,15 @@ def choose(
     if site != ALL and out is None:
         raise typer.BadParameter("The part of one site goes into a file: add --out FILE.json.")
     if dataset is None:
-        evidence = join_parts([ChoiceEvidence.load(path) for path in parts or ()])
+        joined, reports = read_joined(parts or (), require_signed_by)
+        evidence = join_parts(joined)
     else:
         limits = {"skip_bad": skip_bad, "allow_missing_classes": allow_missing_classes}
         data = DataRequest.parse(dataset, root, data_option, **limits)
         folder = pool.resolve()
         request = ChoiceRequest(str(folder), data, work_folder(folder), nested, device)
         evidence = measure_sites(request, site, progress(console), jobs=jobs)
+        reports = []
     files = {}
     if out is not None:
         evidence.save(out)
@@ -71,7 +83,7 @@ def choose(
     if site != ALL:
         print_result(as_json, evidence.to_json(), [f"Part of {site}: {out}"])
         return
-    choice = recommend(pool, evidence)
+    choice = recommend(pool, evidence, [report.evidence() for report in reports])
     if as_json:
         print_result(True, asdict(choice))
         return

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from mergestream.cli.shared_options import AsJson, DataOption
+from mergestream.cli.shared_options import AsJson, DataOption, Plugin
 from mergestream.cli.terminal import echo, print_result, progress
 
 if TYPE_CHECKING:
@@ -16,13 +16,16 @@ data = typer.Typer(help="Data sets: list them, verify a copy, write a tiny stand
 
 
 @data.command("list")
-def list_data(as_json: AsJson = False) -> None:
+def list_data(plugin: Plugin = None, as_json: AsJson = False) -> None:  # noqa: ARG001
     """List every data set: content, domains, classes, licence, and where to get it."""
     from mergestream.bench.report.provenance_sections import describe_card
     from mergestream.data.datasets import DATASETS
 
-    cards = [source.card for source in DATASETS.values()]
-    lines = [line for card in cards for line in (*describe_card(card), "")]
+    cards = [source.card for source in DATASETS.usable().values()]
+    lines = []
+    for card in cards:
+        origin = DATASETS.origin(card.name)
+        lines += [*describe_card(card), *([f"  plugin: {origin}"] if origin else []), ""]
     print_result(as_json, [card.to_json() for card in cards], lines)
 
 
@@ -30,16 +33,24 @@ def list_data(as_json: AsJson = False) -> None:
 def verify_data(
     name: Annotated[str, typer.Argument(help="A data set by its name in 'data list'.")],
     root: Annotated[Path, typer.Argument(help="Its folder or zip.")],
+    report: Annotated[
+        Path | None, typer.Option(help="Write counts, sizes and versions to paste into an issue; no file names.")
+    ] = None,
     data_option: DataOption = None,
+    plugin: Plugin = None,  # noqa: ARG001
     as_json: AsJson = False,
 ) -> None:
     """Check that a copy is complete by reading every image. Exit code 1 if something is missing or differs."""
     from mergestream.data.datasets import file_source_of
     from mergestream.data.datasets.dataset_sources import verify
+    from mergestream.data.datasets.verification_report import report_lines
+    from mergestream.runtime.files import write_text
     from mergestream.runtime.option_checks import parse_options
 
     options = dict(parse_options(data_option or []))
     result = verify(file_source_of(name), root, progress(Console(stderr=as_json)), **options)
+    if report is not None:
+        write_text(report, "\n".join([*report_lines(result), ""]))
     print_result(as_json, result.to_json(), describe_verification(result), ok=result.complete)
 
 
@@ -47,6 +58,7 @@ def verify_data(
 def fake_data(
     name: Annotated[str, typer.Argument(help="A data set by its name in 'data list'.")],
     folder: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+    plugin: Plugin = None,  # noqa: ARG001
 ) -> None:
     """Write a tiny stand-in in the published layout: invented pictures, to try loaders and pipelines on."""
     from mergestream.data.datasets import file_source_of
@@ -60,7 +72,7 @@ def fake_data(
 
 def describe_verification(verification: "DataVerification") -> list[str]:
     """Every domain's images by class, differences from the published counts, and the verdict last."""
-    from mergestream.data.datasets.index import some
+    from mergestream.runtime.errors import some
 
     lines = [f"{verification.index.card.name} in {verification.location}"]
     for domain, counts in verification.index.counts().items():

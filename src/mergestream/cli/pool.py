@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mergestream.cli.shared_options import AsJson
+from mergestream.cli.shared_options import AsJson, Plugin, RequireSignedBy
 from mergestream.cli.terminal import echo, print_result
+from mergestream.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from mergestream.pool.exchange.changes import AcceptedExpert
@@ -35,7 +36,12 @@ def list_experts(folder: Pool, as_json: AsJson = False) -> None:
 
 @pool.command("add")
 def add(
-    folder: Pool, expert: Expert, name: Name = None, allow_other_base: AllowOtherBase = False, as_json: AsJson = False
+    folder: Pool,
+    expert: Expert,
+    name: Name = None,
+    allow_other_base: AllowOtherBase = False,
+    require_signed_by: RequireSignedBy = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check a site's expert and add it to the pool, as the last one.
 
@@ -43,18 +49,27 @@ def add(
     """
     from mergestream.pool.exchange.changes import add_expert
 
-    accepted = add_expert(folder, expert, name=name, allow_other_base=allow_other_base)
+    accepted = add_expert(
+        folder, expert, name=name, allow_other_base=allow_other_base, require_signed_by=require_signed_by
+    )
     _print_accepted(as_json, accepted, "is in the pool")
 
 
 @pool.command("replace")
 def replace(
-    folder: Pool, expert: Expert, name: Name = None, allow_other_base: AllowOtherBase = False, as_json: AsJson = False
+    folder: Pool,
+    expert: Expert,
+    name: Name = None,
+    allow_other_base: AllowOtherBase = False,
+    require_signed_by: RequireSignedBy = None,
+    as_json: AsJson = False,
 ) -> None:
     """Replace a site's expert with a newer one, after the same checks. The old version is kept."""
     from mergestream.pool.exchange.changes import replace_expert
 
-    accepted = replace_expert(folder, expert, name=name, allow_other_base=allow_other_base)
+    accepted = replace_expert(
+        folder, expert, name=name, allow_other_base=allow_other_base, require_signed_by=require_signed_by
+    )
     _print_accepted(as_json, accepted, "was replaced")
 
 
@@ -63,32 +78,39 @@ def restore(
     folder: Pool,
     expert: Annotated[str, typer.Argument(help="The expert's name in the pool.")],
     version: Annotated[int, typer.Argument(help="A number under 'kept' in 'pool list'.")],
+    require_signed_by: RequireSignedBy = None,
     as_json: AsJson = False,
 ) -> None:
     """Restore an earlier version of an expert. The current version is kept too."""
     from mergestream.pool.exchange.changes import restore_expert
 
-    _print_accepted(as_json, restore_expert(folder, expert, version), f"is as in version {version} again")
+    accepted = restore_expert(folder, expert, version, require_signed_by=require_signed_by)
+    _print_accepted(as_json, accepted, f"is as in version {version} again")
 
 
 @pool.command("verify")
-def verify(folder: Pool, as_json: AsJson = False) -> None:
+def verify(folder: Pool, require_signed_by: RequireSignedBy = None, as_json: AsJson = False) -> None:
     """Check the whole pool, its candidates and earlier versions. Exit code 1 if anything is wrong."""
     from mergestream.pool.exchange.pool_inspection import verify_pool
 
-    result = verify_pool(folder)
+    result = verify_pool(folder, require_signed_by)
     print_result(as_json, result.to_json(), result.lines(), ok=result.sound)
 
 
 @pool.command("import")
 def import_checkpoint(
-    out: Annotated[Path, typer.Argument(help="A new folder, named as the expert: OUT/NAME.")],
     file: Annotated[Path, typer.Argument(help="A .safetensors or PyTorch file, or a Hugging Face folder.")],
+    out: Annotated[Path, typer.Argument(help="A new folder, named as the expert: OUT/NAME.")],
     network: Annotated[
-        str,
+        str | None,
         typer.Option(help="A timm name, or torchvision:NAME, transformers:CLASS, monai:CLASS."),
-    ],
-    classes: Annotated[str, typer.Option(help="Classes in the order of the head's rows, as in 'benign,malignant'.")],
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Classes in the order of the head's rows, as in 'benign,malignant'.")
+    ] = None,
+    hf: Annotated[
+        bool, typer.Option("--hf", help="FILE is a folder of 'pool export': read the whole expert back.")
+    ] = False,
     domain: Annotated[str | None, typer.Option(help="The domain of its training data.")] = None,
     head: Annotated[
         str | None, typer.Option(help="The head's module, as in 'fc'.", show_default="found by the network's library")
@@ -111,7 +133,16 @@ def import_checkpoint(
     Nothing is downloaded, and no code in the file runs. Missing and unexpected tensors are refused by name.
     """
     from mergestream.pool.checkpoint_import import import_expert, network_arguments, pixel_options
+    from mergestream.pool.exchange.hub_folder import import_hub
 
+    if out.is_file() and not file.exists():
+        raise InputError(f"The checkpoint comes first: mergestream pool import {out} {file} …")
+    if hf:
+        card = import_hub(file, out)
+        print_result(as_json, card.to_json(), [f"Expert '{card.name}', as it was exported: {out}"])
+        return
+    if network is None or classes is None:
+        raise typer.BadParameter("Give --network and --classes, or --hf for a folder of 'pool export'.")
     card = import_expert(
         out,
         file,
@@ -129,6 +160,22 @@ def import_checkpoint(
     print_result(as_json, card.to_json(), lines)
 
 
+@pool.command("concepts")
+def set_class_concepts(
+    expert: Expert,
+    file: Annotated[Path, typer.Argument(help="A YAML file: a code (value, scheme, meaning) per class.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write codes of the classes (SNOMED CT, RadLex) into an expert's card, for DICOM reports. Sign it afterwards."""
+    from mergestream.pool.class_concepts import set_concepts
+
+    card = set_concepts(expert, file)
+    lines = [
+        f"{name}: {code['scheme']} {code['value']} ({code['meaning']})" for name, code in card.class_concepts.items()
+    ]
+    print_result(as_json, card.to_json(), [f"The card of '{card.name}' has codes for its classes:", *lines])
+
+
 @pool.command("merge")
 def merge(
     folder: Pool,
@@ -141,6 +188,7 @@ def merge(
         str | None,
         typer.Option(help="Or a method that needs no batch: mean, task_arithmetic, ties, fisher, regmean."),
     ] = None,
+    plugin: Plugin = None,  # noqa: ARG001
     as_json: AsJson = False,
 ) -> None:
     """Write one merged model as an expert folder; its card names the merged experts."""
@@ -161,5 +209,6 @@ def merge(
 def _print_accepted(as_json: bool, accepted: "AcceptedExpert", what: str) -> None:
     for warning in () if as_json else accepted.warnings:
         echo(f"Warning: {warning}", err=True)
-    line = f"'{accepted.expert}' {what}: version {accepted.version}, {accepted.weights_sha256[:12]}"
+    signed = f"signed by {accepted.signed_by}" if accepted.signed_by else "signature not checked (--require-signed-by)"
+    line = f"'{accepted.expert}' {what}: version {accepted.version}, {accepted.weights_sha256[:12]}, {signed}"
     print_result(as_json, asdict(accepted), [line])

@@ -17,18 +17,19 @@ def report(
         typer.Option(help="Folder for every table as Markdown and LaTeX.", show_default="beside the page"),
     ] = None,
     drift: Annotated[Path | None, typer.Option(help="A drift.json that 'mergestream drift' wrote.")] = None,
-    landscape: Annotated[Path | None, typer.Option(help="A landscape.json that 'drift --landscape' wrote.")] = None,
+    landscape: Annotated[Path | None, typer.Option(help="A landscape.json that 'mergestream landscape' wrote.")] = None,
 ) -> None:
     """Make one self-contained HTML page from a folder of runs: tables, figures, ablation, cost, warnings, provenance.
 
     The page opens offline, prints well, and loads nothing from outside.
     """
     from mergestream.bench.analysis.duels import describe_duels
-    from mergestream.bench.report.report_page import make_report, tables_beside
+    from mergestream.bench.python_calls import report as make_report
+    from mergestream.bench.report.report_page import tables_beside
 
     console = Console()
     findings = make_report(
-        runs, out, progress(console), command=command_text(), tables=tables, drift=drift, landscape=landscape
+        runs, out, tables=tables, drift=drift, landscape=landscape, track=progress(console), command=command_text()
     )
     warnings = [f"Warning: {sentence}" for sentence in findings.bench.sentences[:5]]
     files = {"Report": out, "Tables": tables or tables_beside(out)}

@@ -1,22 +1,18 @@
 """`mergestream train`: train the experts of a pool."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from mergestream.cli.shared_options import AllowMissingClasses, DataOption, Engine, SkipBad
+from mergestream.cli.shared_options import AllowMissingClasses, DataOption, Engine, Plugin, SkipBad
 from mergestream.cli.terminal import echo, progress
 
 if TYPE_CHECKING:
     from mergestream.pool.expert_card import ExpertCard
     from mergestream.training.training_run import Candidate
-
-# Options that a training plan holds as they are given.
-PLAN = ("network", "head_init", "domain", "keep_candidates", "statistics", "keep_every", "tensorboard")
 
 
 def train(
@@ -30,19 +26,29 @@ def train(
     init: Annotated[
         str, typer.Option(help="Initial encoder weights: pretrained (timm's), a safetensors file, or random.")
     ] = "pretrained",
+    recipe: Annotated[
+        str, typer.Option(help="default, paper (its sweep, heads from scratch) or domainbed; options replace its own.")
+    ] = "default",
     head_init: Annotated[
-        str, typer.Option(help="Initial heads: shared, linear_probe, independent (as in the paper) or zero.")
-    ] = "shared",
+        str | None,
+        typer.Option(help="Initial heads: shared, linear_probe, independent or zero.", show_default="the recipe's"),
+    ] = None,
     loss: Annotated[str, typer.Option(help="Training loss: plain, or weighted by class.")] = "plain",
     criterion: Annotated[
         str, typer.Option(help="Validation cross-entropy that chooses the step: plain, or balanced over classes.")
     ] = "plain",
     settings: Annotated[
-        str, typer.Option(help="Recipes: one, diwa, domainbed:20, or a grid: 'learning_rate=1e-5|5e-5, dropout=0|0.1'.")
-    ] = "one",
-    steps: Annotated[int, typer.Option(help="Steps per fit.")] = 5001,
+        str | None,
+        typer.Option(
+            help="Settings: one, diwa, paper:20, domainbed:20, or a grid: 'learning_rate=1e-5|5e-5, dropout=0|0.1'.",
+            show_default="the recipe's",
+        ),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps per fit.", show_default="5001, or 5000 in 'paper'")] = None,
     batch_size: Annotated[int, typer.Option(help="Images per step.")] = 32,
-    learning_rate: Annotated[float, typer.Option(help="Learning rate of the optimiser.")] = 5e-5,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Learning rate of the optimiser.", show_default="the recipe's")
+    ] = None,
     augmentation: Annotated[float, typer.Option(help="Strength of crop and colour: 0 none, 1 DomainBed's.")] = 1.0,
     validate_every: Annotated[int, typer.Option(help="Steps between validations.")] = 100,
     seed: Annotated[int, typer.Option(help="Seed of start, split, shuffles and augmentation.")] = 0,
@@ -58,7 +64,7 @@ def train(
     ] = 0,
     skip_bad: SkipBad = 0,
     allow_missing_classes: AllowMissingClasses = False,
-    accelerator: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    accelerator: Annotated[str, typer.Option("--device", "--accelerator", help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, typer.Option(help="32-true, bf16-mixed or 16-mixed.")] = "32-true",
     compile_: Annotated[
         str, typer.Option("--compile", help="Compile on a GPU: auto (where it pays), always or never.")
@@ -73,31 +79,51 @@ def train(
         int | None, typer.Option(help="Processes on this machine.", show_default="one per core, or one per GPU")
     ] = None,
     engine: Engine = "local",
+    plugin: Plugin = None,  # noqa: ARG001
 ) -> None:
     """Train every domain's expert from one shared base; the recipe with the lowest validation loss wins.
 
     Each expert sees only its own domain. Finished work is not repeated, also after a kill.
     """
-    given = {**locals(), "compile": compile_}
-    from mergestream.data.datasets import DataRequest
     from mergestream.runtime.parallel import default_workers
-    from mergestream.training import Recipe
-    from mergestream.training.recipe import plan_from
-    from mergestream.training.training_run import run_training
+    from mergestream.training.python_calls import train as train_experts
 
-    plan = plan_from(
-        data=DataRequest.parse(
-            dataset, root, data_option, skip_bad=skip_bad, allow_missing_classes=allow_missing_classes
-        ),
-        arguments=argument or [],
+    trained = train_experts(
+        dataset,
+        network,
+        out,
+        root=root,
+        domain=domain,
         init=init,
+        recipe=recipe,
+        head_init=head_init,
+        loss=loss,
+        criterion=criterion,
         settings=settings,
-        start=Recipe(**{option.name: given[option.name] for option in fields(Recipe) if option.name in given}),
-        **{name: given[name] for name in PLAN},
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        augmentation=augmentation,
+        validate_every=validate_every,
+        seed=seed,
+        arg=argument,
+        data_option=data_option,
+        keep_candidates=keep_candidates,
+        statistics=statistics,
+        skip_bad=skip_bad,
+        allow_missing_classes=allow_missing_classes,
+        device=accelerator,
+        precision=precision,
+        compile=compile_,
+        keep_every=keep_every,
+        tensorboard=tensorboard,
+        jobs=jobs if jobs is not None else default_workers(accelerator),
+        engine=engine,
+        track=progress(Console()),
     )
-    workers = jobs if jobs is not None else default_workers(accelerator)
-    trained = run_training(plan, out, progress(Console()), jobs=workers, engine=engine)
-    echo(*describe_training(trained, out))
+    echo(*describe_training(trained.experts, out))
+    for sentence in trained.warnings:
+        echo(f"Warning: {sentence}", err=True)
 
 
 def describe_training(trained: Sequence[tuple["ExpertCard", Sequence["Candidate"]]], out: Path) -> list[str]:

@@ -60,8 +60,8 @@ class AdaptedNorms(MergedModel[AdaptedState]):
         return set()
 
     def _find_entries(self, names: Sequence[str]) -> list[LayoutEntry]:
-        wanted = set(names) - self.frozen(names)
-        entries = [entry for entry in self.pool.layout.parameters if wanted & {entry.name, *entry.tied}]
+        adapted = set(names) - self.frozen(names)
+        entries = [entry for entry in self.pool.layout.parameters if adapted & {entry.name, *entry.tied}]
         if not entries:
             raise NetworkError(
                 f"'{self.name}' adapts the scales and shifts of normalisation layers, and "

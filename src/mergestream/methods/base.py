@@ -25,6 +25,7 @@ from mergestream.pool.runner import Batch, ExpertLogits
 from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.messages import log_once
 from mergestream.runtime.option_checks import whole_number
+from mergestream.runtime.plugins import plugin_provenance
 
 _log = logging.getLogger(__name__)
 
@@ -119,17 +120,24 @@ class Method(ABC, Generic[S]):
 
     @torch.no_grad()
     def step(
-        self, images: Tensor | Batch, *, expert_logits: ExpertLogits | None = None, with_experts: bool = False
+        self,
+        images: Tensor | Batch,
+        *,
+        expert_logits: ExpertLogits | None = None,
+        with_experts: bool = False,
+        preprocessed: bool = False,
     ) -> Step:
         """Answer one batch. `expert_logits` may hold logits [K,B,C] computed before, by view name or 'original'.
 
-        `with_experts`: the Step also holds the experts' logits on the batch.
+        `with_experts`: the Step also holds the experts' logits. `preprocessed`: accept floats that look like pixels.
         """
         started = time.perf_counter()
         step = None if self._recorder is None else self._replayed(images, expert_logits or {}, with_experts)
         if step is None:
             passes, before = self.pool.passes, self.pool.passes.copy()
-            batch = images if isinstance(images, Batch) else Batch(self.pool.prepare(images))
+            if not isinstance(images, Batch):
+                images = Batch(self.pool.prepare(images, preprocessed=preprocessed))
+            batch = images
             for view, logits in (expert_logits or {}).items():
                 batch.expert_logits[view] = logits.to(self.pool.device)
                 batch.given.add(view)
@@ -147,8 +155,8 @@ class Method(ABC, Generic[S]):
             )
         return replace(step, names=self.pool.names, seconds=time.perf_counter() - started)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        return self.step(images).logits
+    def __call__(self, images: Tensor, *, preprocessed: bool = False) -> Tensor:
+        return self.step(images, preprocessed=preprocessed).logits
 
     def settle(self) -> None:
         """Wait for the device, and refuse now what a captured step could not refuse at once."""
@@ -204,11 +212,11 @@ class Method(ABC, Generic[S]):
 
     def options(self) -> dict[str, Any]:
         """The constructor's options, in a form JSON can hold."""
-        return {name.removesuffix("_"): _plain(getattr(self, name)) for name in self._parameters()}
+        return {name.removesuffix("_"): plain(getattr(self, name)) for name in self._parameters()}
 
     def label(self) -> str:
         """Its name with the options that differ from their defaults, for tables."""
-        defaults = {n.removesuffix("_"): _plain(p.default) for n, p in self._parameters().items()}
+        defaults = {n.removesuffix("_"): plain(p.default) for n, p in self._parameters().items()}
         changed = [(name, value) for name, value in self.options().items() if value != defaults[name]]
         return str(Variant(self.name, tuple(changed)))
 
@@ -256,11 +264,13 @@ class Method(ABC, Generic[S]):
         Run hashes, state checks, audit lines and reloads go by it. Values that are absent are left out.
 
         pool    hash of the experts' weights, order and classes, the network, its preprocessing and its type of numbers
+        plugin  package and source hash of a method that is not mergestream's own
         cards   values that the method resolved from the experts' cards: another card is another value, or no change
         """
         described = {
             "method": self.name,
             "revision": self.revision,
+            "plugin": plugin_provenance(type(self)),
             "options": self.options(),
             "wrapped": self.wrapped(),
             "pool": self.pool.fingerprint(),
@@ -283,7 +293,8 @@ class Method(ABC, Generic[S]):
         return {}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value of an option in a form JSON can hold."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return value.tolist()
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+    return [plain(item) for item in value] if isinstance(value, tuple | list) else value

@@ -15,6 +15,7 @@ from mergestream.methods.card_values import resolve_home, variance_between_sites
 from mergestream.methods.correction import Correction, CorrectionState, LongRun
 from mergestream.methods.fading_window import FadingWindow
 from mergestream.methods.seen_classes import SeenClasses
+from mergestream.methods.site_evidence import variances_by_sites
 from mergestream.methods.state import PART, Step
 from mergestream.methods.wrapper import Wrapper, WrapperState
 from mergestream.networks.preprocessing import ORIGINAL
@@ -35,7 +36,8 @@ class Corrected(Wrapper[CorrectedState]):
     name: ClassVar[str] = "corrected"
     corrects_mix = True
     base: str = "ensemble(views=(hflip))"
-    anchor: float | str = 0.0  # share of the long run's departure from home that is bias; 'experts': by theirs
+    # Share of the long run's departure from home that is bias; 'experts': by theirs here; 'sites': by site reports.
+    anchor: float | str = 0.0
     home: str | Sequence[float] = "card"  # the mix there: 'card' (from the experts' cards), 'uniform', or shares
     memory: float = option(4096, number, low=1)  # over how many images the long run fades to 1/e
 
@@ -43,13 +45,16 @@ class Corrected(Wrapper[CorrectedState]):
         super().__post_init__()
         if not isinstance(self.anchor, str):
             self.anchor = number("anchor", self.anchor, low=0, high=1)
-        elif one_of("anchor", self.anchor, ("experts",)) and not self.asks_experts:
+        elif one_of("anchor", self.anchor, ("experts", "sites")) == "experts" and not self.asks_experts:
             raise InputError(f"anchor='experts' needs a base that asks the experts, and '{self.base}' does not.")
         self._seen = SeenClasses.of(self.pool)
         home = class_mix.as_mix(resolve_home(self.home, self.pool)).to(self.pool.device)
-        prevalence = variance_between_sites(self.pool)
-        long_run = LongRun(home, prevalence, None if isinstance(self.anchor, str) else self.anchor)
-        self._correction = Correction(long_run)
+        prevalence, bias = variance_between_sites(self.pool), None
+        if self.anchor == "sites":
+            prevalence, bias = variances_by_sites(self.pool)
+        self._correction = Correction(
+            LongRun(home, prevalence, None if isinstance(self.anchor, str) else self.anchor, bias)
+        )
 
     def start(self) -> CorrectedState:
         return CorrectedState(self._base.start(), self._correction.start(len(self.pool)))
@@ -65,5 +70,6 @@ class Corrected(Wrapper[CorrectedState]):
 
     def own_card_values(self) -> dict[str, Any]:
         long_run = self._correction.long_run
-        seen = self._seen.card_values() if self.anchor == "experts" else {}
-        return {"home": long_run.home.tolist(), "prevalence": long_run.prevalence.tolist(), **seen}
+        values = self._seen.card_values() if self.anchor == "experts" else {}
+        values |= {} if long_run.bias is None else {"bias": long_run.bias.tolist()}
+        return {"home": long_run.home.tolist(), "prevalence": long_run.prevalence.tolist(), **values}

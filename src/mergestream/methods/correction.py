@@ -38,6 +38,7 @@ class LongRun:
     home: Tensor  # mix of the experts' answers at home [C]
     prevalence: Tensor  # variance of the classes' log-odds between sites [C]
     anchor: float | None  # that share, if it is given
+    bias: Tensor | None = None  # variance of the bias [C] where sites have measured it; else by the stream's experts
 
     def start(self, experts: int) -> LongRunState:
         classes = torch.zeros_like(self.home)
@@ -64,7 +65,7 @@ class LongRun:
         if self.anchor is not None:
             return torch.full_like(self.home, self.anchor)
         own, other = (log_odds(counts + HOME_IMAGES * self.home) for counts in (state.expert_counts, state.counts))
-        bias = own.var(dim=0, correction=min(1, len(own) - 1))
+        bias = own.var(dim=0, correction=min(1, len(own) - 1)) if self.bias is None else self.bias
         # A departure that is larger than both variances explain is one of prevalence.
         return bias / torch.maximum(bias + self.prevalence, (other - log_odds(self.home)).square())
 

@@ -20,7 +20,7 @@ from mergestream.methods.state import State, Step, leaves
 from mergestream.pool.checkpoint import Statistics
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import Batch
-from mergestream.runtime.errors import PoolError
+from mergestream.runtime.errors import MissingStatisticsError, PoolError
 from mergestream.runtime.option_checks import one_of, whole_number
 
 
@@ -184,6 +184,11 @@ class StatisticsModel(MergedModel[M]):
     def _kind(self) -> str:
         """The kind of statistics that sites ship for it."""
 
+    @property
+    def _is_usual(self) -> bool:
+        """Whether 'mergestream pool statistics' measures this kind with these options."""
+        return True
+
     def _how_to_measure(self) -> str:
         return f"measure_statistics(pool, {{'{self.pool.names[0]}': its_images, ...}}, ['{self._kind}'])"
 
@@ -195,11 +200,12 @@ class StatisticsModel(MergedModel[M]):
             family = self._kind.split("-")[0]
             others = lacking[0] in own and any(kind.split("-")[0] == family for kind in own[lacking[0]].images)
             shipped = "shipped those of another pool or of other options" if others else "shipped none"
-            raise PoolError(
+            message = (
                 f"'{self.name}' needs statistics measured on the experts' own images ('{family}'); "
                 f"{', '.join(lacking)} {shipped}. Measure them: pool = mergestream.{self._how_to_measure()}, "
                 f"then pool.save(folder). Or use statistics='target', which measures on the stream."
             )
+            raise MissingStatisticsError(message, family) if self._is_usual else PoolError(message)
         return own
 
     def source_hashes(self) -> dict[str, str]:

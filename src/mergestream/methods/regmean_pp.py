@@ -10,7 +10,7 @@ from mergestream.methods.base import option
 from mergestream.methods.regmean import RegMean, RegMeanState
 from mergestream.networks.blocks import find_blocks
 from mergestream.pool.statistics.grams import Grams
-from mergestream.pool.statistics.measurement import BlockwiseMerge, BlockwiseOptions, blockwise_kind
+from mergestream.pool.statistics.measurement import REGMEAN_PP, BlockwiseMerge, BlockwiseOptions, blockwise_kind
 from mergestream.runtime.option_checks import number
 
 
@@ -39,6 +39,10 @@ class RegMeanPlusPlus(RegMean):
     @cached_property
     def _kind(self) -> str:  # holds a hash of the pool; needed for shipped statistics only
         return blockwise_kind(self.pool, self._settings)
+
+    @property
+    def _is_usual(self) -> bool:
+        return self._settings == REGMEAN_PP
 
     def _how_to_measure(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in self._settings.items())

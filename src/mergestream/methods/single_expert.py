@@ -32,7 +32,7 @@ class SingleExpert(Method[State]):
             logits = batch.expert_logits[ORIGINAL][self._index]
             self.pool.passes["expert"] += len(logits)
         else:
-            logits = self.pool.expert_logits(self._index, batch.images)
+            logits = self.pool.expert_logits(self._index, batch.images, preprocessed=True)
         return Step(logits, self._coefficients.clone(), self._coefficients.clone()), state
 
     def weights(self, state: State) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from mergestream.data.datasets.domain_data import DomainData
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.runtime.errors import InputError
+from mergestream.runtime.errors import InputError, some
 from mergestream.runtime.option_checks import one_of, whole_number
 
 RULES = ("restricted", "greedy")
@@ -35,7 +35,7 @@ def select_runs(
         raise InputError("Choosing runs needs a list of DomainData: validation images of at least one source.")
     odd = [data.name for data in validation if data.classes != runs.classes]
     if odd:
-        raise InputError(f"The classes of '{odd[0]}' are not those of the runs, in this order: {runs.classes}.")
+        raise InputError(f"The classes of '{odd[0]}' are not those of the runs, in this order: {some(runs.classes)}.")
 
     @torch.no_grad()
     def accuracy(members: Sequence[str]) -> float:

@@ -121,6 +121,8 @@ def for_experts(state: S, before: Sequence[str], start: S, after: Sequence[str])
 
     None where a field cannot be carried over, so that the stream has to start anew.
     """
+    if list(before) == list(after):
+        return state
     if any(about.metadata.items() >= INSEPARABLE.items() for _, about, _ in _walk(state)):
         return None if leaves(state) else start
     initial = {key: value for key, _, value in _walk(start)}

@@ -81,7 +81,8 @@ class Wrapper(Method[W]):
 
     def wrapped(self) -> dict[str, Any]:
         described = self._base.provenance
-        return {key: described[key] for key in ("method", "revision", "options", "wrapped") if key in described}
+        keys = ("method", "revision", "plugin", "options", "wrapped")
+        return {key: described[key] for key in keys if key in described}
 
     def card_values(self) -> dict[str, Any]:
         return {**{f"base_{name}": value for name, value in self._base.card_values().items()}, **self.own_card_values()}

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mergestream.networks.batch_checks import require_batch
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.option_checks import names
 
@@ -68,20 +69,10 @@ def _columns(
 
 def network_input(images: Tensor, preprocessing: Preprocessing | None, device: torch.device) -> Tensor:
     """Check a batch, then resize and normalise uint8 [B,c,h,w] of any size; preprocessed floats are unchanged."""
-    if not isinstance(images, Tensor):
-        raise InputError(f"A batch is a torch.Tensor [B,c,H,W], got {type(images).__name__}: torch.from_numpy(…)?")
-    if images.ndim != 4 or 0 in images.shape[1:]:
-        raise InputError(f"A batch has the shape [B,c,H,W], got {tuple(images.shape)}; one image: images[None].")
-    if len(images) == 0:
-        raise InputError("The batch is empty; skip it, or wait for images.")
     channels = len(preprocessing.mean) if preprocessing else None
-    if channels not in (None, images.shape[1]):
-        raise InputError(
-            f"The network takes {channels} channels, the batch has {images.shape[1]} (shape {tuple(images.shape)}, "
-            f"expected [B,c,H,W]); grey to RGB: images.expand(-1, 3, -1, -1)."
-        )
-    if images.dtype != torch.uint8 and not images.is_floating_point():
-        raise InputError(f"A batch is uint8 pixels or preprocessed floats, got {images.dtype}.")
+    is_usual = isinstance(images, Tensor) and images.ndim == 4 and images.dtype == torch.uint8
+    if not is_usual or 0 in images.shape or images.shape[1] != channels:  # a step is few functions
+        require_batch(images, channels)
     if images.dtype != torch.uint8:
         return images
     if preprocessing is None:

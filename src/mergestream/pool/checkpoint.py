@@ -10,14 +10,25 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 
 from mergestream.pool.expert_card import CARD, ExpertCard, library_versions
-from mergestream.runtime.errors import CheckpointError
-from mergestream.runtime.files import atomic_folder, contains_only, sha256_of_file, write_atomically, write_json
+from mergestream.pool.model_card import model_card
+from mergestream.runtime.errors import CheckpointError, MissingPathError, SignatureError
+from mergestream.runtime.files import (
+    atomic_folder,
+    contains_only,
+    error_text,
+    sha256_of_file,
+    write_atomically,
+    write_json,
+    write_text,
+)
 
 WEIGHTS, STATISTICS = "weights.safetensors", "statistics.safetensors"
+README, SIGNATURE = "README.md", "model.sig"
+EXPERT_FILES = (WEIGHTS, CARD, STATISTICS, README)  # all that an expert's folder may hold, beside its signature
 STATISTICS_VERSION = 1
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -32,8 +43,15 @@ def write_expert(folder: Path, state: Mapping[str, Tensor], card: ExpertCard) ->
         write_atomically(scratch / WEIGHTS, lambda path: save_file(tensors, str(path), metadata={"format": "pt"}))
         sha256 = sha256_of_file(scratch / WEIGHTS)
         card = replace(card, weights_sha256=sha256, library_versions=library_versions())
-        write_json(scratch / CARD, card.to_json())
+        write_card(scratch, card)
     return card
+
+
+def write_card(folder: Path, card: ExpertCard) -> None:
+    """Write an expert's card for machines and for people. A signature of the old ones is removed."""
+    (folder / SIGNATURE).unlink(missing_ok=True)
+    write_json(folder / CARD, card.to_json())
+    write_text(folder / README, model_card(card))
 
 
 def without_tied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -45,11 +63,11 @@ def without_tied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def holds_only_an_expert(path: Path) -> bool:
-    return path.is_dir() and contains_only(path, {WEIGHTS, CARD, STATISTICS})
+    return path.is_dir() and contains_only(path, {*EXPERT_FILES, SIGNATURE})
 
 
-def open_weights(folder: Path, card: ExpertCard) -> "WeightsFile":
-    """Open the weights of an expert folder after checking their hash."""
+def open_weights(folder: Path, card: ExpertCard, signed: Mapping[str, str] | None = None) -> "WeightsFile":
+    """Open the weights of an expert folder after checking their hash. `signed`: hashes of the files as signed."""
     path = folder / WEIGHTS
     if not path.is_file():
         pickles = [p.name for p in sorted(folder.glob("*")) if p.suffix in PICKLES]
@@ -58,12 +76,12 @@ def open_weights(folder: Path, card: ExpertCard) -> "WeightsFile":
         raise CheckpointError(f"{path} is missing. Ask the site for the whole expert folder.")
     if _looks_like_pickle(path):
         raise CheckpointError(_refuse_pickle(path))
-    if sha256_of_file(path) != card.weights_sha256:
+    if (sha256_of_file(path) if signed is None else signed.get(WEIGHTS)) != card.weights_sha256:
         raise CheckpointError(
             f"{path} does not match the sha-256 in its card: the file is truncated, damaged or changed. "
             f"Ask the site for it again."
         )
-    return WeightsFile(path)
+    return WeightsFile(path) if signed is None else SignedWeightsFile(path, card.weights_sha256)
 
 
 class WeightsFile(Mapping[str, Tensor]):
@@ -81,6 +99,8 @@ class WeightsFile(Mapping[str, Tensor]):
                 self._dtypes = {name: part.get_dtype() for name, part in slices.items()}
                 self.shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
                 self.numbers = sum(map(math.prod, self.shapes.values()))
+        except FileNotFoundError as error:
+            raise MissingPathError(f"There is nothing at {path}.") from error
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is not a safetensors file ({error}). Ask the site for it again.") from error
 
@@ -106,6 +126,42 @@ class WeightsFile(Mapping[str, Tensor]):
         return {DTYPES[dtype] for dtype in self._dtypes.values() if dtype in DTYPES}
 
 
+class SignedWeightsFile(WeightsFile):
+    """A safetensors file of which every byte that is used was hashed in memory: nobody can exchange it in between.
+
+    A tensor leaves memory when it is read, so a pass over the file needs the memory of one file.
+    """
+
+    def __init__(self, path: Path, sha256: str) -> None:
+        self.path, self._sha256 = path, sha256
+        self._tensors: dict[str, Tensor] = {}
+        content = self._content()
+        try:
+            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            self.metadata = header.pop("__metadata__", {})
+            self._dtypes = {name: about["dtype"] for name, about in header.items()}
+            self.shapes = {name: tuple(about["shape"]) for name, about in header.items()}
+            self.numbers = sum(map(math.prod, self.shapes.values()))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path} is not a safetensors file. Ask the site for it again.") from error
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._dtypes:
+            raise KeyError(name)
+        if name not in self._tensors:
+            try:
+                self._tensors = load(self._content())
+            except SafetensorError as error:
+                raise CheckpointError(f"{self.path} is not a safetensors file ({error}).") from error
+        return self._tensors.pop(name)
+
+    def _content(self) -> bytes:
+        content = self.path.read_bytes() if self.path.is_file() else b""
+        if hashlib.sha256(content).hexdigest() != self._sha256:
+            raise SignatureError(f"{self.path} was changed after its signature was checked. Load the pool again.")
+        return content
+
+
 def _stamp(path: Path) -> tuple[int, int, int]:
     """Identifies a file, so that a replacement is noticed."""
     status = path.stat()
@@ -113,8 +169,11 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 
 def _looks_like_pickle(path: Path) -> bool:
-    with path.open("rb") as file:
-        start = file.read(4)
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:  # of another user: safetensors writes files that only their owner may read
+        raise CheckpointError(f"{path} cannot be read: {error_text(error)}. Give this user access to it.") from error
     return start == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05")
 
 
@@ -170,12 +229,12 @@ def write_statistics(folder: Path, statistics: Statistics, card: ExpertCard) -> 
     write_atomically(folder / STATISTICS, lambda path: save_file(tensors, str(path), metadata=metadata))
 
 
-def read_statistics(folder: Path, card: ExpertCard) -> Statistics | None:
+def read_statistics(folder: Path, card: ExpertCard, signed: Mapping[str, str] | None = None) -> Statistics | None:
     """Open the statistics in an expert folder; None if it has none. Tensors are read at first use."""
     path = folder / STATISTICS
-    if not path.is_file():
+    if not path.is_file() if signed is None else STATISTICS not in signed:
         return None
-    file = WeightsFile(path)
+    file = WeightsFile(path) if signed is None else SignedWeightsFile(path, signed[STATISTICS])
     try:
         about = dict(json.loads(file.metadata["mergestream"]))
     except (KeyError, TypeError, ValueError, RecursionError):

@@ -24,7 +24,7 @@ from mergestream.pool.checkpoint import WeightsFile, write_expert
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.parts import require_classes
 from mergestream.pool.pool_folder import require_new_folder
-from mergestream.runtime.errors import CheckpointError, InputError
+from mergestream.runtime.errors import CheckpointError, InputError, MissingPathError
 from mergestream.runtime.files import sha256_of_file
 from mergestream.runtime.option_checks import parse_numbers, parse_options
 
@@ -94,7 +94,7 @@ def _checkpoint_file(given: Path) -> Path:
     if given.is_file():
         return given
     if not given.is_dir():
-        raise CheckpointError(f"There is no file {given}. Checkpoints are read from this machine, never downloaded.")
+        raise MissingPathError(f"There is no file {given}. Checkpoints are read from this machine, never downloaded.")
     files = [given / name for name in IN_FOLDERS if (given / name).is_file()]
     if not files:
         raise CheckpointError(f"{given} holds neither {' nor '.join(IN_FOLDERS)}. Name the checkpoint's file itself.")

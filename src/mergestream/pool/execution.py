@@ -9,6 +9,7 @@ from types import MethodType
 import torch
 from torch import Tensor, nn
 
+from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.option_checks import whole_number, yes_or_no
 
 WARM_UPS = 3
@@ -113,3 +114,16 @@ def patch_product(convolution: nn.Conv2d, images: Tensor) -> Tensor:
     flat = patches.permute(0, 2, 4, 1, 3, 5).reshape(count * rows * columns, channels * high * wide)
     product = nn.functional.linear(flat, convolution.weight.flatten(1), convolution.bias)
     return product.reshape(count, rows, columns, -1).permute(0, 3, 1, 2)
+
+
+def memory_format(network: nn.Module, weights: Tensor, preprocessing: Preprocessing | None) -> torch.memory_format:
+    """Channels last on a CPU in narrow types, where convolutions are faster so; not if the network refuses it."""
+    if weights.device.type != "cpu" or weights.dtype == torch.float32 or preprocessing is None:
+        return torch.contiguous_format
+    image = torch.zeros(1, 3, *preprocessing.size, dtype=weights.dtype).to(memory_format=torch.channels_last)
+    try:
+        with torch.no_grad():
+            network(image)
+    except RuntimeError:  # it calls view() on its input
+        return torch.contiguous_format
+    return torch.channels_last

@@ -15,11 +15,12 @@ from torch import nn
 
 from mergestream.networks.architecture import Architecture, Network, find_head
 from mergestream.networks.preprocessing import Preprocessing
-from mergestream.runtime.errors import CheckpointError, MergestreamError, PoolError
+from mergestream.runtime.errors import CheckpointError, MergestreamError, PoolError, some
 from mergestream.runtime.files import read_json
 from mergestream.runtime.json_record import parsed
 
 SCHEMA_VERSION = 1
+OPTIONAL = ("class_concepts", "about")
 CARD, BASE = "expert.json", "base"
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._ -]{0,99}")
 # No control characters, no marks that turn the direction of writing, no halves of a character.
@@ -44,6 +45,8 @@ class ExpertCard:
     weights_sha256: str = ""
     base_sha256: str | None = None
     library_versions: dict[str, str] = field(default_factory=dict)
+    class_concepts: dict[str, dict[str, str]] = field(default_factory=dict)  # codes for reports, as of SNOMED CT
+    about: dict[str, str] = field(default_factory=dict)  # for people: contact, licence, intended_use, limits
 
     def __post_init__(self) -> None:
         where = f"The card of expert {require_name(self.name)!r}"
@@ -52,12 +55,13 @@ class ExpertCard:
         except (TypeError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{where} cannot be written as JSON: {error}.") from error
         require_schema("expert", value, where)
-        strangers = [name for name in self.class_counts if name not in self.classes]
-        if strangers:
-            classes = ", ".join(self.classes)
-            raise CheckpointError(
-                f"{where}: class_counts names '{strangers[0]}', which is not one of its classes {classes}."
-            )
+        for field_name in ("class_counts", "class_concepts"):
+            strangers = [name for name in getattr(self, field_name) if name not in self.classes]
+            if strangers:
+                classes = some(self.classes)
+                raise CheckpointError(
+                    f"{where}: {field_name} names '{strangers[0]}', which is not one of its classes {classes}."
+                )
 
     @classmethod
     def for_network(cls, name: str, network: Network, classes: tuple[str, ...], **details: Any) -> "ExpertCard":
@@ -79,14 +83,20 @@ class ExpertCard:
     def to_json(self) -> dict[str, Any]:
         value = asdict(self)
         value["network"] = value.pop("architecture")
+        for name in OPTIONAL:  # cards without them stay as they were
+            if not value[name]:
+                del value[name]
         return {"schema_version": SCHEMA_VERSION, **value}
 
     @classmethod
-    def read(cls, folder: Path) -> "ExpertCard":
-        """Read the card in a folder of any name; whatever is wrong with it is a CheckpointError."""
-        value = read_checked(folder / CARD, "expert")
+    def read(cls, folder: Path, sha256: str | None = None) -> "ExpertCard":
+        """Read the card in a folder of any name; whatever is wrong with it is a CheckpointError.
+
+        `sha256`: what its bytes must hash to, where they are signed.
+        """
+        value = read_checked(folder / CARD, "expert", sha256)
         try:
-            card: ExpertCard = parsed(cls, {**value, "architecture": value["network"]})
+            card: ExpertCard = parsed(cls, {**{key: {} for key in OPTIONAL}, **value, "architecture": value["network"]})
         except MergestreamError as error:
             raise CheckpointError(f"{folder / CARD} is not an expert card: {error}") from error
         return card
@@ -102,11 +112,11 @@ def require_name(name: Any) -> str:
     return name
 
 
-def read_checked(path: Path, schema: str) -> dict[str, Any]:
+def read_checked(path: Path, schema: str, sha256: str | None = None) -> dict[str, Any]:
     """Read a JSON file of a pool and compare it with its schema."""
     if path.is_file() and path.stat().st_size > MOST_BYTES:
         raise CheckpointError(f"{path} is larger than {MOST_BYTES >> 20} MiB. Restore it from its source.")
-    value = read_json(path, SCHEMA_VERSION)
+    value = read_json(path, SCHEMA_VERSION, sha256=sha256)
     require_schema(schema, value, str(path))
     return value
 
@@ -127,7 +137,7 @@ def require_schema(schema: str, value: dict[str, Any], where: str) -> None:
     raise CheckpointError(f"{where} is not valid: {problem}.")
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _validator(schema: str) -> Any:
     from jsonschema import Draft202012Validator
 
@@ -147,9 +157,9 @@ def _oddity(value: Any, depth: int = 0) -> str | None:
     return next((problem for each in inside if (problem := _oddity(each, depth + 1))), None)
 
 
-def read_card(folder: Path) -> ExpertCard:
+def read_card(folder: Path, sha256: str | None = None) -> ExpertCard:
     """Read the card of an expert folder; both must have the same name."""
-    card = ExpertCard.read(folder)
+    card = ExpertCard.read(folder, sha256)
     if card.name != folder.name:
         raise CheckpointError(f"{folder / CARD} is the card of '{card.name}', but its folder is '{folder.name}'.")
     return card
@@ -188,8 +198,8 @@ def differences(card: ExpertCard, reference: ExpertCard) -> list[str]:
             continue
         if key == "classes" and sorted(mine) == sorted(theirs):
             sentences.append(
-                f"'{card.name}' has the classes of '{reference.name}' in another order ({', '.join(mine)}, not "
-                f"{', '.join(theirs)}): its labels would silently mean other things. Reorder its head's rows at the "
+                f"'{card.name}' has the classes of '{reference.name}' in another order ({some(mine)}, not "
+                f"{some(theirs)}): its labels would silently mean other things. Reorder its head's rows at the "
                 f"site, and its card with them."
             )
         else:

@@ -18,12 +18,14 @@ from mergestream.pool.checkpoint import Statistics
 from mergestream.pool.execution import Execution
 from mergestream.pool.expert_card import BASE
 from mergestream.pool.parts import Device, Parts, parts_of_states, read_parts, write_pool
-from mergestream.pool.pool_folder import candidates_folder, require_some
+from mergestream.pool.pool_folder import candidates_folder, require_named, require_named_modules
 from mergestream.pool.runner import PoolRunner
+from mergestream.pool.trust.revocations import read_revocations
+from mergestream.pool.trust.trusted_signers import trusted_signers
 from mergestream.runtime.errors import InputError, PoolError, unknown_name
 
 # Card fields that a site may change after its expert was built.
-DETAILS = ("domain", "class_counts", "metrics", "recipe", "temperature")
+DETAILS = ("domain", "class_counts", "class_concepts", "metrics", "recipe", "temperature")
 
 
 class ExpertPool(PoolRunner):
@@ -47,18 +49,34 @@ class ExpertPool(PoolRunner):
         network: nn.Module | None = None,
         device: Device = "cpu",
         dtype: torch.dtype | None = None,
+        require_signed_by: str | Path | None = None,
+        keep_revoked: bool = False,
     ) -> "ExpertPool":
         """Read a folder of expert folders, in their recorded order or by name; weights stream straight into the bank.
 
         `network` is needed only for experts whose architecture is their author's own. It must be configured as it was
         in training: tensors are checked, but a setting that leaves their shapes alone is not on disk.
+
+        `require_signed_by`: a folder of public keys and certificates. Every expert, the base and the candidates must
+        be signed by one of these signers, and what is used is what was signed. Revoked experts are refused;
+        `keep_revoked` loads them nevertheless, for a replay or a service that leaves them out.
         """
         runs = candidates_folder(Path(folder))
 
         def read_candidates() -> "ExpertPool | None":
-            return cls.load(runs, network=network, device=device, dtype=dtype) if runs.is_dir() else None
+            same: dict[str, Any] = {"network": network, "device": device, "dtype": dtype}
+            if not runs.is_dir():
+                return None
+            pool = cls.load(runs, **same, require_signed_by=require_signed_by)
+            revocations.refuse(pool.cards)
+            return pool
 
-        return cls(replace(read_parts(Path(folder), network, device, dtype), read_candidates=read_candidates))
+        trusted = trusted_signers(require_signed_by)
+        revocations = read_revocations(Path(folder), trusted)
+        parts = read_parts(Path(folder), network, device, dtype, trusted)
+        if not keep_revoked:
+            revocations.refuse(parts.cards)
+        return cls(replace(parts, read_candidates=read_candidates))
 
     @classmethod
     def from_modules(
@@ -71,7 +89,7 @@ class ExpertPool(PoolRunner):
         preprocessing: Preprocessing | None = None,
     ) -> "ExpertPool":
         """Build a pool from live modules of one class, in the mapping's order; their weights are copied."""
-        require_some(modules)
+        require_named_modules(modules)
         first = next(iter(modules.values()))
         network = from_module(copy.deepcopy(first).eval(), head, preprocessing)
         for name, module in modules.items():
@@ -102,7 +120,7 @@ class ExpertPool(PoolRunner):
         preprocessing: Preprocessing | None = None,
     ) -> "ExpertPool":
         """Build a pool from state dicts and one network: a module, or a name where `classes` are given."""
-        require_some(states)
+        require_named(states, "state dicts")
         if not isinstance(network, str):
             blueprint = from_module(copy.deepcopy(network).eval(), head, preprocessing)
         elif classes is None:
@@ -170,6 +188,12 @@ class ExpertPool(PoolRunner):
         return self._parts.recommendation
 
     @property
+    def signed_by(self) -> dict[str, str] | None:
+        """The signer of each expert; None where signatures were not checked."""
+        signers = self._parts.signers
+        return None if signers is None else {name: signers[name] for name in self.names}
+
+    @property
     def temperatures(self) -> Tensor:
         """Each expert's temperature [K], scaled on its own validation split; 1 where its card has none."""
         return torch.tensor([card.temperature for card in self.cards], device=self.device)
@@ -216,7 +240,7 @@ class ExpertPool(PoolRunner):
         return self._with(read_candidates=lambda: runs)
 
     def annotate(self, name: str, **details: Any) -> "ExpertPool":
-        """The pool with other details of one expert: its domain, class_counts, metrics, recipe or temperature."""
+        """The pool with other details of one expert: its domain, class_counts, class_concepts, metrics, …."""
         for detail in details:
             if detail not in DETAILS:
                 raise unknown_name("detail of an expert", detail, DETAILS)

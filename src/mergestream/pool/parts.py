@@ -14,12 +14,13 @@ from mergestream.networks.flat_layout import Integers, Layout
 from mergestream.pool import checkpoint
 from mergestream.pool.checkpoint import Statistics, open_weights, read_statistics
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, require_alike
-from mergestream.pool.pool_folder import ORDER, read_pool, read_recommendation, write_pool_file
-from mergestream.runtime.errors import PoolError
+from mergestream.pool.pool_folder import ORDER, PoolFolder, read_pool, read_recommendation, write_pool_file
+from mergestream.runtime.errors import MissingPathError, PoolError
 from mergestream.runtime.files import atomic_folder
 
 if TYPE_CHECKING:
     from mergestream.pool.expert_pool import ExpertPool
+    from mergestream.pool.trust.trusted_signers import TrustedSigners
 
 
 Device = torch.device | str
@@ -42,6 +43,7 @@ class Parts:
     read_statistics: tuple[Callable[[], Statistics | None], ...]
     read_candidates: "Callable[[], ExpertPool | None]" = absent
     recommendation: dict[str, Any] | None = None  # as pool.json has it
+    signers: Mapping[str, str] | None = None  # by expert; None where signatures were not checked
 
 
 def parts_of_states(
@@ -101,14 +103,20 @@ def read_row(layout: Layout, state: Mapping[str, Tensor], owner: str, dtype: tor
     return row
 
 
-def read_parts(root: Path, network: nn.Module | None, device: Device, dtype: torch.dtype | None) -> Parts:
+def read_parts(
+    root: Path,
+    network: nn.Module | None,
+    device: Device,
+    dtype: torch.dtype | None,
+    trusted: "TrustedSigners | None" = None,
+) -> Parts:
     """Read a folder of expert folders; weights stream straight into the bank."""
-    folder = read_pool(root) if root.is_dir() else None
-    if folder is None or not folder.cards:
-        raise PoolError(f"No expert in {root}: a pool is a folder of expert folders, each with {CARD}.")
+    folder = read_pool(root, trusted)
+    if not folder.cards:
+        raise MissingPathError(f"No expert in {root}: a pool is a folder of expert folders, each with {CARD}.")
     cards = list(folder.cards.values())
     require_alike(cards, folder.base)
-    states = {card.name: open_weights(folder.root / card.name, card) for card in cards}
+    states = {card.name: open_weights(folder.root / card.name, card, folder.hashes(card.name)) for card in cards}
     blueprint = cards[0].network(network, most=states[cards[0].name].numbers)
     layout = Layout.of(blueprint.module, blueprint.head)
     require_classes(cards[0].classes, blueprint)
@@ -121,9 +129,10 @@ def read_parts(root: Path, network: nn.Module | None, device: Device, dtype: tor
         blueprint,
         layout,
         # Only its dtype: the function must not keep the bank alive.
-        partial(_read_base, layout, folder.root / BASE, folder.base, bank.dtype) if folder.base else None,
-        tuple(partial(read_statistics, folder.root / card.name, card) for card in cards),
+        partial(_read_base, layout, folder, folder.base, bank.dtype) if folder.base else None,
+        tuple(partial(read_statistics, folder.root / card.name, card, folder.hashes(card.name)) for card in cards),
         recommendation=read_recommendation(folder.root),
+        signers={name: files.signer for name, files in folder.signed.items()} if trusted else None,
     )
 
 
@@ -149,5 +158,5 @@ def holds_only_a_pool(root: Path) -> bool:
     return all(path.name == ORDER or checkpoint.holds_only_an_expert(path) for path in root.iterdir())
 
 
-def _read_base(layout: Layout, folder: Path, card: ExpertCard, dtype: torch.dtype) -> Tensor:
-    return read_row(layout, open_weights(folder, card), BASE, dtype)
+def _read_base(layout: Layout, folder: PoolFolder, card: ExpertCard, dtype: torch.dtype) -> Tensor:
+    return read_row(layout, open_weights(folder.root / BASE, card, folder.hashes(BASE)), BASE, dtype)

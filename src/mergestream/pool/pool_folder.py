@@ -5,12 +5,14 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mergestream.pool.checkpoint import PICKLES, STATISTICS, WEIGHTS
+from torch import nn
+
+from mergestream.pool.checkpoint import EXPERT_FILES, PICKLES, README, SIGNATURE, STATISTICS, WEIGHTS, write_card
 from mergestream.pool.expert_card import (
     BASE,
     CARD,
@@ -21,15 +23,19 @@ from mergestream.pool.expert_card import (
     require_name,
     require_schema,
 )
-from mergestream.runtime.errors import CheckpointError, OutputError, PoolError
+from mergestream.runtime.errors import CheckpointError, InputError, MissingPathError, OutputError, PoolError
 from mergestream.runtime.files import (
     atomic_folder,
     error_text,
     process_lock,
+    sha256_if_file,
     sha256_of_file,
     write_atomically,
     write_json,
 )
+
+if TYPE_CHECKING:
+    from mergestream.pool.trust.trusted_signers import SignedFiles, TrustedSigners
 
 ORDER = "pool.json"
 
@@ -41,25 +47,34 @@ class PoolFolder:
     root: Path
     cards: dict[str, ExpertCard]
     base: ExpertCard | None
+    signed: "Mapping[str, SignedFiles]" = field(default_factory=dict)  # of every folder, where signatures were checked
+
+    def hashes(self, name: str) -> Mapping[str, str] | None:
+        """sha-256 of an expert's files as signed; None where signatures were not checked."""
+        return self.signed[name].sha256 if name in self.signed else None
 
 
 def pool_root(pool: Path) -> Path:
     """The pool's real path, links followed."""
     root = pool.resolve()
     if not root.is_dir():
-        raise PoolError(
+        raise MissingPathError(
             f"There is no pool at {pool}. For a new one, make that folder and put the shared start in base/."
         )
     return root
 
 
-def read_pool(pool: Path) -> PoolFolder:
-    """Read the cards of a pool on disk."""
+def read_pool(pool: Path, trusted: "TrustedSigners | None" = None) -> PoolFolder:
+    """Read the cards of a pool on disk. `trusted`: who must have signed every expert and the base."""
     root = pool_root(pool)
     if is_expert_folder(root):
-        raise PoolError(f"{pool} is one expert's folder, not a pool. Give the folder that holds it.")
-    cards = {folder.name: read_card(folder) for folder in _expert_folders(root)}
-    return PoolFolder(root, cards, read_card(root / BASE) if (root / BASE).is_dir() else None)
+        raise MissingPathError(f"{pool} is one expert's folder, not a pool. Give the folder that holds it.")
+    folders = [*_expert_folders(root), *([root / BASE] if (root / BASE).is_dir() else [])]
+    signed = {folder.name: trusted.signed_expert(folder) for folder in folders} if trusted else {}
+    hashes = {name: files.sha256.get(CARD) for name, files in signed.items()}
+    cards = {folder.name: read_card(folder, hashes.get(folder.name)) for folder in folders}
+    base = cards.pop(BASE, None)
+    return PoolFolder(root, cards, base, signed)
 
 
 def _expert_folders(root: Path) -> list[Path]:
@@ -125,6 +140,21 @@ def candidates_folder(root: Path) -> Path:
     return whole.with_name(f"{whole.name}.candidates")
 
 
+def require_named(experts: Mapping[str, object], what: str) -> None:
+    """Refuse what is not a mapping of names to experts, and names that cannot be an expert's."""
+    if not hasattr(experts, "items"):
+        raise InputError(f"Give the {what} by name: {{'lyon': …, 'brest': …}}; got {type(experts).__name__}.")
+    require_some(experts)
+
+
+def require_named_modules(modules: Mapping[str, object]) -> None:
+    require_named(modules, "modules")
+    for name, module in modules.items():
+        if not isinstance(module, nn.Module):
+            other = " Use from_state_dicts for state dicts." if isinstance(module, Mapping) else ""
+            raise InputError(f"Expert '{name}' is not an nn.Module but a {type(module).__name__}.{other}")
+
+
 def require_some(experts: Mapping[str, object]) -> None:
     """Refuse an empty pool and names that cannot be an expert's."""
     if not experts:
@@ -175,13 +205,15 @@ def _link(source: str, target: str) -> None:
 
 
 def copy_expert(folder: Path, source: Path, card: ExpertCard) -> None:
-    """Copy an expert's files into `folder` and check their hash again."""
-    for name in (WEIGHTS, STATISTICS):
-        if (source / name).is_file():
+    """Copy an expert's files into `folder` and check their hash again. A signature of another card is left out."""
+    same_card = card == ExpertCard.read(source)
+    for name in (*EXPERT_FILES, SIGNATURE):
+        if (source / name).is_file() and (same_card or name not in (CARD, README, SIGNATURE)):
             write_atomically(folder / name, partial(shutil.copyfile, source / name))
     if sha256_of_file(folder / WEIGHTS) != card.weights_sha256:
         raise CheckpointError(f"{source / WEIGHTS} changed while it was read. Try again.")
-    write_json(folder / CARD, card.to_json())
+    if not same_card:
+        write_card(folder, card)
 
 
 # --- previous versions --------------------------------------------------------------------------------------
@@ -203,12 +235,13 @@ def save_version(root: Path, card: ExpertCard) -> None:
     versions = previous_versions(root, card.name)
     newest = max(versions, default=0)
     # A process killed between saving and replacing has saved it already.
-    if newest and _content(versions[newest]) == _content(root / card.name):
+    if newest and content_of(versions[newest]) == content_of(root / card.name):
         return
     with atomic_folder(versions_folder(root) / card.name / str(newest + 1), lambda _: False) as scratch:
         copy_expert(scratch, root / card.name, card)
 
 
-def _content(folder: Path) -> tuple[object, ...]:
-    files = [folder / name for name in (WEIGHTS, STATISTICS)]
-    return ExpertCard.read(folder), *(sha256_of_file(path) if path.is_file() else None for path in files)
+def content_of(folder: Path) -> tuple[object, ...]:
+    """The card and the hashes of an expert's other files, to compare two folders."""
+    files = [folder / name for name in (WEIGHTS, STATISTICS, SIGNATURE)]
+    return ExpertCard.read(folder), *map(sha256_if_file, files)

@@ -13,9 +13,10 @@ from mergestream.functional import merging
 from mergestream.functional.coefficients import on_simplex
 from mergestream.functional.scores import finite_images, require_finite
 from mergestream.networks.architecture import logits_of
+from mergestream.networks.batch_checks import require_preprocessed
 from mergestream.networks.layers import LastLayer, reestimate
 from mergestream.networks.preprocessing import ORIGINAL, network_input, view_names, views_for
-from mergestream.pool.execution import Execution, Recording, patches_as_products
+from mergestream.pool.execution import Execution, Recording, memory_format, patches_as_products
 from mergestream.pool.parts import Parts
 from mergestream.runtime.errors import InputError, MergestreamError, NetworkError
 
@@ -26,14 +27,11 @@ ExpertLogits = Mapping[str, Tensor]  # [K,B,C] by the name of the view, the unal
 
 @dataclass
 class Batch:
-    """Prepared images [B,c,H,W], and the experts' logits [K,B,C] on them by view, as far as they are computed.
-
-    `shares` [B] say what each image counts where the batch is padded; they sum to 1, and padding counts 0.
-    """
+    """Prepared images [B,c,H,W], and the experts' logits [K,B,C] on them by view, as far as they are computed."""
 
     images: Tensor
     expert_logits: dict[str, Tensor] = field(default_factory=dict)
-    shares: Tensor | None = None
+    shares: Tensor | None = None  # [B] what each image counts where the batch is padded; of 1 in all, padding 0
     given: set[str] = field(default_factory=set)  # views whose logits came with the batch and are not used yet
 
     def first(self, count: int) -> "Batch":
@@ -74,15 +72,17 @@ class PoolRunner:
 
     # --- logits -------------------------------------------------------------------------------------------
 
-    def prepare(self, images: Tensor) -> Tensor:
-        """Turn a batch into network input: resize and normalise uint8 of any size, pass floats through."""
+    def prepare(self, images: Tensor, *, preprocessed: bool = False) -> Tensor:
+        """Turn a batch into network input: resize and normalise uint8 of any size, pass preprocessed floats through."""
         batch = network_input(images, self.preprocessing, self.device)
-        return batch.to(self.device, self.bank.dtype).contiguous()
+        if batch is images and not preprocessed and self._recording is None:
+            require_preprocessed(images, self.preprocessing)
+        return batch.to(self.device, self.bank.dtype).contiguous(memory_format=self._memory_format)
 
-    def logits(self, images: Tensor, view: str | None = None) -> Tensor:
+    def logits(self, images: Tensor, view: str | None = None, *, preprocessed: bool = False) -> Tensor:
         """Every expert's logits [K,B,C] in fp32, of the batch or of a named view of it."""
         view = ORIGINAL if view is None else view_names("view", (view,))[0]
-        return self.logits_of_views(Batch(self.prepare(images)), (view,))[view]
+        return self.logits_of_views(Batch(self.prepare(images, preprocessed=preprocessed)), (view,))[view]
 
     def logits_of_views(self, batch: Batch, views: Sequence[str] = (ORIGINAL,)) -> dict[str, Tensor]:
         """Every expert's logits [K,B,C] of views of a batch, which is a view itself ('original').
@@ -110,9 +110,10 @@ class PoolRunner:
             answers[view] = torch.stack(own)
         return answers
 
-    def expert_logits(self, expert: int, images: Tensor) -> Tensor:
+    def expert_logits(self, expert: int, images: Tensor, *, preprocessed: bool = False) -> Tensor:
         """One expert's logits [B,C] in fp32."""
-        return self._run(self._owners[expert], self._experts[expert], self.prepare(images))
+        batch = self.prepare(images, preprocessed=preprocessed)
+        return self._run(self._owners[expert], self._experts[expert], batch)
 
     def forward(self, weights: Tensor, images: Tensor, *, recalibrate_bn: bool = False) -> Tensor:
         """Logits [B,C] in fp32 of the network whose flat weights [P] are given.
@@ -120,7 +121,7 @@ class PoolRunner:
         `recalibrate_bn` first overwrites the BatchNorm statistics inside `weights` with this batch's.
         """
         prepared = images.dtype == self.bank.dtype and images.device == self.device
-        batch = images if prepared else self.prepare(images)
+        batch = images if prepared else self.prepare(images, preprocessed=True)
         if self._attached is not weights:
             self.module_with(weights)
         if recalibrate_bn:
@@ -262,6 +263,10 @@ class PoolRunner:
             self.layout.attach(copy.deepcopy(self.template.module), row, own).eval()
             for row, own in zip(self.bank, self.integers, strict=True)
         ]
+
+    @cached_property
+    def _memory_format(self) -> torch.memory_format:
+        return memory_format(self._experts[0], self.bank, self.preprocessing)
 
     def _checked(self, coefficients: Coefficients) -> Tensor:
         if self._recording is not None and isinstance(coefficients, Tensor):

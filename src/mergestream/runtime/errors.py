@@ -1,6 +1,6 @@
 """Errors that a user can fix: each message says what is wrong, where, and what to do next."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -24,8 +24,23 @@ class CheckpointError(MergestreamError):
     """An expert on disk that is damaged, of another kind or unsafe."""
 
 
+class SignatureError(CheckpointError):
+    """A signature that is missing, not valid or of an unknown signer, or an expert that was revoked."""
+
+
 class PoolError(MergestreamError):
     """Experts that do not belong in one pool."""
+
+
+class MissingStatisticsError(PoolError):
+    """Statistics that a method needs and the experts' folders lack; `kind` as in `measure_statistics`."""
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:  # it may come from a worker process
+        return type(self), (str(self), self.kind)
 
 
 class DataError(MergestreamError, ValueError):
@@ -44,7 +59,23 @@ class OutputError(MergestreamError, OSError):
     """A file or folder that cannot be written."""
 
 
-MOST_LISTED = 60
+class MissingPathError(InputError, PoolError, CheckpointError, DataError):
+    """A path in the command or call that does not exist, or is something else."""
+
+
+class TakenPathError(InputError, OutputError):
+    """An output path in the command or call that is something else already."""
+
+
+# Errors by which a command ends with exit code 2.
+USAGE_ERRORS = (InputError, UnknownNameError)
+MOST_LISTED = 12
+
+
+def some(names: Sequence[str], shown: int = 10) -> str:
+    """Text of the first names of a list, and how many more there are."""
+    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(f"'{name}'" for name in names[:shown]) + rest
 
 
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UnknownNameError:
@@ -56,8 +87,8 @@ def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UnknownNameEr
 
 
 def _listed(name: str, names: list[str]) -> str:
-    """List all names, or only similar ones where there are hundreds."""
+    """List all names, or the nearest and how many more there are."""
     if len(names) <= MOST_LISTED:
         return f"Known: {', '.join(names) or 'none'}."
-    alike = get_close_matches(name, names, n=8, cutoff=0.3)
-    return f"There are {len(names)}" + (f", among them {', '.join(alike)}." if alike else ".")
+    shown = get_close_matches(name, names, n=6, cutoff=0.3) or names[:6]
+    return f"Known: {', '.join(shown)} and {len(names) - len(shown)} more."

@@ -15,12 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from mergestream.runtime.errors import CheckpointError, MergestreamError, OutputError
+from mergestream.runtime.errors import CheckpointError, MergestreamError, MissingPathError, OutputError, TakenPathError
 
 
 def sha256_of_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_if_file(path: Path) -> str | None:
+    """The hash of a file; None if it is missing."""
+    return sha256_of_file(path) if path.is_file() else None
 
 
 def sha256_of_json(value: Any) -> str:
@@ -35,7 +40,8 @@ def make_folder(folder: Path) -> Path:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise OutputError(f"Cannot write to the folder {folder}: {error_text(error)}. Choose another one.") from error
+        kind = TakenPathError if isinstance(error, FileExistsError | NotADirectoryError) else OutputError
+        raise kind(f"Cannot write to the folder {folder}: {error_text(error)}. Choose another one.") from error
     return folder
 
 
@@ -119,6 +125,18 @@ def _scratch_name(path: Path) -> Path:
     return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
 
 
+def write_new(path: Path, content: bytes, mode: int) -> None:
+    """Write a file that must not exist yet, flushed to the disk."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OutputError(f"Cannot write {path}: {error_text(error)}.") from error
+
+
 def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
@@ -127,12 +145,18 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path, schema_version: int, *older: int) -> dict[str, Any]:
-    """Read a JSON object and refuse any other schema version than this one and the `older` ones."""
+def read_json(path: Path, schema_version: int, *older: int, sha256: str | None = None) -> dict[str, Any]:
+    """Read a JSON object and refuse any other schema version than this one and the `older` ones.
+
+    `sha256`: what the bytes must hash to.
+    """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+            raise CheckpointError(f"{path} was changed while it was read. Try again.")
+        value = json.loads(content.decode("utf-8"))
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing. Is this the folder you meant?") from error
+        raise MissingPathError(f"{path} is missing. Is this the folder you meant?") from error
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON ({error}). Restore it from its source.") from error
     version = value.get("schema_version") if isinstance(value, dict) else None

@@ -1,7 +1,7 @@
 """Option values: read from the command line (numbers, words, lists in brackets), and checked by kind and range."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -112,8 +112,10 @@ def parse_choices(text: str, owner: str, allowed: Sequence[str]) -> tuple[str, l
     return name, choices
 
 
-def parse_options(texts: Sequence[str]) -> tuple[tuple[str, Any], ...]:
-    """Parse 'name=value' texts into pairs sorted by name; refuse a name given twice."""
+def parse_options(texts: Sequence[str] | Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Pairs sorted by name from 'name=value' texts or from a mapping; refuse a name given twice."""
+    if isinstance(texts, Mapping):
+        return tuple(sorted((name, tuple(v) if isinstance(v, list) else v) for name, v in texts.items()))
     options: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

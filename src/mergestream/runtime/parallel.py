@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from mergestream.runtime.errors import InputError, WorkerError, unknown_name
+from mergestream.runtime.plugins import load_plugins, plugins_for_workers
 
 Result = TypeVar("Result")
 
@@ -73,7 +74,8 @@ def run_jobs(
         turns.put(number)
     gpus = [] if device == "cpu" else visible_gpus()
     executor = ProcessPoolExecutor(min(workers, len(jobs)), context, _start_worker, (turns, gpus))
-    futures = [executor.submit(function, *job) for job in jobs]
+    plugins = plugins_for_workers(with_script=False)
+    futures = [executor.submit(_in_one_thread, plugins, function, job) for job in jobs]
     for future in futures:
         future.add_done_callback(lambda done: None if done.cancelled() else on_done())
     try:
@@ -136,7 +138,8 @@ def _on_ray(
         # A lost worker or node is tried again elsewhere; an error of the job itself is not.
         gpus = 1 if device != "cpu" and ray.cluster_resources().get("GPU", 0) else 0
         task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=3)(_in_one_thread)
-        results = waiting = [task.remote(function, job) for job in jobs]
+        plugins = plugins_for_workers(with_script=True)
+        results = waiting = [task.remote(plugins, function, job) for job in jobs]
         while waiting:
             (ready,), waiting = ray.wait(waiting, num_returns=1)
             ray.get(ready)  # raises the job's error at once
@@ -162,6 +165,7 @@ def require_reachable(address: str) -> None:
         raise WorkerError(f"No Ray cluster answers at RAY_ADDRESS={address}: {error}.") from error
 
 
-def _in_one_thread(function: Callable[..., Result], job: tuple[Any, ...]) -> Result:
+def _in_one_thread(plugins: Sequence[str], function: Callable[..., Result], job: tuple[Any, ...]) -> Result:
     torch.set_num_threads(1)
+    load_plugins(plugins, must_register=False)  # the same methods and data sets as in the process that sent the job
     return function(*job)

@@ -9,12 +9,16 @@ import torch
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import one_of, parse_options, parse_value
+from mergestream.runtime.plugins import load_plugins
 from mergestream.serving.audit.chain import STREAMS, recent_lines, saved_links
 from mergestream.serving.audit.keys import read_private_key
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
 from mergestream.serving.engine.engine import Engine
+from mergestream.serving.engine.revocation_watch import RevocationWatch
 from mergestream.serving.guards.findings import GuardSettings
 from mergestream.serving.options import ServeOptions
+from mergestream.serving.quality.declared_prevalence import parse_prevalence
+from mergestream.serving.quality.quality_monitor import QualitySettings
 
 if TYPE_CHECKING:
     from mergestream.serving.replicas.replicated_engine import ReplicatedEngine
@@ -29,6 +33,7 @@ class OpenEngine(NamedTuple):
 
 def open_engine(options: ServeOptions, on_append: Callable[[bool], None] = lambda _: None) -> OpenEngine:
     """Load the pool, open the log and start the engine. `on_append` hears of each line: written or not."""
+    load_plugins(options.plugins or ())
     pool, path = load_pool(options), options.log_file
     key = None if options.audit_key is None else read_private_key(options.audit_key)
     log = NoAuditLog() if path is None else AuditLog(path, key, on_append=on_append)
@@ -40,10 +45,12 @@ def open_engine(options: ServeOptions, on_append: Callable[[bool], None] = lambd
             audit=log,
             state_folder=options.state / STREAMS,
             guards=guard_settings(options),
+            quality=quality_settings(options),
             most_streams=options.max_streams,
             weights_hash=options.weights_hash,
             recent=() if path is None else recent_lines(path, key, saved_links(options.state / STREAMS)),
             load_pool=lambda: load_pool(options),
+            revocations=RevocationWatch(options.pool, options.require_signed_by, options.state / "revoked.json"),
         )
     except BaseException:
         log.close()
@@ -54,7 +61,8 @@ def open_engine(options: ServeOptions, on_append: Callable[[bool], None] = lambd
 def load_pool(options: ServeOptions) -> ExpertPool:
     """Load the experts on their device. The pool must say how pixels are prepared."""
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
-    pool = ExpertPool.load(options.pool, device=options.device, dtype=dtype)
+    about: dict[str, Any] = {"device": options.device, "dtype": dtype, "require_signed_by": options.require_signed_by}
+    pool = ExpertPool.load(options.pool, **about, keep_revoked=True)  # the engine switches those off
     if pool.preprocessing is None:
         raise InputError(
             f"{options.pool} does not say how pixels are prepared for its network, so images cannot be served. "
@@ -69,6 +77,10 @@ def with_device(options: ServeOptions) -> ServeOptions:
         raise InputError("This machine has no CUDA device that PyTorch can use. Give --device cpu or auto.")
     automatic = "cuda" if torch.cuda.is_available() else "cpu"
     return replace(options, device=automatic if options.device == "auto" else options.device)
+
+
+def quality_settings(options: ServeOptions) -> QualitySettings:
+    return QualitySettings(parse_prevalence(options.declared_prevalence), options.prediction_sets)
 
 
 def guard_settings(options: ServeOptions) -> GuardSettings:

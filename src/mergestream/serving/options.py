@@ -27,6 +27,7 @@ class ServeOptions:
     port: Annotated[int, _option("Port; 0 takes a free one.", min=0, max=65535)] = 8000
     method: Annotated[str, _option("Name of the method.")] = "entropy_adaptive"
     options: Annotated[Texts, _option("An option of the method: 'momentum=0.9'; repeat for more.", "--option")] = None
+    plugins: Annotated[Texts, _option("A module or .py file with methods; repeat for more.", "--plugin")] = None
     guards: Annotated[Texts, _option("A setting of the guards: 'fallback=uniform'; repeat for more.", "--guard")] = None
     abstain_on: Annotated[
         str | None,
@@ -42,19 +43,43 @@ class ServeOptions:
             show_default="for /images, not for /batches",
         ),
     ] = None
+    declared_prevalence: Annotated[
+        str | None, _option("The site's class shares, 'class=0.02,other=0.98' or a YAML file, to compare answers with.")
+    ] = None
+    prediction_sets: Annotated[
+        float | None, _option("Give each image a set of classes that holds the true one with this chance, as in 0.9.")
+    ] = None
     device: Annotated[str, _option("auto, cpu or cuda.")] = "auto"
     dtype: Annotated[str | None, _option("float32, bfloat16 or float16.", show_default="that of the pool")] = None
     state: Annotated[Path, _option("Folder for the streams' states and the audit log.")] = Path("mergestream-service")
     audit: Annotated[File, _option("The audit log.", show_default="audit.jsonl in the --state folder")] = None
     audit_key: Annotated[File, _option("Private key that signs the log, made by 'mergestream audit key'.")] = None
     no_audit: Annotated[bool, _option("Keep no audit log.", "--no-audit")] = False
+    require_signed_by: Annotated[
+        File,
+        _option("Folder of trusted public keys and CA certificates; use only experts that one of them has signed."),
+    ] = None
     weights_hash: Annotated[
         str, _option("weights: hash each step's merged weights; recipe: hash pool and coefficients (large networks).")
     ] = "weights"
     tokens: Annotated[File, _option("Tokens file, made by 'mergestream serve-token'.")] = None
     watch: Annotated[File, _option("Also answer files put into this folder.")] = None
     watch_reports: Annotated[bool, _option("Write DICOM structured reports there, too.", "--watch-reports")] = False
+    dicom_port: Annotated[
+        int | None, _option("Receive DICOM objects (C-STORE) at this port; 0 takes a free one.", min=0, max=65535)
+    ] = None
+    dicom_host: Annotated[
+        str, _option("Address of the DICOM node; other than loopback needs callers in the rules.")
+    ] = "127.0.0.1"
+    ae_title: Annotated[str, _option("AE title of the DICOM node.")] = "MERGESTREAM"
+    dicom_rules: Annotated[File, _option("Rules file (YAML): who may send what to which stream.")] = None
+    dicom_tls_cert: Annotated[File, _option("TLS certificate of the DICOM node (PEM).")] = None
+    dicom_tls_key: Annotated[File, _option("Its private key (PEM).")] = None
+    dicom_tls_ca: Annotated[File, _option("Senders need a certificate signed by this authority (PEM).")] = None
+    destinations: Annotated[File, _option("Destinations file (YAML): where reports are sent.")] = None
+    shadow: Annotated[bool, _option("Make reports, but send none.", "--shadow")] = False
     webhook: Annotated[str | None, _option("URL that gets a small JSON document when an alarm begins.")] = None
+    otlp: Annotated[str | None, _option("URL of an OpenTelemetry collector that gets traces.")] = None
     max_batch: Annotated[int, _option("Largest batch of single images.", min=1)] = 32
     max_wait_ms: Annotated[float, _option("How long a single image waits for others to join it.", min=0)] = 50.0
     longest_wait: Annotated[float, _option("Seconds; an image that would wait longer is refused.", min=0.1)] = 5.0
@@ -74,7 +99,7 @@ class ServeOptions:
         hints = get_type_hints(ServeOptions, include_extras=True)
         for field in fields(self):
             kind, about = get_args(hints[field.name])
-            if about.min is not None:
+            if about.min is not None and getattr(self, field.name) is not None:
                 check = whole_number if kind is int else number
                 check(field.name, getattr(self, field.name), low=about.min)
         one_of("device", self.device, DEVICES)
@@ -87,6 +112,10 @@ class ServeOptions:
             raise InputError("With --replicas each engine has its own log in the --state folder: leave out --audit.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InputError("TLS takes both --tls-cert and --tls-key.")
+        if (self.dicom_tls_cert is None) != (self.dicom_tls_key is None) or (
+            self.dicom_tls_ca and not self.dicom_tls_cert
+        ):
+            raise InputError("TLS of the DICOM node takes both --dicom-tls-cert and --dicom-tls-key.")
 
     @property
     def log_file(self) -> Path | None:
@@ -98,5 +127,10 @@ class ServeOptions:
 
     def absolute(self) -> "ServeOptions":
         """The same options for a process with another working folder."""
-        key = None if self.audit_key is None else self.audit_key.absolute()
-        return replace(self, pool=self.pool.absolute(), state=self.state.absolute(), audit_key=key)
+        plugins = [str(Path(each).absolute()) if each.endswith(".py") else each for each in self.plugins or ()]
+        paths = {name: getattr(self, name) for name in ("pool", "state", "audit_key", "require_signed_by")}
+        absolute: dict[str, Any] = {name: path and path.absolute() for name, path in paths.items()}
+        shares = self.declared_prevalence
+        if shares is not None and shares.endswith((".yaml", ".yml")):
+            absolute["declared_prevalence"] = str(Path(shares).absolute())
+        return replace(self, **absolute, plugins=plugins or None)

@@ -20,9 +20,14 @@ from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, Serv
 from mergestream.serving.http.tokens import Tokens
 from mergestream.serving.monitoring import Metrics
 from mergestream.serving.open_engine import OpenEngine
+from mergestream.serving.quality.quality_gauges import QualityGauges
 from mergestream.serving.stream_owners import StreamOwners
+from mergestream.serving.tracing import span
 
 if TYPE_CHECKING:
+    from mergestream.serving.dicom_network.node import DicomNode
+    from mergestream.serving.dicom_network.results import Delivery
+    from mergestream.serving.reports.report_sending import ReportSending
     from mergestream.serving.watched_folder import Watcher
     from mergestream.serving.webhook import Webhook
 
@@ -60,6 +65,9 @@ class Service:
         self.closing = False
         self.folder: Watcher | None = None  # started when the service is ready
         self.webhook: Webhook | None = None
+        self.node: DicomNode | None = None  # started when the service is ready
+        self.sending: ReportSending | None = None  # of reports; started when the service is ready
+        self.delivery: Delivery | None = None  # of results to other systems; None: they stay in the API and the log
         self._open_engine = open_engine
         self._open: OpenEngine | None = None
         self._engine_threads = ThreadPoolExecutor(threads, "engine")
@@ -71,6 +79,7 @@ class Service:
         self._log_checked_at = 0.0
         self.metrics.add_gauge("queue_length", "Images waiting or in progress.", lambda: len(self._queue))
         self.metrics.add_gauge("streams", "Streams that the service keeps.", lambda: len(self.stream_names()))
+        self.metrics.registry.register(QualityGauges(lambda: self._open.engine.streams() if self._open else []))
         self.metrics.add_gauge("held_bytes", "Bytes held by requests.", lambda: self.held.total)
         self.metrics.add_gauge("requests_under_way", "Requests in progress.", lambda: self.requests_in_progress)
 
@@ -87,24 +96,39 @@ class Service:
     def stream_names(self) -> list[str]:
         return [] if self._open is None else [each["stream"] for each in self._open.engine.streams()]
 
+    def class_concepts(self) -> dict[str, dict[str, str]]:
+        """Codes of the classes for reports, from the experts' cards."""
+        concepts: dict[str, dict[str, str]] = self.open.engine.describe()["class_concepts"]
+        return concepts
+
     async def start(self) -> None:
         opened = await self._run(self._administration, self._open_engine, self.metrics)
         for time_of_line, answer in await self._run(self._administration, opened.engine.history):
             self.metrics.keep(answer, time_of_line)
         self._open, self._loop = opened, asyncio.get_running_loop()
         self.owners.keep_only(self.stream_names())
+        if self.sending is not None:
+            self.sending.start(self.metrics)
         if self.folder is not None:
             self.owners.reserve(WATCHED)
             self.folder.start()
+        if self.node is not None:
+            for stream in self.node.streams:
+                self.owners.reserve(stream)
+            self.node.add_metrics(self.metrics)
+            classes = opened.engine.describe()["classes"]
+            self.node.start(self.answer_from_thread, self.delivery, self.limits.intake, classes)
 
     async def stop(self, seconds: float = math.inf) -> None:
         """Finish accepted work, log the end and release everything. AuditError: the end could not be logged.
 
-        `seconds`: how long the watched folder may go on with files that are complete.
+        `seconds`: how long the watched folder and the DICOM node may go on with files that are complete.
         """
         self.closing = True
         if self.folder is not None:
             await asyncio.to_thread(self.folder.end, seconds)
+        if self.node is not None:
+            await asyncio.to_thread(self.node.end, seconds)
         await self._queue.close()
         self._decoders.shutdown(wait=False, cancel_futures=True)  # no request is left to wait for a decoder
         if self._engine_threads is not self._administration:
@@ -116,10 +140,13 @@ class Service:
             await asyncio.to_thread(self._administration.shutdown)
             if self.webhook is not None:
                 await asyncio.to_thread(self.webhook.close)
+            if self.sending is not None:
+                await asyncio.to_thread(self.sending.stop)
 
     def answer(self, stream: str, pictures: Sequence[Picture], single: bool = False) -> Answer:
         """Answer a batch in the calling thread, which must be one of the engine's. `single`: image by image."""
-        answer = self.open.engine.answer(stream, pictures, single=single)
+        with span("step", stream=stream, images=len(pictures)):
+            answer = self.open.engine.answer(stream, pictures, single=single)
         for step in answer.steps:
             self.metrics.step(step)
             if self.webhook is not None:
@@ -142,7 +169,8 @@ class Service:
         turn = self._decoding.setdefault(stream, asyncio.Semaphore(PLACES))
         with self._queue.counted(stream, len(files)):
             async with asyncio.timeout(self.limits.answer_seconds), turn:
-                return await self._run(self._decoders, read_uploads, files, self.limits.intake)
+                with span("decode", files=len(files)):
+                    return await self._run(self._decoders, read_uploads, files, self.limits.intake)
 
     async def change(self, what: str, caller: Any, function: Callable[[], T]) -> T:
         """Make an administrator's change after logging whose token asked for it. Changes run one at a time."""
@@ -170,6 +198,8 @@ class Service:
                 log.warning("the audit log still cannot be written")
         if audit_log.failing is not None:
             return "audit_unavailable"
+        if self.node is not None and self.node.failed:
+            return "node_failed"
         return "not_watching" if self.folder is not None and self.folder.failed else None
 
     @staticmethod

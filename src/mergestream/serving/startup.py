@@ -7,22 +7,27 @@ from datetime import UTC, datetime
 from functools import partial
 
 from mergestream.data.intake.limits import MEBIBYTE
+from mergestream.pool.trust.trusted_signers import trusted_signers
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import make_folder
 from mergestream.runtime.messages import PrintableFormatter
 from mergestream.runtime.option_checks import parse_options
+from mergestream.runtime.plugins import load_plugins
 from mergestream.serving.answer_queue import QueueSettings
 from mergestream.serving.audit.keys import read_private_key
+from mergestream.serving.dicom_network.node import open_node
 from mergestream.serving.http.gate import is_loopback
 from mergestream.serving.http.request_limits import ServiceLimits
 from mergestream.serving.http.server import run
 from mergestream.serving.http.tokens import Tokens, require_private
 from mergestream.serving.monitoring import Metrics
-from mergestream.serving.open_engine import OpenEngine, guard_settings, open_engine, with_device
+from mergestream.serving.open_engine import OpenEngine, guard_settings, open_engine, quality_settings, with_device
 from mergestream.serving.options import ServeOptions
 from mergestream.serving.replicas.ray_cluster import require_ray_serve, start_replicas
+from mergestream.serving.reports.report_delivery import deliver_reports
 from mergestream.serving.service import ENGINE_THREADS, Service
 from mergestream.serving.stream_owners import StreamOwners
+from mergestream.serving.tracing import start_tracing
 from mergestream.serving.watched_folder import Watcher, answer_images
 from mergestream.serving.webhook import Webhook
 
@@ -48,13 +53,22 @@ def serve(options: ServeOptions, print_line: Callable[[str], None] = lambda _: N
         make_folder(options.watch)
         answer = partial(answer_images, service, options.watch_reports)
         service.folder = Watcher(options.watch, answer, service.limits.intake)
+    service.node = open_node(options)
     if options.webhook is not None:
         service.webhook = Webhook(options.webhook)
+    stop_tracing = None if options.otlp is None else start_tracing(options.otlp)
+    deliver_reports(service, options)
     log_to_stderr(as_json=options.json_log)
     for line in _notices(options):
         print_line(line)
     ready = "Ready: {url} (dashboard), {url}/docs. Stop it with Ctrl+C or SIGTERM."
-    run(service, options, lambda url: print_line(ready.format(url=url)))
+    if service.node is not None and service.node.port is not None:
+        print_line(f"DICOM node: {options.ae_title} at {options.dicom_host}, port {service.node.port}.")
+    try:
+        run(service, options, lambda url: print_line(ready.format(url=url)))
+    finally:
+        if stop_tracing is not None:
+            stop_tracing()
 
 
 def _open(options: ServeOptions, metrics: Metrics) -> OpenEngine:
@@ -74,10 +88,13 @@ def _require_usable(options: ServeOptions) -> None:
         )
     if options.tls_key is not None:
         require_private(options.tls_key, 0o027, "Others on this machine may read or change the TLS key.")
+    load_plugins(options.plugins or ())
     guard_settings(options)
+    quality_settings(options)
     parse_options(options.options or ())
     if options.audit_key is not None:
         read_private_key(options.audit_key)
+    trusted_signers(options.require_signed_by)
     if options.replicas > 1:
         require_ray_serve()
     make_folder(options.state)
@@ -114,6 +131,10 @@ def _notices(options: ServeOptions) -> list[str]:
     notices = ["For research. Not a medical device.", _log_notice(options)]
     if not is_loopback(options.host) and options.tls_cert is None:
         notices.append("Warning: without --tls-cert and --tls-key, tokens and images cross the network unencrypted.")
+    if options.require_signed_by is None:
+        notices.append("The experts' signatures are not checked: --require-signed-by DIR names the trusted signers.")
+    if options.shadow:
+        notices.append("Shadow mode: reports are made and held, none is sent.")
     return [*notices, f"Loading {options.pool} …"]
 
 
@@ -150,3 +171,4 @@ def log_to_stderr(*, as_json: bool) -> None:
     # Not even with --debug more: detailed messages of libraries may quote a file's header.
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("mergestream.serving").setLevel(level)
+    logging.getLogger("pynetdicom").setLevel(logging.CRITICAL)  # a destination that is away is logged once, by us

@@ -5,9 +5,7 @@ nothing. File names stay on this machine: they are neither logged nor given to `
 """
 
 import logging
-import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +21,9 @@ from mergestream.runtime.files import lock_or_refuse, make_folder
 from mergestream.serving.answer_queue import ClosingError, OverloadedError
 from mergestream.serving.dropbox import Dropbox, ImageAnswer, Incoming
 from mergestream.serving.http.routes.image_routes import answer_document
+from mergestream.serving.reports.structured_report import write_report
 from mergestream.serving.service import WATCHED, Service
-from mergestream.serving.structured_report import write_report
+from mergestream.serving.worker_thread import WorkerThread
 
 Answer = Callable[[list[Picture]], list[ImageAnswer]]
 log = logging.getLogger(__name__)
@@ -33,10 +32,11 @@ log = logging.getLogger(__name__)
 def answer_images(service: Service, reports: bool, pictures: list[Picture]) -> list[ImageAnswer]:
     """Answers of a service to a batch of files; with structured reports where `reports` asks for them."""
     answer = service.answer_from_thread(WATCHED, pictures)
+    concepts = service.class_concepts() if reports else {}
     return [
         ImageAnswer(
             answer_document(answer.of(row)).model_dump(),
-            write_report(picture, answer, row) if reports else None,
+            write_report(picture, answer, row, concepts) if reports else None,
         )
         for row, picture in enumerate(pictures)
     ]
@@ -52,34 +52,17 @@ class Pace:
     retry_seconds: float = 30.0  # after a failure that is not the file's fault
 
 
-class Watcher(threading.Thread):
+class Watcher(WorkerThread):
     """Answers the files in a folder, in batches. `failed`: an error has ended it."""
 
-    failed = False
-
     def __init__(self, folder: Path, answer: Answer, limits: Limits | None = None, pace: Pace | None = None) -> None:
-        super().__init__(name="watched folder")
+        super().__init__("watched folder", "the watched folder is no longer answered")
         self._folder, self._answer, self._limits, self._pace = folder, answer, limits or Limits(), pace or Pace()
-        self._ending, self._give_up = threading.Event(), threading.Event()
         self._first_ready_at: float | None = None
         self._retry_at: dict[str, float] = {}
 
-    def end(self, seconds: float = math.inf) -> None:
-        """End after answering the files that are complete, or when the time is over; the rest waits in the folder."""
-        self._ending.set()
-        if self.ident is not None:
-            self.join(min(seconds, threading.TIMEOUT_MAX))
-            self._give_up.set()
-            self.join()
-
-    def run(self) -> None:
-        try:
-            self.watch()
-        except Exception as error:
-            # Messages of other errors may name a file.
-            why = str(error) if isinstance(error, MergestreamError) else type(error).__name__
-            log.error("the watched folder is no longer answered: %s", why)
-            self.failed = True
+    def work(self) -> None:
+        self.watch()
 
     def watch(self) -> None:
         """Answer files until `end` is called, in the calling thread."""

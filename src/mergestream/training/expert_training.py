@@ -14,12 +14,21 @@ from mergestream.data.datasets.domain_data import DomainData
 from mergestream.networks.architecture import Network, create_network, from_architecture
 from mergestream.pool.checkpoint import PICKLES, WeightsFile, open_weights, write_expert
 from mergestream.pool.expert_card import BASE, ExpertCard, read_card
-from mergestream.runtime.errors import CheckpointError, MergestreamError, NetworkError, TrainingError
+from mergestream.runtime.errors import (
+    CheckpointError,
+    InputError,
+    MergestreamError,
+    NetworkError,
+    OutputError,
+    TrainingError,
+    some,
+)
 from mergestream.runtime.files import sha256_of_json
 from mergestream.runtime.option_checks import one_of
 from mergestream.runtime.seeding import cpu_threads, seeded
 from mergestream.runtime.state_file import SavedState
 from mergestream.training.heads import HEAD_INITS, fit_probe, head_state, redraw_head, zero_head
+from mergestream.training.published_weights import load_published
 from mergestream.training.recipe import Recipe
 from mergestream.training.stepper import choose_device
 from mergestream.training.training_loop import OnStep, OnValidation, fit, ignore, split_of
@@ -37,9 +46,11 @@ def train_base(
     classes: tuple[str, ...],
     recipe: Recipe,
     on_step: OnStep = ignore,
+    *,
+    head_init: str = "shared",
 ) -> ExpertCard:
     """Train a base whose encoder is pretrained on `data` and whose head is for `classes`; reuse a finished one."""
-    full_recipe = _full_recipe(recipe, data, network=network, arguments=arguments, classes=classes, head_init="shared")
+    full_recipe = _full_recipe(recipe, data, network=network, arguments=arguments, classes=classes, head_init=head_init)
     if cached := _cached_card(folder, full_recipe):
         return cached
     with seeded(recipe.seed):
@@ -47,7 +58,7 @@ def train_base(
     state = fit(pretraining, data, recipe, on_step, checkpoint=SavedState(_unfinished(folder, full_recipe))).state
     heads = head_state(pretraining)
     encoder = {name: tensor for name, tensor in state.items() if name not in heads}
-    return write_start(folder, network, arguments, classes, encoder, "shared", recipe.seed, full_recipe)
+    return write_start(folder, network, arguments, classes, encoder, head_init, recipe.seed, full_recipe)
 
 
 def train_expert(
@@ -66,7 +77,8 @@ def train_expert(
     """
     start = read_card(base)
     if start.classes != data.classes:
-        raise TrainingError(f"The base is for {start.classes}, the data of '{data.name}' have {data.classes}.")
+        ours, theirs = some(start.classes), some(data.classes)
+        raise TrainingError(f"The base is for the classes {ours}; the data of '{data.name}' have {theirs}.")
     head_init = start.recipe.get("head_init", "shared")
     full_recipe = _full_recipe(recipe, data, base_sha256=start.weights_sha256, head_init=head_init)
     if cached := _cached_card(folder, full_recipe):
@@ -144,6 +156,21 @@ def write_start(
     return write_expert(folder, start.module.state_dict(), card)
 
 
+def write_base(
+    pool: Path, network: str, arguments: dict[str, Any], classes: Sequence[str], init: str, head_init: str, seed: int
+) -> ExpertCard:
+    """Write a new pool's base without training, as `mergestream train` would start one."""
+    if (pool / BASE).exists():
+        raise OutputError(f"{pool / BASE} exists already and is not overwritten. Choose a new folder.")
+    if head_init == "linear_probe":
+        raise InputError("head_init='linear_probe' is fitted on images: use 'mergestream train', or another start.")
+    if len(set(classes)) < max(2, len(classes)) or not all(classes):
+        raise InputError(f"Give two classes or more, all different, as in 'benign,malignant'; got {list(classes)}.")
+    recipe = {"network": network, "arguments": arguments, "init": init, "classes": list(classes), "seed": seed}
+    encoder = encoder_weights(network, arguments, init)
+    return write_start(pool / BASE, network, arguments, classes, encoder, head_init, seed, as_json(recipe))
+
+
 def copy_expert(source: Path, target: Path) -> ExpertCard:
     """Copy weights and card; the copy is named by its folder."""
     card = read_card(source)
@@ -186,20 +213,8 @@ def encoder_weights(network: str, arguments: dict[str, Any], init: str) -> dict[
         return None
     if Path(init).suffix in PICKLES:
         raise CheckpointError(f"{init} may be a pickle and is not opened. Convert it: mergestream pool import.")
-    state = _load_published(network, arguments) if init == PRETRAINED else dict(WeightsFile(Path(init)))
+    state = load_published(network, arguments) if init == PRETRAINED else dict(WeightsFile(Path(init)))
     return _encoder_part(create_network(network, num_classes=2, **arguments), state, init)
-
-
-def _load_published(network: str, arguments: dict[str, Any]) -> dict[str, Tensor]:
-    import timm
-
-    try:
-        return timm.create_model(network, pretrained=True, **arguments).state_dict()
-    except Exception as error:  # a hub may fail in any way
-        raise NetworkError(
-            f"Cannot get timm's weights of '{network}': {error}. Without access to a hub, give a local file: "
-            f"--init FILE, or --init random."
-        ) from error
 
 
 def _encoder_part(network: Network, state: dict[str, Tensor], source: str) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mergestream.data.datasets.domain_data import DomainData
+from mergestream.functional.label_free import validation_summary
 from mergestream.functional.metrics import risk_by_confidence, summarise
 from mergestream.networks.architecture import Network, logits_of
 from mergestream.networks.preprocessing import resizer
@@ -22,6 +23,7 @@ from mergestream.training.stepper import COMPILED, Stepper, autocast, choose_dev
 
 OnStep = Callable[[], None]
 OnValidation = Callable[[dict[str, float]], None]
+TEMPERATURE_LIMITS = (0.05, 20.0)
 VALIDATION_BATCH = 256
 
 
@@ -121,6 +123,10 @@ class _Loop:
         if self._checkpoint is not None:
             self._checkpoint.remove()
         temperature, execution = fit_temperature(logits, labels), self.stepper.execution
+        # Without an error the temperature tells nothing, and methods take at least 1.
+        used = max(temperature, 1.0) if metrics["accuracy"] == 1 else temperature
+        calibrated = torch.softmax(logits.double() / used, dim=-1).numpy()
+        metrics["label_free"] = validation_summary(calibrated, labels.numpy(), self._data.classes)
         return Fit(best["state"], best["step"], metrics, temperature, self.history, execution, best["value"])
 
     @torch.no_grad()
@@ -209,4 +215,4 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     log_tau = torch.zeros((), requires_grad=True)
     minimise([log_tau], lambda: nn.functional.cross_entropy(logits / log_tau.exp(), labels), 100)
     # A split without a single error would push tau to 0; no expert is trusted that far.
-    return float(log_tau.detach().exp().clamp(0.05, 20))
+    return float(log_tau.detach().exp().clamp(*TEMPERATURE_LIMITS))

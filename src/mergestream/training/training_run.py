@@ -3,7 +3,10 @@
 Finished parts are not trained again.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+import unicodedata
+import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,20 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergestream.data.datasets import DataRequest, Dataset, open_data
+from mergestream.data.datasets import Dataset, open_data
 from mergestream.networks.architecture import create_network
 from mergestream.networks.preprocessing import Preprocessing
-from mergestream.pool.checkpoint import write_statistics
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
-from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.pool_folder import candidates_folder
-from mergestream.pool.statistics.measurement import (
-    BLOCKWISE,
-    BlockwiseOptions,
-    blockwise_kind,
-    existing_statistics,
-    measure_statistics,
-)
 from mergestream.runtime.errors import InputError, MergestreamError, TrainingError, unknown_name
 from mergestream.runtime.files import make_folder, sha256_of_json, write_json
 from mergestream.runtime.parallel import Track, run_jobs
@@ -37,8 +31,8 @@ from mergestream.training.expert_training import (
     train_expert,
     write_start,
 )
+from mergestream.training.pool_statistics import measure_pool
 from mergestream.training.recipe import Recipe, TrainPlan
-from mergestream.training.training_loop import split_of
 from mergestream.training.training_progress import (
     Progress,
     ProgressFile,
@@ -48,8 +42,7 @@ from mergestream.training.training_progress import (
 )
 
 SCHEMA_VERSION = 1
-STATISTICS = ("gram", "fisher_exact")
-REGMEAN_PP: BlockwiseOptions = {"ratio": 1.0, "ridge": 0.01, "convolutions": True}
+STATISTICS = ("gram", "fisher_exact", "fisher_mergelm")
 
 
 @dataclass(frozen=True)
@@ -85,8 +78,10 @@ def progress_path(out: Path, domain: str, recipe: Recipe) -> Path:
 
 
 def expert_name(domain: str) -> str:
-    """Convert a domain's name to a folder name."""
-    return "".join(character if character.isalnum() or character in "-_." else "_" for character in domain)
+    """Convert a domain's name to a folder name of plain letters: accents are dropped, other scripts get a number."""
+    letters = "".join(each for each in unicodedata.normalize("NFKD", domain) if not unicodedata.combining(each))
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", letters)
+    return name if letters.isascii() else f"{name}-{zlib.crc32(domain.encode()):08x}"
 
 
 def train_candidate(plan: TrainPlan, out: Path, preprocessing: Preprocessing, domain: str, recipe: Recipe) -> Candidate:
@@ -131,6 +126,12 @@ def run_training(
     out = make_folder(out).resolve()
     work = make_folder(work_folder(out))
     plan = replace(plan, decoded=plan.decoded or str(work))
+    if plan.domain is not None and (out / BASE / CARD).exists():
+        # A single site may lack a class, which only the consortium's base knows of.
+        plan = replace(plan, data=plan.data.of_pool(read_card(out / BASE).classes))
+    is_new = plan.domain is None and not (out / BASE / CARD).exists()
+    # Before any image is read: a hub may be out of reach.
+    encoder = encoder_weights(plan.network, dict(plan.arguments), plan.init) if is_new else None
     open_data.cache_clear()  # files may have changed since an earlier call
     preprocessing = create_network(plan.network, num_classes=2, **dict(plan.arguments)).require_preprocessing()
     dataset = open_data(plan.data, preprocessing, Path(plan.decoded))
@@ -141,7 +142,7 @@ def run_training(
         for domain in domains:
             dataset[domain]
             advance()
-    _write_base(plan, out, preprocessing, dataset, track, jobs, engine)
+    _write_base(plan, out, preprocessing, dataset, encoder, track, jobs, engine)
     fits = [(plan, out, preprocessing, domain, recipe) for domain in domains for recipe in plan.settings]
     paths = [progress_path(out, domain, recipe) for *_, domain, recipe in fits]
     with follow_progress("training the experts", paths, [recipe.steps for *_, recipe in fits], track):
@@ -158,12 +159,20 @@ def run_training(
             copy_expert(candidate.folder, target)
     if plan.statistics:
         counts = dict.fromkeys(STATISTICS, plan.statistics)
-        measure_pool(out, plan.data, Path(plan.decoded), counts, experts=[card.name for card in cards])
+        names = [card.name for card in cards]
+        measure_pool(out, plan.data, Path(plan.decoded), counts, plan.accelerator, experts=names, track=track)
     return list(zip(cards, by_domain.values(), strict=True))
 
 
 def _write_base(
-    plan: TrainPlan, out: Path, preprocessing: Preprocessing, dataset: Dataset, track: Track, jobs: int, engine: str
+    plan: TrainPlan,
+    out: Path,
+    preprocessing: Preprocessing,
+    dataset: Dataset,
+    encoder: dict[str, Tensor] | None,
+    track: Track,
+    jobs: int,
+    engine: str,
 ) -> None:
     """Write the plan's base unless it exists; a single site uses the consortium's base."""
     recipe: dict[str, Any] = {"network": plan.network, "arguments": dict(plan.arguments), "init": plan.init}
@@ -175,7 +184,6 @@ def _write_base(
         raise InputError(f"{out / BASE} is missing: one site trains from the consortium's base. Copy its folder there.")
     scratch = work_folder(out) / BASE
     arguments = dict(plan.arguments)
-    encoder = encoder_weights(plan.network, arguments, plan.init)
     write_start(scratch, plan.network, arguments, dataset.classes, encoder, plan.head_init, plan.seed, recipe)
     if plan.head_init == "linear_probe":
         fits = [(scratch, plan, preprocessing, domain) for domain in dataset.domains]
@@ -198,47 +206,3 @@ def _require_same_base(card: ExpertCard, recipe: dict[str, Any], *, single_site:
                 f"The existing base has {key} {card.recipe.get(key)!r}, this training needs {required[key]!r}. "
                 f"Choose another --out, or train with the base's settings."
             )
-
-
-def measure_pool(
-    folder: Path,
-    request: DataRequest,
-    work: Path,
-    images: Mapping[str, int],
-    device: str = "cpu",
-    experts: Collection[str] = (),
-) -> None:
-    """Write the statistics of these experts (by default all) into their folders; what is there is left alone.
-
-    Each is measured on its own site's training images. `images`: how many, by kind. RegMean++'s ('gram_pp')
-    belong to a set of experts, so there is one for every domain that may be left out.
-    """
-    measured = ExpertPool.load(folder, device=device)
-    dataset = open_data(request, measured.template.require_preprocessing(), work)
-    cards = {card.name: card for card in measured.cards if card.name in (experts or measured.names)}
-    data = {name: dataset[card.domain or name] for name, card in cards.items()}
-    training = {name: split_of(data[name], card.recipe)[0] for name, card in cards.items()}
-
-    def own_images(names: Collection[str], kind: str) -> dict[str, Tensor]:
-        return {name: data[name].batch(training[name][: images[kind]]) for name in names}
-
-    # Left-out experts by the kind of statistics that the others need then. Subpools may be large copies: one at a time.
-    left_out = {blockwise_kind(measured.without(name), REGMEAN_PP): name for name in cards if BLOCKWISE in images}
-    plain = {kind: count for kind, count in images.items() if kind != BLOCKWISE}
-
-    def is_complete(name: str) -> bool:
-        own = existing_statistics(measured, measured.index(name))
-        needed = plain | {kind: images[BLOCKWISE] for kind, other in left_out.items() if other != name}
-        counts = {kind: min(count, len(training[name])) for kind, count in needed.items()}
-        return counts.items() <= own.images.items()
-
-    if all(map(is_complete, cards)):
-        return
-    for kind in plain:
-        measured = measure_statistics(measured, own_images(cards, kind), (kind,))
-    for name in left_out.values():
-        rest = measured.without(name)
-        rest = measure_statistics(rest, own_images(rest.names, BLOCKWISE), (BLOCKWISE,), **REGMEAN_PP)
-        measured = measured.with_statistics({name: existing_statistics(rest, k) for k, name in enumerate(rest.names)})
-    for name, card in cards.items():
-        write_statistics(folder / name, existing_statistics(measured, measured.index(name)), card)

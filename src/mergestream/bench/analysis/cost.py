@@ -54,6 +54,8 @@ def _models_held(run: Run) -> tuple[int, str]:
     features = False
     while "wrapped" in described:
         features, described = features or described["method"] in ("lame", "t3a"), described["wrapped"]
+    if "plugin" in described:
+        return experts + 1, "memory is not measured: one merged model is assumed"
     options = described["options"]
     method = options.get("base", described["method"])  # runs before 0.2.0 name a base without describing it
     from_target = options.get("statistics") == "target"

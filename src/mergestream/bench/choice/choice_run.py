@@ -18,6 +18,7 @@ from mergestream.bench.engine.pool_at_target import close_all, load_pool
 from mergestream.bench.report.result_table import ResultTable, format_number
 from mergestream.data.datasets import open_data
 from mergestream.methods.recommendation import Choice, ChoiceEvidence, SitePart, choose, hashes_of, site_of, sites_of
+from mergestream.methods.site_evidence import SiteEvidence, require_fitting_sites
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.pool_folder import read_pool, write_recommendation
@@ -36,7 +37,7 @@ def measure_sites(request: ChoiceRequest, site: str, track: Track, *, jobs: int 
     sites = require_sites(pool)
     if site not in (ALL, *sites):
         raise unknown_name("site in this pool", site, (ALL, *sites))
-    dataset = open_data(request.data, pool.template.require_preprocessing(), request.work)
+    dataset = open_data(request.data.of_pool(pool.classes), pool.template.require_preprocessing(), request.work)
     chosen = sites if site == ALL else [site]
     for name in chosen:
         domain_of(name, dataset)
@@ -77,16 +78,21 @@ def _sites(evidence: ChoiceEvidence) -> str:
     return ", ".join(dict.fromkeys(f"'{part.site}'" for part in evidence.parts))
 
 
-def recommend(folder: Path, evidence: ChoiceEvidence) -> Choice:
-    """Apply the rule of choice to the parts of all sites, and record its result in the pool's `pool.json`."""
+def recommend(folder: Path, evidence: ChoiceEvidence, sites: Sequence[SiteEvidence] = ()) -> Choice:
+    """Apply the rule of choice to the parts of all sites, and record its result in the pool's `pool.json`.
+
+    `sites`: what site reports say about prevalence and bias, recorded beside it for `corrected(anchor=sites)`.
+    """
     cards = list(read_pool(folder).cards.values())
     require_fitting(evidence, cards)
+    require_fitting_sites(sites, cards)
     places = {site: number for number, site in enumerate(sites_of(cards))}
     parts = tuple(sorted(evidence.parts, key=lambda part: places[part.site]))
     evidence = replace(evidence, parts=parts)
     choice = choose(evidence, evidence.parts_for(cards))
     hashes = {"experts": hashes_of(cards), "experts_sha256": sha256_of_json(hashes_of(cards))}
     value = {**asdict(choice), **hashes, **asdict(evidence)}
+    value |= {"sites": [asdict(site) for site in sites]} if sites else {}
     write_recommendation(folder, json.loads(json.dumps(value)))  # JSON has no tuples
     return choice
 
@@ -96,7 +102,7 @@ def recommend_once(request: ChoiceRequest) -> None:
     pool = ExpertPool.load(request.pool)
     if len(sites_of(pool.cards)) < 2:
         return
-    dataset = open_data(request.data, pool.template.require_preprocessing(), request.work)
+    dataset = open_data(request.data.of_pool(pool.classes), pool.template.require_preprocessing(), request.work)
     present = [hashes_of(pool.cards), REVISION, *candidates_of(pool, dataset).items()]
     value = pool.recommendation
     if value is None or present != [value["experts"], value["revision"], *value["candidates"].items()]:

@@ -1,6 +1,6 @@
 """One site as a pseudo-target: its validation images, answered by the experts of all other sites."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from mergestream.bench.choice.candidates import (
 )
 from mergestream.bench.engine.pool_at_target import load_pool, method_of, sources_for
 from mergestream.bench.evaluation import domain_logits, evaluate
+from mergestream.bench.records import Run
 from mergestream.data.datasets import DataRequest, Dataset, DomainData, open_data
 from mergestream.data.datasets.image_trees import plain_name
 from mergestream.data.streams import create_stream, in_order
@@ -43,6 +44,12 @@ from mergestream.runtime.seeding import cpu_threads
 from mergestream.training import split_of
 
 Logits = Mapping[str, Tensor]  # [K,N,C] by view
+Reading = Callable[[Run], Numbers]
+
+
+def read_metrics(run: Run) -> Numbers:
+    """The metrics of a run that the rule of choice uses."""
+    return {name: run.metrics[name] for name in METRICS}
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class ChoiceRequest:
 def measure_site(request: ChoiceRequest, site: str) -> ChoiceEvidence:
     """Every candidate at one site, without the site's own experts; nested, also without those of each other site."""
     pool = load_pool(request.pool, request.device)
-    dataset = open_data(request.data, pool.template.require_preprocessing(), request.work)
+    dataset = open_data(request.data.of_pool(pool.classes), pool.template.require_preprocessing(), request.work)
     with cpu_threads(1):  # the order of sums, and so the numbers, are the same in every process
         return measure(pool, Path(request.pool), dataset, site, nested=request.nested)
 
@@ -69,17 +76,24 @@ def measure(pool: ExpertPool, folder: Path, dataset: Dataset, site: str, *, nest
     whole = dataset[domain_of(site, dataset)]
     sources = sources_for(pool, folder, [site], [whole], leave_out=True, allow_seen=False)
     data = validation_images(whole, next(card for card in pool.cards if site_of(card) == site))
+    return measure_images(site, sources, data, dataset, nested=nested)
+
+
+def measure_images(
+    site: str, sources: ExpertPool, data: DomainData, dataset: Dataset, *, nested: bool, read: Reading = read_metrics
+) -> ChoiceEvidence:
+    """Every candidate on a site's images, with the experts that may answer there."""
     methods = [method_of(variant, sources, dataset) for variant in variants_for(dataset, CANDIDATES)]
     views = {ORIGINAL, *(view for method in methods for view in method.asked_views())}
     logits = {view: domain_logits(sources, data, view) for view in sorted(views)}
     others = listed_sites(sources.cards)
-    parts = [measure_part(site, sources, data, dataset, logits)]
+    parts = [measure_part(site, sources, data, dataset, logits, read)]
     # A pool of fewer sites gets the default rule, whatever is measured.
     for left_out in others if nested and len(others) >= FEWEST_SITES else ():
         rest = sources.without(*(card.name for card in sources.cards if site_of(card) == left_out))
         rows = [sources.index(name) for name in rest.names]
         own_logits = {view: values[rows] for view, values in logits.items()}
-        parts.append(measure_part(site, rest, data, dataset, own_logits))
+        parts.append(measure_part(site, rest, data, dataset, own_logits, read))
     (reference,) = (method_of(variant, sources, dataset).label() for variant in variants_for(dataset, (REFERENCE,)))
     candidates = candidates_of(sources, dataset)
     return ChoiceEvidence(dataset.name, REVISION, candidates, reference, tuple(parts))
@@ -91,7 +105,9 @@ def candidates_of(pool: ExpertPool, dataset: Dataset) -> dict[str, int]:
     return {method.label(): method.revision for method in methods}
 
 
-def measure_part(site: str, pool: ExpertPool, data: DomainData, dataset: Dataset, logits: Logits) -> SitePart:
+def measure_part(
+    site: str, pool: ExpertPool, data: DomainData, dataset: Dataset, logits: Logits, read: Reading = read_metrics
+) -> SitePart:
     """Run every candidate on all streams and prevalences of a site's images."""
     mixes = {OWN: torch.arange(len(data)), RARE: with_rare_class(data.labels)}
     runs: dict[str, dict[str, Numbers]] = {}
@@ -100,11 +116,11 @@ def measure_part(site: str, pool: ExpertPool, data: DomainData, dataset: Dataset
         own = runs[method.label()] = dict[str, Numbers]()
         for mix, chosen in mixes.items():
             part, part_logits = data.subset(chosen), {view: values[:, chosen] for view, values in logits.items()}
-            own |= {f"{stream}, {mix}": each for stream, each in run_streams(method, part, part_logits).items()}
+            own |= {f"{stream}, {mix}": each for stream, each in run_streams(method, part, part_logits, read).items()}
     return SitePart(site, hashes_of(pool.cards), {mix: len(chosen) for mix, chosen in mixes.items()}, runs)
 
 
-def run_streams(method: Method, data: DomainData, logits: Logits) -> dict[str, Numbers]:
+def run_streams(method: Method, data: DomainData, logits: Logits, read: Reading = read_metrics) -> dict[str, Numbers]:
     """Metrics by stream. A static method answers once: a stream only reorders its answers."""
     results: dict[str, Numbers] = {}
     for spec in STREAMS:
@@ -113,8 +129,7 @@ def run_streams(method: Method, data: DomainData, logits: Logits) -> dict[str, N
             continue
         stream = create_stream(spec, data.labels, batch_size=BATCH_SIZE, seed=SEED)
         batches = in_order(len(data), BATCH_SIZE) if method.static else stream
-        metrics = evaluate(method, data, batches, expert_logits=dict(logits)).metrics
-        results[spec] = {name: metrics[name] for name in METRICS}
+        results[spec] = read(evaluate(method, data, batches, expert_logits=dict(logits)))
     return results
 
 

@@ -1,4 +1,4 @@
-"""The paper's claims, checked on labelled runs: how its scores go with the error, and what its options gain."""
+"""The paper's claims and questions of ours, checked on labelled runs: scores and errors, gains of options."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ from mergestream.functional.rank_correlation import kendall, spearman
 Coefficient = Callable[..., np.ndarray]
 Drawn = tuple[float, np.ndarray]  # a statistic, and its resamples [R]
 TRACKS = "Low entropy goes with low error."
-RANKS_BETTER = "Entropy tells the better expert more reliably than the maximum softmax does."
+RANKS_BETTER = "Our question: entropy tells the better expert more reliably than the maximum softmax does."
 NEEDED = "the experts' own answers with labels: runs of single_expert for every expert (each benchmark makes them)."
 MEAN, SHARED, DECOUPLED = "mean", "entropy_adaptive(head=shared)", "entropy_adaptive"
 LEAST_SHARE = 0.85  # the paper: decoupling gives 85 to 90 % of what layer-wise coefficients would
@@ -50,8 +50,8 @@ class OptionClaim(NamedTuple):
     own_options: tuple[str, ...] = ()
 
 
-ENTROPY_IS_BETTER = "Entropy is a better score to merge by than the maximum softmax."
-INVERSE_IS_BETTER = "Weighting by the inverse of the entropy is better than by a softmax of it."
+ENTROPY_IS_BETTER = "Our question: entropy is a better score to merge by than the maximum softmax."
+INVERSE_IS_BETTER = "Our question: weighting by the inverse of the entropy is better than by a softmax of it."
 OPTION_CLAIMS = (
     OptionClaim(ENTROPY_IS_BETTER, "score", "entropy", "max_softmax"),
     OptionClaim(INVERSE_IS_BETTER, "weighting", "inverse", "softmax", ("encoder_sharpness",)),

@@ -15,7 +15,7 @@ Verdict = Literal["holds", "does not hold", "cannot be told here"]
 HOLDS: Verdict = "holds"
 FAILS: Verdict = "does not hold"
 UNKNOWN: Verdict = "cannot be told here"
-CORRELATION, POINTS, SHARE = "rank correlation", "points", "share"
+CORRELATION, POINTS, SHARE, ERROR = "rank correlation", "points", "share", "squared error"
 NOTE = (
     "✓ holds, ✗ does not hold, ? cannot be told here. In brackets: the 95 % interval of a bootstrap at these targets, "
     "over batches, and for differences in accuracy over training and stream seeds as well. A claim holds, "
@@ -23,7 +23,7 @@ NOTE = (
 )
 MARKS = {HOLDS: "✓", FAILS: "✗", UNKNOWN: "?"}
 # Factor, digits and unit of the printed number.
-FORMATS = {SHARE: (100, 0, " %"), POINTS: (1, 2, " points")}
+FORMATS = {SHARE: (100, 0, " %"), POINTS: (1, 2, " points"), ERROR: (1, 3, "")}
 
 
 @dataclass(frozen=True)

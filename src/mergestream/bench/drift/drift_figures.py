@@ -43,6 +43,7 @@ class DriftFigure:
     is_log: bool = False
     heat_rows: Sequence[str] = ()
     heat: np.ndarray | None = None  # [rows, layers]
+    heat_top: float = 90.0  # the end of the colours, unless a value is above it
 
 
 def figures_of(drift: Drift) -> list[DriftFigure]:
@@ -84,6 +85,30 @@ def figures_of(drift: Drift) -> list[DriftFigure]:
         lines, pairs = _mean_and_pairs(drift, [each.from_base for each in whole], "mean_angle", "angles")
         figures.append(_angle_figure(drift, "angles_from_base", title, label, lines, pairs))
     return figures
+
+
+def pair_heat_maps(drift: Drift) -> list[DriftFigure]:
+    """Angles by component and layer, one heat map per pair of experts."""
+    spreads = [[layer.components.get(name) for layer in drift.layers] for name in drift.components]
+    heats = [
+        np.array([[each.angles[number] if each else None for each in row] for row in spreads], dtype=float)
+        for number in range(len(drift.pairs))
+    ]
+    top = np.nanmax([90.0, *(np.nanmax(heat) for heat in heats)])
+    return [
+        DriftFigure(
+            f"pair_{one}_{other}",
+            f"{one} – {other}",
+            "",
+            "°",
+            drift.layers,
+            (),
+            heat_rows=drift.components,
+            heat=heat,
+            heat_top=float(top),
+        )
+        for (one, other), heat in zip(drift.pairs, heats, strict=True)
+    ]
 
 
 def _mean_and_pairs(
@@ -160,7 +185,7 @@ def draw(ax: Axes, figure: DriftFigure) -> None:
 
 
 def _draw_heat_map(ax: Axes, figure: DriftFigure, angles: np.ndarray) -> None:
-    highest = max(90, float(np.nanmax(angles)))
+    highest = max(figure.heat_top, float(np.nanmax(angles)))
     image = ax.imshow(angles, cmap="cividis", vmin=0, vmax=highest, aspect="auto")
     if len(figure.layers) <= 20:  # beyond, the numbers do not fit in the cells
         for (row, column), angle in np.ndenumerate(angles):
@@ -170,7 +195,7 @@ def _draw_heat_map(ax: Axes, figure: DriftFigure, angles: np.ndarray) -> None:
     ax.set_yticks(range(len(figure.heat_rows)), figure.heat_rows)
     _label_layers(ax, figure)
     ax.spines[:].set_visible(False)
-    ax.figure.colorbar(image, ax=ax, label="mean angle, degrees", pad=0.02)
+    ax.figure.colorbar(image, ax=ax, label="angle, degrees", pad=0.02)
 
 
 def _label_layers(ax: Axes, figure: DriftFigure) -> None:

@@ -1,12 +1,21 @@
 """A pool's drift as a summary, as files, and as one interactive page by plotly."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mergestream.bench.drift.drift_figures import GREY, GUIDES, HALF, VERMILION, DriftFigure, figures_of, static_figure
+from mergestream.bench.drift.drift_figures import (
+    GREY,
+    GUIDES,
+    HALF,
+    VERMILION,
+    DriftFigure,
+    figures_of,
+    pair_heat_maps,
+    static_figure,
+)
 from mergestream.bench.drift.pool_drift import Drift, analyse_drift
 from mergestream.bench.report.figures import write_figure
 from mergestream.bench.report.page import NOTICE, render, render_text
@@ -25,14 +34,14 @@ CONFIG = {
 LEGEND_PAIRS = 15  # with more pairs the legend would hide the figure
 
 
-def run_drift(pool: Path, out: Path, track: Track, command: str) -> Drift:
+def run_drift(pool: Path, out: Path, track: Track, command: str, without: Collection[str] = ()) -> Drift:
     """Measure the drift of `pool` and write OUT/drift.json, OUT/figures and OUT/drift.html."""
     make_folder(out)
-    drift = analyse_drift(pool, track=track)
+    drift = analyse_drift(pool, without=without, track=track)
     drift.save(out / RECORD)
-    figures = figures_of(drift)
-    with track("Drawing", len(figures) + 1) as advance:
-        for figure in figures:
+    figures, pairs = figures_of(drift), pair_heat_maps(drift) if len(drift.pairs) <= LEGEND_PAIRS else []
+    with track("Drawing", len(figures) + len(pairs) + 1) as advance:
+        for figure in (*figures, *pairs):
             write_figure(static_figure(figure), out / FIGURES, figure.name, dpi=150)
             advance()
         write_text(out / PAGE, render_drift(drift, command))

@@ -1,8 +1,8 @@
 """The drift of a pool: a record, and its measurement one slice at a time, so that no whole expert is in memory."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from mergestream.networks.architecture import from_architecture
 from mergestream.pool.checkpoint import DTYPES, open_weights
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, require_alike
 from mergestream.pool.pool_folder import PoolFolder, read_pool
-from mergestream.runtime.errors import CheckpointError, MergestreamError, PoolError
+from mergestream.runtime.errors import CheckpointError, MergestreamError, MissingPathError, unknown_name
 from mergestream.runtime.json_record import JsonRecord
 from mergestream.runtime.parallel import Advance, Track, quiet
 
@@ -109,15 +109,22 @@ class Drift(JsonRecord):
         return {**super().to_json(), "pairs": [list(pair) for pair in self.pairs]}
 
 
-def analyse_drift(pool: str | Path, *, network: nn.Module | None = None, track: Track = quiet) -> Drift:
+def analyse_drift(
+    pool: str | Path, *, network: nn.Module | None = None, without: Collection[str] = (), track: Track = quiet
+) -> Drift:
     """Compare every pair of a pool's experts layer by layer, in the memory of a few slices rather than of K models.
 
-    Pass `network` if the experts' architecture is custom: it gives the order of the layers.
+    Pass `network` if the experts' architecture is custom: it gives the order of the layers. `without`: experts to leave
+    out, such as a target's own.
     """
     folder = read_pool(Path(pool))
+    for name in without:
+        if name not in folder.cards:
+            raise unknown_name(f"expert in {pool}", name, folder.cards)
+    folder = replace(folder, cards={name: card for name, card in folder.cards.items() if name not in without})
     cards = list(folder.cards.values())
     if not cards:
-        raise PoolError(f"No expert in {pool}: a pool is a folder of expert folders, each with {CARD}.")
+        raise MissingPathError(f"No expert in {pool}: a pool is a folder of expert folders, each with {CARD}.")
     require_alike(cards, folder.base)
     places, notes = _places(cards[0], folder, network)
     layers = layers_of(places, cards[0].head)

@@ -1,7 +1,7 @@
 """The benchmark: decode images, score the experts, run what is not done, compare, write tables."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,38 +9,26 @@ from typing import Any
 from mergestream.bench.analysis.bench_findings import BenchFindings, few_batches, unpredicted_classes
 from mergestream.bench.analysis.comparison import grouped_rows
 from mergestream.bench.analysis.duels import duel
+from mergestream.bench.engine.missing_statistics import require_statistics, with_command
 from mergestream.bench.engine.plan import BenchPlan, Target, targets_of
 from mergestream.bench.engine.pool_at_target import close_all, load_pool, method_of, open_target, strangers
 from mergestream.bench.evaluation import arrivals, evaluate
 from mergestream.bench.records import Run, is_finished, run_hash
 from mergestream.bench.report.bench_tables import write_findings
 from mergestream.data.datasets import Dataset, open_data
-from mergestream.data.datasets.index import some
 from mergestream.data.streams import in_order
 from mergestream.methods import ORIGINAL
 from mergestream.methods.spelling import Variant
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.runtime.errors import InputError, PoolError
+from mergestream.runtime.errors import InputError, PoolError, some
 from mergestream.runtime.files import make_folder
 from mergestream.runtime.parallel import Track, run_jobs
 from mergestream.runtime.seeding import cpu_threads
 from mergestream.runtime.state_file import SavedState
 
 RUNS = "runs"
-# How to get what a pool may lack for a method.
-COMMANDS = {
-    **dict.fromkeys(("fisher", "regmean"), "On the command line: mergestream train --statistics 256."),
-    "regmean_pp": "On the command line: --methods 'regmean_pp(statistics=target)'.",
-    **dict.fromkeys(("task_arithmetic", "ties"), "On the command line: mergestream train keeps the start as base/."),
-}
 Place = tuple[str, Target, float]  # a pool's folder, a target, a factor of the first expert's head
 Planned = dict[Variant, tuple[str, tuple[Path, ...]]]  # the label and the folders of the runs at one place
-
-
-def with_command(error: PoolError | InputError, variant: Variant) -> PoolError | InputError:
-    """The error of a method that the pool lacks something for, with the command that makes it."""
-    command = COMMANDS.get(variant.innermost)
-    return error if command is None else type(error)(f"{error} {command}")
 
 
 def survey(plan: BenchPlan, out: Path, place: Place) -> tuple[Planned, dict[str, str]]:
@@ -56,9 +44,10 @@ def survey(plan: BenchPlan, out: Path, place: Place) -> tuple[Planned, dict[str,
             method = method_of(variant, opened.pool, opened.dataset)
             runs = opened.runs(method)
         except (PoolError, InputError) as error:
+            message = with_command(error, variant, plan, place[0], place[1])
             if not plan.skip_impossible:
-                raise with_command(error, variant) from error
-            impossible[str(variant)] = str(with_command(error, variant))
+                raise (PoolError if isinstance(error, PoolError) else InputError)(message) from error
+            impossible[str(variant)] = message
             continue
         folders = tuple(out / RUNS / run_hash(arguments) for _, arguments in runs)
         if all(other != folders for _, other in planned.values()):  # else the same method, spelt differently
@@ -178,7 +167,7 @@ def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[T
         counters: list[Callable[[], None]] = [lambda: None]  # the progress bar opens when the number is known
         dataset = open_data(plan.data, preprocessing, out, lambda counters=counters: counters[-1]())
         targets = targets_of(plan, dataset)
-        _require_runnable(plan, pools, dataset)
+        _require_runnable(plan, pools, dataset, targets)
         domains = list(dict.fromkeys(domain for target in targets for domain in target.domains))
         images = sum(dataset.sizes.get(domain, 0) for domain in domains)
         with track("reading images" if number == 0 else "reading images at another size", images) as advance:
@@ -216,7 +205,9 @@ def _reference(done: FinishedPlan) -> tuple[str, list[str]]:
     return ours, [] if matches or named is None else [missing]
 
 
-def _require_runnable(plan: BenchPlan, pools: Mapping[str, ExpertPool], dataset: Dataset) -> None:
+def _require_runnable(
+    plan: BenchPlan, pools: Mapping[str, ExpertPool], dataset: Dataset, targets: Sequence[Target]
+) -> None:
     """What can be known to fail fails now, before hours of reading and scoring."""
     for folder, pool in pools.items():
         if pool.classes != dataset.classes:
@@ -224,14 +215,16 @@ def _require_runnable(plan: BenchPlan, pools: Mapping[str, ExpertPool], dataset:
                 f"The classes of '{dataset.name}', {some(dataset.classes)}, are not those of {folder} in their order: "
                 f"{some(pool.classes)}. For a table of your own: --data-option 'classes=({', '.join(pool.classes)})'."
             )
+        if plan.skip_impossible:
+            continue
+        require_statistics(plan, folder, pool, dataset, targets)
         for variant in plan.variants:
             try:
                 # Single experts and RegMean++'s statistics depend on who is left out: the survey checks them.
-                if variant.method not in ("single_expert", "regmean_pp"):
+                if variant.innermost not in ("single_expert", "regmean_pp"):
                     method_of(variant, pool, dataset)
             except PoolError as error:
-                if not plan.skip_impossible:
-                    raise with_command(error, variant) from error
+                raise PoolError(with_command(error, variant, plan, folder, targets[0])) from error
 
 
 def _replaced(out: Path, plan: BenchPlan) -> list[str]:

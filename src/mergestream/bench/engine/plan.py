@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from mergestream.data.datasets import DataRequest, Dataset
 from mergestream.data.streams import parse_stream
 from mergestream.methods.spelling import Variant, parse_variants
-from mergestream.runtime.errors import InputError, unknown_name
+from mergestream.runtime.errors import InputError, some, unknown_name
 from mergestream.runtime.option_checks import one_of, whole_number
 
 PROTOCOLS = ("lodo", "ood")
@@ -102,7 +102,7 @@ def targets_of(plan: BenchPlan, dataset: Dataset) -> tuple[Target, ...]:
         if len(set(target)) != len(target):
             raise InputError(f"The target {'+'.join(target)} names a domain twice.")
     if not named:
-        raise InputError(f"No target is named. Write --targets all, or one or more of {', '.join(domains)}.")
+        raise InputError(f"No target is named. Write --targets all, or one or more of {some(list(domains))}.")
     # 'a+b' and 'b+a' are one target.
     named = [tuple(domain for domain in domains if domain in target) for target in named]
     mixtures = tuple(spec for spec in plan.streams if parse_stream(spec, dataset.classes).needs_domains)
@@ -156,11 +156,11 @@ def plan_from(
         variants=parse_variants(named["methods"] if methods is None else methods),
         targets=_items(targets),
         streams=_items(streams or named["streams"]),
-        seeds=_numbers("Seeds", seeds or named["seeds"], int),
-        batch_sizes=_numbers("Batch sizes", batch_sizes or "32", int),
-        loud_heads=_numbers("Factors of a head", loud_heads, float),
-        # 'all' and named plans mean all that this pool allows; a method that a person names must run.
-        skip_impossible=methods is None or "all" in _items(methods),
+        seeds=numbers("Seeds", seeds or named["seeds"], int),
+        batch_sizes=numbers("Batch sizes", batch_sizes or "32", int),
+        loud_heads=numbers("Factors of a head", loud_heads, float),
+        # 'all' means all that this pool allows; a method that a person or a plan names must run.
+        skip_impossible="all" in _items(named["methods"] if methods is None else methods),
         preset=plan,
         **fields,
     )
@@ -170,7 +170,8 @@ def _items(text: str) -> tuple[str, ...]:
     return tuple(item.strip() for item in text.split(",") if item.strip())
 
 
-def _numbers(what: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
+def numbers(what: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
+    """Parse numbers separated by commas."""
     try:
         return tuple(kind(item) for item in _items(text))
     except ValueError:

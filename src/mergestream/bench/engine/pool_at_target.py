@@ -22,6 +22,7 @@ from mergestream.methods.spelling import BASE_OPTION, Variant, default_base, par
 from mergestream.networks.preprocessing import view_names
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
 from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.devices import resolve_device
 from mergestream.runtime.errors import InputError, PoolError
 from mergestream.runtime.files import mapped_array, sha256_of_json, write_atomically
 
@@ -49,7 +50,7 @@ def sources_for(
     own = trained_at(pool, targets) if leave_out else []
     if len(own) == len(pool):
         raise PoolError(f"Without the experts of {'+'.join(targets)} nothing is left of the pool {list(pool.names)}.")
-    rest = pool.without(*own) if own else pool
+    rest = _without_reports(pool.without(*own) if own else pool, targets)
     runs = rest.candidates.cards if rest.candidates is not None else ()
     base = [read_card(folder / BASE)] if (folder / BASE / CARD).exists() else []
     fingerprints = {part.fingerprint() for part in data}
@@ -62,6 +63,15 @@ def sources_for(
                     f"say nothing about an unseen site. Take it out of the pool, or allow it with --allow-seen."
                 )
     return rest
+
+
+def _without_reports(pool: ExpertPool, targets: Collection[str]) -> ExpertPool:
+    """The pool without what site reports say about the targets."""
+    value = pool.recommendation or {}
+    others = [each for each in value.get("sites", []) if plain_name(each["site"]) not in _plain(targets)]
+    if len(others) == len(value.get("sites", [])):
+        return pool
+    return pool._with(recommendation={**value, "sites": others})
 
 
 def trained_at(pool: ExpertPool, targets: Collection[str]) -> list[str]:
@@ -175,10 +185,9 @@ def open_target(plan: BenchPlan, out: Path, pool: str, target: Target, loud_head
 
 @lru_cache(maxsize=1)  # the same for one target after the other
 def load_pool(folder: str, device: str, dtype: str = "float32") -> ExpertPool:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("There is no CUDA device here: --device cpu, or auto.")
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    pool = ExpertPool.load(folder, device=chosen, dtype=None if dtype == "float32" else getattr(torch, dtype))
+    pool = ExpertPool.load(
+        folder, device=resolve_device(device), dtype=None if dtype == "float32" else getattr(torch, dtype)
+    )
     if len(pool.classes) < 2:
         raise PoolError(f"The pool has one class only, {pool.classes[0]!r}: it cannot tell images apart.")
     return pool

@@ -110,6 +110,11 @@ class Landscape(JsonRecord):
         return f"{self.path_method} on {self.path_stream}" if self.path else None
 
     @property
+    def target(self) -> str:
+        """The domain of the images; 'the target' where the record does not name it."""
+        return str(self.provenance.get("data", {}).get("domain", "the target"))
+
+    @property
     def loss_label(self) -> str:
         return f"{'cross-entropy' if self.measure == CROSS_ENTROPY else 'entropy of the answers'}, nats"
 

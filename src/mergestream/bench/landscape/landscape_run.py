@@ -15,7 +15,7 @@ from mergestream.data.streams import Stream, create_stream, parse_stream
 from mergestream.methods.spelling import Variant, parse_variants
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.runtime.errors import InputError
+from mergestream.runtime.errors import InputError, some
 from mergestream.runtime.files import make_folder
 from mergestream.runtime.option_checks import one_of, whole_number
 from mergestream.runtime.parallel import Track
@@ -70,11 +70,12 @@ def run_landscape(request: LandscapeRequest, out: Path, track: Track, *, command
     whole = load_pool(request.pool, request.device)
     dataset = open_data(request.data, whole.template.require_preprocessing(), out)
     if request.target is None:
-        raise InputError(f"Name the target: --target and one of {', '.join((*dataset.domains, *dataset.outside))}.")
+        raise InputError(f"Name the target: --target and one of {some((*dataset.domains, *dataset.outside))}.")
     target = dataset[request.target]
     pool = _sources(whole, request, target)
     if target.classes != pool.classes:
-        raise InputError(f"The data's classes {target.classes} are not the pool's {pool.classes}, in this order.")
+        ours, theirs = some(pool.classes), some(target.classes)
+        raise InputError(f"The data's classes, {theirs}, are not the pool's, {ours}, in this order.")
     shown = some_images(target, request.data.images)
     path = None if request.path is None else _streamed(request, request.path, pool, dataset, target)
     landscape = measure_landscape(

@@ -16,7 +16,7 @@ from mergestream.functional import scores as scoring
 from mergestream.networks.architecture import logits_of
 from mergestream.networks.layers import reestimate
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.runtime.errors import InputError, PoolError
+from mergestream.runtime.errors import InputError, PoolError, some
 
 # Numbers of a row that are widened to fp64 at a time.
 CHUNK = 1 << 20
@@ -43,7 +43,7 @@ class Plane:
         if len(names) != 3 or len(set(names)) != 3:
             raise InputError(
                 f"A plane goes through three different experts; got {', '.join(names) or 'none'}. Name three of: "
-                f"{', '.join(pool.names)}."
+                f"{some(pool.names)}."
             )
         corners = (pool.index(names[0]), pool.index(names[1]), pool.index(names[2]))
         gram = np.zeros((2, 2))  # inner products of the edges from the first expert, in fp64
@@ -58,7 +58,7 @@ class Plane:
         if second <= FLAT * longest or height <= FLAT * longest:
             raise PoolError(
                 f"The experts {', '.join(names)} are on one line (two may be the same, or one a blend of the others), "
-                f"so no plane goes through them. Name three others of: {', '.join(pool.names)}."
+                f"so no plane goes through them. Name three others of: {some(pool.names)}."
             )
         return cls(pool, corners, second, (along, height))
 

@@ -4,6 +4,7 @@ import base64
 import io
 import re
 from collections.abc import Callable, Sequence
+from colorsys import hls_to_rgb
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -12,6 +13,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from mergestream.runtime.files import write_atomically
@@ -19,6 +21,7 @@ from mergestream.runtime.files import write_atomically
 FORMATS = ("png", "pdf", "svg")
 # Okabe and Ito's palette, safe for colour-blind readers.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5F5F5F", "#B8A800")
+GOLDEN_RATIO = 0.618034
 INK = "#010203"  # used for nothing else, and replaced by the page's text colour
 METHOD = "method="  # an artist whose gid begins so is hidden and shown with its method
 STYLE: dict[Any, Any] = {
@@ -39,8 +42,16 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> 
 
 
 def colours_of(names: Sequence[str]) -> dict[str, str]:
-    """One colour per name, the same in every panel."""
-    return {name: PALETTE[position % len(PALETTE)] for position, name in enumerate(names)}
+    """One colour per name, the same in every panel and of no other name."""
+    return {name: _colour(position) for position, name in enumerate(names)}
+
+
+def _colour(position: int) -> str:
+    """A colour of the palette, then hues that are as far apart as possible and legible on white and on black."""
+    if position < len(PALETTE):
+        return PALETTE[position]
+    lightness = (0.42, 0.5, 0.58)[position % 3]
+    return str(to_hex(hls_to_rgb(position * GOLDEN_RATIO % 1, lightness, 0.55)))
 
 
 def write_figure(figure: Figure, folder: Path, name: str, dpi: int) -> None:

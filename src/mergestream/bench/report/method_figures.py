@@ -81,6 +81,14 @@ def draw_cost(ax: Axes, points: Mapping[str, tuple[float, float]]) -> None:
     ax.grid(alpha=0.2)
 
 
+def draw_lines_over_time(ax: Axes, lines: Mapping[str, np.ndarray]) -> None:
+    """Accuracy so far [T] in percent, one line per method."""
+    for label, values in lines.items():
+        ax.plot(np.arange(1, len(values) + 1), 100 * values, **_line_style(label))
+    ax.set(xlabel="batch", ylabel="accuracy so far, %")
+    ax.grid(alpha=0.2)
+
+
 def _draw_interval(ax: Axes, label: str, place: int, value: Estimate) -> None:
     colour, gid = colour_of(label), METHOD + label
     ax.plot([value.low, value.high], [place, place], color=colour, linewidth=1.6, gid=gid)

@@ -11,6 +11,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 from markupsafe import Markup, escape
 
+from mergestream.bench.report.figures import Panel
+from mergestream.bench.report.plain_names import explained
 from mergestream.bench.report.result_table import ResultTable, to_latex, to_markdown
 
 NOTICE = "For research. Not a medical device."
@@ -30,13 +32,16 @@ class LegendKey:
 
 @dataclass(frozen=True)
 class PageSection:
-    """A command's own section: a photograph as a data URI, and a table."""
+    """A command's own section: a text, then a photograph as a data URI, panels with their legend, and a table."""
 
     title: str
-    image: str
-    alternative: str
-    caption: str
-    table: ResultTable
+    text: str
+    image: str = ""
+    alternative: str = ""
+    panels: Sequence[Panel] = ()
+    keys: Sequence[LegendKey] = ()
+    caption: str = ""
+    table: ResultTable | None = None
 
 
 def render(
@@ -48,7 +53,8 @@ def render(
     """
     contents: list[str] = []  # the sections' macro adds its title, the tables' macro its table
     tables: list[ResultTable] = []
-    sections = environment().get_template(template).render(values, contents=contents, tables=tables, methods=methods)
+    values = {"streams": (), **values, "contents": contents, "tables": tables, "methods": methods}
+    sections = environment().get_template(template).render(values)
     page = environment().get_template("page.html.j2")
     return page.render(title=title, notice=notice, methods=methods, contents=contents, sections=sections), tables
 
@@ -73,7 +79,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    result.filters |= {"slug": slug, "breakable": _breakable, "text_columns": _text_columns}
+    result.filters |= {"slug": slug, "breakable": _breakable, "text_columns": _text_columns, "explained": explained}
     result.globals |= {
         "policy": POLICY,
         "medical_notice": NOTICE,

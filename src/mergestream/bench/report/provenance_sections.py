@@ -33,6 +33,7 @@ def describe_card(card: DatasetCard) -> list[str]:
         "layout": card.layout,
         "licence": card.licence,
         "where": card.source,
+        "loader checked against": f"{card.verified}. {card.verified_note}" if card.verified else "",
         "notes": card.notes,
     }
     return [f"{card.name}: {card.title}", *(f"  {what}: {text}" for what, text in facts.items() if text)]

@@ -53,7 +53,7 @@ class ReportFindings:
     claims: Sequence[ClaimFinding] = ()
     drift: Drift | None = None
     landscape: Landscape | None = None
-    more: Sequence[PageSection] = ()  # a command's own sections
+    story: Sequence[PageSection] = ()  # of a demo, after the summary
 
     @property
     def plain_methods(self) -> list[str]:

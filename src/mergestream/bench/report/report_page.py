@@ -11,21 +11,24 @@ from mergestream.bench.drift import drift_report
 from mergestream.bench.drift.pool_drift import Drift
 from mergestream.bench.landscape import landscape_record
 from mergestream.bench.report import (
+    answer,
     bench_tables,
     expert_sections,
     method_sections,
     provenance_sections,
     result_sections,
 )
+from mergestream.bench.report.demo_story import with_story
 from mergestream.bench.report.page import NOTICE, render, slug
 from mergestream.bench.report.report_findings import ReportFindings, analyse_runs
 from mergestream.bench.report.result_table import to_latex, to_markdown
+from mergestream.data.datasets import load_dataset
 from mergestream.runtime.files import make_folder, write_text
 from mergestream.runtime.parallel import Track
 
 SYNTHETIC = "The data are synthetic: generated images, no patients."
 # Modules whose functions the template calls.
-SECTIONS = (expert_sections, method_sections, provenance_sections, result_sections)
+SECTIONS = (answer, expert_sections, method_sections, provenance_sections, result_sections)
 DESCRIPTIONS = (bench_tables, claim_finding, drift_report, duels, landscape_record)
 
 
@@ -41,12 +44,15 @@ def make_report(
 ) -> ReportFindings:
     """Read the runs under `folder` and write the page to `out`, its tables beside it.
 
-    `drift` and `landscape` are records that `mergestream drift` wrote.
+    `drift` and `landscape` are records that `mergestream drift` and `mergestream landscape` wrote.
     """
     drift_record = None if drift is None else Drift.load(drift)
     surface = None if landscape is None else landscape_record.Landscape.load(landscape)
     findings = analyse_runs(collect(folder, track), track, command=command)
     findings = replace(findings, drift=drift_record, landscape=surface)
+    if findings.provenance.is_demo:
+        images = findings.provenance.results["plan"]["images"]
+        findings = with_story(findings, load_dataset(findings.bench.dataset, images=images))
     write_report(findings, out, tables)
     return findings
 
@@ -55,6 +61,7 @@ def write_report(report: ReportFindings, out: Path, tables: Path | None = None) 
     """Write the page to `out`, and every table as Markdown and LaTeX to `tables` (default: beside the page)."""
     notice = f"{SYNTHETIC} {NOTICE}" if report.bench.synthetic else NOTICE
     values: dict[str, Any] = {each.__name__.rpartition(".")[2]: each for each in (*SECTIONS, *DESCRIPTIONS)}
+    values["streams"] = report.bench.streams
     page, shown = render("report.html.j2", report.title, notice, report.bench.labels, report=report, **values)
     write_text(out, page)
     folder = tables or tables_beside(out)

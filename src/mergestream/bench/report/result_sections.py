@@ -102,7 +102,9 @@ def result_tables(report: ReportFindings) -> tuple[list[ResultTable], dict[str, 
 def accuracy_panels(report: ReportFindings) -> list[Panel]:
     panels = []
     for number, stream in enumerate(report.figure_streams):
-        rows = sorted((r for r in report.bench.rows if r.stream == stream), key=lambda row: -row.accuracy.mean)
+        variants = {label for label in report.bench.methods if label not in report.plain_methods}
+        here = (row for row in report.bench.rows if row.stream == stream and row.label not in variants)
+        rows = sorted(here, key=lambda row: -row.accuracy.mean)
         first, last = rows[0], rows[-1]
         alternative = (
             f"Accuracy of {len(rows)} methods on {stream}, each a dot with its interval, from {first.label} "

@@ -147,6 +147,8 @@ def _latex_text(text: str) -> str:
         "~": "\\textasciitilde{}",
         "^": "\\textasciicircum{}",
     }
-    special |= {"–": "--", "±": "$\\pm$", "−": "$-$"} | {each: f"\\{each}" for each in "&%$#_{}"}
+    special |= {"–": "--", "±": "$\\pm$", "−": "$-$", "✓": "$\\surd$", "✗": "$\\times$", "≥": "$\\geq$"} | {
+        each: f"\\{each}" for each in "&%$#_{}"
+    }
     signed = re.sub(r"(?<![\w–])-(?=\d)", "−", text)
     return signed.translate(str.maketrans(special))

@@ -126,7 +126,7 @@ class Study:
         return {**common, "variants": others}, {**common, **alone}
 
     def _common(self, *, half: bool) -> dict[str, Any]:
-        return {"batch_sizes": (self.batch_size,), "dtype": "bfloat16" if half else "float32", "skip_impossible": True}
+        return {"batch_sizes": (self.batch_size,), "dtype": "bfloat16" if half else "float32"}
 
 
 def ring_of(dataset: str) -> tuple[str, ...]:

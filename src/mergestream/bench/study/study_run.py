@@ -21,8 +21,9 @@ from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.files import make_folder, write_text
 from mergestream.runtime.parallel import Track, quiet, run_jobs
+from mergestream.training.pool_statistics import measure_pool
 from mergestream.training.recipe import Recipe, plan_from
-from mergestream.training.training_run import measure_pool, run_training
+from mergestream.training.training_run import run_training
 
 RECORD = "record.json"
 

@@ -1,7 +1,8 @@
-"""All data sets in one table, and requests that open them."""
+"""All data sets in one table, those of other packages included, and requests that open them."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from mergestream.data.datasets import isic, mammo, messidor, midog, organs, own_
 from mergestream.data.datasets.dataset_sources import DatasetSource, FileSource, GeneratedSource, require_options
 from mergestream.data.datasets.domain_data import Dataset, DomainData, concatenate
 from mergestream.data.datasets.image_trees import HISTOPANTUM, OFFICE_HOME, PACS, VLCS, case_of, read_tree
-from mergestream.data.datasets.index import DatasetCard
+from mergestream.data.datasets.index import DatasetCard, Index, Sample
 from mergestream.data.datasets.standins import drawing
 from mergestream.data.datasets.standins.fake_isic import write_isic
 from mergestream.data.datasets.standins.fake_mammo import write_mammo
@@ -18,6 +19,7 @@ from mergestream.data.datasets.standins.fake_organs import write_organ_mnist, wr
 from mergestream.data.datasets.standins.fake_tables import write_messidor, write_midog, write_terra
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.runtime.errors import InputError, unknown_name
+from mergestream.runtime.open_table import OpenTable
 from mergestream.runtime.option_checks import parse_options
 
 __all__ = [
@@ -26,6 +28,10 @@ __all__ = [
     "Dataset",
     "DatasetCard",
     "DomainData",
+    "FileSource",
+    "GeneratedSource",
+    "Index",
+    "Sample",
     "concatenate",
     "file_source_of",
     "list_datasets",
@@ -34,7 +40,7 @@ __all__ = [
     "source_of",
 ]
 
-DATASETS: dict[str, DatasetSource] = {
+OWN: dict[str, DatasetSource] = {
     "pacs": FileSource(PACS, lambda root: read_tree(root, PACS), drawing.write_pacs),
     "vlcs": FileSource(VLCS, lambda root: read_tree(root, VLCS), drawing.write_vlcs),
     "office_home": FileSource(OFFICE_HOME, lambda root: read_tree(root, OFFICE_HOME), drawing.write_office_home),
@@ -52,6 +58,39 @@ DATASETS: dict[str, DatasetSource] = {
     "table": FileSource(own_data.TABLE, own_data.read_table, drawing.write_table),
     "phantom": GeneratedSource(phantom.CARD, phantom.load),
 }
+
+
+def _usable(name: str, source: Any) -> DatasetSource:
+    """A source that can be opened by this name; others are refused with a sentence."""
+    if not isinstance(source, FileSource | GeneratedSource) or source.card.name != name:
+        raise InputError(
+            f"{source!r} is no source of a data set '{name}': a FileSource or GeneratedSource with its card."
+        )
+    return source
+
+
+def _maker(source: DatasetSource) -> Callable[..., Any]:
+    return source.read if isinstance(source, FileSource) else source.generate
+
+
+DATASETS: OpenTable[DatasetSource] = OpenTable("data set", "mergestream.datasets", OWN, _usable, _maker)
+
+
+def register_dataset(about: DatasetSource | DatasetCard) -> Any:
+    """Add a data set of your own, so that it can be named wherever ours can.
+
+    As a call with its source, or with its card as a decorator of a function: `read(root, ...)` gives the Index of files
+    under a root; one whose first parameter is not `root` generates the Dataset.
+    """
+    if not isinstance(about, DatasetCard):
+        return DATASETS.register(getattr(getattr(about, "card", None), "name", ""), about)
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        kind = FileSource if next(iter(inspect.signature(function).parameters), "") == "root" else GeneratedSource
+        DATASETS.register(about.name, kind(about, function))
+        return function
+
+    return register
 
 
 def list_datasets() -> list[str]:
@@ -87,11 +126,18 @@ class DataRequest:
     images: int | None = None  # at most this many per target, a fixed random choice
     skip_bad: int = 0
     allow_missing_classes: bool = False
+    classes: tuple[str, ...] | None = None  # for a site's own data, which may lack some of them
 
     @classmethod
-    def parse(cls, name: str, root: Path | None, options: Sequence[str] | None = None, **more: Any) -> "DataRequest":
+    def parse(
+        cls, name: str, root: Path | None, options: Sequence[str] | Mapping[str, Any] | None = None, **more: Any
+    ) -> "DataRequest":
         """A request from texts of the command line, for a process with any working folder."""
         return cls(name, None if root is None else str(root.resolve()), parse_options(options or ()), **more)
+
+    def of_pool(self, classes: tuple[str, ...]) -> "DataRequest":
+        """The request for a pool's classes, of which a site's own data may lack some."""
+        return replace(self, classes=classes)
 
 
 # A worker runs many jobs on the same data.
@@ -103,6 +149,8 @@ def open_data(
     source = source_of(request.name)
     options = dict(request.options)
     require_options(request.name, options, source.options())
+    if request.classes is not None and "classes" in source.options():
+        options.setdefault("classes", request.classes)
     if isinstance(source, FileSource):
         options |= {
             "size": preprocessing.size,

@@ -2,7 +2,7 @@
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,14 +12,19 @@ import torch
 
 from mergestream.data.datasets.decoding import Decoding, decode, fill
 from mergestream.data.datasets.domain_data import Dataset, DomainData
-from mergestream.data.datasets.index import DatasetCard, Index, Sample, some
+from mergestream.data.datasets.index import DatasetCard, Index, Sample
 from mergestream.data.datasets.roots import Root
+from mergestream.data.datasets.verification_report import file_facts
 from mergestream.networks.preprocessing import Preprocessing
-from mergestream.runtime.errors import DataError, InputError, unknown_name
+from mergestream.runtime.errors import DataError, InputError, some, unknown_name
 from mergestream.runtime.option_checks import whole_number
 from mergestream.runtime.parallel import Track, quiet
 
 Reader = Callable[..., Index]
+
+
+def no_standin(folder: Path) -> None:
+    raise InputError(f"This data set has no stand-in, so nothing is written to {folder}.")
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class FileSource:
 
     card: DatasetCard
     read: Reader
-    write_standin: Callable[[Path], None]
+    write_standin: Callable[[Path], None] = no_standin
     default_part: str = "all"
 
     def index(self, root: str | Path | Root | None, *, part: str | None = None, **options: Any) -> tuple[Root, Index]:
@@ -136,6 +141,7 @@ class DataVerification:
     index: Index
     location: str
     unreadable: tuple[str, ...]
+    files: Mapping[str, Any]  # of `file_facts`
 
     @property
     def published(self) -> dict[str, int]:
@@ -181,6 +187,7 @@ class DataVerification:
             "unreadable": list(self.unreadable),
             "left_out": [vars(each) for each in self.index.left_out],
             "overlap": self.index.card.overlap,
+            "files": dict(self.files),
         }
 
 
@@ -190,7 +197,7 @@ def verify(source: FileSource, root: str | Path, track: Track = quiet, **options
     with track("reading every image", len(index.samples)) as advance:
         bad = fill(None, opened, index.samples, Decoding(), advance)
     reasons = tuple(f"{index.samples[position].file}: {why}" for position, why in bad.items())
-    return DataVerification(index, str(opened.location), reasons)
+    return DataVerification(index, str(opened.location), reasons, file_facts(opened, index))
 
 
 @dataclass(frozen=True)

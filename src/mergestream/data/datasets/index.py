@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mergestream.data.datasets.roots import IMAGES
-from mergestream.runtime.errors import DataError, unknown_name
+from mergestream.runtime.errors import DataError, some, unknown_name
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,9 @@ class DatasetCard:
     spellings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of domains and classes in some copies
     errata: Mapping[str, int | str] = field(default_factory=dict)  # corrections of labels, and copies of images
     notes: str = ""
+    # What the loader was checked against: 'real files', 'public loader code', 'documented layout', or nothing.
+    verified: str = ""
+    verified_note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         shown = vars(self).keys() - {"part_counts", "parts_from", "spellings", "errata"}
@@ -159,9 +162,3 @@ class Index:
                     f"The domain '{domain}' of '{self.card.name}' has no image of the class {some(lacking)}. If that "
                     f"is right for this site, allow it: --allow-missing-classes, or allow_missing_classes=True."
                 )
-
-
-def some(names: Sequence[str], shown: int = 10) -> str:
-    """Text of the first names of a list, and how many more there are."""
-    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(f"'{name}'" for name in names[:shown]) + rest

@@ -15,7 +15,8 @@ CARD = CARDS["messidor"]
 # Parts of the departments' names in the tables that survive a wrong encoding.
 DEPARTMENTS = {"lariboisi": "Lariboisière", "tienne": "St Etienne", "brest": "Brest"}
 COLUMNS = ("Image name", "Ophthalmologic department", "Retinopathy grade")
-ANNOTATION = re.compile(r"annotation[ _-]*(base\d\d)\.(xlsx?|csv)", re.IGNORECASE)
+# Some copies hold the publisher's corrected tables: Annotation_Base11_update20161024.xls.
+ANNOTATION = re.compile(r"annotation[ _-]*(base\d\d)([ _-]*update\d+)?\.(xlsx?|csv)", re.IGNORECASE)
 BASE = re.compile(r"base\d\d", re.IGNORECASE)
 TAKEN = re.compile(r"(\d{8})_(\d+)_\d+_pp", re.IGNORECASE)
 

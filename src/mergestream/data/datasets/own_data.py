@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from mergestream.data.datasets.index import CARDS, DatasetCard, Index, LeftOut, Sample, some
+from mergestream.data.datasets.index import CARDS, DatasetCard, Index, LeftOut, Sample
 from mergestream.data.datasets.roots import IMAGES, Root
 from mergestream.data.datasets.table_files import Rows, read_csv
-from mergestream.runtime.errors import DataError, unknown_name
+from mergestream.runtime.errors import DataError, InputError, some, unknown_name
 
 FOLDER, TABLE = CARDS["folder"], CARDS["table"]
 # Columns that seem to name what a split must keep together.
@@ -23,14 +23,18 @@ SEVERAL = re.compile(r"(.*\d.*)[ _.-][^ _.-]+")
 LEAK = "must not be in training and validation at once"
 
 
-def read_folder(root: Root, *, group: str | tuple[str, ...] | None = "") -> Index:
+def read_folder(root: Root, *, group: str | tuple[str, ...] | None = "", classes: Sequence[str] | None = None) -> Index:
     inside = _only_folder(root)
     split = {path: PurePosixPath(path).relative_to(inside).parts for path in _image_files(root)}
     odd = [path for path, parts in split.items() if len(parts) != 3]
     if odd or not split:
         seen = f"{odd[0]} is not" if odd else f"it holds {root.glance()}, and no image"
         raise DataError(f"{root.location} is not a root of 'folder', which holds domain/class/image: {seen}.")
-    classes = tuple(sorted({parts[1] for parts in split.values()}))
+    present = tuple(sorted({parts[1] for parts in split.values()}))
+    named = present if classes is None else _names(classes)
+    strangers = [name for name in present if name not in named]
+    if strangers:
+        raise DataError(f"{root.location} has a folder of the class {some(strangers)}, none of {list(named)}.")
     domains = tuple(sorted({parts[0] for parts in split.values()}))
     _require_no_empty_domain(root, inside, domains)
     images = ["/".join(parts) for parts in split.values()]
@@ -40,11 +44,11 @@ def read_folder(root: Root, *, group: str | tuple[str, ...] | None = "") -> Inde
         group = f"({','.join(map(str, group))})"
     pattern = None if group in (None, "", "none") else str(group)
     samples = [
-        Sample("/".join(parts), path, parts[0], classes.index(parts[1]), _matched(pattern, PurePosixPath(path).stem))
+        Sample("/".join(parts), path, parts[0], named.index(parts[1]), _matched(pattern, PurePosixPath(path).stem))
         for path, parts in split.items()
     ]
     left_out = [LeftOut(path, "not a supported image file") for path in root.files if path not in split]
-    return Index(_own_card(FOLDER, classes, domains, samples), samples, left_out)
+    return Index(_own_card(FOLDER, named, domains, samples), samples, left_out)
 
 
 def _matched(pattern: str | None, stem: str) -> str | None:
@@ -54,7 +58,7 @@ def _matched(pattern: str | None, stem: str) -> str | None:
     try:
         match = re.search(pattern, stem)
     except re.error as error:
-        raise DataError(f"group= is a regular expression, as in '(.+)_', or none: '{pattern}': {error}.") from error
+        raise InputError(f"group= is a regular expression, as in '(.+)_', or none: '{pattern}': {error}.") from error
     if match is None:
         raise DataError(f"group='{pattern}' does not match the file name '{stem}'.")
     return match[match.re.groups and 1]
@@ -129,7 +133,7 @@ def read_table(
         if not all(row[name] for name in REQUIRED):
             raise DataError(f"Line {number} of {path} has an empty image, label or domain.")
         if row["label"] not in named:
-            raise DataError(f"Line {number} of {path} has the label '{row['label']}', none of {list(named)}.")
+            raise DataError(f"Line {number} of {path} has the label '{row['label']}', none of {some(named)}.")
         file, values = (folder / row["image"]).as_posix(), {kind: row[kind] or "unknown" for kind in subgroups}
         if file not in there:
             missing.append(file)
@@ -163,7 +167,7 @@ def _group_column(rows: Rows, path: str, group: str | None) -> str:
 
 def _names(classes: Sequence[str]) -> tuple[str, ...]:
     if not isinstance(classes, list | tuple):
-        raise DataError(f"classes= is a list of names, as in classes=(normal, tumour); got {classes!r}.")
+        raise InputError(f"classes= is a list of names, as in classes=(normal, tumour); got {classes!r}.")
     return tuple(map(str, classes))
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from mergestream.runtime.errors import DataError
+from mergestream.runtime.errors import DataError, MissingPathError
 from mergestream.runtime.files import error_text
 
 JUNK = {"__macosx", "thumbs.db", "desktop.ini"}
@@ -25,7 +25,7 @@ class Root:
     def __init__(self, path: str | Path) -> None:
         self.location = Path(path)
         if not self.location.exists():
-            raise DataError(f"There is nothing at {self.location}. Give the data set's folder or zip.")
+            raise MissingPathError(f"There is nothing at {self.location}. Give the data set's folder or zip.")
         self._zips: dict[str, zipfile.ZipFile] = {}
         self._entries: dict[str, tuple[str | None, str, int, int]] = {}  # path -> (zip, member or file, size, stamp)
         self._folders: set[str] = set()  # all of them, empty ones included

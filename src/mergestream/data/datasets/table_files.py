@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mergestream.data.datasets.roots import Root
-from mergestream.runtime.errors import DataError
+from mergestream.runtime.errors import DataError, some
 
 Rows = list[dict[str, str]]
 
@@ -30,7 +30,7 @@ def read_csv(root: Root, path: str, required: tuple[str, ...] = ()) -> Rows:
             raise DataError(f"{path} in {root.location} has the column {', '.join(repeated)} twice.")
         lacking = [name for name in required if name not in names]
         if lacking:
-            raise DataError(f"{path} in {root.location} lacks the column {', '.join(lacking)}; it has {names}.")
+            raise DataError(f"{path} in {root.location} lacks the column {', '.join(lacking)}; it has {some(names)}.")
         reader.fieldnames = names
         rows = list(reader)
     except csv.Error as error:

@@ -1,6 +1,7 @@
 """Terra Incognita: camera traps at four places (Beery et al. 2018), as DomainBed arranges them or as LILA has them."""
 
 import json
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -13,6 +14,8 @@ from mergestream.data.datasets.roots import Root, by_stem
 from mergestream.runtime.errors import DataError
 
 ANNOTATIONS = "_annotations.json"
+# The table of all of LILA's images, which DomainBed's script reads: caltech_images_20210113.json.
+WHOLE_TABLE = re.compile(r"caltech_images_\d+\.json", re.IGNORECASE)
 
 CARD = CARDS["terra"]
 
@@ -31,6 +34,7 @@ class _Image:
 
 def read(root: Root) -> Index:
     files = [path for path in root.files if path.lower().endswith(ANNOTATIONS)]
+    files = files or [path for path in root.files if WHOLE_TABLE.fullmatch(PurePosixPath(path).name)]
     if has_tree(root, CARD):
         return _without_copies(root, read_tree(root, CARD))
     if files:

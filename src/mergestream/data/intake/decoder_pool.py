@@ -2,13 +2,14 @@
 
 import atexit
 import logging
+import math
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -43,6 +44,8 @@ UNFILTERED = (
     "Decoders of clients' files run without a filter of system calls (seccomp) on this machine. Their memory, time and "
     "descriptors are limited."
 )
+LOOK_SECONDS = 0.05  # between two looks at the processes at work
+Overdue = Callable[[float], str | None]  # seconds of a file so far -> why it must end, if it must
 DecodedFile = tuple[list[str], list[np.ndarray]]  # UIDs of a DICOM object, else none; frames uint8 [H,W] or [H,W,3]
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class DecoderPool:
         self._memory_bytes = memory_bytes
         self._idle: list[DecoderProcess] = []
         self._quick, self._slow = threading.BoundedSemaphore(PLACES), threading.BoundedSemaphore(PLACES)
+        self._supervisor = Supervisor()
         atexit.register(self.close)
 
     def decode(self, files: Sequence[EncodedFile], allowance: Allowance) -> list[DecodedFile]:
@@ -90,7 +94,8 @@ class DecoderPool:
                 return None
 
             try:
-                return process.decode(files, allowance, overdue)
+                with self._supervisor.watching(process, overdue):
+                    return process.decode(files, allowance)
             finally:
                 if process.running():
                     self._idle.append(process)
@@ -108,6 +113,39 @@ class DecoderPool:
     def close(self) -> None:
         while (process := self._running_process()) is not None:
             process.close()
+
+
+class Supervisor:
+    """One thread that looks at all processes at work, and ends those that take too long."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._at_work: dict[DecoderProcess, Overdue] = {}
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def watching(self, process: "DecoderProcess", overdue: Overdue) -> Iterator[None]:
+        with self._changed:
+            if not self._at_work:
+                self._changed.notify()
+            self._at_work[process] = overdue
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, name="decoder-supervisor", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._changed:  # not while it is being looked at
+                del self._at_work[process]
+
+    def _look(self) -> None:
+        while True:
+            with self._changed:
+                while not self._at_work:
+                    self._changed.wait()
+                for process, overdue in self._at_work.items():
+                    process.end_if(overdue)
+            time.sleep(LOOK_SECONDS)
 
 
 @cache
@@ -138,16 +176,12 @@ class DecoderProcess:
         )
         self._input, self._output = cast(BinaryIO, self._process.stdin), cast(BinaryIO, self._process.stdout)
         self._ready, self._in_step, self._lowered = False, True, False
-        self._began, self._killed_for = 0.0, ""
+        self._began, self._killed_for = math.inf, ""
 
-    def decode(
-        self, files: Sequence[EncodedFile], allowance: Allowance, overdue: Callable[[float], str | None]
-    ) -> list[DecodedFile]:
-        """Decode files in order. `overdue` gets the seconds that a file takes; a reason ends the process."""
-        done, decoded = threading.Event(), list[DecodedFile]()
+    def decode(self, files: Sequence[EncodedFile], allowance: Allowance) -> list[DecodedFile]:
+        """Decode files in order."""
+        decoded = list[DecodedFile]()
         self._began = time.monotonic() + (0 if self._ready else STARTING_SECONDS)
-        watching = threading.Thread(target=self._watch, args=(done, allowance.limits, overdue), daemon=True)
-        watching.start()
         self._in_step = False
         try:
             self._send(files, allowance)
@@ -161,8 +195,7 @@ class DecoderProcess:
         else:
             return decoded
         finally:
-            done.set()
-            watching.join()
+            self._began = math.inf  # too late to end it
             if not self._in_step or self._killed_for:
                 self.close()
         if not self._ready:
@@ -171,13 +204,11 @@ class DecoderProcess:
         refusal.position = len(decoded)
         raise refusal
 
-    def _watch(self, done: threading.Event, limits: Limits, overdue: Callable[[float], str | None]) -> None:
-        wait = QUICK_SHARE * limits.seconds
-        while not self._killed_for and not done.wait(wait):
-            wait = min(wait, 0.1)
-            if reason := overdue(time.monotonic() - self._began):
-                self._killed_for = reason
-                self._process.kill()
+    def end_if(self, overdue: Overdue) -> None:
+        """Kill the process if its file takes too long."""
+        if not self._killed_for and (reason := overdue(time.monotonic() - self._began)):
+            self._killed_for = reason
+            self._process.kill()
 
     def _send(self, files: Sequence[EncodedFile], allowance: Allowance) -> None:
         if not self._ready:

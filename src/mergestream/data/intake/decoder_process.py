@@ -27,6 +27,7 @@ MOST_HEAD_BYTES = 1 << 16
 MOST_GROWTH = 256 << 20
 # Standard input, output and error, and the file below.
 DESCRIPTORS = 4
+HEADER = "DICOM header"  # in place of a file's kind: its texts about patient and study, and no frames
 MEMORY_IN_USE = Path("/proc/self/statm")
 
 
@@ -79,7 +80,7 @@ def _import_decoders() -> None:
     if find_spec("pydicom"):
         from pydicom import config
 
-        from mergestream.data.intake.dicom import rendering  # noqa: F401
+        from mergestream.data.intake.dicom import patient_study, rendering  # noqa: F401
 
         config.settings.reading_validation_mode = config.IGNORE
 
@@ -120,6 +121,10 @@ def _send_frames(kind: str, data: bytes, allowance: Any) -> list[str]:
         from mergestream.data.intake.dicom.rendering import decode_file
 
         identifiers, frames = decode_file(data, allowance)
+    elif kind == HEADER:
+        from mergestream.data.intake.dicom.patient_study import header_texts
+
+        return header_texts(data, allowance.limits)
     else:
         frames = [read_photograph(data, kind, allowance)]
     for frame in frames:

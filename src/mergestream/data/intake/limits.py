@@ -13,7 +13,7 @@ class Refusal(NamedTuple):
     meaning: str
 
 
-# Codes are part of the interface: clients compare them. docs/dicom.md has the same table; a test compares the two.
+# Codes are part of the interface: clients compare them. docs/dicom.md lists them; a test compares the two.
 REFUSALS = {
     "empty": Refusal(400, "There are no bytes, or no image among them."),
     "unsupported_format": Refusal(415, "The format, or a feature of it that the pixels need, is not supported."),

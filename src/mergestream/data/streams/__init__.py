@@ -1,6 +1,6 @@
 """Streams: orders in which samples arrive, pure functions of labels and seed.
 
-Every sample comes at most once, but in long streams. docs/bench.md has a table of all streams.
+Every sample comes at most once, but in long streams. docs/streams.md has a table of all streams.
 """
 
 from mergestream.data.streams.class_orders import dirichlet, iid, lone, note, sorted_by_label

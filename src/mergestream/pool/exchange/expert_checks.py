@@ -15,6 +15,7 @@ from mergestream.networks.architecture import logits_of
 from mergestream.networks.flat_layout import Layout
 from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.checkpoint import WeightsFile, open_weights, read_statistics
+from mergestream.pool.class_concepts import joined_concepts
 from mergestream.pool.expert_card import ExpertCard, base_problems, base_warnings, differences
 from mergestream.pool.parts import require_classes
 from mergestream.pool.pool_folder import PoolFolder, require_some
@@ -179,7 +180,8 @@ def check_expert(pool: PoolFolder, folder: Path, card: ExpertCard) -> tuple[str,
     if problems or probe is None or result is None:
         raise PoolError(f"'{card.name}' was not accepted. {' '.join(problems)}")
     other_results = [probe.read(pool.root / other.name, other) for other in others]
-    return (*base_warnings(card, others, pool.base), *confidence_warnings(card, result, other_results))
+    _, conflicts = joined_concepts([*others, card])
+    return (*base_warnings(card, others, pool.base), *confidence_warnings(card, result, other_results), *conflicts)
 
 
 def inspect_expert(

@@ -6,9 +6,12 @@ from typing import Any
 
 from mergestream.pool import pool_folder
 from mergestream.pool.checkpoint import open_weights
+from mergestream.pool.class_concepts import joined_concepts
 from mergestream.pool.exchange import expert_checks
 from mergestream.pool.exchange.expert_checks import NoiseProbe, ProbeResult, attempt, require_statistics
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, base_warnings, differences, read_card
+from mergestream.pool.trust.revocations import read_revocations
+from mergestream.pool.trust.trusted_signers import TrustedSigners, trusted_signers
 from mergestream.runtime.errors import MergestreamError, PoolError
 
 COLUMNS = ("expert", "domain", "accuracy", "temperature", "version", "kept", "sha-256")
@@ -71,13 +74,17 @@ def listing_lines(pool: Path, listing: dict[str, Any]) -> list[str]:
     ]
 
 
-def verify_pool(pool: Path) -> "PoolVerification":
-    """Check the pool, its candidates and its previous versions: hashes, cards, order, base, statistics, weights."""
+def verify_pool(pool: Path, require_signed_by: Path | None = None) -> "PoolVerification":
+    """Check the pool, its candidates and its previous versions: hashes, cards, order, base, statistics, weights.
+
+    `require_signed_by`: the folder of those who must have signed every expert, the base and the candidates.
+    """
+    trusted = trusted_signers(require_signed_by)
     root = pool_folder.pool_root(pool)
-    result = PoolVerification(root)
+    result = PoolVerification(root, trusted)
     runs = pool_folder.candidates_folder(root)
     if runs.is_dir():
-        result.problems += [f"Candidates: {sentence}" for sentence in _candidate_problems(runs, result.cards)]
+        result.problems += [f"Candidates: {sentence}" for sentence in _candidate_problems(runs, result.cards, trusted)]
     result.problems += _version_problems(root)
     return result
 
@@ -85,8 +92,9 @@ def verify_pool(pool: Path) -> "PoolVerification":
 class PoolVerification:
     """Problems and warnings of one folder of experts; the folder is sound if there are no problems."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, trusted: TrustedSigners | None = None) -> None:
+        self.root, self.trusted = root, trusted
+        self.signed_by: dict[str, str] = {}
         self.problems: list[str] = []
         self.warnings: list[str] = []
         self.cards: dict[str, ExpertCard] = {}
@@ -103,6 +111,7 @@ class PoolVerification:
                 else:
                     self.cards[card.name] = card
         self._check_order({folder.name for folder in folders if pool_folder.is_expert_folder(folder)} - {BASE})
+        self._check_signatures()
         if self.cards:
             self._check_experts()
         else:
@@ -113,13 +122,31 @@ class PoolVerification:
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        return {"sound": self.sound, "experts": list(self.cards), "problems": self.problems, "warnings": self.warnings}
+        about = {
+            "sound": self.sound,
+            "experts": list(self.cards),
+            "signed_by": self.signed_by if self.trusted else None,
+        }
+        return {**about, "problems": self.problems, "warnings": self.warnings}
 
     def lines(self) -> list[str]:
         """The problems, the warnings, and the verdict last."""
         count = len(self.problems)
         verdict = f"Sound: {len(self.cards)} experts." if self.sound else f"NOT sound: {count} problem(s)."
-        return [*(f"Wrong: {s}" for s in self.problems), *(f"Warning: {s}" for s in self.warnings), verdict]
+        signed = [f"Signed: '{name}' by {signer}" for name, signer in self.signed_by.items()]
+        verdict += "" if self.trusted else " Signatures were not checked (--require-signed-by)."
+        return [*(f"Wrong: {s}" for s in self.problems), *(f"Warning: {s}" for s in self.warnings), *signed, verdict]
+
+    def _check_signatures(self) -> None:
+        revocations = attempt(self.problems, read_revocations, self.root, self.trusted)
+        if revocations is not None:
+            self.problems += revocations.names(self.cards.values()).values()
+        if self.trusted is None:
+            return
+        for name in (*self.cards, *([BASE] if self.base else [])):
+            signed = attempt(self.problems, self.trusted.signed_expert, self.root / name)
+            if signed is not None:
+                self.signed_by[name] = signed.signer
 
     def _check_order(self, present: set[str]) -> None:
         path = self.root / pool_folder.ORDER
@@ -143,6 +170,7 @@ class PoolVerification:
             result = expert_checks.inspect_expert(self.problems, folder, card, reference, self.base, probe)
             if result is not None:
                 results[card.name] = result
+        self.warnings += joined_concepts(self.cards.values())[1]
         for card in self.cards.values():
             others = [other for other in self.cards.values() if other is not card]
             self.warnings += base_warnings(card, others, self.base)
@@ -151,8 +179,8 @@ class PoolVerification:
                 self.warnings += expert_checks.confidence_warnings(card, results[card.name], other_results)
 
 
-def _candidate_problems(folder: Path, experts: dict[str, ExpertCard]) -> Iterator[str]:
-    candidates = PoolVerification(folder)
+def _candidate_problems(folder: Path, experts: dict[str, ExpertCard], trusted: TrustedSigners | None) -> Iterator[str]:
+    candidates = PoolVerification(folder, trusted)
     yield from candidates.problems
     if not experts:
         return

@@ -14,7 +14,8 @@ from mergestream.runtime.errors import NetworkError
 Answer = Callable[..., Tensor]  # logits [B,C] of parameters and a batch; images: how many it stands for, if not B
 log = logging.getLogger(__name__)
 
-# At most this many numbers in the gradients of single examples at a time.
+# At most this many numbers in the gradients of single examples at a time; on a GPU as many as an eighth of its free
+# memory holds.
 GRADIENTS = 1 << 26
 
 
@@ -44,9 +45,16 @@ def _exact(answer: Answer, batch: Tensor, weights: dict[str, Tensor]) -> dict[st
     """sum_i sum_c p_ic (d log p_ic / dtheta)^2, one gradient per example and class."""
     total = {name: torch.zeros_like(tensor, dtype=torch.float32) for name, tensor in weights.items()}
     size = sum(tensor.numel() for tensor in weights.values())
-    for examples in batch.split(max(1, GRADIENTS // max(1, size))):
+    for examples in batch.split(max(1, _numbers_at_once(batch.device) // max(1, size))):
         add_up(total, _of_examples(answer, examples, weights))
     return total
+
+
+def _numbers_at_once(device: torch.device) -> int:
+    if device.type != "cuda":
+        return GRADIENTS
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(GRADIENTS, free // (8 * 4))
 
 
 def _of_examples(answer: Answer, examples: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -59,23 +67,25 @@ def _of_examples(answer: Answer, examples: Tensor, weights: dict[str, Tensor]) -
 
 
 def _vectorised(answer: Answer, examples: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """All examples side by side: one forward pass, then one backward pass per class."""
     require_gradient(_log_probabilities(answer, weights, examples[:1]), "Fisher information")
-    with torch.no_grad():
-        probabilities = _log_probabilities(answer, weights, examples).exp()
-
-    def log_p(values: dict[str, Tensor], image: Tensor, label: int) -> Tensor:
-        return _log_probabilities(answer, values, image[None], len(examples))[0, label]
-
-    total: dict[str, Tensor] = {}
     plain = {name: tensor.detach() for name, tensor in weights.items()}
-    for label in range(probabilities.shape[1]):
-        per_example = torch.func.vmap(torch.func.grad(log_p), in_dims=(None, 0, None))
-        with sdpa_kernel(SDPBackend.MATH):  # the only attention with a rule for vectorised examples
-            by_name = per_example(plain, examples, label)
-        for name, gradients in by_name.items():
-            share = torch.einsum("b,b...->...", probabilities[:, label], gradients.detach().float().square())
-            add_up(total, {name: share})
-    return total
+
+    def information(image: Tensor) -> dict[str, Tensor]:
+        def log_p(values: dict[str, Tensor]) -> Tensor:
+            return _log_probabilities(answer, values, image[None], len(examples))[0]
+
+        log_probabilities, pull_back = torch.func.vjp(log_p, plain)[:2]
+        total: dict[str, Tensor] = {}
+        for label, one in enumerate(torch.eye(len(log_probabilities), device=image.device)):
+            share = log_probabilities[label].exp()
+            (gradients,) = pull_back(one)
+            add_up(total, {name: own.float().square() * share for name, own in gradients.items()})
+        return total
+
+    with sdpa_kernel(SDPBackend.MATH):  # the only attention with a rule for vectorised examples
+        by_example = torch.func.vmap(information)(examples)
+    return {name: values.sum(dim=0).detach() for name, values in by_example.items()}
 
 
 def _one_by_one(answer: Answer, examples: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:

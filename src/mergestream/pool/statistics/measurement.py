@@ -28,6 +28,10 @@ class BlockwiseOptions(TypedDict):
     convolutions: bool
 
 
+# The paper's, and the method's defaults.
+REGMEAN_PP: BlockwiseOptions = {"ratio": 1.0, "ridge": 0.01, "convolutions": True}
+
+
 class BlockwiseMerge:
     """RegMean++: the merged network so far, and the inputs of its next block for every batch of every expert."""
 
@@ -124,6 +128,7 @@ def measure_statistics(
     ratio: float = 1.0,
     ridge: float = 0.01,
     convolutions: bool = True,
+    preprocessed: bool = False,
     on_batch: OnBatch = lambda: None,
 ) -> ExpertPool:
     """Return the pool with statistics of the experts named in `images`, each measured on its own site's images.
@@ -145,9 +150,9 @@ def measure_statistics(
     measured = {name: existing_statistics(pool, pool.index(name)) for name in images}
     all_batches: dict[str, list[Tensor]] = {}
     for name, own in images.items():
-        batches: Iterable[Tensor] = _batches(pool, own, batch_size)
+        batches: Iterable[Tensor] = _batches(pool, own, batch_size, preprocessed)
         if BLOCKWISE in chosen:
-            batches = all_batches[name] = list(_batches(pool, own, batch_size))
+            batches = all_batches[name] = list(_batches(pool, own, batch_size, preprocessed))
         measured[name] = _measure(pool, name, batches, [k for k in chosen if k != BLOCKWISE], measured[name], on_batch)
     if BLOCKWISE in chosen:
         measured |= _measure_blocks(pool, all_batches, measured, settings, on_batch)
@@ -172,7 +177,7 @@ def existing_statistics(pool: ExpertPool, expert: int) -> Statistics:
         return Statistics({}, {})
 
 
-def _batches(pool: ExpertPool, images: Images, size: int) -> Iterator[Tensor]:
+def _batches(pool: ExpertPool, images: Images, size: int, preprocessed: bool) -> Iterator[Tensor]:
     """Yield prepared batches."""
     if isinstance(images, Tensor):
         images = images.split(size) if images.ndim else [images]
@@ -185,7 +190,7 @@ def _batches(pool: ExpertPool, images: Images, size: int) -> Iterator[Tensor]:
         if isinstance(own, Tensor) and len(own.shape) and not len(own):
             continue
         empty = False
-        yield require_finite(pool.prepare(own), "The input")
+        yield require_finite(pool.prepare(own, preprocessed=preprocessed), "The input")
     if empty:
         raise InputError("Statistics need at least one image; got none.")
 
@@ -238,7 +243,7 @@ def _measure_blocks(
 def input_grams(pool: ExpertPool, expert: int, batch: Tensor) -> Grams:
     """Gram matrices of the inputs of one expert's layers on a prepared batch, by the name of the weight."""
     with watch_inputs(pool.matrices(pool.bank[expert])) as grams:
-        pool.expert_logits(expert, batch)
+        pool.expert_logits(expert, batch, preprocessed=True)
     return grams
 
 

@@ -1,12 +1,11 @@
 """Ed25519 key pairs in PEM files, as openssl writes them: the private key signs lines, the public one verifies them."""
 
 import hashlib
-import os
 import stat
 from pathlib import Path
 
-from mergestream.runtime.errors import InputError, OutputError
-from mergestream.runtime.files import error_text
+from mergestream.runtime.errors import InputError, TakenPathError
+from mergestream.runtime.files import error_text, write_new
 
 try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -66,11 +65,11 @@ def create_key(file: Path) -> tuple[Path, Path]:
     public_file = file.with_name(f"{file.name}.pub")
     for path in (file, public_file):
         if path.exists() or path.is_symlink():
-            raise OutputError(f"{path} exists, and a lost key cannot be made again. Choose another name.")
+            raise TakenPathError(f"{path} exists, and a lost key cannot be made again. Choose another name.")
     private = Ed25519PrivateKey.generate()
-    _write_new(file, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
+    write_new(file, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
     public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    _write_new(public_file, public, 0o644)
+    write_new(public_file, public, 0o644)
     return file, public_file
 
 
@@ -114,14 +113,3 @@ def _read(file: Path, other_kind: str, wrong: str) -> bytes:
     if other_kind.encode() in content:
         raise InputError(f"{file} {wrong}")
     return content
-
-
-def _write_new(path: Path, content: bytes, mode: int) -> None:
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise OutputError(f"Cannot write the key {path}: {error_text(error)}.") from error

@@ -33,7 +33,7 @@ class LineError(ValueError):
     """Bytes that are not a line of a log; the message continues 'line 7 …'."""
 
 
-Link = Mapping[str, Any]  # a line's place in the chain: its sequence and hash, or the whole line
+Link = Mapping[str, Any]  # a line's place in the chain: its sequence and hash, maybe its time, or the whole line
 BEGINNING: Link = {"sequence": -1, "hash": "0" * 64}
 
 
@@ -42,24 +42,38 @@ def link_of(line: Mapping[str, Any]) -> dict[str, Any]:
     return {name: line.get(name) for name in BEGINNING}
 
 
+class Encoded(str):
+    """Canonical JSON that was encoded before, to be put into a body as it is."""
+
+    __slots__ = ()
+
+
 def canonical(value: Any) -> str:
     """Encode a JSON value in its only allowed form: sorted keys, no spaces, ASCII, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(value)
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def encoded_body(body: Mapping[str, Any]) -> str:
     """Encode a body; refuse one that would change by being read back and encoded again."""
     try:
-        text = canonical(body)
-        # Keys that are numbers become text and then sort differently.
-        survives = text.startswith("{") and canonical(json.loads(text)) == text
+        if not isinstance(body, dict) or not _all_keys_are_text(body):
+            raise InputError("The body of an audit line must be a dict, and all keys in it text.")
+        text = _object({name: value if type(value) is Encoded else canonical(value) for name, value in body.items()})
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"The body of an audit line must be JSON: {error}.") from error
-    if not survives:
-        raise InputError("The body of an audit line must be a dict, and all keys in it text.")
     if len(text) > LONGEST - 2**12:
         raise InputError(f"The body of an audit line has {len(text)} bytes; {LONGEST - 2**12} are allowed.")
     return text
+
+
+def _all_keys_are_text(value: Any) -> bool:
+    """Whether no key anywhere is a number: those become text in JSON, and then sort differently."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_all_keys_are_text, value.values()))
+    return not isinstance(value, list | tuple) or all(map(_all_keys_are_text, value))
 
 
 def checked_kind(kind: str) -> str:
@@ -74,7 +88,7 @@ def now() -> str:
 
 def seal(kind: str, body: str, after: Link, key: "PrivateKey | None") -> tuple[str, Link]:
     """Make the next line, without its newline, and its place in the chain. `body` is canonical JSON."""
-    sequence = after["sequence"] + 1
+    sequence, time = after["sequence"] + 1, now()
     texts = {
         "body": body,
         "key": canonical(key.id if key else None),
@@ -82,17 +96,17 @@ def seal(kind: str, body: str, after: Link, key: "PrivateKey | None") -> tuple[s
         "previous": canonical(after["hash"]),
         "schema_version": canonical(SCHEMA_VERSION),
         "sequence": canonical(sequence),
-        "time": canonical(now()),
+        "time": canonical(time),
     }
     line_hash = _sha256(_object(texts))
     texts["hash"] = canonical(line_hash)
     texts["signature"] = canonical(key.sign(line_hash) if key else None)
-    return _object(texts), {"sequence": sequence, "hash": line_hash}
+    return _object(texts), {"sequence": sequence, "hash": line_hash, "time": time}
 
 
 def _object(texts: Mapping[str, str]) -> str:
     """Join values that are already encoded, so that a long body is encoded only once."""
-    return "{" + ",".join(f'"{name}":{texts[name]}' for name in sorted(texts)) + "}"
+    return "{" + ",".join(f"{canonical(name)}:{texts[name]}" for name in sorted(texts)) + "}"
 
 
 def parse(raw: bytes) -> dict[str, Any]:
@@ -136,7 +150,7 @@ def faults(line: Mapping[str, Any], key: "PublicKey | None") -> list[str]:
 
 def last_line_of(file: Path, key: "PublicKey | None" = None, size: int | None = None) -> dict[str, Any] | None:
     """The last whole line of a file, or of its first `size` bytes, if there is one; AuditError if it was changed."""
-    text = tail_of(file, size)[0] if file.is_file() else None
+    text = tail_of(file, size)[0]
     if text is None:
         return None
     try:
@@ -178,7 +192,9 @@ def raw_lines(path: Path, *, recent: bool = False) -> Iterator[RawLine]:
     try:
         with ExitStack() as stack:
             # Opened before the others are listed: a rotation in between renames it, but it stays the same file.
-            current = stack.enter_context(path.open("rb")) if path.is_file() else None
+            current = _open_if_there(path)
+            if current is not None:
+                stack.enter_context(current)
             numbers = rotated_numbers(path)
             if current is None and not numbers:
                 raise InputError(f"There is no audit log at {path}.")
@@ -193,6 +209,13 @@ def raw_lines(path: Path, *, recent: bool = False) -> Iterator[RawLine]:
         raise AuditError(f"The audit log {path} cannot be read: {error_text(error)}.") from error
 
 
+def _open_if_there(path: Path) -> BinaryIO | None:
+    try:
+        return path.open("rb")
+    except FileNotFoundError:  # not asked before opening: a rotation may rename it in between
+        return None
+
+
 def _lines_of(file: BinaryIO, name: str, *, last: bool) -> Iterator[RawLine]:
     number = 0
     while text := file.readline(LONGEST + 1):
@@ -202,9 +225,13 @@ def _lines_of(file: BinaryIO, name: str, *, last: bool) -> Iterator[RawLine]:
 
 
 def last_line(path: Path, key: "PublicKey | None" = None) -> dict[str, Any] | None:
-    """The last whole line of a log, if there is one; AuditError if it was changed."""
-    files = (path, *(rotated_file(path, number) for number in reversed(rotated_numbers(path))))
-    return next((line for file in files if (line := last_line_of(file, key))), None)
+    """The last whole line of a log, if there is one, also while a service writes; AuditError if it was changed."""
+    while True:
+        numbers = rotated_numbers(path)
+        files = (path, *(rotated_file(path, number) for number in reversed(numbers)))
+        line = next((line for file in files if (line := last_line_of(file, key))), None)
+        if rotated_numbers(path) == numbers:  # else a rotation may have moved the last line to a file not listed here
+            return line
 
 
 def opening_of(path: Path) -> dict[str, Any]:
@@ -230,6 +257,8 @@ def tail_of(path: Path, size: int | None = None) -> tuple[bytes | None, int, byt
             size = file.seek(0, os.SEEK_END) if size is None else size
             start = file.seek(max(0, size - 2 * LONGEST - 2))  # the longest line, and as much of a torn one
             whole, newline, torn = file.read(size - start).rpartition(b"\n")
+    except FileNotFoundError:
+        return None, 0, b""
     except OSError as error:
         raise AuditError(f"The audit log {path} cannot be read: {error_text(error)}.") from error
     before = whole.rfind(b"\n")

@@ -18,15 +18,18 @@ from mergestream.serving.audit.lines import (
     RESUMED,
     ROTATION,
     AuditError,
+    Link,
     canonical,
     checked_kind,
     encoded_body,
     is_exchanged,
+    link_of,
     opening_of,
     rotated_file,
     seal,
 )
 from mergestream.serving.audit.storage import Storage, last_link, move_torn_end, unrecorded_torn_ends
+from mergestream.serving.tracing import span
 
 if TYPE_CHECKING:
     from mergestream.serving.audit.keys import PrivateKey
@@ -41,6 +44,7 @@ class _Entry:
     def __init__(self, kind: str, body: str) -> None:
         self.kind, self.body = kind, body
         self.line: str | None = None
+        self.place: Link = BEGINNING
         self.failure: BaseException | None = None
 
     @property
@@ -90,13 +94,19 @@ class AuditLog:
 
     def append(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Write one line and return it once it is on disk. AuditError: it is not, so no answer may leave."""
-        return self.append_all(kind, [body])[0]
+        line: dict[str, Any] = json.loads(self._append(kind, [body])[0].line or "")
+        return line
 
-    def append_all(self, kind: str, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Write lines together and return them once they are on disk. AuditError: none of them is."""
+    def append_all(self, kind: str, bodies: Sequence[Mapping[str, Any]]) -> list[Link]:
+        """Write lines together; return their numbers, hashes and times once they are on disk. AuditError: none is."""
+        return [entry.place for entry in self._append(kind, bodies)]
+
+    def _append(self, kind: str, bodies: Sequence[Mapping[str, Any]]) -> list[_Entry]:
         entries = [_Entry(checked_kind(kind), encoded_body(body)) for body in bodies]
         try:
-            return self._appended(entries)
+            with span("audit", kind=kind, lines=len(entries)):
+                self._write(entries)
+            return entries
         finally:
             for entry in entries:
                 self._on_append(entry.line is not None)
@@ -113,7 +123,8 @@ class AuditLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _appended(self, entries: Sequence[_Entry]) -> list[dict[str, Any]]:
+    def _write(self, entries: Sequence[_Entry]) -> None:
+        """Write entries, and those of other threads that wait, with one flush."""
         entry = entries[-1]  # all are in one group, so they are written or fail together
         with self._turn:
             self._waiting += entries
@@ -129,13 +140,11 @@ class AuditLog:
                 f"The audit log {self.path} cannot be written ({_why(entry.failure)}). "
                 "Free some space or repair the disk; the log then continues by itself."
             ) from entry.failure
-        return [json.loads(entry.line or "") for entry in entries]
 
     def _commit(self, group: list[_Entry]) -> None:
         try:
-            lines = self._written(group)
-            for entry, line in zip(group, lines, strict=True):
-                entry.line = line
+            for entry, (line, place) in zip(group, self._written(group), strict=True):
+                entry.line, entry.place = line, place
             self.failing, self._failed_appends = None, 0
         except BaseException as error:
             for entry in group:
@@ -153,8 +162,8 @@ class AuditLog:
                 self._writing = False
                 self._turn.notify_all()
 
-    def _written(self, group: list[_Entry]) -> list[str]:
-        """Write the group's lines and return them."""
+    def _written(self, group: list[_Entry]) -> list[tuple[str, Link]]:
+        """Write the group's lines and return them with their places in the chain."""
         if self._lock_handle is None:
             raise AuditError("it is closed")
         if self._storage.size >= self._rotate_bytes:
@@ -164,9 +173,9 @@ class AuditLog:
         events, link, lines = self._events_due(), self.last, []
         for entry in (*events, *group):
             line, link = seal(entry.kind, entry.body, link, self._key)
-            lines.append(line)
-        self._storage.append("".join(f"{line}\n" for line in lines).encode("ascii"))
-        self.last = link
+            lines.append((line, link))
+        self._storage.append("".join(f"{line}\n" for line, _ in lines).encode("ascii"))
+        self.last = link_of(link)
         return lines[len(events) :]
 
     def _events_due(self) -> list[_Entry]:
@@ -184,8 +193,9 @@ class AuditLog:
     def _record_torn_ends(self) -> None:
         for torn in unrecorded_torn_ends(self.path):
             body = {"torn_bytes": torn.stat().st_size, "torn_sha256": sha256_of_file(torn)}
-            (line,) = self._appended([_Entry(RECOVERED, canonical(body))])
-            torn.replace(self.path.with_name(f"{self.path.name}.{line['sequence']}.torn"))
+            entry = _Entry(RECOVERED, canonical(body))
+            self._write([entry])
+            torn.replace(self.path.with_name(f"{self.path.name}.{entry.place['sequence']}.torn"))
             flush(self.path.parent)
             log.warning("a torn end of %d bytes was moved aside from the audit log", body["torn_bytes"])
 
@@ -208,7 +218,7 @@ class NoAuditLog:
     def append(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002
         return {}
 
-    def append_all(self, kind: str, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def append_all(self, kind: str, bodies: Sequence[Mapping[str, Any]]) -> list[Link]:
         return [self.append(kind, body) for body in bodies]
 
     def close(self) -> None:

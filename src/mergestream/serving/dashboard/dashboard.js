@@ -9,6 +9,7 @@ import { firstBatch } from "./firstbatch.js";
 import { History } from "./history.js";
 import { Panel } from "./panel.js";
 import { showPool } from "./pool.js";
+import { showSystems } from "./systems.js";
 import { Tabs } from "./tabs.js";
 import { startTheme } from "./theme.js";
 import { startToken } from "./token.js";
@@ -86,8 +87,10 @@ async function update() {
 async function updateSteps(stream) {
   try {
     const asker = reader;
-    const { steps } = await api.recent(stream, history.last(stream));
-    if (steps.length && asker === reader) history.add(stream, steps);
+    const { steps, quality } = await api.recent(stream, history.last(stream));
+    if (asker !== reader) return;
+    if (steps.length) history.add(stream, steps);
+    history.setQuality(stream, quality ?? null);
   } catch (error) {
     if (error.status !== 404) throw error; // deleted in between
   }
@@ -112,6 +115,7 @@ function show() {
   document.title = `${asOf ? "(not current) " : alarms ? `(${alarms}) ` : ""}mergestream`;
   tabs.show(streams, stream?.name ?? null, experts);
   showPool(pool, actions);
+  showSystems(overview);
   const content = stream ? panel.element : firstBatch();
   if (byId("panel").firstElementChild !== content) byId("panel").replaceChildren(content);
   if (stream) showStream(stream, experts);
@@ -135,6 +139,7 @@ function showNoData() {
 function showStream(stream, experts) {
   panel.element.setAttribute("aria-label", `Stream ${stream.name}`);
   panel.show(stream, history.steps(stream.name), experts, overview.pool.classes);
+  panel.quality.show(history.quality(stream.name));
 }
 
 function showNumbers() {

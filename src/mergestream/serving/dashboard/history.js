@@ -4,9 +4,18 @@ export const MOST = 200;
 
 export class History {
   #streams = new Map();
+  #qualities = new Map(); // the newest estimates
 
   steps(stream) {
     return this.#streams.get(stream) ?? [];
+  }
+
+  quality(stream) {
+    return this.#qualities.get(stream) ?? null;
+  }
+
+  setQuality(stream, quality) {
+    this.#qualities.set(stream, quality);
   }
 
   last(stream) {
@@ -23,10 +32,12 @@ export class History {
 
   forget(stream) {
     this.#streams.delete(stream);
+    this.#qualities.delete(stream);
   }
 
   clear() {
     this.#streams.clear();
+    this.#qualities.clear();
   }
 
   // A stream with fewer steps than before was deleted and begun again.

@@ -3,6 +3,7 @@
 import { create, say } from "./dom.js";
 import { Findings } from "./findings.js";
 import { Figure } from "./figure.js";
+import { Quality } from "./quality.js";
 import { QUANTITIES } from "./quantities.js";
 import { ago, clock, NONE, plural, whole } from "./words.js";
 
@@ -26,6 +27,7 @@ export class Panel {
     });
     this.stepText = create("output", { for: "step", "aria-live": "off" });
     this.findings = new Findings();
+    this.quality = new Quality();
     const button = (text, action) =>
       create("button", {
         type: "button",
@@ -49,6 +51,7 @@ export class Panel {
       ),
       create("div", { class: "step-choice" }, create("label", { for: "step" }, "Look at step"), this.slider, this.stepText),
       create("div", { class: "figures" }, this.figures.map((figure) => figure.element)),
+      this.quality.element,
       this.findings.element,
     );
   }

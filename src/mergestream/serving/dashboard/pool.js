@@ -3,6 +3,7 @@
 import { swatch } from "./swatches.js";
 import { byId, create, keyed, say } from "./dom.js";
 import { expertStyle } from "./quantities.js";
+import { icon } from "./severity.js";
 import { fixed, plural } from "./words.js";
 
 const AT_A_GLANCE = 1; // metrics
@@ -49,9 +50,23 @@ const buildCard = (actions) => (expert) => {
       create("span", { class: "onoff" }),
     ),
     create("p", { class: "quiet domain" }),
+    create("p", { class: "quiet signer", hidden: true }),
+    create("p", { class: "trouble", hidden: true }),
     create("div", { class: "metrics" }),
     button,
   );
+};
+
+// The signer and a revocation, where the service checks signatures.
+const showTrust = (card, { signed_by: signer, revoked }) => {
+  const line = card.querySelector(".signer");
+  line.hidden = !signer;
+  say(line, signer ? `Signed by ${signer}` : "");
+  const trouble = card.querySelector(".trouble");
+  trouble.hidden = !revoked;
+  if (trouble.dataset.revoked === (revoked ?? "")) return;
+  trouble.dataset.revoked = revoked ?? "";
+  trouble.replaceChildren(...(revoked ? [create("span", { class: "chip" }, icon("alarm"), "Revoked"), ` ${revoked}`] : []));
 };
 
 const updateCard = (experts) => (card, expert) => {
@@ -59,6 +74,7 @@ const updateCard = (experts) => (card, expert) => {
   card.classList.toggle("is-off", !on);
   say(card.querySelector(".onoff"), on ? "on" : "off");
   say(card.querySelector(".domain"), expert.domain ? `Domain: ${expert.domain}` : "Domain not stated");
+  showTrust(card, expert);
   const drawn = JSON.stringify([experts, expert.metrics ?? {}]);
   if (card.dataset.drawn !== drawn) {
     card.dataset.drawn = drawn;

@@ -39,6 +39,7 @@ class Answer:
     batch_size: int  # images that were answered together
     position: int | None = None  # of one picture in the batch it was answered with
     abstained: Abstained = field(default_factory=dict)
+    prediction_sets: tuple[tuple[str, ...], ...] | None = None  # [B]; None where the service makes none
     begun: tuple[Alarm, ...] = ()  # alarms of the stream that began with this step
     singles: tuple["Answer", ...] = ()  # of pictures that were answered one by one: the answer to each
 
@@ -56,6 +57,7 @@ class Answer:
             self,
             predictions=self.predictions[own],
             probabilities=self.probabilities[own],
+            prediction_sets=None if self.prediction_sets is None else self.prediction_sets[own],
             abstained={0: self.abstained[position]} if position in self.abstained else {},
             position=position,
         )
@@ -72,6 +74,7 @@ class Answer:
             last,
             predictions=tuple(answer.predictions[0] for answer in answers),
             probabilities=tuple(answer.probabilities[0] for answer in answers),
+            prediction_sets=tuple(each.prediction_sets[0] for each in answers if each.prediction_sets) or None,
             **no_model,
             findings=tuple(findings.values()),
             abstained=undecided,
@@ -90,6 +93,7 @@ def logged_answer(body: Mapping[str, Any], classes: Sequence[str]) -> Answer:
     if body.get("restarted"):  # reported with the first answer after that
         sentence = f"The averages of this stream started anew: {body['restarted']}"
         findings.insert(0, Finding(RESTARTED, WARNING, sentence))
+    sets = body.get("prediction_sets")
     by_expert = {name: body[name] and dict(zip(body["experts"], body[name], strict=True)) for name in PER_EXPERT}
     return Answer(
         **{name: body[name] for name in SHARED} | by_expert,
@@ -102,6 +106,7 @@ def logged_answer(body: Mapping[str, Any], classes: Sequence[str]) -> Answer:
         audit={},
         batch_size=len(names),
         abstained=undecided,
+        prediction_sets=None if sets is None else tuple(tuple(classes[each] for each in row) for row in sets),
     )
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,16 +19,25 @@ from mergestream.methods import create_method
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError
-from mergestream.serving.audit.lines import link_of, now
+from mergestream.serving.audit.lines import Encoded, canonical, link_of, now
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
 from mergestream.serving.engine import persistence as events
 from mergestream.serving.engine.answers import Answer, abstention_of, logged_answer
-from mergestream.serving.engine.lineup import Lineup
+from mergestream.serving.engine.lineup import Lineup, ready, reloaded
 from mergestream.serving.engine.persistence import LoggedAnswer, Recovery, StateFolder
 from mergestream.serving.engine.registry import Registry, ServedStream
-from mergestream.serving.engine.service_step import WEIGHTS, Outcome, environment, take_step
+from mergestream.serving.engine.revocation_watch import (
+    NoExpertError,
+    NoRevocations,
+    RevocationWatch,
+    without_revoked,
+)
+from mergestream.serving.engine.service_step import WEIGHTS, ComputedStep, environment, take_step
 from mergestream.serving.engine.stream_state import StreamState, restored
 from mergestream.serving.guards.findings import GuardSettings, acknowledge, alarms_after, codes_to_acknowledge
+from mergestream.serving.quality.quality_monitor import QualityMonitor, QualitySettings
+from mergestream.serving.quality.step_sums import Window, with_step
+from mergestream.serving.tracing import span
 
 MOST_IMAGES = 256  # in one batch
 
@@ -45,14 +54,19 @@ class Engine:
         audit: AuditLog | NoAuditLog,
         state_folder: Path,
         guards: GuardSettings | None = None,
+        quality: QualitySettings | None = None,
         most_streams: int = 64,
         weights_hash: str = WEIGHTS,
         recent: Iterable[Mapping[str, Any]] = (),
         load_pool: Callable[[], ExpertPool] | None = None,
+        revocations: RevocationWatch | None = None,
     ) -> None:
         self._guards, self._weights_hash = guards or GuardSettings(), weights_hash
+        self._logged_guards = Encoded(canonical(asdict(self._guards)))
         self._require_usable(pool)
-        self._audit, self._load_pool = audit, load_pool
+        self._quality = QualityMonitor(quality or QualitySettings(), pool)
+        self._audit, self._load_pool, self._revocations = audit, load_pool, revocations or NoRevocations()
+        self._stopped: str | None = None  # why nothing is answered any more
         self._compute, self._changing = threading.Lock(), threading.Lock()
         self._versions = library_versions()
         self._registry = Registry(most_streams)
@@ -64,13 +78,14 @@ class Engine:
             self._history = [each for answers in earlier.answers.values() for each in answers]
             off = self._folder.switched_off() if earlier.off is None else earlier.off
             # Pool, method and switched-off experts for the next batch; replaced, never changed.
-            self.lineup = Lineup(pool, method, whole, [name for name in off if name in pool.names])
+            self.lineup = Lineup(pool, method, whole, self._revocations.off(pool, off))
             about = {
                 **self._circumstances(self.lineup),
                 "most_streams": most_streams,
                 "most_images": MOST_IMAGES,
                 "classes": list(pool.classes),
                 "streams": self._restore(earlier),
+                "revocations": self._revocations.newest.version,
             }
             self._audit.append(events.STARTED, about)
             self._save_service()
@@ -86,13 +101,16 @@ class Engine:
         if not 1 <= len(pictures) <= MOST_IMAGES:
             raise InputError(f"A batch holds 1 to {MOST_IMAGES} pictures; got {len(pictures)}.")
         batches = [[picture] for picture in pictures] if single else [pictures]
+        self._heed_revocations()
         with self._registry.held(stream, create=True) as held:
             steps = self._steps(held, batches)
             started = time.perf_counter()
             lines = self._audit.append_all(events.STEP, [step.body for step in steps])
             held.state, held.restarted, held.line = steps[-1].outcome.state, None, link_of(lines[-1])
+            self._estimate(held, steps[-1].quality)
             held.steps, held.images = held.steps + len(steps), held.images + len(pictures)
-            self._save(held)
+            with span("save"):
+                self._save(held)
             written = time.perf_counter() - started
             answers = [self._answer(held, *each, written) for each in zip(steps, lines, strict=True)]
             return Answer.of_singles(answers) if single else answers[0]
@@ -102,7 +120,8 @@ class Engine:
         return self._history
 
     def describe(self) -> dict[str, Any]:
-        return self.lineup.describe()
+        lineup = self.lineup
+        return lineup.describe(self._revocations.names(lineup.pool.cards))
 
     def streams(self) -> list[dict[str, Any]]:
         return [stream.describe() for stream in self._registry.all()]
@@ -112,6 +131,7 @@ class Engine:
         with self._registry.held(stream) as held:
             line = self._audit.append(events.RESET, {"stream": stream, "steps": held.steps, "images": held.images})
             held.state, held.restarted, held.line = None, None, link_of(line)
+            self._estimate(held, ())
             self._save(held)
 
     def acknowledge(self, stream: str, *, name: str, note: str, by: str) -> None:
@@ -132,7 +152,9 @@ class Engine:
     def switch(self, expert: str, *, on: bool) -> tuple[str, ...]:
         """Switch an expert on or off for every stream's next batch; return the experts that are off."""
         with self._changing:
-            lineup = _ready(self.lineup.switched(expert, on=on))
+            if on and (reason := self._revocations.names(self.lineup.pool.cards).get(expert)):
+                raise PoolError(f"{reason} It cannot be switched on.")
+            lineup = ready(self.lineup.switched(expert, on=on))
             body = {"expert": expert, "on": on, "switched_off": list(lineup.off)}
             self._audit.append(events.SWITCHED, {**body, "pool_sha256": lineup.identity["pool_sha256"]})
             self._use(lineup)
@@ -144,34 +166,52 @@ class Engine:
             raise InputError("This service was started with a pool in memory: there is nothing to load again.")
         with self._changing:
             old, pool = self.lineup, self._load_pool()
+            self._look_at_revocations()
             if pool.classes != old.pool.classes:
                 raise PoolError(
                     f"The pool now has the classes {pool.classes}, not {old.pool.classes}: start a new service."
                 )
             self._require_usable(pool)
-            lineup = _ready(Lineup(pool, old.method, old.options, [name for name in old.off if name in pool.names]))
-            before, after = old.identity["pool_sha256"], lineup.identity["pool_sha256"]
-            changed = old.identity["provenance"] != lineup.identity["provenance"]
-            body = {
-                "before": before,
-                "after": after,
-                "changed": changed,
-                "experts": list(pool.names),
-                "switched_off": list(lineup.off),
-                "restarted": [stream.name for stream in self._registry.all()] if changed else [],
-            }
+            self._quality.require(pool)
+            # A newer version of a revoked expert is another expert.
+            switched = [name for name in old.off if name not in self._revocations.names(old.pool.cards)]
+            lineup = ready(Lineup(pool, old.method, old.options, self._revocations.off(pool, switched)))
+            states = {stream.name: stream.state for stream in self._registry.all()}
+            restarted = [name for name, state in states.items() if state is not None and state.on(lineup)[1]]
+            body = {**reloaded(old, lineup), "restarted": restarted}
             self._audit.append(events.RELOADED, body)
             self._use(lineup)
+            self._stopped = None
             return body
+
+    def _heed_revocations(self) -> None:
+        """Switch newly revoked experts off before the next batch. Looks at the disk every few seconds only."""
+        if self._revocations.due and self._changing.acquire(blocking=False):  # a reload looks by itself
+            try:
+                self._look_at_revocations()
+            finally:
+                self._changing.release()
+        if self._stopped is not None:
+            raise NoExpertError(self._stopped)
+
+    def _look_at_revocations(self) -> None:
+        if self._stopped is None:
+            try:
+                lineup = without_revoked(self._revocations, self.lineup, self._audit)
+            except NoExpertError as error:
+                self._stopped = str(error)
+            else:
+                if lineup is not self.lineup:
+                    self._use(lineup)
 
     def close(self) -> None:
         """Release the state folder; every state is in it already."""
         self._save_service()
         self._folder.close()
 
-    def _steps(self, stream: ServedStream, batches: Sequence[Sequence[Picture]]) -> "list[_Computed]":
+    def _steps(self, stream: ServedStream, batches: Sequence[Sequence[Picture]]) -> list[ComputedStep]:
         """Compute the next steps of a stream. Other streams may compute in between."""
-        state, images, steps = stream.state, stream.images, list[_Computed]()
+        state, images, window, steps = stream.state, stream.images, stream.window, list[ComputedStep]()
         for number, pictures in enumerate(batches, start=stream.steps):
             started = time.perf_counter()
             with self._compute:
@@ -179,6 +219,8 @@ class Engine:
                 before, reason = (StreamState.start(lineup), stream.restarted) if state is None else state.on(lineup)
                 outcome = take_step(lineup, before, pictures, self._guards, self._weights_hash)
             state, images = outcome.state, images + len(pictures)
+            sums, sets = self._quality.measure(lineup, outcome.numbers, outcome.logits, window)
+            window = with_step(window, sums)
             body = {
                 "stream": stream.name,
                 "step": number,
@@ -186,15 +228,20 @@ class Engine:
                 **self._circumstances(lineup),
                 "graph": outcome.graph,
                 "restarted": reason,
-                "state_before": before.in_line,
-                "state_after": state.in_line,
+                "state_before": before.encoded_in_line,
+                "state_after": state.encoded_in_line,
                 **outcome.numbers,
+                "quality": sums.to_json(),
+                **({} if sets is None else {"prediction_sets": sets}),
                 "seconds": time.perf_counter() - started,
             }
-            steps.append(_Computed(lineup, outcome, body))
+            steps.append(ComputedStep(lineup, outcome, body, window))
         return steps
 
-    def _answer(self, stream: ServedStream, step: "_Computed", line: Mapping[str, Any], written: float) -> Answer:
+    def _estimate(self, stream: ServedStream, window: Window) -> None:
+        stream.window, stream.quality = window, self._quality.summary(window, self.lineup.pool.classes)
+
+    def _answer(self, stream: ServedStream, step: ComputedStep, line: Mapping[str, Any], written: float) -> Answer:
         """The answer to a step whose line is in the log; the stream's alarms after it."""
         pool = step.lineup.pool
         answer = logged_answer(step.body, pool.classes)
@@ -210,8 +257,11 @@ class Engine:
 
     def _circumstances(self, lineup: Lineup) -> dict[str, Any]:
         """All that a step's numbers depend on beside pictures and state."""
-        about = {**lineup.identity, "experts": list(lineup.pool.names), "switched_off": list(lineup.off)}
-        settings = {"guards": asdict(self._guards), "weights_hash": self._weights_hash}
+        signers = lineup.pool.signed_by
+        signed = {} if signers is None else {"signed_by": list(signers.values())}  # in the order of the experts
+        about = {**lineup.identity, **signed, "experts": list(lineup.pool.names), "switched_off": list(lineup.off)}
+        about["experts_sha256"] = [card.weights_sha256 for card in lineup.pool.cards]  # for a recall
+        settings = {"guards": self._logged_guards, "weights_hash": self._weights_hash}
         return {**about, **settings, "versions": self._versions, **environment(lineup.pool)}
 
     def _require_usable(self, pool: ExpertPool) -> None:
@@ -227,7 +277,7 @@ class Engine:
     def _save(self, stream: ServedStream) -> None:
         counts = {"stream": stream.name, "steps": stream.steps, "images": stream.images}
         settings = {"method": self.lineup.method, "options": self.lineup.options}
-        state = stream.state.json if stream.state else None
+        state = stream.state.encoded if stream.state else None
         self._folder.save({**counts, **settings, "audit": stream.line, "state": state})
 
     def _save_service(self) -> None:
@@ -242,21 +292,7 @@ class Engine:
         for stream, each in zip(streams, saved.values(), strict=True):
             stream.state, stream.restarted = restored(each, self.lineup)
             stream.alarms, stream.line = earlier.alarms.get(stream.name), each.get("audit")
+            self._estimate(stream, earlier.quality.get(stream.name, ()))
             self._registry.add(stream)
             self._save(stream)
         return [{"stream": each.name, "steps": each.steps, "restarted": each.restarted} for each in streams]
-
-
-class _Computed(NamedTuple):
-    """A step that was computed and is not in the log yet. `body`: its audit line, which has pictures as hashes only."""
-
-    lineup: Lineup
-    outcome: Outcome
-    body: dict[str, Any]
-
-
-def _ready(lineup: Lineup) -> Lineup:
-    """Build the method and hash the pool now, not while streams wait; refuse a line-up that the method cannot use."""
-    lineup.active_method  # noqa: B018
-    lineup.identity  # noqa: B018
-    return lineup

@@ -18,7 +18,7 @@ does not fit that hash, the stream starts anew and says so. A stream never goes 
 know.
 """
 
-import json
+import hashlib
 import logging
 import os
 from collections import deque
@@ -29,15 +29,17 @@ from typing import Any
 
 from mergestream.runtime.errors import CheckpointError, OutputError
 from mergestream.runtime.files import lock_or_refuse, make_folder, read_json, sha256_of_json, write_json
-from mergestream.serving.audit.lines import Link, link_of
+from mergestream.serving.audit.lines import Link, encoded_body, link_of
 from mergestream.serving.engine.answers import Answer, logged_answer
 from mergestream.serving.engine.registry import NAME
 from mergestream.serving.engine.stream_state import is_whole
 from mergestream.serving.guards.findings import Alarm, acknowledge, alarms_after
+from mergestream.serving.quality.step_sums import StepSums, Window, with_step
 
 SCHEMA_VERSION = 1
 STEP, RESET, DELETED, SWITCHED = "step", "stream_reset", "stream_deleted", "expert_switched"
 STARTED, RELOADED, ACKNOWLEDGED = "service_started", "pool_reloaded", "alarms_acknowledged"
+REVOKED, LIST_REFUSED = "experts_revoked", "revocations_refused"
 HISTORY = 200  # steps per stream
 Saved = dict[str, Any]
 LoggedAnswer = tuple[str, Answer]  # with the time of its line
@@ -52,6 +54,7 @@ class Recovery:
         self.streams, self._saved, self._classes = dict(saved), saved, classes
         self.off: list[str] | None = None  # switched-off experts; None where the log does not say
         self.alarms: dict[str, tuple[Alarm, ...]] = {}
+        self.quality: dict[str, Window] = {}  # of the steps in these lines
         self.answers: dict[str, deque[LoggedAnswer]] = {}  # the last ones of every stream
         for line in lines:
             try:
@@ -63,7 +66,7 @@ class Recovery:
                 ) from error
 
     def _take(self, kind: str, body: Mapping[str, Any], line: Mapping[str, Any]) -> None:
-        if kind in (SWITCHED, RELOADED):
+        if kind in (SWITCHED, RELOADED, REVOKED):
             self.off = body["switched_off"]
         elif kind == STARTED:
             self._classes = body.get("classes", self._classes)  # earlier versions did not log them
@@ -75,12 +78,15 @@ class Recovery:
             answer = logged_answer(body, self._classes)
             self.answers.setdefault(name, deque(maxlen=HISTORY)).append((line["time"], answer))
             self.alarms[name] = alarms_after(self.alarms.get(name), answer.findings, answer.step, line["time"])
+            if "quality" in body:  # earlier versions did not log it
+                self.quality[name] = with_step(self.quality.get(name, ()), StepSums.from_json(body["quality"]))
         elif kind == RESET:
+            self.quality.pop(name, None)
             self.streams[name] = {field: body[field] for field in ("stream", "steps", "images")} | {"audit": link}
         elif kind == ACKNOWLEDGED:
             self.alarms[name] = acknowledge(self.alarms.get(name, ()), body["name"], line["time"])
         else:
-            for part in (self.streams, self.answers, self.alarms):
+            for part in (self.streams, self.answers, self.alarms, self.quality):
                 part.pop(name, None)
 
 
@@ -122,12 +128,13 @@ class StateFolder:
 
     def save(self, stream: Saved) -> None:
         """Put a stream's file in place. Not flushed to the disk: the audit line of the same step was."""
-        content = {"schema_version": SCHEMA_VERSION, "sha256": sha256_of_json(stream), "content": stream}
-        path = self.folder / f"{stream['stream']}.json"
-        temporary = path.with_suffix(".new")
+        content = encoded_body(stream)
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        path = str(self.folder / stream["stream"])
         with _tolerated():
-            temporary.write_text(json.dumps(content), encoding="utf-8")
-            temporary.replace(path)
+            with open(f"{path}.new", "w", encoding="ascii") as file:  # noqa: PTH123  at every step: no Path objects
+                file.write(f'{{"content":{content},"schema_version":{SCHEMA_VERSION},"sha256":"{digest}"}}')
+            os.replace(f"{path}.new", f"{path}.json")  # noqa: PTH105
 
     def delete(self, name: str) -> None:
         (self.folder / f"{name}.json").unlink(missing_ok=True)

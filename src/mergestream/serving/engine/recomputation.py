@@ -23,11 +23,16 @@ LastStates = dict[str, StreamState]  # of every stream, as computed: a line hold
 
 
 class Reproducer:
-    """A `Recompute` over a pool, which is moved to the device and the type of numbers that each line names."""
+    """A `Recompute` over a pool, which is moved to the device and the type of numbers that each line names.
 
-    def __init__(self, pool: ExpertPool) -> None:
+    `others`: the pool as it was before or after experts were replaced or removed; one that only had fewer experts is
+    a part of this one.
+    """
+
+    def __init__(self, pool: ExpertPool, *others: ExpertPool) -> None:
         self._last: LastStates = {}
-        self._moved = cache(pool.to)
+        self._pools = (pool, *others)
+        self._moved = cache(self._part)
 
     def __call__(self, body: Mapping[str, Any], files: Mapping[str, bytes], /) -> dict[str, Any]:
         """Every field of a step's line that follows from its files (bytes by sha-256), its state and the experts."""
@@ -43,7 +48,18 @@ class Reproducer:
             raise InputError("The line does not say in which numbers the step was computed.")
         # A step of a GPU is computed on the CPU where there is none: near, and reported as not exact.
         device = "cuda" if str(body.get("device")).startswith("cuda") and torch.cuda.is_available() else "cpu"
-        return self._moved(device, dtype)
+        experts = tuple(body["experts"])
+        parts = [self._moved(k, experts, device, dtype) for k, pool in enumerate(self._pools)]
+        fitting = (part for part in parts if part is not None and part.fingerprint() == body["pool_sha256"])
+        return next(fitting, None) or self._pools[0].to(device, dtype)
+
+    def _part(self, number: int, experts: tuple[str, ...], device: str, dtype: torch.dtype) -> ExpertPool | None:
+        """One of the pools with only these experts; None if it lacks one or has them in another order."""
+        pool = self._pools[number]
+        rest = [name for name in pool.names if name not in experts]
+        if tuple(name for name in pool.names if name in experts) != experts:
+            return None
+        return (pool.without(*rest) if rest else pool).to(device, dtype)
 
 
 def recompute_step(

@@ -10,6 +10,7 @@ from typing import Any
 from mergestream.runtime.errors import InputError, MergestreamError, UnknownNameError
 from mergestream.serving.engine.stream_state import StreamState
 from mergestream.serving.guards.findings import Alarm
+from mergestream.serving.quality.step_sums import Window
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
@@ -30,10 +31,18 @@ class ServedStream:
     deleted: bool = False
     line: dict[str, Any] | None = None  # number and hash of the log's line that its state is of
     restarted: str | None = None  # why its averages started anew, until an answer has reported it
+    window: Window = ()  # sums over its last answers
+    quality: dict[str, Any] | None = None  # estimates from them
     alarms: tuple[Alarm, ...] | None = None  # None: unknown, before the first step of this process
 
     def describe(self) -> dict[str, Any]:
-        return {"stream": self.name, "steps": self.steps, "images": self.images, "alarms": self.alarms}
+        return {
+            "stream": self.name,
+            "steps": self.steps,
+            "images": self.images,
+            "alarms": self.alarms,
+            "quality": self.quality,
+        }
 
 
 def require_name(name: str) -> str:

@@ -22,6 +22,8 @@ from mergestream.serving.guards import findings as codes
 from mergestream.serving.guards.batch_guards import Seen, abstained, abstention, look_at_batch, neighbour_correlation
 from mergestream.serving.guards.findings import Finding, GuardSettings
 from mergestream.serving.guards.stream_guards import look_at_stream, remember
+from mergestream.serving.quality.step_sums import Window
+from mergestream.serving.tracing import span
 
 # What the hash of a merged model is taken of: its weights; or pool, method and coefficients, where hashing the weights
 # takes longer than the step.
@@ -47,6 +49,15 @@ class Outcome(NamedTuple):
     state: StreamState  # of the stream after it
 
 
+class ComputedStep(NamedTuple):
+    """A step that was computed and is not in the log yet. `body`: its audit line, which has pictures as hashes only."""
+
+    lineup: Lineup
+    outcome: Outcome
+    body: dict[str, Any]
+    quality: Window  # of the stream after it
+
+
 @torch.no_grad()
 def take_step(
     lineup: Lineup, before: StreamState, pictures: Sequence[Picture], settings: GuardSettings, hashed: str = WEIGHTS
@@ -55,8 +66,9 @@ def take_step(
     pool, method = lineup.active, lineup.active_method
     method.state = start = method.start() if before.method is None else before.method
     batch = Batch(prepare(pool, pictures))
-    step = method.step(batch, with_experts=settings.watch_experts)
-    method.settle()  # an answer leaves only after everything that could refuse it
+    with span("model"):
+        step = method.step(batch, with_experts=settings.watch_experts)
+        method.settle()  # an answer leaves only after everything that could refuse it
     experts = step.expert_logits
     if experts is not None:
         batch.expert_logits[ORIGINAL] = experts
@@ -126,12 +138,13 @@ def prepare(pool: ExpertPool, pictures: Sequence[Picture]) -> Tensor:
 
 def _structure(pictures: Sequence[Picture]) -> Tensor:
     """Correlation of neighbouring pixels [B] in the middle of each picture, as it was received."""
-    correlations = []
+    middles = []
     for picture in pictures:
         top, left = (max(0, (side - MIDDLE) // 2) for side in picture.pixels.shape[-2:])
-        middle = picture.pixels[None, :, top : top + MIDDLE, left : left + MIDDLE]
-        correlations.append(neighbour_correlation(torch.from_numpy(middle)))
-    return torch.cat(correlations)
+        middles.append(torch.from_numpy(picture.pixels[:, top : top + MIDDLE, left : left + MIDDLE]))
+    if len({middle.shape for middle in middles}) == 1:
+        return neighbour_correlation(torch.stack(middles))
+    return torch.cat([neighbour_correlation(middle[None]) for middle in middles])
 
 
 def _fallback_choice(lineup: Lineup, findings: Sequence[Finding], settings: GuardSettings) -> str | None:

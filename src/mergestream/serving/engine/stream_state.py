@@ -1,8 +1,9 @@
 """The state of a stream: carried from batch to batch, to other experts, and over a restart; as JSON, bit for bit."""
 
 import base64
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor
 
 from mergestream.methods import State
-from mergestream.methods.state import for_experts, to_plain
+from mergestream.methods.state import for_experts, tensors, to_plain
 from mergestream.runtime.errors import CheckpointError, MergestreamError
-from mergestream.runtime.files import sha256_of_json
 from mergestream.runtime.json_record import parsed
+from mergestream.serving.audit.lines import Encoded, canonical
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.guards.stream_guards import Memory
 
@@ -22,6 +23,7 @@ MOST_NUMBERS = 4096  # of a state inside an audit line
 SPELT_OUT = 256  # numbers of a tensor that are written as numbers
 OTHER_POOL = "the pool was loaded again, and its experts are others."
 OTHER_METHOD = "the service was started with another method or other options."
+CHANGED_EXPERTS = "the pool's experts were changed, and this method learns from all of them together."
 OTHER_EXPERTS = "an expert was switched on or off, and this method learns from all of them together."
 
 
@@ -34,6 +36,9 @@ class StreamState:
     experts: tuple[str, ...]
     method: State | None  # None at the start of a stream
     memory: Memory
+    # sha-256 of the experts' weights: a state goes on with those that a changed pool still has. Not in the JSON.
+    weights: tuple[str, ...] = field(default=(), compare=False)
+    cards: str = field(default="", compare=False)  # hash of the experts' cards. Not in the JSON.
 
     @cached_property
     def json(self) -> dict[str, Any]:
@@ -41,25 +46,40 @@ class StreamState:
         about = {"pool_sha256": self.pool_sha256, "experts": list(self.experts)}
         about |= {} if self.provenance is None else {"provenance": self.provenance}
         method = {} if self.method is None else encoded(to_plain(self.method))
-        return {**about, "method": method, "guards": asdict(self.memory)}
+        return {**about, "method": method, "guards": self.memory.to_json()}
 
     @cached_property
     def in_line(self) -> dict[str, Any]:
         """The state as an audit line holds it: whole, or its hash where it is too large."""
-        return self.json if _numbers(self.json) <= MOST_NUMBERS else {"sha256": sha256_of_json(self.json)}
+        if _numbers(self.json) <= MOST_NUMBERS:
+            return self.json
+        return {"sha256": hashlib.sha256(self.encoded.encode()).hexdigest()}
+
+    @cached_property
+    def encoded(self) -> Encoded:
+        """The state's JSON, encoded once for its line, the next one and its file."""
+        return Encoded(canonical(self.json))
+
+    @cached_property
+    def encoded_in_line(self) -> Encoded:
+        return self.encoded if is_whole(self.in_line) else Encoded(canonical(self.in_line))
 
     @classmethod
     def start(cls, lineup: Lineup) -> "StreamState":
         identity = lineup.identity
-        return cls(identity["pool_sha256"], identity["provenance"], lineup.active.names, None, Memory())
+        names = lineup.active.names
+        hashes = _hashes(lineup, names), lineup.cards_sha256
+        return cls(identity["pool_sha256"], identity["provenance"], names, None, Memory(), *hashes)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], lineup: Lineup) -> "StreamState":
         """Read a state on the line-up's pool, of whichever experts it is."""
         try:
             plain, experts = decoded(value["method"]), tuple(value["experts"])
-            method = lineup.of(experts).active_method.read_state(plain) if plain else None
-            return cls(value["pool_sha256"], value.get("provenance"), experts, method, parsed(Memory, value["guards"]))
+            own = lineup.of(experts)
+            method = own.active_method.read_state(plain) if plain else None
+            memory, hashes = parsed(Memory, value["guards"]), (_hashes(lineup, experts), own.cards_sha256)
+            return cls(value["pool_sha256"], value.get("provenance"), experts, method, memory, *hashes)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"This is not the state of a stream: {error!r}.") from error
 
@@ -67,7 +87,7 @@ class StreamState:
         """The state to go on from with the experts in use, and the reason if the stream starts anew."""
         start, experts = StreamState.start(lineup), lineup.active.names
         if not belongs_to({"pool_sha256": self.pool_sha256, "provenance": self.provenance}, lineup):
-            return start, OTHER_POOL
+            return self._on_another_pool(start, lineup)
         if self.experts == experts:
             return self, None
         if self.method is None:
@@ -76,6 +96,32 @@ class StreamState:
         if method is None:
             return start, OTHER_EXPERTS
         return replace(start, provenance=self.provenance, method=method), None
+
+    def _on_another_pool(self, start: "StreamState", lineup: Lineup) -> "tuple[StreamState, str | None]":
+        """The state on a pool with other experts, carried over for those that stayed as they were."""
+        before, after = self._versions(), start._versions()
+        # The same experts may be left of two pools. But their cards may be others, too.
+        other_cards = before == after and self.cards != start.cards
+        if not set(before) & set(after) or other_cards:
+            return start, OTHER_POOL
+        if self.method is None:
+            return start, None
+        initial = lineup.active_method.start()
+        method = for_experts(self.method, before, initial, after)
+        if method is None:
+            return start, CHANGED_EXPERTS
+        shapes, expected = ({key: each.shape for key, each in tensors(state).items()} for state in (method, initial))
+        return (replace(start, method=method), None) if shapes == expected else (start, OTHER_POOL)
+
+    def _versions(self) -> list[str]:
+        """Each expert with the hash of its weights; one without a hash is nobody else."""
+        pairs = zip(self.experts, self.weights or [""] * len(self.experts), strict=True)
+        return [f"{name} {sha256 or id(self)}" for name, sha256 in pairs]
+
+
+def _hashes(lineup: Lineup, experts: Sequence[str]) -> tuple[str, ...]:
+    hashes = {card.name: card.weights_sha256 for card in lineup.pool.cards}
+    return tuple(hashes.get(name, "") for name in experts)
 
 
 def belongs_to(state: Mapping[str, Any], lineup: Lineup) -> bool:

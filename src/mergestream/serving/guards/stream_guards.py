@@ -13,6 +13,7 @@ lasts the reference is frozen; resetting the stream accepts the new level.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -126,6 +127,10 @@ class Memory:
     mixture: Cusum = field(default_factory=Cusum)
     classes: Counts = ()  # predictions per class in the reference
     pending: Counts = ()  # predictions since, until they are enough to compare
+
+    def to_json(self) -> dict[str, Any]:
+        parts = {name: vars(getattr(self, name)) for name in ("older", "newer", "certainty", "mixture")}
+        return {**vars(self), **parts}
 
 
 def remember(memory: Memory, seen: Seen, settings: GuardSettings) -> Memory:

@@ -8,7 +8,14 @@ from starlette.responses import Response
 from mergestream.pool.expert_card import version_of
 from mergestream.serving.http.gate import Gate
 from mergestream.serving.http.problems import problem_of, response
-from mergestream.serving.http.routes import SECURITY_SCHEMES, administration_routes, image_routes, page_routes
+from mergestream.serving.http.routes import (
+    SECURITY_SCHEMES,
+    administration_routes,
+    dicom_routes,
+    image_routes,
+    outbox_routes,
+    page_routes,
+)
 from mergestream.serving.http.schemas import ProblemDocument
 from mergestream.serving.service import Service
 
@@ -39,7 +46,7 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    for part in (image_routes, administration_routes, page_routes):
+    for part in (image_routes, administration_routes, dicom_routes, outbox_routes, page_routes):
         app.router.routes.extend(part.router.routes)
     app.add_middleware(Gate, service=service)
     app.add_exception_handler(HTTPException, _as_problem)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import secrets
+import socket
 from typing import Any
 
 import h11
@@ -14,6 +15,8 @@ HEADER_SECONDS = 15.0
 KEEP_ALIVE_SECONDS = 15
 # A client has to read so many bytes of a response in this time, or the rest of it.
 READ_BYTES, READ_SECONDS = 1 << 14, 20.0
+# The kernel else stores megabytes of a response, and what its client reads of those does not show here.
+KERNEL_BYTES = 1 << 16
 
 
 class Connection(H11Protocol):
@@ -30,6 +33,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BYTES)
         transport.set_write_buffer_limits(high=1, low=0)  # so that writing is paused while anything is unsent
         self._await_headers()
 

@@ -3,10 +3,11 @@
 import asyncio
 import ipaddress
 import logging
-import secrets
+import random
 import time
 import traceback
 from contextlib import suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -17,6 +18,7 @@ from mergestream.serving.answer_queue import ClosingError, OverloadedError
 from mergestream.serving.http.problems import ClientGone, Problem, problem_of, response
 from mergestream.serving.http.tokens import ADMINISTRATOR, ANYONE, EVERYONE, HEALTH, Holder
 from mergestream.serving.service import Service
+from mergestream.serving.tracing import span
 
 log = logging.getLogger(__name__)
 access = logging.getLogger("mergestream.serving.access")
@@ -50,11 +52,13 @@ class Gate:
             return
         exchange = _Exchange(scope, receive, send)
         self._service.requests_in_progress += 1
-        try:
-            await self._respond(exchange)
-        finally:
-            self._service.requests_in_progress -= 1
-            self._record(exchange)
+        with span("request") as about:
+            try:
+                await self._respond(exchange)
+            finally:
+                self._service.requests_in_progress -= 1
+                fields = self._record(exchange)
+                about |= {name: fields[name] for name in ("request_id", "method", "route", "status")}
 
     async def _respond(self, exchange: "_Exchange") -> None:
         try:
@@ -119,7 +123,7 @@ class Gate:
             raise Problem("unauthorized", detail, {"WWW-Authenticate": "Bearer"})
         return holder
 
-    def _record(self, exchange: "_Exchange") -> None:
+    def _record(self, exchange: "_Exchange") -> dict[str, Any]:
         """Count and log the request by its route: text from the client's URL is in neither."""
         seconds = time.perf_counter() - exchange.started
         status = exchange.status or CLIENT_GONE
@@ -136,6 +140,7 @@ class Gate:
             "token": exchange.holder.name if exchange.holder else None,
         }
         access.info("%(request_id)s %(method)s %(route)s %(status)s %(milliseconds)s ms %(token)s", fields)
+        return fields
 
 
 class _Exchange:
@@ -145,7 +150,7 @@ class _Exchange:
         self.started = time.perf_counter()
         self.scope, self._receive, self._send = scope, receive, send
         self.headers = Headers(scope=scope)
-        self.request_id = secrets.token_hex(8)
+        self.request_id = f"{random.getrandbits(64):016x}"  # a name, not a secret
         scope.setdefault("state", {})["request_id"] = self.request_id
         self.address = (scope.get("client") or ("unknown", 0))[0]
         self.holder: Holder | None = None

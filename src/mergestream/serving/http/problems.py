@@ -14,6 +14,7 @@ from mergestream.data.intake.limits import REFUSALS, IntakeError, Refusal
 from mergestream.runtime.errors import InputError, OutputError, UnknownNameError
 from mergestream.serving.answer_queue import ClosingError, OverloadedError
 from mergestream.serving.engine.registry import TooManyStreamsError
+from mergestream.serving.engine.revocation_watch import NoExpertError
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 2
@@ -28,7 +29,16 @@ EXAMPLE_DETAIL, EXAMPLE_REQUEST = "What was wrong with this request, and what to
 TABLE = tomllib.loads(Path(__file__).with_name("problems.toml").read_text(encoding="utf-8"))
 OWN = {code: Refusal(*row) for code, row in TABLE.items()}
 PROBLEMS = OWN | REFUSALS
-TEMPORARY = ("rate_limited", "loading", "closing", "overloaded", "audit_unavailable", "not_watching", "timed_out")
+TEMPORARY = (
+    "rate_limited",
+    "loading",
+    "closing",
+    "overloaded",
+    "audit_unavailable",
+    "not_watching",
+    "node_failed",
+    "timed_out",
+)
 
 HTTP_ERRORS = {
     404: ("not_found", "There is nothing at this URL. /docs lists all URLs."),
@@ -40,6 +50,7 @@ ENGINE_ERRORS: tuple[tuple[type[Exception], str, str], ...] = (
     (ClosingError, "closing", ""),
     (TooManyStreamsError, "too_many_streams", ""),
     (UnknownNameError, "unknown_stream", "Unknown stream; the first batch sent to a stream creates it."),
+    (NoExpertError, "no_expert", ""),
     (InputError, "unusable_picture", ""),
     (TimeoutError, "timed_out", "The answer took too long. It may be in the audit log nevertheless."),
 )  # fmt: skip

@@ -49,6 +49,9 @@ class BatchAnswer(Document):
     images: list["BatchAnswer"] | None = Field(
         None, description="If several images were answered one by one: the answer to each, with its own model."
     )
+    prediction_set: list[list[str]] | None = Field(
+        None, description="With --prediction-sets: per image, classes that hold the true one with the chosen chance."
+    )
     reports: list[str | None] | None = Field(
         None, description="With ?report=dicom-sr: a DICOM structured report in base64 per image from DICOM."
     )
@@ -74,6 +77,53 @@ class Streams(Document):
     streams: list[StreamStatus]
 
 
+class QualityEstimate(Document):
+    """A number with its 95 % interval, and what it assumes."""
+
+    value: float
+    low: float
+    high: float
+    assumes: str
+
+
+class EstimatedAccuracy(Document):
+    """Without labels: from confidences (CBPE), and from the experts' thresholds (ATC) where one model answers."""
+
+    by_confidence: QualityEstimate
+    by_threshold: QualityEstimate | None
+
+
+class ClassPrevalence(Document):
+    """A class's mean probability with its 95 % interval, and the share that the site declared."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    declared: float | None
+    far: bool = Field(description="The two differ surely, and by an amount that matters.")
+
+
+class PredictionSets(Document):
+    coverage: float = Field(description="The chance that a set holds the true class, if the assumption holds.")
+    mean_size: float
+    prevalence: str = Field(description="The class shares they are made for: declared, or estimated from the stream.")
+    assumes: str
+
+
+class StreamQuality(Document):
+    """Estimates of a stream's quality without labels, over its last answers (up to about 6,400)."""
+
+    stream: str
+    images: int = 0
+    accuracy: EstimatedAccuracy | None = Field(
+        default=None, description="Null if no answer with estimates is in the log."
+    )
+    classes: list[ClassPrevalence] = Field(default_factory=list)
+    prevalence_assumes: str | None = None
+    prediction_sets: PredictionSets | None = None
+
+
 class PoolExpert(Document):
     """An expert's card, without its training recipe."""
 
@@ -84,6 +134,8 @@ class PoolExpert(Document):
     network: str
     temperature: float
     weights_hash: str
+    signed_by: str | None = Field(description="Its signer; null if signatures are not checked.")
+    revoked: str | None = Field(description="Why it is revoked, in one sentence; null if it is not.")
 
 
 class PoolStatus(Document):
@@ -92,6 +144,7 @@ class PoolStatus(Document):
     method: str
     options: dict[str, Any]
     experts: list[PoolExpert]
+    class_concepts: dict[str, dict[str, str]] = Field(description="Codes of the classes, from the experts' cards.")
 
 
 class Latency(Document):
@@ -117,6 +170,18 @@ class Overview(Document):
     requests: Requests
     administrator: bool
     version: str
+    dicom: "NodeStatus | None" = Field(None, description="The DICOM node, if there is one; for administrators.")
+    outbox: "OutboxStatus | None" = Field(None, description="Reports for other systems, if it sends any.")
+
+
+class OutboxStatus(Document):
+    """Reports for other systems; no destination where the service sends none."""
+
+    shadow: bool
+    held_bytes: int
+    destinations: list[dict[str, Any]] = Field(
+        description="name, waiting, sent (in 30 days), failed (for good), held, oldest_seconds (waiting), last_error"
+    )
 
 
 class RecentStep(Document):
@@ -135,6 +200,7 @@ class RecentStep(Document):
 class Recent(Document):
     stream: str
     steps: list[RecentStep]
+    quality: StreamQuality | None = Field(description="Estimates without labels; null before the first answer.")
 
 
 class Switch(Document):
@@ -153,14 +219,51 @@ class Switched(Document):
 
 
 class Reloaded(Document):
-    """`changed`: the pool is another one, so the averages of the streams in `restarted` begin again."""
+    """`changed`: the pool is another one. Streams go on, but those in `restarted` begin their averages again."""
 
     before: str
     after: str
     changed: bool
     experts: list[str]
+    added: list[str]
+    removed: list[str]
+    replaced: list[str] = Field(description="Same name, other weights.")
+    signed_by: list[str] | None = Field(description="Signers in the order of the experts; null if not checked.")
     switched_off: list[str]
     restarted: list[str]
+
+
+class NodeStatus(Document):
+    """The DICOM node. Counts are since the start of the service."""
+
+    ae_title: str
+    port: int | None
+    failed: bool
+    associations: int
+    associations_accepted: int
+    associations_rejected: int
+    associations_aborted: int
+    objects_received: int
+    objects_refused: int
+    objects_answered: int
+    objects_unanswerable: int
+    objects_waiting: int
+    bytes_waiting: int
+    oldest_waiting_seconds: float
+    streams: list[str]
+    sources: list[str]
+
+
+class PullRequest(Document):
+    source: str = Field(max_length=16)
+    study: str = Field(pattern=r"^[0-9.]{1,64}$")
+
+
+class Pulled(Document):
+    """Objects of a pulled study."""
+
+    received: int
+    refused: int
 
 
 class Health(Document):

@@ -1,6 +1,7 @@
 """uvicorn around the application: it listens while the service loads, and a signal ends it in an orderly way."""
 
 import asyncio
+import gc
 import logging
 import math
 import signal
@@ -114,6 +115,8 @@ async def _serve(service: Service, options: ServeOptions, sock: socket.socket, o
     async def load() -> None:
         try:
             await service.start()
+            gc.collect()
+            gc.freeze()  # pool and libraries stay for good: without them a collection takes a fraction of the time
             server.catch_signals()
             if not server.should_exit:  # a signal may have come meanwhile
                 on_ready(url)

@@ -56,6 +56,13 @@ class _Files:
         self.complete = True
 
 
+class _Related(_Files):
+    """Collects the parts of a multipart/related body, which are all DICOM files."""
+
+    def on_headers_finished(self) -> None:
+        self._file = bytearray()
+
+
 async def files_of(
     content_type: str, body: AsyncIterator[bytes], take: Callable[[int], None], *, most_files: int, most_bytes: int
 ) -> list[bytes]:
@@ -63,9 +70,22 @@ async def files_of(
     kind, options = parse_options_header(content_type.encode("latin-1", "replace"))
     if kind != b"multipart/form-data":
         raise Problem("unsupported_media_type", "Send multipart/form-data with the files in the field 'images'.")
+    return await _parts(options, body, _Files(most_files, most_bytes, take))
+
+
+async def dicom_files_of(
+    content_type: str, body: AsyncIterator[bytes], take: Callable[[int], None], *, most_files: int, most_bytes: int
+) -> list[bytes]:
+    """The files of a STOW-RS request (PS3.18 8.7.1), in order."""
+    kind, options = parse_options_header(content_type.encode("latin-1", "replace"))
+    if kind != b"multipart/related" or options.get(b"type", b"application/dicom").lower() != b"application/dicom":
+        raise Problem("unsupported_media_type", 'Send multipart/related; type="application/dicom".')
+    return await _parts(options, body, _Related(most_files, most_bytes, take))
+
+
+async def _parts(options: dict[bytes, bytes], body: AsyncIterator[bytes], collected: _Files) -> list[bytes]:
     if not options.get(b"boundary"):
         raise _malformed()
-    collected = _Files(most_files, most_bytes, take)
     names = [name for name in dir(collected) if name.startswith("on_")]
     try:
         parser = MultipartParser(options[b"boundary"], {name: getattr(collected, name) for name in names})  # type: ignore[arg-type]
@@ -77,7 +97,7 @@ async def files_of(
     if not collected.complete:
         raise _malformed()
     if not collected.files:
-        raise Problem("empty", "The form holds no file in the field 'images'.")
+        raise Problem("empty", "The body holds no file.")
     return collected.files
 
 

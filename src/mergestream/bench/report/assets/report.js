@@ -69,6 +69,35 @@
   boxes.forEach((box) => box.addEventListener("change", showMethods));
   if (boxes.length) showMethods();
 
+  // Variants of a method are folded, except where they are the subject.
+  all("table").filter((table) => !table.closest("#ablation")).forEach((table) => {
+    const variants = all("tr.variant", table);
+    if (!variants.length || variants.length === table.tBodies[0].rows.length) return;
+    const button = document.createElement("button");
+    const show = (folded) => {
+      table.classList.toggle("folded", folded);
+      button.textContent = `${folded ? "Show" : "Hide"} ${variants.length} variant${variants.length > 1 ? "s" : ""}`;
+      button.setAttribute("aria-expanded", String(!folded));
+    };
+    button.type = "button";
+    button.className = "unfold";
+    button.addEventListener("click", () => show(!table.classList.contains("folded")));
+    table.closest(".scroll").after(button);
+    show(true);
+  });
+
+  // A table wider than its box says so, and the keyboard reaches it.
+  const hintWide = () => all(".scroll").forEach((box) => {
+    const isWide = box.scrollWidth > box.clientWidth + 1;
+    box.classList.toggle("wide", isWide);
+    if (isWide) box.tabIndex = 0; else box.removeAttribute("tabindex");
+    const hint = box.parentElement.querySelector(".hint");
+    if (hint) hint.hidden = !isWide;
+  });
+  all("details").forEach((each) => each.addEventListener("toggle", hintWide));
+  addEventListener("resize", hintWide);
+  hintWide();
+
   all(".copy").forEach((button) => button.addEventListener("click", async () => {
     const source = button.nextElementSibling;
     try {

@@ -2,22 +2,27 @@
 
 import struct
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 from pydicom.encaps import encapsulate, generate_frames
 from pydicom.pixels import get_decoder
 from pydicom.uid import UID
 
+from mergestream.data.intake.dicom import gdcm_plugin
 from mergestream.data.intake.dicom.header import BIG_ENDIAN, EXPLICIT, IMPLICIT, DicomHeader, PixelFormat
 from mergestream.data.intake.limits import IntakeError, damaged_dicom
 
 NATIVE = (EXPLICIT, IMPLICIT, BIG_ENDIAN)
 RUN_LENGTH = "1.2.840.10008.1.2.5"
-# Endings of 1.2.840.10008.1.2.4 by what decodes them: the module, and the extra that installs it.
-JPEG, JPEG_2000 = ("libjpeg", "jpeg-lossless"), ("openjpeg", "serve")
+# Endings of 1.2.840.10008.1.2.4 by what decodes them: pydicom's plugin, and the module that it needs.
+JPEG, JPEG_EXTENDED = ("gdcm", "gdcm"), (gdcm_plugin.LABEL, "gdcm")
+JPEG_2000 = ("pylibjpeg", "openjpeg")
 DECODERS = {
-    **dict.fromkeys(("50", "51", "57", "70", "80", "81"), JPEG),
+    **dict.fromkeys(("50", "57", "70", "80", "81"), JPEG),
+    "51": JPEG_EXTENDED,
     **dict.fromkeys(("90", "91", "201", "202", "203"), JPEG_2000),
 }
 Frame = tuple[np.ndarray, str]  # values [H,W], or [H,W,3] in the colour space of this name
@@ -28,8 +33,8 @@ def decode_frames(header: DicomHeader, form: PixelFormat) -> Iterator[Frame]:
     if header.transfer_syntax in NATIVE:
         yield from _native_frames(header, form)
         return
-    plugin = "pydicom" if header.transfer_syntax == RUN_LENGTH else "pylibjpeg"
     decoder = None if header.transfer_syntax == RUN_LENGTH else _require_decoder(header.transfer_syntax)
+    plugin = decoder[0] if decoder else "pydicom"
     # More than any encoder needs for a frame: its header, and two bytes per byte.
     most_run_length_bytes = 64 + 2 * form.frame_bytes + 2 * form.samples_per_pixel * form.bits_allocated
     for frame in _encapsulated_frames(header, form):
@@ -37,7 +42,7 @@ def decode_frames(header: DicomHeader, form: PixelFormat) -> Iterator[Frame]:
             require_size(frame, form, jpeg2000=decoder is JPEG_2000)
         elif len(frame) > most_run_length_bytes:  # it would be unpacked to the end, far beyond the frame
             raise damaged_dicom()
-        array, properties = get_decoder(header.transfer_syntax).as_array(
+        array, properties = _decoder_of(header.transfer_syntax).as_array(
             encapsulate([frame]), index=0, decoding_plugin=plugin, **form.decoder_options(), number_of_frames=1
         )
         yield array, str(properties["photometric_interpretation"])
@@ -82,11 +87,20 @@ def _require_decoder(transfer_syntax: str) -> tuple[str, str]:
     prefix, _, ending = transfer_syntax.rpartition(".")
     if prefix != "1.2.840.10008.1.2.4" or ending not in DECODERS:
         raise IntakeError("unsupported_format", "The DICOM file's transfer syntax is not supported (docs/dicom.md).")
-    decoder = module, extra = DECODERS[ending]
-    if find_spec("pylibjpeg") is None or find_spec(module) is None:
+    decoder = plugin, module = DECODERS[ending]
+    if find_spec(module) is None or (plugin == "pylibjpeg" and find_spec(plugin) is None):
         raise IntakeError(
-            "decoder_missing", f"{UID(transfer_syntax).name} needs a decoder: pip install 'mergestream[{extra}]'."
+            "decoder_missing", f"{UID(transfer_syntax).name} needs a decoder: pip install 'mergestream[serve]'."
         )
+    return decoder
+
+
+@cache  # a plugin is added once
+def _decoder_of(transfer_syntax: str) -> Any:
+    """pydicom's decoder, for JPEG Extended with our plugin."""
+    decoder = get_decoder(transfer_syntax)
+    if DECODERS.get(transfer_syntax.rpartition(".")[2]) is JPEG_EXTENDED:
+        decoder.add_plugin(gdcm_plugin.LABEL, (gdcm_plugin.__name__, "decode_frame"))
     return decoder
 
 

@@ -1,5 +1,6 @@
 """Streams and pool: show them and, for administrators, change them."""
 
+import asyncio
 import logging
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -24,6 +25,7 @@ BY_EXPERT = ("encoder_coefficients", "head_coefficients", "entropies")
 CHANGE_CODES = ("unknown_stream", "audit_unavailable")
 BODY_CODES = ("audit_unavailable", "body_too_large", "body_too_slow", "unsupported_media_type")
 Body = TypeVar("Body", bound=schemas.Document)
+UNKNOWN_STREAM = "Unknown stream; the first batch sent to a stream creates it."
 log = logging.getLogger(__name__)
 
 
@@ -43,8 +45,14 @@ async def show_stream(request: Request, stream: StreamName) -> schemas.StreamSta
 async def recent_steps(request: Request, stream: StreamName, after: After = -1) -> schemas.Recent:
     """Coefficients, entropies, predictions per class and findings of the last 200 steps; restored from the log."""
     service: Service = request.app.state.service
-    _status_of(service, stream)
-    return schemas.Recent(stream=stream, steps=service.metrics.recent(stream, after))
+    quality = _quality_of(service, stream)
+    return schemas.Recent(stream=stream, steps=service.metrics.recent(stream, after), quality=quality)
+
+
+@router.declare(CLIENT, "GET", "/v1/streams/{stream}/quality", "Estimate the quality of a stream", "unknown_stream")
+async def estimated_quality(request: Request, stream: StreamName) -> schemas.StreamQuality:
+    """Estimated accuracy, class prevalence and prediction sets, without labels; each with what it assumes."""
+    return _quality_of(request.app.state.service, stream) or schemas.StreamQuality(stream=stream)
 
 
 @router.declare(ADMINISTRATOR, "POST", "/v1/streams/{stream}/reset", "Reset a stream", *CHANGE_CODES)
@@ -62,7 +70,7 @@ async def reset_stream(request: Request, stream: StreamName) -> schemas.StreamSt
 async def acknowledge_alarms(request: Request, stream: StreamName) -> schemas.StreamStatus:
     """Log who knows of its current alarms. They stay until their findings end. Administrators only."""
     service: Service = request.app.state.service
-    person = await _read(request, schemas.Acknowledgement, '{"name": "…", "note": "…"}, each of one line')
+    person = await read_document(request, schemas.Acknowledgement, '{"name": "…", "note": "…"}, each of one line')
     record = partial(service.open.engine.acknowledge, stream, **person.model_dump(), by=request.state.holder.name)
     try:
         await service.change("acknowledge", request.state, record)
@@ -102,7 +110,15 @@ def _status_of(service: Service, name: str) -> schemas.StreamStatus:
     for status in _statuses(service, EVERYONE):
         if status.name == name:
             return status
-    raise Problem("unknown_stream", "Unknown stream; the first batch sent to a stream creates it.")
+    raise Problem("unknown_stream", UNKNOWN_STREAM)
+
+
+def _quality_of(service: Service, name: str) -> schemas.StreamQuality | None:
+    """Estimates of a stream; None if it has none."""
+    for each in service.open.engine.streams():
+        if each["stream"] == name:
+            return None if each["quality"] is None else schemas.StreamQuality(stream=name, **each["quality"])
+    raise Problem("unknown_stream", UNKNOWN_STREAM)
 
 
 @router.declare(CLIENT, "GET", "/v1/pool", "Show the pool")
@@ -115,21 +131,34 @@ async def show_pool(request: Request) -> schemas.PoolStatus:
 async def overview(request: Request) -> schemas.Overview:
     """Pool, streams, latency and requests."""
     service: Service = request.app.state.service
+    is_administrator = request.state.holder.role == ADMINISTRATOR
+    node = service.node if is_administrator else None
     return schemas.Overview(
         pool=schemas.PoolStatus(**service.open.engine.describe()),
         streams=_statuses(service, request.state.holder),
         latency_ms=schemas.Latency(**service.metrics.latency()),
         requests=schemas.Requests(**service.metrics.outcomes()),
-        administrator=request.state.holder.role == ADMINISTRATOR,
+        administrator=is_administrator,
+        dicom=None if node is None else schemas.NodeStatus(**node.status()),
+        outbox=await _outbox(service),
         version=request.app.version,
     )
+
+
+async def _outbox(service: Service) -> schemas.OutboxStatus | None:
+    if service.sending is None:
+        return None
+    try:
+        return schemas.OutboxStatus(**await asyncio.to_thread(service.sending.overview))
+    except OutputError:  # /v1/outbox says why; alarms must still be seen
+        return None
 
 
 @router.declare(ADMINISTRATOR, "POST", "/v1/pool/reload", "Reload the pool", "pool_unusable", "audit_unavailable")
 async def reload_pool(request: Request) -> schemas.Reloaded:
     """Use the pool that is on disk now, from the next batch on. Administrators only.
 
-    If it cannot be used, the old one stays in use. If the pool has changed, the averages of all streams begin again.
+    If it cannot be used, the old one stays in use. Streams keep their averages for experts that stay as they are.
     """
     service: Service = request.app.state.service
     try:
@@ -147,7 +176,7 @@ async def reload_pool(request: Request) -> schemas.Reloaded:
 async def switch_expert(request: Request, expert: ExpertName) -> schemas.Switched:
     """From the next batch of each stream on. The other coefficients are renormalised. Administrators only."""
     service: Service = request.app.state.service
-    switch = await _read(request, schemas.Switch, '{"on": true} or {"on": false}')
+    switch = await read_document(request, schemas.Switch, '{"on": true} or {"on": false}')
     names = [each["name"] for each in service.open.engine.describe()["experts"]]
     if expert not in names:
         raise Problem("unknown_expert", f"The experts of the pool are {', '.join(names)}.")
@@ -158,7 +187,8 @@ async def switch_expert(request: Request, expert: ExpertName) -> schemas.Switche
     return schemas.Switched(expert=expert, on=switch.on, switched_off=list(off))
 
 
-async def _read(request: Request, kind: type[Body], example: str) -> Body:
+async def read_document(request: Request, kind: type[Body], example: str) -> Body:
+    """The JSON body of a request; `example` is for the error."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise Problem("unsupported_media_type", f"Send {JSON}: {example}.")
     body = b""

@@ -1,12 +1,14 @@
 """Answers to batches and to single images."""
 
+import asyncio
 import base64
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import Path, Query, Request
+from fastapi import Path, Query, Request, Response
 
 from mergestream.data.intake.pictures import Picture
+from mergestream.pool.class_concepts import Concepts
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http.problems import Problem
 from mergestream.serving.http.request_limits import body_of
@@ -14,8 +16,9 @@ from mergestream.serving.http.routes import Routes
 from mergestream.serving.http.schemas import BatchAnswer
 from mergestream.serving.http.tokens import CLIENT
 from mergestream.serving.http.uploads import files_of
+from mergestream.serving.reports.structured_report import write_report
 from mergestream.serving.service import Service
-from mergestream.serving.structured_report import write_report
+from mergestream.serving.tracing import span
 
 router = Routes(tags=["answers"])
 StreamName = Annotated[
@@ -33,7 +36,7 @@ SAME_NAMES = (
 UPLOAD_CODES = (
     "malformed_multipart", "empty", "body_too_slow", "too_many_streams", "body_too_large", "too_large", "too_many",
     "unsupported_media_type", "unsupported_format", "invalid_request", "not_an_image", "damaged", "wrong_type",
-    "wrong_shape", "too_slow", "unusable_picture", "decoder_missing", "audit_unavailable", "timed_out",
+    "wrong_shape", "too_slow", "unusable_picture", "no_expert", "decoder_missing", "audit_unavailable", "timed_out",
 )  # fmt: skip
 
 
@@ -47,11 +50,10 @@ def _form(several: bool) -> tuple[str, dict[str, Any]]:
 
 
 @router.declare(
-    CLIENT, "POST", "/v1/streams/{stream}/batches", "Answer a batch", *UPLOAD_CODES, body=_form(several=True)
-)
-async def answer_batch(
-    request: Request, stream: StreamName, report: Report = None, single: Single = False
-) -> BatchAnswer:
+    CLIENT, "POST", "/v1/streams/{stream}/batches", "Answer a batch", *UPLOAD_CODES, body=_form(several=True),
+    response_model=BatchAnswer,
+)  # fmt: skip
+async def answer_batch(request: Request, stream: StreamName, report: Report = None, single: Single = False) -> Response:
     """The files in `images` (PNG, JPEG, TIFF, BMP, WebP, DICOM, or one NumPy array) are the next batch of the stream.
 
     The first batch of a stream creates it. The images of a batch are answered together, by one merged model: the same
@@ -62,9 +64,9 @@ async def answer_batch(
 
 @router.declare(
     CLIENT, "POST", "/v1/streams/{stream}/images", "Answer one image", *UPLOAD_CODES, "one_picture_only",
-    body=_form(several=False),
+    body=_form(several=False), response_model=BatchAnswer,
 )  # fmt: skip
-async def answer_image(request: Request, stream: StreamName, report: Report = None) -> BatchAnswer:
+async def answer_image(request: Request, stream: StreamName, report: Report = None) -> Response:
     """One image, answered from the stream's earlier images and itself alone, no matter who else sends images then.
 
     Only a service started with --no-single-image-answers answers it together with others that arrive meanwhile.
@@ -74,7 +76,7 @@ async def answer_image(request: Request, stream: StreamName, report: Report = No
 
 async def _answered(
     request: Request, stream: str, report: str | None, *, single: bool = False, one: bool = False
-) -> BatchAnswer:
+) -> Response:
     """Read and decode the files of a request, and answer them. `one`: a single image."""
     service: Service = request.app.state.service
     service.open  # noqa: B018 raises while the service loads
@@ -85,14 +87,19 @@ async def _answered(
     body = body_of(request.receive, limits.body_bytes, limits.body_seconds)
     form = {"most_files": limits.intake.images, "most_bytes": limits.intake.file_bytes}
     with service.held.share() as take:
-        files = await files_of(request.headers.get("content-type", ""), body, take, **form)
+        with span("body"):
+            files = await files_of(request.headers.get("content-type", ""), body, take, **form)
         pictures = await service.decode(stream, files)
         take(sum(picture.pixels.nbytes for picture in pictures))
         if one and len(pictures) > 1:
             raise Problem("one_picture_only", "Send several images, or a file that holds several, as a batch.")
         async with service.owners.claimed(stream, request.state.holder, service.stream_names):
             answer = await service.answer_batch(stream, pictures, single=single, one=one)
-        return answer_document(answer, encoded_reports(pictures, answer) if report else None)
+        reports = None
+        if report:
+            reports = await asyncio.to_thread(encoded_reports, pictures, answer, service.class_concepts())
+        with span("respond"):  # encoded here: FastAPI would check the document once more
+            return Response(answer_document(answer, reports).model_dump_json(), media_type="application/json")
 
 
 def answer_document(answer: Answer, reports: list[str | None] | None = None) -> BatchAnswer:
@@ -106,11 +113,12 @@ def answer_document(answer: Answer, reports: list[str | None] | None = None) -> 
         depends_on_batch=answer.batch_size > 1,
         milliseconds=1000 * answer.seconds,
         images=[answer_document(each) for each in answer.singles] or None,
+        prediction_set=[list(each) for each in answer.prediction_sets or ()] or None,
         reports=reports,
     )
 
 
-def encoded_reports(pictures: Sequence[Picture], answer: Answer) -> list[str | None]:
+def encoded_reports(pictures: Sequence[Picture], answer: Answer, concepts: Concepts) -> list[str | None]:
     """A structured report in base64 per image, or None."""
-    reports = [write_report(picture, answer, row) for row, picture in enumerate(pictures)]
+    reports = [write_report(picture, answer, row, concepts) for row, picture in enumerate(pictures)]
     return [None if report is None else base64.b64encode(report).decode("ascii") for report in reports]

@@ -50,9 +50,9 @@ async def healthz() -> Health:
     return Health(status="ok")
 
 
-@router.declare(HEALTH, "GET", "/readyz", "Readiness", "audit_unavailable", "not_watching")
+@router.declare(HEALTH, "GET", "/readyz", "Readiness", "audit_unavailable", "not_watching", "node_failed")
 async def readyz(request: Request) -> Health:
-    """Not ready while it loads or shuts down, or while the audit log or the watched folder fails."""
+    """Not ready while it loads or shuts down, or while the audit log, the watched folder or the DICOM node fails."""
     code = await request.app.state.service.why_not_ready()
     if code is not None:
         raise Problem(code, PROBLEMS[code].meaning)

@@ -1,0 +1,139 @@
+"""An estimate of the hours that a reproduction takes: the work that is left, times the speed of this machine."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from mergestream.bench.engine.plan import PLANS
+from mergestream.bench.reproduction.dataset_search import DatasetPlace
+from mergestream.bench.reproduction.measurement import training_plan
+from mergestream.bench.reproduction.reproduction_plan import PRESETS, ReproductionRequest, rows_of_preset
+from mergestream.networks.architecture import create_network
+from mergestream.pool.expert_card import CARD
+from mergestream.runtime.option_checks import parse_options
+from mergestream.runtime.seeding import cpu_threads
+from mergestream.training.training_run import candidate_folder
+
+FEW, BATCH = 4, 32  # images per timed step: few where a network is slow
+SLOW = 0.1  # seconds of a forward pass of a few images
+VIEWS = 2  # of the experts' logits: the image and one augmentation
+GRADIENTS = ("adamerging",)
+BACKWARD = 3  # a step with gradients, in forward passes
+
+
+@dataclass(frozen=True)
+class RemainingWork:
+    """What one backbone still has to do, in images that pass through the network."""
+
+    fits: int
+    finished: int
+    trained_images: int  # with gradients
+    answered_images: int  # forward only
+
+
+@dataclass(frozen=True)
+class HoursEstimate:
+    network: str
+    work: RemainingWork
+    training: float
+    benchmark: float
+
+    def sentence(self) -> str:
+        done = f" ({self.work.finished} are done)" if self.work.finished else ""
+        return (
+            f"{self.network}: {self.work.fits} fits to train{done}, about {_shown(self.training)}; statistics and "
+            f"benchmark about {_shown(self.benchmark)}."
+        )
+
+
+def estimate_hours(request: ReproductionRequest) -> list[HoursEstimate]:
+    """One estimate per backbone, from a few timed steps on this machine."""
+    estimates = []
+    for backbone in request.backbones:
+        places = [place for place in request.usable if request.parts_of(place.name, backbone)]
+        works = [_remaining(request, place, backbone) for place in places]
+        total = RemainingWork(*(sum(getattr(work, name) for work in works) for name in RemainingWork.__annotations__))
+        training, forward = _seconds_per_image(request, backbone)
+        hours = [
+            images * seconds / request.jobs / 3600
+            for images, seconds in ((total.trained_images, training), (total.answered_images, forward))
+        ]
+        estimates.append(HoursEstimate(backbone, total, *hours))
+    return estimates
+
+
+def describe_hours(estimates: list[HoursEstimate], request: ReproductionRequest) -> list[str]:
+    hours = sum(each.training + each.benchmark for each in estimates)
+    jobs = f"{request.jobs} process{'es' * (request.jobs > 1)}"
+    where = f"with {jobs} on this machine" if request.engine == "local" else "divided by the machines of the cluster"
+    return [*(each.sentence() for each in estimates), f"Together about {_shown(hours)} {where}."]
+
+
+def _shown(hours: float) -> str:
+    if hours >= 10:
+        return f"{hours:,.0f} hours"
+    return f"{hours:.1f} hours" if hours >= 1 else f"{max(1, ceil(60 * hours))} min"
+
+
+def _remaining(request: ReproductionRequest, place: DatasetPlace, backbone: str) -> RemainingWork:
+    fits = [
+        (request.pool_folder(place.name, backbone, seed), domain, recipe)
+        for seed in request.training_seeds
+        for recipe in training_plan(request, place, backbone, seed).settings
+        for domain in place.domains
+    ]
+    left = [recipe for pool, site, recipe in fits if not (candidate_folder(pool, site, recipe) / CARD).exists()]
+    experts, answered = len(place.domains) - 1, 0
+    for part in request.parts_of(place.name, backbone):
+        if part in PRESETS:
+            streams = len(PLANS[PRESETS[part]]["streams"].split(","))
+            passes = [BACKWARD * experts if v.method in GRADIENTS else 1 for v in rows_of_preset(PRESETS[part])]
+            seeds = 1 if part == "cost" else len(request.size.seeds.split(",")) * len(request.training_seeds)
+            answered += place.images * (VIEWS * experts * len(request.seeds_of(part)) + streams * seeds * sum(passes))
+    # Statistics belong to an expert and to every pool without one of the others.
+    answered += (
+        len(request.training_seeds)
+        * len(place.domains)
+        * sum(request.size.statistics.values())
+        * (1 + experts)
+        * BACKWARD
+    )
+    trained = sum(recipe.steps * recipe.batch_size for recipe in left)
+    return RemainingWork(len(left), len(fits) - len(left), trained, answered)
+
+
+def _seconds_per_image(request: ReproductionRequest, backbone: str) -> tuple[float, float]:
+    """Of a training step and of a forward pass, per image, in one thread as in training."""
+    device = "cuda" if request.device != "cpu" and torch.cuda.is_available() else "cpu"
+    network = create_network(backbone, num_classes=10, **dict(parse_options(request.network_arguments(backbone))))
+    module, size = network.module.to(device), network.require_preprocessing().size
+
+    def train(images: Tensor) -> Tensor:
+        loss: Tensor = module(images).float().square().mean()
+        loss.backward()
+        return loss
+
+    @torch.no_grad()
+    def forward(images: Tensor) -> Tensor:
+        answer: Tensor = module(images)
+        return answer
+
+    few, many = (torch.zeros(count, 3, *size, device=device) for count in (FEW, BATCH))
+    with cpu_threads(1):
+        _timed(forward, few)  # warms up
+        images = many if _timed(forward, few) < SLOW else few
+        return _timed(train, images) / len(images), _timed(forward, images) / len(images)
+
+
+def _timed(step: Callable[[Tensor], Tensor], images: Tensor) -> float:
+    """Seconds of the fastest of three steps."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        step(images).sum().item()  # waits for a GPU
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)

@@ -1,0 +1,56 @@
+"""The page of a reproduction, and its tables as Markdown and LaTeX."""
+
+from pathlib import Path
+
+from mergestream.bench.drift.drift_report import describe_drift
+from mergestream.bench.drift.pool_drift import Drift
+from mergestream.bench.landscape.landscape_record import Landscape, describe_landscape
+from mergestream.bench.report import expert_sections
+from mergestream.bench.report.page import NOTICE, render, slug
+from mergestream.bench.report.result_table import ResultTable, to_latex, to_markdown
+from mergestream.bench.reproduction import reproduction_figures, reproduction_tables
+from mergestream.bench.reproduction.dataset_search import describe_places
+from mergestream.bench.reproduction.paper_values import ROWS
+from mergestream.bench.reproduction.reproduction_record import ReproductionRecord
+from mergestream.runtime.files import make_folder, write_text
+
+TITLE = "The Mean is the Mirage, reproduced"
+INVENTED = "A rehearsal: invented pictures and networks in miniature. None of these numbers means anything."
+DOCUMENT = "tables.tex"  # all tables as one LaTeX document
+
+
+def write_page(
+    record: ReproductionRecord, drift: Drift | None, landscape: Landscape | None, out: Path, tables: Path
+) -> None:
+    """Write the page to `out`, and every table to the folder `tables`."""
+    notice = f"{INVENTED} {NOTICE}" if record.smoke else NOTICE
+    page, shown = render(
+        "reproduction.html.j2",
+        TITLE,
+        notice,
+        ROWS,
+        record=record,
+        drift=drift,
+        landscape=landscape,
+        streams=tuple(dict.fromkeys(row.stream for row in record.rows)),
+        reproduction_tables=reproduction_tables,
+        reproduction_figures=reproduction_figures,
+        expert_sections=expert_sections,
+        describe_drift=describe_drift,
+        describe_landscape=describe_landscape,
+        places=describe_places(list(record.places), whole_paths=False),
+    )
+    write_text(out, page)
+    write_tables(shown, make_folder(tables))
+
+
+def write_tables(tables: list[ResultTable], folder: Path) -> None:
+    """Every table as Markdown and LaTeX, and one LaTeX document with all of them."""
+    for table in tables:
+        name = slug(table.title)
+        write_text(folder / f"{name}.md", f"{to_markdown(table)}\n{table.note}\n")
+        write_text(folder / f"{name}.tex", to_latex(table))
+    inputs = "\n".join(f"\\input{{{slug(table.title)}}}\n\\clearpage" for table in tables)
+    head = "\\documentclass[landscape]{article}\n\\usepackage[utf8]{inputenc}\n\\usepackage{booktabs}\n"
+    head += "\\usepackage[margin=1cm]{geometry}\n\\tabcolsep=2pt\n"
+    write_text(folder / DOCUMENT, f"{head}\\begin{{document}}\n\\scriptsize\n{inputs}\n\\end{{document}}\n")

@@ -1,0 +1,69 @@
+"""`mergestream landscape`: parse, call one function, print."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from mergestream.cli.shared_options import AllowMissingClasses, AsJson, DataOption, Device, Plugin, SkipBad
+from mergestream.cli.terminal import command_text, print_result, progress, show
+
+
+def landscape(
+    pool: Annotated[Path, typer.Argument(help="A pool's folder.")],
+    dataset: Annotated[str, typer.Option(help="A data set by its name in 'data list'.")],
+    target: Annotated[
+        str, typer.Option(help="The domain on whose images the loss is measured; its own expert is left out.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the numbers and figures.")],
+    root: Annotated[Path | None, typer.Option(help="The data set's folder or zip.")] = None,
+    experts: Annotated[
+        str | None, typer.Option(help="Three experts that span the plane, as in 'a,b,c'.", show_default="the first")
+    ] = None,
+    path: Annotated[
+        str | None,
+        typer.Option(help="Whose merged models to draw: method/stream, as in 'entropy_adaptive/dirichlet:0.05'."),
+    ] = None,
+    resolution: Annotated[int, typer.Option(help="Networks along each side of the plane.")] = 21,
+    images: Annotated[int, typer.Option(help="At most this many images of the target, always the same.")] = 256,
+    batch_size: Annotated[int, typer.Option(help="Images per forward pass.")] = 128,
+    stream_batch_size: Annotated[int, typer.Option(help="Images per batch of the path's stream.")] = 32,
+    unlabelled: Annotated[
+        bool, typer.Option("--unlabelled", help="Measure the entropy of the answers, as if there were no labels.")
+    ] = False,
+    recalibrate_bn: Annotated[
+        bool, typer.Option("--recalibrate-bn", help="Re-estimate BatchNorm statistics from every batch.")
+    ] = False,
+    data_option: DataOption = None,
+    skip_bad: SkipBad = 0,
+    allow_missing_classes: AllowMissingClasses = False,
+    device: Device = "auto",
+    plugin: Plugin = None,  # noqa: ARG001
+    as_json: AsJson = False,
+) -> None:
+    """Measure the loss on a target's images over the plane through three experts, and draw it."""
+    from mergestream.bench.landscape.landscape_record import describe_landscape
+    from mergestream.bench.landscape.landscape_run import FIGURES, RECORD, LandscapeRequest, run_landscape
+    from mergestream.data.datasets import DataRequest
+
+    limits = {"images": images, "skip_bad": skip_bad, "allow_missing_classes": allow_missing_classes}
+    request = LandscapeRequest(
+        pool=str(pool),
+        data=DataRequest.parse(dataset, root, data_option, **limits),
+        target=target,
+        experts=tuple(name.strip() for name in (experts or "").split(",") if name.strip()),
+        resolution=resolution,
+        batch_size=batch_size,
+        use_labels=not unlabelled,
+        recalibrate_bn=recalibrate_bn,
+        path=path,
+        stream_batch_size=stream_batch_size,
+        device=device,
+    )
+    console = Console(stderr=as_json)
+    surface = run_landscape(request, out, progress(console), command=command_text())
+    if as_json:
+        print_result(True, surface.to_json())
+        return
+    show(console, [], describe_landscape(surface), {"Figures": out / FIGURES, "Numbers": out / RECORD})

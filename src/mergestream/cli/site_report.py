@@ -1,0 +1,74 @@
+"""`mergestream site-report` and `mergestream matrix`: parse, call one function, print."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from mergestream.cli.shared_options import AllowMissingClasses, AsJson, DataOption, RequireSignedBy, SkipBad
+from mergestream.cli.terminal import command_text, print_result, progress, show
+
+
+def site_report(
+    pool: Annotated[Path, typer.Argument(help="The pool: a folder of expert folders.")],
+    dataset: Annotated[str, typer.Option(help="This site's images: a data set by its name in 'data list'.")],
+    out: Annotated[Path, typer.Option(help="The JSON file to write. It holds masked counts, no images.")],
+    root: Annotated[Path | None, typer.Option(help="The data set's folder or zip.")] = None,
+    domain: Annotated[
+        str | None, typer.Option(help="This site's domain in the data set.", show_default="the only one")
+    ] = None,
+    site: Annotated[str | None, typer.Option(help="The site's name.", show_default="the domain's")] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="Sign the file with this private key, as 'pool key' writes one: OUT.sig.")
+    ] = None,
+    nested: Annotated[
+        bool, typer.Option("--nested", help="Also measure for pools that leave one site out, as 'choose --nested'.")
+    ] = False,
+    data_option: DataOption = None,
+    skip_bad: SkipBad = 0,
+    allow_missing_classes: AllowMissingClasses = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Measure a pool's experts and the candidates of 'choose' on this site's own labelled images.
+
+    The file holds masked counts and rounded means only, so that it can leave the site. An expert of this site is
+    measured on the images that its training held out.
+    """
+    from mergestream.bench.sites.site_matrix import describe_report, report_table
+    from mergestream.bench.sites.site_measurement import SiteRequest, report_site
+    from mergestream.data.datasets import DataRequest
+    from mergestream.pool.trust.signatures import sign_file
+    from mergestream.training.training_run import work_folder
+
+    console = Console(stderr=as_json)
+    limits = {"skip_bad": skip_bad, "allow_missing_classes": allow_missing_classes}
+    data, folder = DataRequest.parse(dataset, root, data_option, **limits), pool.resolve()
+    request = SiteRequest(str(folder), data, work_folder(folder), domain, site, device, nested)
+    report = report_site(request, progress(console))
+    report.save(out)
+    files = {"Report": out} | ({"Signature": sign_file(out, key)} if key else {})
+    if as_json:
+        print_result(True, report.to_json())
+        return
+    show(console, [report_table(report)], describe_report(report), files)
+
+
+def matrix(
+    reports: Annotated[list[Path], typer.Argument(help="The sites' reports: files of 'mergestream site-report'.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("matrix.html"),
+    require_signed_by: RequireSignedBy = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show who answers well where: every expert at every site, from the sites' reports alone."""
+    from mergestream.bench.sites.matrix_page import write_matrix
+    from mergestream.bench.sites.site_matrix import describe_matrix, matrix_table, scores_by_site
+    from mergestream.bench.sites.site_report import read_reports
+
+    read, signers = read_reports(reports, require_signed_by)
+    write_matrix(read, out, command_text(), signers)
+    if as_json:
+        print_result(True, scores_by_site(read))
+        return
+    show(Console(), [matrix_table(read)], describe_matrix(read), {"Page": out})

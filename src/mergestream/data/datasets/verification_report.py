@@ -1,0 +1,97 @@
+"""A report about a copy of a data set that can be pasted into an issue: counts and sizes, no file or patient names."""
+
+import io
+import platform
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from mergestream.data.datasets.index import CARDS, Index
+from mergestream.data.datasets.roots import Root
+
+if TYPE_CHECKING:
+    from mergestream.data.datasets.dataset_sources import DataVerification
+
+LIBRARIES = ("mergestream", "torch", "pillow", "numpy")
+LOOKED_AT = 20  # images of each domain whose width and height are read
+
+
+def file_facts(root: Root, index: Index) -> dict[str, Any]:
+    """Kinds and sizes of the files that hold the images, and pixel sizes of some images of each domain."""
+    files = sorted({sample.file for sample in index.samples})
+    sizes = [root.stamp(file)[0] for file in files]
+    pixels: Counter[str] = Counter()
+    for domain in index.counts():
+        own = [sample for sample in index.of(domain) if sample.array is None]
+        pixels.update(_pixel_size(root, sample.file) for sample in own[:: max(1, len(own) // LOOKED_AT)][:LOOKED_AT])
+    return {
+        "files": len(files),
+        "bytes": sum(sizes),
+        "median_bytes": int(statistics.median(sizes)) if sizes else 0,
+        "kinds": dict(Counter(PurePosixPath(file).suffix.lower() or "none" for file in files).most_common()),
+        "pixels": dict(pixels.most_common(6)),
+    }
+
+
+def _pixel_size(root: Root, file: str) -> str:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(root.read(file))) as image:
+            return f"{image.width}x{image.height} {image.mode}"
+    except Exception:  # another format (DICOM), or damaged, which is counted elsewhere
+        return "not read"
+
+
+def report_lines(verification: "DataVerification") -> list[str]:
+    """The report in Markdown. Domains of a user's own data are numbered: their names may be those of hospitals."""
+    index, files = verification.index, verification.files
+    card = index.card
+    lines = [f"### `data verify {card.name}`: {'complete' if verification.complete else 'NOT complete'}", ""]
+    lines += [
+        f"- {_versions()}",
+        f"- loader checked against: {card.verified or 'nothing'}. {card.verified_note}".rstrip(),
+    ]
+    lines.append(
+        f"- {verification.usable} usable of {index.images_found} images; published in all: {index.total or '?'}"
+    )
+    lines.append(f"- missing {len(index.missing)}, unreadable {len(verification.unreadable)}")
+    lines.append(f"- files: {files['files']}, {files['bytes'] / 1e6:.1f} MB, median {files['median_bytes']} bytes")
+    lines.append(f"- kinds: {_counts(files['kinds'])}; pixels of a sample: {_counts(files['pixels']) or 'not read'}")
+    groups = {sample.group for sample in index.samples} - {None}
+    lines.append(f"- groups ({card.group or 'none'}): {len(groups)}")
+    lines += [
+        "",
+        f"| domain | published | images | {' | '.join(card.classes)} |",
+        "|---" * (3 + len(card.classes)) + "|",
+    ]
+    own = card.name not in CARDS or card.licence == "yours"
+    for number, (domain, counts) in enumerate(index.counts().items(), start=1):
+        name = f"domain {number}" if own else domain
+        row = [name, verification.published.get(domain, "?"), sum(counts.values()), *counts.values()]
+        lines.append(f"| {' | '.join(map(str, row))} |")
+    differences = [_anonymous(each.why) for each in index.left_out]
+    differences += [f"unreadable: {_anonymous(text.partition(': ')[2])}" for text in verification.unreadable]
+    if differences:
+        lines += ["", "Left out, corrected or unreadable:", ""]
+        lines += [f"- {count} x {why}" for why, count in Counter(differences).most_common(20)]
+    return lines
+
+
+def _versions() -> str:
+    names = [f"{name} {metadata.version(name)}" for name in LIBRARIES]
+    return f"{', '.join(names)}, Python {platform.python_version()}, {platform.system()}"
+
+
+def _counts(values: dict[str, int]) -> str:
+    return ", ".join(f"{name} ({count})" for name, count in values.items())
+
+
+def _anonymous(text: str) -> str:
+    """A reason without what may be the name of a file, patient or case: words with digits, slashes, dots inside."""
+    words: Iterable[str] = text.split()
+    return " ".join("…" if re.search(r"[\d/\\_@]|\.\w", word) else word for word in words)

@@ -1,0 +1,1 @@
+"""Signed experts: keys, signatures, trusted signers and revocations. The cryptography is that of model-signing."""

@@ -1,0 +1,92 @@
+"""Signatures over every file of an expert's folder, written by model-signing as `model.sig` beside them."""
+
+import importlib
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mergestream.pool.checkpoint import EXPERT_FILES, SIGNATURE, WEIGHTS, open_weights
+from mergestream.pool.expert_card import CARD, ExpertCard
+from mergestream.pool.trust.signing_keys import MISSING, read_pem, require_signing_key
+from mergestream.runtime.errors import InputError, MissingPathError, SignatureError
+from mergestream.runtime.files import write_atomically
+
+
+def sign_expert(folder: Path, key: Path, certificate: Path | None = None, chain: Sequence[Path] = ()) -> Path:
+    """Sign an expert's folder, a base or a merged model with a private key; an old signature is replaced.
+
+    `certificate` and `chain`: the key's own certificate, and those between it and an authority.
+    """
+    if not folder.exists():
+        raise MissingPathError(f"There is nothing at {folder}.")
+    require_plain(folder)
+    open_weights(folder, ExpertCard.read(folder))
+    signature = _signed(folder, key, certificate, chain)
+    write_atomically(folder / SIGNATURE, lambda path: path.write_bytes(signature))
+    return folder / SIGNATURE
+
+
+def sign_file(file: Path, key: Path, certificate: Path | None = None, chain: Sequence[Path] = ()) -> Path:
+    """Sign one file; the signature lies beside it as FILE.sig."""
+    signature = _signed(file, key, certificate, chain)
+    beside = signature_of(file)
+    write_atomically(beside, lambda path: path.write_bytes(signature))
+    return beside
+
+
+def signature_of(file: Path) -> Path:
+    return file.with_name(f"{file.name}.sig")
+
+
+def _signed(model: Path, key: Path, certificate: Path | None, chain: Sequence[Path]) -> bytes:
+    config = library("signing").Config().set_hashing_config(hashing())
+    require_signing_key(key)
+    if chain and certificate is None:
+        raise InputError("--chain belongs to a certificate: give --certificate, too.")
+    try:
+        if certificate is None:
+            config.use_elliptic_key_signer(private_key=key)
+        else:
+            for file in (certificate, *chain):
+                read_pem(file)
+            # model-signing cannot read an empty chain; the certificate itself in it does no harm.
+            links = chain or [certificate]
+            config.use_certificate_signer(private_key=key, signing_certificate=certificate, certificate_chain=links)
+        with tempfile.TemporaryDirectory() as scratch:
+            config.sign(model, Path(scratch) / SIGNATURE)
+            return (Path(scratch) / SIGNATURE).read_bytes()
+    except (ValueError, OSError) as error:
+        raise InputError(f"{model} cannot be signed with {key}: {error}") from error
+
+
+def hashing() -> Any:
+    """How files are hashed: sha-256 of each, none left out but the signature itself, links refused."""
+    config = library("hashing").Config().use_file_serialization(hashing_algorithm="sha256")
+    return config.set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
+
+
+def require_plain(folder: Path) -> None:
+    """Refuse a folder that is not an expert's files and nothing else: no link, no other file, no folder in it."""
+    if folder.is_symlink() or not folder.is_dir():
+        raise SignatureError(f"{folder} is not a plain folder, so no signature covers it. Copy the expert itself.")
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() or not path.is_file():
+            raise SignatureError(f"{path} is a link or a folder: a signature covers plain files only. Remove it.")
+        if path.name not in (*EXPERT_FILES, SIGNATURE):
+            raise SignatureError(f"{path} is no part of an expert: {_listed(EXPERT_FILES)}. Remove it.")
+    for name in (WEIGHTS, CARD):
+        if not (folder / name).is_file():
+            raise SignatureError(f"{folder / name} is missing. Ask the site for the whole expert folder.")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return "its files are " + ", ".join(names)
+
+
+def library(module: str) -> Any:
+    """A module of model-signing, imported where it is used."""
+    try:
+        return importlib.import_module(f"model_signing.{module}")
+    except ModuleNotFoundError as error:
+        raise InputError(MISSING.format(error.name)) from error

@@ -1,0 +1,1 @@
+"""Estimated quality without labels: accuracy, prevalence and prediction sets of a stream."""
