@@ -17,7 +17,7 @@ import time
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,8 @@ class Network:
 NETWORKS = {
     "small": Network("vit_small_patch14_dinov2", 84, 3, IMAGENET),
     "clip": Network("vit_base_patch16_clip_quickgelu_224", 96, 2, CLIP),
+    "small-whole": Network("vit_small_patch14_dinov2", 84, 12, IMAGENET),
+    "clip-whole": Network("vit_base_patch16_clip_quickgelu_224", 96, 12, CLIP),
 }
 
 
@@ -108,6 +110,17 @@ class Tail(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.fc_norm(self.norm(self.blocks(tokens[..., 0].transpose(1, 2)))[:, 0]))
+
+
+class LastLayer(nn.Module):
+    """The last layer alone, on features [B,D,1,1] of another network."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.head(features[:, :, 0, 0])
 
 
 @dataclass(frozen=True)
@@ -229,12 +242,17 @@ def expert_of(dataset: str, domain: str, start: str, data: Any, place: Place) ->
 
 
 def pool_of(experts: Mapping[str, Any], data: Any, dataset: str, place: Place) -> ms.ExpertPool:
-    """A pool in bfloat16 with the cards that training would write."""
+    """A pool with the cards that training would write."""
     classes, modules = tuple(data["classes"]), {}
     for name, expert in experts.items():
         modules[name] = place.tail(len(classes))
         modules[name].load_state_dict(expert["state"])
-    pool = ms.ExpertPool.from_modules(modules, classes=classes, head="head")
+    return with_cards(ms.ExpertPool.from_modules(modules, classes=classes, head="head"), experts, data, dataset)
+
+
+def with_cards(pool: ms.ExpertPool, experts: Mapping[str, Any], data: Any, dataset: str) -> ms.ExpertPool:
+    """The pool in bfloat16, with counts, temperatures and validation results in its cards."""
+    classes = pool.classes
     for name, expert in experts.items():
         labels, logits = data["domains"][name]["y"], expert["val_logits"]
         held = labels[expert["val"]]
@@ -255,6 +273,25 @@ def pool_of(experts: Mapping[str, Any], data: Any, dataset: str, place: Place) -
     return pool.to(dtype=torch.bfloat16)
 
 
+def last_layers(experts: Mapping[str, Any], data: Any, dataset: str, place: Place) -> ms.ExpertPool:
+    """The experts' last layers as a pool, for methods that read the mean encoder's features and never another's."""
+    modules = {}
+    for name, expert in experts.items():
+        tail = place.tail(len(data["classes"]))
+        tail.load_state_dict(expert["state"])
+        modules[name] = LastLayer(tail.head)
+    pool = ms.ExpertPool.from_modules(modules, classes=tuple(data["classes"]), head="head")
+    return with_cards(pool, experts, data, dataset)
+
+
+@torch.no_grad()
+def mean_features(pool: ms.ExpertPool, tokens: Tensor) -> Tensor:
+    """Features [N,D,1,1] of the mean encoder."""
+    weights = pool.merge(torch.full((len(pool),), 1 / len(pool)))
+    parts = [pool.forward_with_inputs(weights, part)[1] for part in tokens.split(128)]
+    return torch.cat(parts)[:, :, None, None]
+
+
 @torch.no_grad()
 def target_logits(pool: ms.ExpertPool, tokens: Tensor) -> dict[str, Tensor]:
     views = {"original": None, "hflip": "hflip"}
@@ -263,38 +300,55 @@ def target_logits(pool: ms.ExpertPool, tokens: Tensor) -> dict[str, Tensor]:
     }
 
 
-def method_of(text: str, pool: ms.ExpertPool) -> ms.Method:
-    variant = parse_variant(text)
-    return ms.create_method(variant.method, pool, **dict(variant.options))
+@dataclass(frozen=True)
+class Subject:
+    """Images of one target as the experts of a pool see them."""
+
+    pool: ms.ExpertPool
+    last_layers: ms.ExpertPool
+    tokens: Tensor  # [N,D,T,2]
+    features: Tensor  # of the mean encoder [N,D,1,1]
+    logits: dict[str, Tensor]  # of the experts by view [K,N,C]
+
+    @classmethod
+    def of(cls, experts: Mapping[str, Any], data: Any, dataset: str, place: Place, tokens: Tensor) -> "Subject":
+        pool, lasts = pool_of(experts, data, dataset, place), last_layers(experts, data, dataset, place)
+        return cls(pool, lasts, tokens, mean_features(pool, tokens), target_logits(pool, tokens))
+
+    def only(self, chosen: Tensor) -> "Subject":
+        logits = {view: values[:, chosen] for view, values in self.logits.items()}
+        return replace(self, tokens=self.tokens[chosen], features=self.features[chosen], logits=logits)
+
+    def run(self, text: str, batches: Any) -> tuple[Tensor, float]:
+        """Probabilities in the order of the stream, and forwards per image.
+
+        Only the paper's rule merges encoders anew for every batch; the others get the mean encoder's features.
+        """
+        variant, merges = parse_variant(text), "entropy_adaptive" in text
+        images = self.tokens if merges else self.features
+        method = ms.create_method(variant.method, self.pool if merges else self.last_layers, **dict(variant.options))
+        answers, forwards = [], 0.0
+        for indices in batches:
+            picked = torch.as_tensor(indices)
+            own = {view: values[:, picked] for view, values in self.logits.items()}
+            step = method.step(images[picked], expert_logits=own)
+            answers.append(torch.softmax(step.logits.float(), dim=-1))
+            forwards += len(picked) * (step.expert_forwards + step.merged_forwards)
+        return torch.cat(answers), forwards / sum(map(len, batches))
 
 
-def run(method: ms.Method, tokens: Tensor, logits: dict[str, Tensor], batches: Any) -> tuple[Tensor, float]:
-    """Probabilities in the order of the stream, and forwards per image."""
-    method.reset()
-    answers, forwards = [], 0.0
-    for indices in batches:
-        picked = torch.as_tensor(indices)
-        own = {view: values[:, picked] for view, values in logits.items()}
-        step = method.step(tokens[picked], expert_logits=own)
-        answers.append(torch.softmax(step.logits.float(), dim=-1))
-        forwards += len(picked) * (step.expert_forwards + step.merged_forwards)
-    return torch.cat(answers), forwards / sum(map(len, batches))
-
-
-def part_of(site: str, pool: ms.ExpertPool, data: Any, held: Tensor) -> SitePart:
+def part_of(site: str, subject: Subject, labels: Tensor, classes: tuple[str, ...]) -> SitePart:
     """A source as pseudo-target, as `mergestream choose` measures it: its validation images, the others' experts."""
-    own, classes, runs = data["domains"][site], tuple(data["classes"]), dict[str, dict[str, Any]]()
-    tokens, labels = own["x"][held], own["y"][held]
-    logits = target_logits(pool, tokens)
+    runs: dict[str, dict[str, Any]] = {}
     mixes = {OWN: torch.arange(len(labels)), RARE: with_rare_class(labels)}
     for text, (mix, chosen), spec in product(CANDIDATES, mixes.items(), PSEUDO_STREAMS):
-        method, parts = method_of(text, pool), {view: values[:, chosen] for view, values in logits.items()}
         batches = create_stream(spec, labels[chosen], batch_size=USUAL, seed=0)
-        answers, _ = run(method, tokens[chosen], parts, batches)
+        answers, _ = subject.only(chosen).run(text, batches)
         truth = labels[chosen][torch.as_tensor(np.concatenate(list(batches)))]
         report = summarise(answers, truth, classes)
         runs.setdefault(text, {})[f"{spec}, {mix}"] = {name: report[name] for name in CHOICE_METRICS}
-    return SitePart(site, {name: name for name in pool.names}, {mix: len(rows) for mix, rows in mixes.items()}, runs)
+    names = {name: name for name in subject.pool.names}
+    return SitePart(site, names, {mix: len(rows) for mix, rows in mixes.items()}, runs)
 
 
 def auto_of(sources: Mapping[str, Any], data: Any, dataset: str, place: Place) -> dict[str, Any]:
@@ -302,7 +356,9 @@ def auto_of(sources: Mapping[str, Any], data: Any, dataset: str, place: Place) -
     parts = []
     for site, expert in sources.items():
         others = {name: each for name, each in sources.items() if name != site}
-        parts.append(part_of(site, pool_of(others, data, dataset, place), data, expert["val"][:SHOWN]))
+        own, held = data["domains"][site], expert["val"][:SHOWN]
+        subject = Subject.of(others, data, dataset, place, own["x"][held])
+        parts.append(part_of(site, subject, own["y"][held], tuple(data["classes"])))
     evidence = ChoiceEvidence(dataset, 0, dict.fromkeys(CANDIDATES, 0), REFERENCE, tuple(parts))
     return asdict(choose(evidence, parts))
 
@@ -318,7 +374,6 @@ def measured(
     experts = {domain: expert_of(dataset, domain, start, data, place) for domain in data["domains"]}
     for target, specs in held_out(data["domains"], streams_of(dataset, arguments)) if not arguments.train_only else ():
         sources = {domain: expert for domain, expert in experts.items() if domain not in target}
-        pool = pool_of(sources, data, dataset, place)
         methods = [name for name in (*METHODS, "auto") if arguments.methods is None or name in arguments.methods]
         if len(sources) == 2:
             methods = [name for name in methods if name != "auto"]  # no source can judge a pool of one expert
@@ -328,7 +383,7 @@ def measured(
             choices.append({**setting, **choice})
         for seed in arguments.seeds:
             tokens, labels, columns = streamed(target, data, seed, arguments.images)
-            logits = target_logits(pool, tokens)
+            subject = Subject.of(sources, data, dataset, place, tokens)
             for spec, size in product(specs, arguments.batch_sizes):
                 all_methods = size == USUAL and spec in STREAMS[dataset][:2]
                 if arguments.streams is None and size != USUAL and spec not in STREAMS[dataset][:2]:
@@ -339,7 +394,7 @@ def measured(
                 for text in methods if all_methods else [name for name in methods if name in (*SIZED, "auto")]:
                     began = time.perf_counter()
                     name = choice["method"] if choice is not None and text == "auto" else text
-                    answers, forwards = run(method_of(name, pool), tokens, logits, batches)
+                    answers, forwards = subject.run(name, batches)
                     report = summarise(answers, truth, classes)
                     about = {"stream": spec, "batch": size, "seed": seed, "method": text, "images": len(truth)}
                     row = setting | about | {"forwards": round(forwards, 3)}
