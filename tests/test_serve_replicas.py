@@ -86,7 +86,8 @@ def test_two_engines_behind_one_door(pool: Path, tmp_path: Path) -> None:
         assert "LET IN" not in heard
         assert service.stop() == 0, service.words()
         assert "Traceback" not in service.words()
-    assert [pid for pid in begun if Path(f"/proc/{pid}").exists()] == [], "the cluster outlived the service"
+    # Ray's own processes end a little after the service on a busy machine; a cluster that stays fails here.
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in begun))
     for place in (0, 1):
         assert_sound(state / f"engine-{place:03d}" / "audit.jsonl", {s for s in SITES if places[s] == place})
     replay = replayed(state / "engine-000" / "audit.jsonl", pool, tmp_path / "images")
