@@ -139,10 +139,10 @@ class RealPool:
     def load(cls, arguments: argparse.Namespace) -> "RealPool":
         dataset = ms.load_dataset(arguments.dataset, root=arguments.root)
         pool, domains = ms.ExpertPool.load(arguments.pool).to(dtype=torch.bfloat16), {}
-        for name in pool.names:
-            data = dataset[name]
+        for card in pool.cards:
+            data = dataset[card.domain or card.name]
             chosen = np.sort(np.random.RandomState(0).permutation(len(data))[: arguments.images])
-            domains[name] = data.subset(torch.from_numpy(chosen))
+            domains[card.name] = data.subset(torch.from_numpy(chosen))
         work = arguments.work / f"{pool.fingerprint()[:16]}-{arguments.images}"
         work.mkdir(parents=True, exist_ok=True)
         return cls(pool, domains, work)
