@@ -17,7 +17,7 @@ from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.pictures import Picture
 from mergestream.serving.dicom_network.acceptor import listen
 from mergestream.serving.dicom_network.node import DicomNode
-from mergestream.serving.dicom_network.results import Delivery, SeriesResult
+from mergestream.serving.dicom_network.results import Delivery, UnitResult
 from mergestream.serving.dicom_network.rules import Rules, parse_rules
 from mergestream.serving.engine.answers import Answer
 from services import ANSWER
@@ -42,7 +42,7 @@ class Node:
     def __init__(
         self, folder: Path, chosen: Rules | None = None, *, delivery: Delivery | None = None, receives: bool = True
     ) -> None:
-        self.results: list[SeriesResult] = []
+        self.results: list[UnitResult] = []
         self.batches: list[tuple[str, list[Picture]]] = []
         self.refuse: Callable[[Sequence[Picture]], None] = lambda _: None
         self.node = DicomNode("TESTNODE", folder, chosen or rules(), listen("127.0.0.1", 0) if receives else None)

@@ -23,7 +23,7 @@ from mergestream.data.intake.input_files import read_upload
 from mergestream.data.intake.limits import Limits
 from mergestream.runtime.errors import InputError, OutputError
 from mergestream.serving.dicom_network import web_session
-from mergestream.serving.dicom_network.results import ImageResult, SeriesResult, SeriesSummary
+from mergestream.serving.dicom_network.results import ImageResult, UnitResult, UnitSummary
 from mergestream.serving.monitoring import Metrics
 from mergestream.serving.reports import report_sending, senders
 from mergestream.serving.reports.destinations import Destination, SendingPlan, read_destinations
@@ -38,13 +38,13 @@ PACS = Destination("pacs", "c-store", host="127.0.0.1", port=104, ae_title="PACS
 ARCHIVE = Destination("archive", "stow-rs", url="http://127.0.0.1:1/dicom-web")
 
 
-def result(folder: Path, number: int = 1, **more: Any) -> SeriesResult:
+def result(folder: Path, number: int = 1, **more: Any) -> UnitResult:
     """A received object in an inbox, with its answer."""
     uid = f"1.2.826.0.1.3680043.8.498.7.{number}"
     file = folder / f"received-{number}"
     file.write_bytes(dicom(np.full((8, 9), number % 251, np.uint8), SOPInstanceUID=uid, AccessionNumber=f"A{number}"))
     (picture,) = read_upload(file.read_bytes(), Limits())
-    return SeriesResult((ImageResult(file, picture, ANSWER, 0),), **more)
+    return UnitResult((ImageResult(file, picture, ANSWER, 0),), **more)
 
 
 def delivery(sending: ReportSending) -> ReportDelivery:
@@ -102,7 +102,7 @@ def test_a_result_delivered_twice_is_one_report_and_one_file_until_all_destinati
     assert not file.exists()
     delivery(sending)(one)  # sent already
     assert not sending.outbox.due("pacs", 9)
-    delivery(sending)(replace(one, summary=SeriesSummary("mean", ANSWER.classes, (0.5, 0.5), None)))
+    delivery(sending)(replace(one, summary=UnitSummary("series", "mean", ANSWER.classes, (0.5, 0.5), None)))
     assert len(sending.outbox.due("pacs", 9)) == 1
     assert SECRET.encode() not in b"".join(p.read_bytes() for p in (tmp_path / "outbox").glob("outbox.sqlite*"))
 

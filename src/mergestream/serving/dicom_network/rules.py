@@ -16,7 +16,7 @@ from mergestream.serving.engine.registry import require_name
 
 SECTIONS = ("callers", "rules", "sources", "limits", "flush")
 CONDITIONS = ("calling", "modality", "body_part", "view")
-IMAGE, SERIES = "image", "series"
+IMAGE, SERIES, STUDY = "image", "series", "study"
 MEAN, WORST = "mean", "worst"
 EACH_OBJECT, EACH_ASSOCIATION = "object", "association"
 DEFAULT_STREAM = "dicom"
@@ -31,11 +31,17 @@ class Rule:
     modality: tuple[str, ...] = ()
     body_part: tuple[str, ...] = ()
     view: tuple[str, ...] = ()
-    answer: str = IMAGE  # one object at a time, or a series when no more of it arrives
+    answer: str = IMAGE  # one object at a time, or a series or study when no more of it arrives
     series: str = MEAN  # the answer for a series
-    worst_class: str | None = None  # of a series: the image with the highest probability of this class counts
-    idle_seconds: float = 10.0  # without a new object a series is complete
+    study: str = MEAN  # the answer for a study
+    worst_class: str | None = None  # with 'worst': the image with the highest probability of this class counts
+    idle_seconds: float = 10.0  # without a new object a series or study is complete
     send_to: tuple[str, ...] | None = None  # names of destinations; None: all
+
+    @property
+    def how(self) -> str:
+        """How the images of a series or study become one answer."""
+        return self.study if self.answer == STUDY else self.series
 
     def fits(self, header: RoutingHeader) -> bool:
         values = (header.calling, header.modality.upper(), header.body_part.upper(), header.view.upper())
@@ -124,10 +130,10 @@ def _rule(place: str, entry: Any) -> Rule:
             values["send_to"] = _texts("send_to", values["send_to"])
         rule = Rule(**values)
         require_name(rule.stream)
-        one_of("answer", rule.answer, (IMAGE, SERIES))
-        one_of("series", rule.series, (MEAN, WORST))
-        number("idle_seconds", rule.idle_seconds, above=0, high=3600)
+        one_of("answer", rule.answer, (IMAGE, SERIES, STUDY))
         _require_sensible(rule, entry)
+        one_of(rule.answer, rule.how, (MEAN, WORST))
+        number("idle_seconds", rule.idle_seconds, above=0, high=3600)
     except MergestreamError as error:
         raise InputError(f"In {place}: {error}") from error
     return rule
@@ -135,11 +141,13 @@ def _rule(place: str, entry: Any) -> Rule:
 
 def _require_sensible(rule: Rule, entry: Mapping[str, Any]) -> None:
     """Refuse settings that would have no effect, and a 'worst' image without the class it is measured by."""
-    unused = [name for name in ("series", "worst_class", "idle_seconds") if name in entry]
-    if rule.answer == IMAGE and unused:
-        raise InputError(f"'{unused[0]}' needs 'answer: series'.")
-    if (rule.series == WORST) != (rule.worst_class is not None):
-        raise InputError("'series: worst' and 'worst_class' (a class of the pool) go together.")
+    needed_by = {SERIES: (SERIES,), STUDY: (STUDY,), "worst_class": (SERIES, STUDY), "idle_seconds": (SERIES, STUDY)}
+    for name, answers in needed_by.items():
+        if name in entry and rule.answer not in answers:
+            needed = "' or 'answer: ".join(answers)
+            raise InputError(f"'{name}' needs 'answer: {needed}'.")
+    if (rule.how == WORST) != (rule.worst_class is not None):
+        raise InputError(f"'{rule.answer}: worst' and 'worst_class' (a class of the pool) go together.")
     if rule.worst_class is not None and not isinstance(rule.worst_class, str):
         raise InputError("'worst_class' is the name of a class.")
 

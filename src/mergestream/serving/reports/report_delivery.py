@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mergestream.data.intake.limits import IntakeError, Limits
 from mergestream.pool.class_concepts import Concepts
 from mergestream.runtime.errors import InputError, OutputError, unknown_name
-from mergestream.serving.dicom_network.results import SeriesResult
+from mergestream.serving.dicom_network.results import UnitResult
 from mergestream.serving.reports.destinations import SendingPlan, read_destinations
 from mergestream.serving.reports.outbox import HELD, WAITING
 from mergestream.serving.reports.report_kinds import KINDS
@@ -46,7 +46,7 @@ class ReportDelivery:
     def __init__(self, sending: "ReportSending", limits: Limits, concepts: Callable[[], Concepts]) -> None:
         self._sending, self._limits, self._concepts = sending, limits, concepts
 
-    def __call__(self, result: SeriesResult) -> None:
+    def __call__(self, result: UnitResult) -> None:
         images = [made for i in result.images if (made := reported_image(i.picture, i.answer, i.row))]
         if not images:
             log.info("a result has no valid UIDs of an image, so no report refers to it")
@@ -70,7 +70,7 @@ class ReportDelivery:
                 about = (image.source.sop_instance_uid, image.picture.frame or 0, accession)
                 self._sending.outbox.record_answer(*about, image.answer.predictions[0])
 
-    def _texts(self, result: SeriesResult) -> Texts:
+    def _texts(self, result: UnitResult) -> Texts:
         try:
             return read_texts(result.images[0].file, self._limits)
         except (OSError, IntakeError) as error:
