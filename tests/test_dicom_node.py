@@ -466,6 +466,35 @@ def test_a_rules_file_that_is_no_yaml(tmp_path: Path) -> None:
         read_rules(tmp_path / "none.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"rules: [{{stream: a}}]\n#{'x' * (1 << 20)}", "it has more than 1,048,576 bytes"),
+        ("rules: [{stream: a}]\nflush: 2026-13-41", "month must be in 1..12"),
+        ("[" * 5000, "recursion"),
+        ("rules: \udcff", "codec"),
+    ],
+)
+def test_a_rules_file_that_is_too_large_or_damaged(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "rules.yaml").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match=f"rules.yaml cannot be read: .*{reason}"):
+        read_rules(tmp_path / "rules.yaml")
+
+
+def test_a_token_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret")
+    text = "rules: [{stream: a}]\nsources: {archive: {url: 'https://pacs/', token_file: token}}"
+    (tmp_path / "rules.yaml").write_text(text)
+    (tmp_path / "token").chmod(0o644)
+    with pytest.raises(InputError, match=r"In the source 'archive': .*Others may read 'token_file'"):
+        read_rules(tmp_path / "rules.yaml")
+    (tmp_path / "token").chmod(0o600)
+    assert read_rules(tmp_path / "rules.yaml").sources["archive"].token_file == tmp_path / "token"
+    (tmp_path / "token").unlink()
+    with pytest.raises(InputError, match="token cannot be read"):
+        read_rules(tmp_path / "rules.yaml")
+
+
 def test_a_rule_for_a_class_that_the_pool_lacks(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'ward': There is no class called 'bad'"):
         Node(tmp_path, rules({**SERIES, "series": "worst", "worst_class": "bad"}))

@@ -310,6 +310,13 @@ def test_a_wrong_destinations_file_is_one_sentence(tmp_path: Path, text: str) ->
         read_destinations(file)
 
 
+def test_a_destinations_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "destinations.yaml"
+    file.write_text("destinations: [{name: a, kind: stow-rs, url: 'http://x'}]\n#" + "x" * (1 << 20))
+    with pytest.raises(InputError, match=r"destinations\.yaml cannot be read: it has more than 1,048,576 bytes"):
+        read_destinations(file)
+
+
 # --- with a real receiver ---------------------------------------------------------------------------------------------
 
 

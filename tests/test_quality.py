@@ -196,6 +196,9 @@ def test_a_declared_prevalence_is_read_and_wrong_ones_are_refused(tmp_path: Path
     file.write_text("- 1")
     with pytest.raises(InputError, match="must map classes to shares"):
         parse_prevalence(str(file))
+    file.write_text("melanoma: 0.02\n" + "#" * 2**16 + "\nscar: 0.3\n")  # a part of it would be other shares
+    with pytest.raises(InputError, match="cannot be read: it has more than 65,536 bytes"):
+        parse_prevalence(str(file))
 
 
 def with_cards(pool: ms.ExpertPool, temperature: float = 2.0) -> ms.ExpertPool:

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml  # type: ignore[import-untyped]
-
 from mergestream.runtime.errors import InputError, MergestreamError, unknown_name
-from mergestream.runtime.files import error_text
 from mergestream.runtime.option_checks import number, one_of, whole_number
+from mergestream.runtime.yaml_file import read_yaml
 from mergestream.serving.dicom_network.routing_header import RoutingHeader
 from mergestream.serving.engine.registry import require_name
+from mergestream.serving.http.tokens import require_private
 
 SECTIONS = ("callers", "rules", "sources", "limits", "flush")
 CONDITIONS = ("calling", "modality", "body_part", "view")
@@ -20,6 +19,7 @@ IMAGE, SERIES, STUDY = "image", "series", "study"
 MEAN, WORST = "mean", "worst"
 EACH_OBJECT, EACH_ASSOCIATION = "object", "association"
 DEFAULT_STREAM = "dicom"
+MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,7 @@ class Rules:
 
 def read_rules(file: Path) -> Rules:
     """Read and check a rules file. InputError names the entry that is wrong."""
-    try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"The rules file {file} cannot be read: {error_text(error)}.") from error
+    document = read_yaml(file, "The rules file", MOST_BYTES)
     try:
         return parse_rules(document, file.parent)
     except MergestreamError as error:
@@ -167,6 +164,8 @@ def _source(name: str, entry: Any, folder: Path) -> Source:
         token = entry.get("token_file")
         if token is not None and not isinstance(token, str):
             raise InputError("'token_file' is the path of a file.")
+        if token is not None:
+            require_private(folder / token, 0o027, "Others may read 'token_file'.")
         ae_title(name)
     except (MergestreamError, ValueError) as error:
         raise InputError(f"In the source '{name}': {error}") from error

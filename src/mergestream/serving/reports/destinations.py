@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
 from mergestream.runtime.errors import InputError, MergestreamError
-from mergestream.runtime.files import error_text
 from mergestream.runtime.option_checks import names, number, one_of, whole_number
+from mergestream.runtime.yaml_file import read_yaml
 from mergestream.serving.dicom_network.rules import ae_title
 from mergestream.serving.http.tokens import require_private
 from mergestream.serving.reports.report_kinds import KINDS
@@ -17,6 +15,7 @@ from mergestream.serving.reports.report_kinds import KINDS
 C_STORE, STOW_RS = "c-store", "stow-rs"
 NEEDED = {C_STORE: ("host", "port", "ae_title"), STOW_RS: ("url",)}
 SECRETS = ("key_file", "token_file")
+MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -74,14 +73,14 @@ class SendingPlan:
 
 def read_destinations(file: Path) -> SendingPlan:
     """Read a destinations file; whatever is wrong with it is one sentence."""
+    value = read_yaml(file, "--destinations", MOST_BYTES)
     try:
-        value: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
         if not isinstance(value, dict) or not isinstance(value.get("destinations"), list) or not value["destinations"]:
             raise InputError("it needs a list 'destinations' (docs/dicom_reports.md has an example).")
         listed = tuple(_built(Destination, each) for each in value["destinations"])
         return _built(SendingPlan, {**value, "destinations": listed})
-    except (OSError, ValueError, yaml.YAMLError, RecursionError, MergestreamError) as error:
-        raise InputError(f"--destinations {file}: {error_text(error)}") from error
+    except (ValueError, MergestreamError) as error:
+        raise InputError(f"--destinations {file}: {error}") from error
 
 
 def _built(kind: type, value: Any) -> Any:
