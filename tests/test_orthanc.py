@@ -28,7 +28,7 @@ PROGRAMS = ("Orthanc", "storescu", "dcmcrle", "dcmcjpeg", "dcmcjpls", "dciodvfy"
 MISSING = [name for name in PROGRAMS if shutil.which(name, path="/usr/sbin:/usr/bin:/usr/local/bin") is None]
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(bool(MISSING), reason=f"scripts/install_dicom_tools.sh installs {', '.join(MISSING)}"),
+    pytest.mark.skipif(bool(MISSING), reason=f"scripts/install_service_tools.sh installs {', '.join(MISSING)}"),
 ]
 PLUGINS = Path("/usr/share/orthanc/plugins")
 CLASSES = {
@@ -78,7 +78,11 @@ def image(number: int, modality: str) -> bytes:
     uids = {"SOPClassUID": CLASSES[modality], "SOPInstanceUID": generate_uid()}
     uids |= {"StudyInstanceUID": generate_uid(), "SeriesInstanceUID": generate_uid()}
     about = {"Modality": modality, "StudyDate": "20260102", "StudyTime": "101112", "PatientSex": "F", "StudyID": "S1"}
-    about |= {"AccessionNumber": f"A{number}", "PatientBirthDate": "19500101", "ReferringPhysicianName": f"{SECRET}^R"}
+    about |= {
+        "AccessionNumber": f"{SECRET}-{number}",
+        "PatientBirthDate": "19500101",
+        "ReferringPhysicianName": f"{SECRET}^R",
+    }
     return written(dataset(pixels, **uids, **about))
 
 
