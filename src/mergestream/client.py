@@ -73,6 +73,7 @@ class AnsweredImage:
     prediction: str | None
     probabilities: Mapping[str, float]
     abstained_because: tuple[str, ...]
+    prediction_set: tuple[str, ...] | None  # classes that hold the true one with the chosen chance; None: none is made
     report: bytes | None = field(repr=False)  # a DICOM structured report, if asked for
 
 
@@ -99,6 +100,11 @@ class ServiceAnswer:
     @property
     def predictions(self) -> tuple[str | None, ...]:
         return tuple(image.prediction for image in self.images)
+
+    @property
+    def prediction_sets(self) -> tuple[tuple[str, ...], ...] | None:
+        """Per image, with --prediction-sets; else None."""
+        return tuple(each.prediction_set for each in self.images if each.prediction_set is not None) or None
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "ServiceAnswer":
@@ -285,14 +291,16 @@ def _finding(document: Mapping[str, Any]) -> ServiceFinding:
 
 def _images(document: Mapping[str, Any]) -> tuple[AnsweredImage, ...]:
     classes, predictions = document["classes"], document["predictions"]
-    reports = document.get("reports") or [None] * len(predictions)
-    rows = zip(predictions, document["probabilities"], document["abstained_because"], reports, strict=True)
+    # None where the service makes no sets, or no reports were asked for.
+    sets, reports = (document.get(name) or [None] * len(predictions) for name in ("prediction_set", "reports"))
+    rows = zip(predictions, document["probabilities"], document["abstained_because"], sets, reports, strict=True)
     return tuple(
         AnsweredImage(
             prediction,
             dict(zip(classes, probabilities, strict=True)),
             tuple(because or ()),
+            None if chosen is None else tuple(chosen),
             None if report is None else base64.b64decode(report),
         )
-        for prediction, probabilities, because, report in rows
+        for prediction, probabilities, because, chosen, report in rows
     )
