@@ -107,6 +107,35 @@ def test_a_result_delivered_twice_is_one_report_and_one_file_until_all_destinati
     assert SECRET.encode() not in b"".join(p.read_bytes() for p in (tmp_path / "outbox").glob("outbox.sqlite*"))
 
 
+def test_an_object_delivered_again_after_a_change_of_the_pool_gives_no_second_report(tmp_path: Path) -> None:
+    """One object, one report: also where the inbox hands it on again because of a kill, and a new pool answers it."""
+    sending = ReportSending(tmp_path / "outbox", SendingPlan((PACS,)))
+    one, two = result(tmp_path, 1), result(tmp_path, 2)
+    mean = UnitSummary("series", "mean", ANSWER.classes, (0.5, 0.5), None)
+    whole = UnitResult((*one.images, *two.images), mean)
+    for each in (one, whole):
+        delivery(sending)(each)
+    waiting = sending.outbox.due("pacs", 9)
+    assert len(waiting) == 2
+
+    def by_new_pool(image: ImageResult) -> ImageResult:
+        return replace(image, answer=replace(image.answer, pool_sha256="d" * 64, weights_sha256="e" * 64))
+
+    again = [UnitResult(tuple(map(by_new_pool, each.images[::-1])), each.summary) for each in (one, whole)]
+    for each in again:  # before it is sent
+        delivery(sending)(each)
+    assert sending.outbox.due("pacs", 9) == waiting
+    for entry in waiting:
+        sending.outbox.settle(entry, SENT)
+    for each in again:  # and after
+        delivery(sending)(each)
+    assert not sending.outbox.due("pacs", 9)
+    assert sending.outbox.counts("pacs")["sent"] == 2
+    study = replace(whole, summary=replace(mean, unit="study"))  # the rule has changed: another report
+    delivery(sending)(study)
+    assert len(sending.outbox.due("pacs", 9)) == 1
+
+
 def test_a_rule_may_name_its_destinations(tmp_path: Path) -> None:
     sending = ReportSending(tmp_path / "outbox", SendingPlan((PACS, ARCHIVE)))
     delivery(sending)(result(tmp_path, send_to=("archive",)))

@@ -51,9 +51,10 @@ class ReportDelivery:
         if not images:
             log.info("a result has no valid UIDs of an image, so no report refers to it")
             return
-        # The same for the same images, pool and kind: an object delivered again gives no second report.
-        parts = [[i.source.sop_instance_uid, i.picture.frame, i.picture.pixels_sha256] for i in images]
-        how, pool = result.summary.how if result.summary else None, images[0].answer.pool_sha256
+        # The same for the same images and kind, whichever pool answered: an object delivered again, after a kill or a
+        # change of the pool, gives no second report.
+        parts = sorted([i.source.sop_instance_uid, i.picture.frame or 0, i.picture.pixels_sha256] for i in images)
+        how = [result.summary.unit, result.summary.how] if result.summary else None
 
         def make(kind: str, uid: str) -> bytes:
             texts = self._texts(result)
@@ -62,7 +63,7 @@ class ReportDelivery:
         every, state = self._sending.plan.destinations, HELD if self._sending.shadow else WAITING
         chosen = [each for each in every if result.send_to is None or each.name in result.send_to]
         for kind in dict.fromkeys(kind for each in chosen for kind in each.objects):
-            uid, names = derived_uid("report", kind, parts, how, pool), [d.name for d in chosen if kind in d.objects]
+            uid, names = derived_uid("report", kind, parts, how), [d.name for d in chosen if kind in d.objects]
             self._sending.outbox.put(uid, kind, partial(make, kind, uid), names, state)
         if self._sending.shadow:
             accession = self._texts(result)["AccessionNumber"]
