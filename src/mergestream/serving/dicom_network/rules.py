@@ -67,7 +67,7 @@ class Source:
 
     name: str
     url: str
-    token_file: Path | None = None
+    token_file: Path | None = None  # holds a bearer token, or 'user:password'
 
 
 @dataclass(frozen=True)
