@@ -124,11 +124,6 @@ def parse(raw: bytes) -> dict[str, Any]:
     texts = all(line[name] is None or type(line[name]) is str for name in TEXTS_OR_NULL)
     if not is_canonical or not texts or any(type(line[name]) is not kind for name, kind in TYPES.items()):
         raise LineError("is not in canonical form: it was changed")
-    if (line["key"] or "").startswith("hmac-sha256:"):
-        raise InputError(
-            "This audit log was signed with HMAC-SHA256, which is no longer supported. Verify it with the version "
-            "that wrote it, and begin a new log with an Ed25519 key ('mergestream audit key')."
-        )
     return line
 
 
@@ -235,7 +230,7 @@ def last_line(path: Path, key: "PublicKey | None" = None) -> dict[str, Any] | No
 
 
 def opening_of(path: Path) -> dict[str, Any]:
-    """What a log says about itself in its first line: an id and the folder it was begun in; {} in older logs."""
+    """What a log says about itself in its first line: id and folder; {} in a copy without its oldest file."""
     first = next(raw_lines(path), None)
     try:
         line = {} if first is None else parse(first.text)

@@ -97,8 +97,7 @@ def take_step(
         "head_expert": step.head_expert if choice is None else None,
         "weights_sha256": weights_sha256,
         "abstained": list(undecided),
-        # Lines of versions that knew only the threshold do not have it.
-        **({"abstained_because": list(undecided.values())} if settings.abstain_on else {}),
+        "abstained_because": list(undecided.values()),
         "fallback": choice,
         "findings": [asdict(finding) for finding in findings],
     }

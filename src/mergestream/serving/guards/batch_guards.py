@@ -160,9 +160,8 @@ def abstention(undecided: Abstained, images: int, settings: GuardSettings) -> li
     """The finding about undecided images, for the method and for the fallback."""
     if not undecided:
         return []
-    numbers: dict[str, Any] = {"limit": settings.abstain_below}
-    if settings.abstain_on:
-        numbers["because"] = sorted({code for reasons in undecided.values() for code in reasons})
+    because = sorted({code for reasons in undecided.values() for code in reasons})
+    numbers = {"limit": settings.abstain_below, "because": because}
     return [_about_images(codes.ABSTAINED, codes.INFO, "left undecided", list(undecided), images, numbers)]
 
 
