@@ -285,22 +285,16 @@ def _problem_of(response: httpx.Response) -> ServiceProblem:
 
 
 def _finding(document: Mapping[str, Any]) -> ServiceFinding:
-    names = ("code", "severity", "sentence")
-    return ServiceFinding(**{name: document[name] for name in names}, numbers=document.get("numbers") or {})
+    return ServiceFinding(document["code"], document["severity"], document["sentence"], document.get("numbers") or {})
 
 
 def _images(document: Mapping[str, Any]) -> tuple[AnsweredImage, ...]:
     classes, predictions = document["classes"], document["predictions"]
-    # None where the service makes no sets, or no reports were asked for.
     sets, reports = (document.get(name) or [None] * len(predictions) for name in ("prediction_set", "reports"))
-    rows = zip(predictions, document["probabilities"], document["abstained_because"], sets, reports, strict=True)
+    chosen = (None if each is None else tuple(each) for each in sets)
+    files = (None if each is None else base64.b64decode(each) for each in reports)
+    rows = zip(predictions, document["probabilities"], document["abstained_because"], chosen, files, strict=True)
     return tuple(
-        AnsweredImage(
-            prediction,
-            dict(zip(classes, probabilities, strict=True)),
-            tuple(because or ()),
-            None if chosen is None else tuple(chosen),
-            None if report is None else base64.b64decode(report),
-        )
-        for prediction, probabilities, because, chosen, report in rows
+        AnsweredImage(prediction, dict(zip(classes, shares, strict=True)), tuple(because or ()), own_set, file)
+        for prediction, shares, because, own_set, file in rows
     )
