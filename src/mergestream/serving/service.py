@@ -13,6 +13,7 @@ from mergestream.data.intake.decoder_pool import PLACES
 from mergestream.data.intake.input_files import read_uploads
 from mergestream.data.intake.pictures import Picture
 from mergestream.serving.answer_queue import AnswerQueue
+from mergestream.serving.audit.line_kinds import CHANGE, CHECKED, STOPPED
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http.problems import Problem
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from mergestream.serving.watched_folder import Watcher
     from mergestream.serving.webhook import Webhook
 
-STOPPED, CHECKED, CHANGE = "service_stopped", "log_checked", "change_asked"  # kinds of audit lines
 # The engine computes one batch at a time; meanwhile the other threads write the audit log.
 ENGINE_THREADS = 4
 CHECK_SECONDS = 5.0

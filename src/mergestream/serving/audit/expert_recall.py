@@ -10,12 +10,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mergestream.runtime.errors import InputError
 from mergestream.serving.audit.chain import sound_lines
-from mergestream.serving.audit.replay import STEP
+from mergestream.serving.audit.line_kinds import STARTED, STEP
 
 if TYPE_CHECKING:
     from mergestream.serving.audit.keys import PublicKey
 
-STARTED = "service_started"
 ROTATED = re.compile(r"\.\d{6,}$")
 SHORTEST_HASH = 8
 VOTERS = re.compile(r"\bensemble\b")  # a method, or the base of one, in which all experts vote alike

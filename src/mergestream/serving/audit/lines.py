@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from mergestream.runtime.errors import InputError, OutputError
 from mergestream.runtime.files import error_text
+from mergestream.serving.audit.line_kinds import OPENED, OWN_KINDS
 
 if TYPE_CHECKING:
     from mergestream.serving.audit.keys import PrivateKey, PublicKey
 
 SCHEMA_VERSION = 1
 LONGEST = 16 * 2**20  # bytes; a reader never holds more than one line in memory
-OPENED, ROTATION, RECOVERED, RESUMED = "opened", "rotation", "recovered", "resumed"
-OWN_KINDS = (OPENED, ROTATION, RECOVERED, RESUMED)  # written by the log itself
 TEXTS, TEXTS_OR_NULL = ("hash", "kind", "previous", "time"), ("key", "signature")
 TYPES = {"body": dict, "schema_version": int, "sequence": int, **dict.fromkeys(TEXTS, str)}
 FIELDS = {*TYPES, *TEXTS_OR_NULL}

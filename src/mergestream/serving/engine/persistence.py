@@ -29,6 +29,16 @@ from typing import Any
 
 from mergestream.runtime.errors import CheckpointError, OutputError
 from mergestream.runtime.files import lock_or_refuse, make_folder, read_json, sha256_of_json, write_json
+from mergestream.serving.audit.line_kinds import (
+    ACKNOWLEDGED,
+    DELETED,
+    RELOADED,
+    RESET,
+    REVOKED,
+    STARTED,
+    STEP,
+    SWITCHED,
+)
 from mergestream.serving.audit.lines import Link, encoded_body, link_of
 from mergestream.serving.engine.answers import Answer, logged_answer
 from mergestream.serving.engine.registry import NAME
@@ -37,9 +47,6 @@ from mergestream.serving.guards.findings import Alarm, acknowledge, alarms_after
 from mergestream.serving.quality.step_sums import StepSums, Window, with_step
 
 SCHEMA_VERSION = 1
-STEP, RESET, DELETED, SWITCHED = "step", "stream_reset", "stream_deleted", "expert_switched"
-STARTED, RELOADED, ACKNOWLEDGED = "service_started", "pool_reloaded", "alarms_acknowledged"
-REVOKED, LIST_REFUSED = "experts_revoked", "revocations_refused"
 HISTORY = 200  # steps per stream
 Saved = dict[str, Any]
 LoggedAnswer = tuple[str, Answer]  # with the time of its line

@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 from mergestream.data.intake.pictures import Picture
 from mergestream.runtime.errors import MergestreamError
 from mergestream.serving.answer_queue import OverloadedError
+from mergestream.serving.audit.line_kinds import STOPPED
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.engine.persistence import LoggedAnswer
 from mergestream.serving.engine.registry import require_name
 from mergestream.serving.open_engine import OpenEngine, open_engine
 from mergestream.serving.options import ServeOptions
-from mergestream.serving.service import STOPPED
 
 POLL_SECONDS, GONE_SECONDS = 2.0, 10.0
 GONE = "A replica does not answer and is being restarted. The step may be in its log."
