@@ -15,11 +15,11 @@ from pynetdicom import AE
 from dicoms import dataset
 from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.pictures import Picture
-from mergestream.serving.dicom_network.acceptor import listen
 from mergestream.serving.dicom_network.node import DicomNode
 from mergestream.serving.dicom_network.results import Delivery, UnitResult
 from mergestream.serving.dicom_network.rules import Rules, parse_rules
 from mergestream.serving.engine.answers import Answer
+from mergestream.serving.listening_socket import listening_socket
 from services import ANSWER
 
 CLASSES = ANSWER.classes
@@ -45,7 +45,8 @@ class Node:
         self.results: list[UnitResult] = []
         self.batches: list[tuple[str, list[Picture]]] = []
         self.refuse: Callable[[Sequence[Picture]], None] = lambda _: None
-        self.node = DicomNode("TESTNODE", folder, chosen or rules(), listen("127.0.0.1", 0) if receives else None)
+        sock = listening_socket("127.0.0.1", 0, backlog=128) if receives else None
+        self.node = DicomNode("TESTNODE", folder, chosen or rules(), sock)
         assert receives is (self.node.port is not None)
         self.port = self.node.port or 0
         self.node.start(self._answer, delivery or self.results.append, Limits(), CLASSES)

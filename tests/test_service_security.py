@@ -29,7 +29,9 @@ from benching import write_pool
 from dicoms import SECRET
 from engines import PLAIN, batch, small_pool
 from mergestream.cli import app as cli
+from mergestream.data.intake.limits import Limits
 from mergestream.runtime.errors import InputError, MergestreamError
+from mergestream.runtime.option_checks import is_http_url
 from mergestream.serving.answer_queue import OverloadedError
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
 from mergestream.serving.engine.engine import Engine
@@ -546,9 +548,9 @@ def test_files_come_out_as_they_went_in_wherever_the_body_is_cut(files: list[byt
     async def parsed() -> list[bytes]:
         held, kind = HeldBytes(1 << 20), request.headers["content-type"]
         with held.share() as take:
-            found = await files_of(kind, pieces(), take, most_files=4, most_bytes=200)
+            received = await files_of(kind, pieces(), take, Limits(images=4, file_bytes=200))
             assert held.total == sum(map(len, files))
-            return found
+            return received
 
     assert asyncio.run(parsed()) == files
 
@@ -561,10 +563,28 @@ def test_any_bytes_as_a_form_are_files_or_a_problem(body: bytes, start: bytes) -
 
     async def parsed() -> None:
         with HeldBytes(1 << 20).share() as take:
-            await files_of("multipart/form-data; boundary=x", pieces(), take, most_files=4, most_bytes=200)
+            await files_of("multipart/form-data; boundary=x", pieces(), take, Limits(images=4, file_bytes=200))
 
     with suppress(Problem):  # and nothing else
         asyncio.run(parsed())
+
+
+@pytest.mark.parametrize(
+    ("url", "plain", "with_user"),
+    [
+        ("https://pacs.example/dicom-web", True, True),
+        ("http://[::1]:8042/x?y=1", True, True),
+        ("https://user:password@pacs.example/", False, True),
+        ("ftp://pacs.example/", False, False),
+        ("https:///dicom-web", False, False),
+        ("http://[::1", False, False),
+        ("http://pacs.example/a b\n", False, False),
+        ("pacs.example", False, False),
+        (None, False, False),
+    ],
+)
+def test_urls_of_other_systems(url: str | None, plain: bool, with_user: bool) -> None:
+    assert (is_http_url(url), is_http_url(url, with_user=True)) == (plain, with_user)
 
 
 def test_the_table_of_problems_is_the_documents() -> None:

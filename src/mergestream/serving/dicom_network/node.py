@@ -11,7 +11,7 @@ from typing import Any
 
 from mergestream.data.intake.limits import MEBIBYTE, Limits
 from mergestream.runtime.errors import InputError, UnknownNameError, unknown_name
-from mergestream.serving.dicom_network.acceptor import Acceptor, listen, tls_context
+from mergestream.serving.dicom_network.acceptor import Acceptor, tls_context
 from mergestream.serving.dicom_network.inbox import Inbox
 from mergestream.serving.dicom_network.inbox_worker import AnswerBatch, InboxWorker
 from mergestream.serving.dicom_network.negotiation import require_pynetdicom
@@ -20,6 +20,7 @@ from mergestream.serving.dicom_network.results import Delivery
 from mergestream.serving.dicom_network.rules import Rules, Source, ae_title, read_rules
 from mergestream.serving.http.gate import is_loopback
 from mergestream.serving.http.tokens import require_private
+from mergestream.serving.listening_socket import listening_socket
 from mergestream.serving.monitoring import Metrics
 from mergestream.serving.options import ServeOptions
 
@@ -152,7 +153,9 @@ def open_node(options: ServeOptions) -> DicomNode | None:
     if options.dicom_tls_cert is not None and options.dicom_tls_key is not None:
         require_private(options.dicom_tls_key, 0o027, "Others on this machine may read or change the DICOM TLS key.")
         tls = tls_context(options.dicom_tls_cert, options.dicom_tls_key, options.dicom_tls_ca)
-    sock = None if options.dicom_port is None else listen(host, options.dicom_port)
+    sock = None
+    if options.dicom_port is not None:
+        sock = listening_socket(host, options.dicom_port, backlog=128, option="--dicom-")
     try:
         return DicomNode(title, options.state / "dicom", rules, sock, tls)
     except BaseException:

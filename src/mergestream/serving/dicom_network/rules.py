@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from mergestream.runtime.errors import InputError, MergestreamError, unknown_name
-from mergestream.runtime.option_checks import number, one_of, whole_number
+from mergestream.runtime.option_checks import is_http_url, number, one_of, whole_number
 from mergestream.runtime.yaml_file import read_yaml
 from mergestream.serving.dicom_network.routing_header import RoutingHeader
 from mergestream.serving.engine.registry import require_name
@@ -157,9 +156,7 @@ def _condition(name: str, value: Any) -> tuple[str, ...]:
 def _source(name: str, entry: Any, folder: Path) -> Source:
     try:
         _require_mapping("a source", entry, ("url", "token_file"))
-        url = entry.get("url")
-        parts = urlsplit(url) if isinstance(url, str) else None
-        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+        if not is_http_url(entry.get("url")):
             raise InputError("'url' begins with https:// or http:// and names no user.")
         token = entry.get("token_file")
         if token is not None and not isinstance(token, str):
@@ -167,9 +164,9 @@ def _source(name: str, entry: Any, folder: Path) -> Source:
         if token is not None:
             require_private(folder / token, 0o027, "Others may read 'token_file'.")
         ae_title(name)
-    except (MergestreamError, ValueError) as error:
+    except MergestreamError as error:
         raise InputError(f"In the source '{name}': {error}") from error
-    return Source(name, url, None if token is None else folder / token)
+    return Source(name, entry["url"], None if token is None else folder / token)
 
 
 def _limits(entry: Any) -> NodeLimits:

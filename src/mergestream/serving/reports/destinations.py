@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.runtime.errors import InputError, MergestreamError
-from mergestream.runtime.option_checks import names, number, one_of, whole_number
+from mergestream.runtime.option_checks import is_http_url, names, number, one_of, whole_number
 from mergestream.runtime.yaml_file import read_yaml
 from mergestream.serving.dicom_network.rules import ae_title
 from mergestream.serving.http.tokens import require_private
@@ -48,7 +48,7 @@ class Destination:
                 raise InputError(f"'{self.name}' is of kind {self.kind} and needs '{option}'.")
         if self.kind == C_STORE and (ae_title(self.ae_title), ae_title(self.calling_ae_title)):
             number("port", whole_number("port", self.port, low=1), high=65535)
-        if self.url is not None and not re.match(r"https?://[^\s/@]+(/|$)", str(self.url)):
+        if self.url is not None and not is_http_url(self.url):
             raise InputError(f"'url' of '{self.name}' begins with http:// or https:// and holds no password.")
         for option in ("ca_file", "cert_file", *SECRETS):
             if (path := getattr(self, option)) is not None:
