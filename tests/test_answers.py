@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -95,7 +94,7 @@ def run(
     async def talked() -> None:
         with AuditLog(folder / "audit.jsonl") as log:
             engine = Engine(pool, "entropy_adaptive", options, audit=log, state_folder=folder / "s", guards=guards)
-            service = Service(lambda _: SimpleNamespace(engine=engine, log=log), limits)
+            service = Service(lambda _: engine, limits)
             transport = httpx.ASGITransport(app=create_app(service))
             async with httpx.AsyncClient(transport=transport, base_url="http://inside") as client:
                 await service.start()
@@ -163,7 +162,7 @@ def test_a_batch_may_be_answered_image_by_image(pool: ms.ExpertPool, tmp_path: P
         assert batch["model_hash"] is batch["encoder_coefficients"] is None  # each image had its own
         assert len({each["audit"]["hash"] for each in batch["images"]}) == 4
         assert [step["step"] for step in running.steps("b")] == [0, 1, 2, 3]
-        (stream,) = [each for each in running.service.open.engine.streams() if each["stream"] == "b"]
+        (stream,) = [each for each in running.service.engine.streams() if each["stream"] == "b"]
         assert (stream["steps"], stream["images"]) == (4, 4)
 
     run(tmp_path, pool, talk, momentum=0.9)

@@ -42,7 +42,7 @@ from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, Serv
 from mergestream.serving.http.tokens import ADMINISTRATOR, CLIENT, Tokens, create_token
 from mergestream.serving.http.uploads import files_of
 from mergestream.serving.monitoring import Metrics
-from mergestream.serving.service import OpenEngine, Service
+from mergestream.serving.service import Service
 from mergestream.serving.startup import JsonFormatter, ServeOptions, serve
 from services import STREAMS, LocalService, encoded, form, npy, png
 
@@ -309,8 +309,8 @@ def test_pages_of_others_may_not_use_it(ask: Callable[..., Any], service: LocalS
 # --- inside -----------------------------------------------------------------------------------------------------------
 
 
-def opened(engine: Engine, audit: Any = None) -> Callable[[Metrics], OpenEngine]:
-    return lambda _: OpenEngine(engine, audit or NoAuditLog())
+def opened(engine: Engine) -> Callable[[Metrics], Engine]:
+    return lambda _: engine
 
 
 @pytest.fixture
@@ -355,9 +355,9 @@ def test_a_fault_of_ours_is_told_by_its_request_id_alone(
 def test_loading_closing_and_overloaded_services_say_when_to_come_back(engine: Engine) -> None:
     gate = threading.Event()
 
-    def slowly(_: Metrics) -> OpenEngine:
+    def slowly(_: Metrics) -> Engine:
         gate.wait(10)
-        return OpenEngine(engine, NoAuditLog())
+        return engine
 
     service = Service(slowly, ServiceLimits(held_bytes=100_000))
 
@@ -386,11 +386,11 @@ def test_loading_closing_and_overloaded_services_say_when_to_come_back(engine: E
 def test_a_signal_while_it_loads_ends_it_in_order_and_it_was_never_ready(engine: Engine) -> None:
     kept, ready = signal.signal(signal.SIGTERM, signal.SIG_IGN), list[str]()
 
-    def slowly(_: Metrics) -> OpenEngine:
+    def slowly(_: Metrics) -> Engine:
         time.sleep(0.3)  # until it listens
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.5)
-        return OpenEngine(engine, NoAuditLog())
+        return engine
 
     service = Service(slowly)
     try:
@@ -449,7 +449,7 @@ def test_a_log_that_cannot_be_written_stops_answers_until_it_can(tmp_path: Path)
     """The file of the log is really closed under its writer, and really comes back."""
     audit = AuditLog(tmp_path / "audit.jsonl")
     engine = Engine(small_pool(), "mean", {}, audit=audit, state_folder=tmp_path / "state", guards=PLAIN)
-    service = Service(opened(engine, audit))
+    service = Service(opened(engine))
 
     async def talk(client: httpx.AsyncClient) -> None:
         first = (await client.post(f"{STREAMS}/a/batches", files=form(png(1)))).json()

@@ -152,12 +152,15 @@ class Failing:
     def append_all(self, kind: str, bodies: Any) -> list[dict[str, Any]]:
         return [self.append(kind, body) for body in bodies]
 
+    def close(self) -> None:
+        self.audit.close()
+
 
 def test_a_step_that_cannot_be_logged_did_not_happen(pool: ms.ExpertPool, tmp_path: Path) -> None:
     method = ms.create_method("entropy_adaptive", pool, **MOVING)
     with Service(tmp_path, pool, options=MOVING) as service:
         engine = service.engine
-        engine._audit = failing = Failing(service.audit)
+        engine.audit = failing = Failing(service.audit)
         failing.full = True
         with pytest.raises(AuditError, match="full"):
             engine.answer("lyon", batch(0))

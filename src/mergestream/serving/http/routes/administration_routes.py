@@ -57,7 +57,7 @@ async def estimated_quality(service: CurrentService, stream: StreamName) -> sche
 @router.declare(ADMINISTRATOR, "POST", "/v1/streams/{stream}/reset", "Reset a stream", *CHANGE_CODES)
 async def reset_stream(request: Request, service: CurrentService, stream: StreamName) -> schemas.StreamStatus:
     """Reset its moving averages and the memory of its guards. Step numbers continue. Administrators only."""
-    await service.change("reset", request.state, partial(service.open.engine.reset, stream))
+    await service.change("reset", request.state, partial(service.engine.reset, stream))
     return _status_of(service, stream)
 
 
@@ -68,7 +68,7 @@ async def reset_stream(request: Request, service: CurrentService, stream: Stream
 async def acknowledge_alarms(request: Request, service: CurrentService, stream: StreamName) -> schemas.StreamStatus:
     """Log who knows of its current alarms. They stay until their findings end. Administrators only."""
     person = await read_document(request, schemas.Acknowledgement, '{"name": "…", "note": "…"}, each of one line')
-    record = partial(service.open.engine.acknowledge, stream, **person.model_dump(), by=request.state.holder.name)
+    record = partial(service.engine.acknowledge, stream, **person.model_dump(), by=request.state.holder.name)
     try:
         await service.change("acknowledge", request.state, record)
     except InputError as error:
@@ -82,7 +82,7 @@ async def acknowledge_alarms(request: Request, service: CurrentService, stream: 
 )  # fmt: skip
 async def delete_stream(request: Request, service: CurrentService, stream: StreamName) -> Response:
     """Delete its averages and counts; its lines stay in the audit log. Administrators only."""
-    await service.change("delete", request.state, partial(service.open.engine.delete, stream))
+    await service.change("delete", request.state, partial(service.engine.delete, stream))
     service.metrics.forget(stream)
     await service.owners.release(stream)
     return Response(status_code=204)
@@ -91,7 +91,7 @@ async def delete_stream(request: Request, service: CurrentService, stream: Strea
 def _statuses(service: Service, holder: Holder) -> list[schemas.StreamStatus]:
     """The status of every stream that the holder of a token may read."""
     statuses = []
-    for stream in service.open.engine.streams():
+    for stream in service.engine.streams():
         if service.owners.allow(stream["stream"], holder):
             steps = service.metrics.recent(stream["stream"])
             last = steps[-1] if steps else None
@@ -111,7 +111,7 @@ def _status_of(service: Service, name: str) -> schemas.StreamStatus:
 
 def _quality_of(service: Service, name: str) -> schemas.StreamQuality | None:
     """Estimates of a stream; None if it has none."""
-    for each in service.open.engine.streams():
+    for each in service.engine.streams():
         if each["stream"] == name:
             return None if each["quality"] is None else schemas.StreamQuality(stream=name, **each["quality"])
     raise Problem("unknown_stream", UNKNOWN_STREAM)
@@ -120,7 +120,7 @@ def _quality_of(service: Service, name: str) -> schemas.StreamQuality | None:
 @router.declare(CLIENT, "GET", "/v1/pool", "Show the pool")
 async def show_pool(service: CurrentService) -> schemas.PoolStatus:
     """Every expert's card, without its training recipe; the method and its options."""
-    return schemas.PoolStatus(**service.open.engine.describe())
+    return schemas.PoolStatus(**service.engine.describe())
 
 
 @router.declare(CLIENT, "GET", "/v1/overview", "Data of the dashboard")
@@ -129,7 +129,7 @@ async def overview(request: Request, service: CurrentService) -> schemas.Overvie
     is_administrator = request.state.holder.role == ADMINISTRATOR
     node = service.node if is_administrator else None
     return schemas.Overview(
-        pool=schemas.PoolStatus(**service.open.engine.describe()),
+        pool=schemas.PoolStatus(**service.engine.describe()),
         streams=_statuses(service, request.state.holder),
         latency_ms=schemas.Latency(**service.metrics.latency()),
         requests=schemas.Requests(**service.metrics.outcomes()),
@@ -156,7 +156,7 @@ async def reload_pool(request: Request, service: CurrentService) -> schemas.Relo
     If it cannot be used, the old one stays in use. Streams keep their averages for experts that stay as they are.
     """
     try:
-        return schemas.Reloaded(**await service.change("reload", request.state, service.open.engine.reload))
+        return schemas.Reloaded(**await service.change("reload", request.state, service.engine.reload))
     except OutputError:
         raise
     except MergestreamError as error:
@@ -170,11 +170,11 @@ async def reload_pool(request: Request, service: CurrentService) -> schemas.Relo
 async def switch_expert(request: Request, service: CurrentService, expert: ExpertName) -> schemas.Switched:
     """From the next batch of each stream on. The other coefficients are renormalised. Administrators only."""
     switch = await read_document(request, schemas.Switch, '{"on": true} or {"on": false}')
-    names = [each["name"] for each in service.open.engine.describe()["experts"]]
+    names = [each["name"] for each in service.engine.describe()["experts"]]
     if expert not in names:
         raise Problem("unknown_expert", f"The experts of the pool are {', '.join(names)}.")
     try:
-        off = await service.change("switch", request.state, partial(service.open.engine.switch, expert, on=switch.on))
+        off = await service.change("switch", request.state, partial(service.engine.switch, expert, on=switch.on))
     except (InputError, PoolError) as error:
         raise Problem("change_refused", str(error)) from error
     return schemas.Switched(expert=expert, on=switch.on, switched_off=list(off))

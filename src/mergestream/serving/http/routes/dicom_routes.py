@@ -31,7 +31,7 @@ STORED: dict[int | str, dict[str, Any]] = {
 
 
 async def node_of(service: CurrentService) -> DicomNode:
-    service.open  # noqa: B018 raises while the service loads
+    service.engine  # noqa: B018 raises while the service loads
     if service.node is None:
         raise Problem("no_node", "Start the service with --dicom-port or --dicom-rules.")
     return service.node

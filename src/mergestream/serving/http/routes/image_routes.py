@@ -79,7 +79,7 @@ async def _answered(
 ) -> Response:
     """Read and decode the files of a request, and answer them. `one`: a single image."""
     service: Service = request.app.state.service
-    service.open  # noqa: B018 raises while the service loads
+    service.engine  # noqa: B018 raises while the service loads
     limits = service.limits
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limits.body_bytes:  # so that a client that sent Expect does not begin
