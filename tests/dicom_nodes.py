@@ -59,7 +59,7 @@ class Node:
         return replace(ANSWER, predictions=predictions, probabilities=rows, batch_size=len(rows))
 
     def status(self) -> dict[str, Any]:
-        return self.node.status()
+        return self.node.status().model_dump()
 
     def __enter__(self) -> Self:
         return self

@@ -240,7 +240,7 @@ class Engine:
         return steps
 
     def _estimate(self, stream: ServedStream, window: Window) -> None:
-        stream.window, stream.quality = window, self._quality.summary(window, self.lineup.pool.classes)
+        stream.window, stream.quality = window, self._quality.summary(stream.name, window, self.lineup.pool.classes)
 
     def _answer(self, stream: ServedStream, step: ComputedStep, line: Mapping[str, Any], written: float) -> Answer:
         """The answer to a step whose line is in the log; the stream's alarms after it."""

@@ -113,7 +113,7 @@ def _quality_of(service: Service, name: str) -> schemas.StreamQuality | None:
     """Estimates of a stream; None if it has none."""
     for each in service.engine.streams():
         if each["stream"] == name:
-            return None if each["quality"] is None else schemas.StreamQuality(stream=name, **each["quality"])
+            return each["quality"]
     raise Problem("unknown_stream", UNKNOWN_STREAM)
 
 
@@ -134,7 +134,7 @@ async def overview(request: Request, service: CurrentService) -> schemas.Overvie
         latency_ms=schemas.Latency(**service.metrics.latency()),
         requests=schemas.Requests(**service.metrics.outcomes()),
         administrator=is_administrator,
-        dicom=None if node is None else schemas.NodeStatus(**node.status()),
+        dicom=None if node is None else node.status(),
         outbox=await _outbox(service),
         version=request.app.version,
     )

@@ -43,7 +43,7 @@ CurrentNode = Annotated[DicomNode, Depends(node_of)]
 @router.declare(ADMINISTRATOR, "GET", "/v1/dicom", "Show the DICOM node", "no_node")
 async def show_node(node: CurrentNode) -> NodeStatus:
     """Associations and objects since the start, and what waits. Nothing about patients. Administrators only."""
-    return NodeStatus(**node.status())
+    return node.status()
 
 
 @router.declare(
