@@ -18,6 +18,7 @@ from dicoms import SECRET, UIDS, dicom
 from mergestream.data.intake.input_files import read_upload
 from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.pictures import Picture
+from mergestream.serving.dicom_network.negotiation import image_classes
 from mergestream.serving.dicom_network.results import UnitSummary
 from mergestream.serving.guards.findings import Finding
 from mergestream.serving.reports import report_pages
@@ -249,3 +250,13 @@ def test_a_report_needs_an_image_with_identifiers() -> None:
     assert write_report(read_upload(array.getvalue(), Limits())[0], ANSWER, 0) is None
     assert write_report(pictures(StudyInstanceUID=None)[0], ANSWER, 0) is None
     assert write_report(pictures(StudyInstanceUID="1.02.x")[0], ANSWER, 0) is None
+
+
+@pytest.mark.parametrize("uid", ["1.2.3", "1.2.840.10008.5.1.4.1.1.6"])
+def test_an_image_of_a_private_or_retired_class_has_no_report_and_no_error(uid: str) -> None:
+    assert write_report(pictures(SOPClassUID=uid)[0], ANSWER, 0) is None
+
+
+def test_every_class_that_the_node_receives_can_be_reported() -> None:
+    for uid in image_classes():
+        assert reported_image(pictures(SOPClassUID=uid)[0], ANSWER, 0) is not None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pydicom
 from highdicom import sr
+from highdicom._standard_utils import get_sop_class_iod_map
 from pydicom.dataset import Dataset
 from pydicom.sr.codedict import codes
 from pydicom.uid import UID, generate_uid
@@ -52,11 +53,13 @@ class ReportRequest:
 
 
 def reported_image(picture: Picture, answer: Answer, row: int) -> ReportedImage | None:
-    """Row `row` of a batch; None without valid UIDs from DICOM."""
+    """Row `row` of a batch; None without valid UIDs from DICOM, or if highdicom does not know the SOP class."""
+    source = picture.source
+    if source is None or source.sop_class_uid not in get_sop_class_iod_map():
+        return None
     # IGNORE: pydicom would quote an invalid UID in its log.
-    if picture.source and all(UID(uid, pydicom.config.IGNORE).is_valid for uid in vars(picture.source).values()):
-        return ReportedImage(picture, picture.source, answer.of(row))
-    return None
+    valid = all(UID(uid, pydicom.config.IGNORE).is_valid for uid in vars(source).values())
+    return ReportedImage(picture, source, answer.of(row)) if valid else None
 
 
 def write_report(picture: Picture, answer: Answer, row: int, concepts: Concepts | None = None) -> bytes | None:
