@@ -4,8 +4,10 @@
 
 Two ways of sending: 'stock', as Debian installs dcmtk, where storescu and storescp wait for delayed acknowledgements of
 TCP (Nagle's algorithm), and 'no delay' (TCP_NODELAY=1 for both), where they do not. Two ways of flushing: before the
-status of each object, and before the release of the association. storescp flushes nothing. The node runs inside a real
-`mergestream serve`, with a rule for series that answers nothing meanwhile. Times are of the whole storescu process.
+status of each object (the default), and before the release of the association. storescp flushes nothing. Each round
+sends the same objects to storescp, to the default and to the other; the disk is flushed before each, so that none waits
+for what another has written. The node runs inside a real `mergestream serve`, with a rule for series that answers
+nothing meanwhile. Times are of the whole storescu process.
 """
 
 import argparse
@@ -17,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,44 +54,52 @@ def main() -> None:
 def measure(folder: Path, objects: int, repeats: int) -> dict[str, Any]:
     write_pool(folder / "pool", ("a", "b"))
     seconds: dict[str, dict[str, list[float]]] = {}
+    load, flushed = os.getloadavg()[0], fsync_ms(folder)
     for name, delayed in (("no delay", False), ("stock", True)):
         environment = {name: value for name, value in os.environ.items() if name != "TCP_NODELAY"}
         environment |= {} if delayed else {"TCP_NODELAY": "1"}
-        taken = seconds[name] = {"storescp": [], **{f"node, flush: {each}": [] for each in FLUSHES}}
-        with (
-            storescp(folder / f"storescp {name}", environment) as rival,
-            node(folder, name, "object") as each,
-            node(folder, name, "association") as together,
-        ):
-            rounds = 1 if delayed else repeats
-            for receivers in ((rival, None, together), (None, each, None)):  # many flushes would disturb the others
-                for _ in range(rounds):
-                    sent = written(folder / "sent", objects)
-                    for receiver, port in zip(taken, receivers, strict=True):
-                        if port is not None:
-                            taken[receiver].append(timed(sent, port, environment))
+        rounds = 1 if delayed else repeats
+        with ExitStack() as stack:
+            ports = {"storescp": stack.enter_context(storescp(folder / f"storescp {name}", environment))}
+            for flush in FLUSHES:
+                ports[f"node, flush: {flush}"] = stack.enter_context(node(folder, name, flush))
+            seconds[name] = {receiver: [] for receiver in ports}
+            for _ in range(rounds):
+                sent = written(folder / "sent", objects)
+                for receiver, port in ports.items():
+                    os.sync()
+                    seconds[name][receiver].append(timed(sent, port, environment))
         for flush in FLUSHES:
             inbox = list((folder / f"{name} {flush}" / "dicom" / "inbox").glob("*.dcm"))
-            assert len(inbox) == objects * (1 if delayed else repeats), "objects are missing"
-    medians = {name: {who: statistics.median(values) for who, values in each.items()} for name, each in seconds.items()}
-    # Each time is compared with that of storescp in the same round: other work on the machine comes and goes.
-    ratios = {
-        name: {
-            who: round(statistics.median(own / rival for own, rival in zip(values, each["storescp"], strict=True)), 3)
-            for who, values in each.items()
-            if who != "storescp"
-        }
-        for name, each in seconds.items()
-    }
-    fastest = {name: {who: min(values) for who, values in each.items()} for name, each in seconds.items()}
-    about = {"objects": objects, "pixels": [SIZE, SIZE], "bits": 16, "target": TARGET, "fsync_ms": fsync_ms(folder)}
+            assert len(inbox) == objects * rounds, "objects are missing"
     return {
-        **about,
-        "load": os.getloadavg()[0],
+        "objects": objects,
+        "pixels": [SIZE, SIZE],
+        "bits": 16,
+        "target": TARGET,
+        "fsync_ms": flushed,
+        "load": load,
         "seconds": seconds,
-        "medians": medians,
-        "fastest": fastest,
-        "times_storescp": ratios,
+        **{name: each_receiver(seconds, of) for name, of in (("medians", statistics.median), ("fastest", min))},
+        "times_storescp": {name: times_storescp(each) for name, each in seconds.items()},
+    }
+
+
+def each_receiver(seconds: dict[str, dict[str, list[float]]], of: Callable[[list[float]], float]) -> dict[str, Any]:
+    return {name: {who: round(of(values), 3) for who, values in each.items()} for name, each in seconds.items()}
+
+
+def times_storescp(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Ratios to storescp: of the medians, of the fastest rounds, and the median over the rounds of each round's own."""
+    rival = seconds["storescp"]
+    return {
+        who: {
+            "medians": round(statistics.median(values) / statistics.median(rival), 3),
+            "fastest": round(min(values) / min(rival), 3),
+            "same round": round(statistics.median(own / other for own, other in zip(values, rival, strict=True)), 3),
+        }
+        for who, values in seconds.items()
+        if who != "storescp"
     }
 
 
@@ -139,12 +149,12 @@ def node(folder: Path, name: str, flush: str) -> Iterator[int]:
     line += ["--dicom-port", "0", "--dicom-rules", str(rules)]
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        port, said = 0, ""
-        while not said.startswith("Ready: "):
-            said = process.stderr.readline()
-            assert said, "the service did not start"
-            if said.startswith("DICOM node: "):
-                port = int(said.split("port ")[1].rstrip(".\n"))
+        port, line_read = 0, ""
+        while not line_read.startswith("Ready: "):
+            line_read = process.stderr.readline()
+            assert line_read, "the service did not start"
+            if line_read.startswith("DICOM node: "):
+                port = int(line_read.split("port ")[1].rstrip(".\n"))
         yield port
         process.terminate()
         process.communicate()

@@ -17,7 +17,7 @@ from torch import Tensor
 import mergestream as ms
 from mergestream.data.datasets import phantom
 from mergestream.methods import ORIGINAL
-from mergestream.serving.guards.batch_guards import Seen, look_at_batch
+from mergestream.serving.guards.batch_guards import BatchTensors, look_at_batch
 from mergestream.serving.guards.findings import CLASS_DRIFT, ENTROPY_DRIFT, GuardSettings
 from mergestream.serving.guards.stream_guards import Memory, look_at_stream, remember
 
@@ -35,10 +35,10 @@ def findings(pool: ms.ExpertPool, batches: Sequence[Tensor], shift: float = 0.0)
         step = method.step(images, expert_logits={ORIGINAL: experts}, preprocessed=True)
         logits = step.logits.clone()
         logits[:, 0] += shift
-        seen = Seen(images, logits, experts, step.entropy, pool.names, pool.classes)
-        memory = remember(memory, seen, SETTINGS)
-        found = look_at_batch(seen, SETTINGS) + look_at_stream(memory, seen, SETTINGS)
-        told.append({finding.code for finding in found})
+        tensors = BatchTensors(images, logits, experts, step.entropy, pool.names, pool.classes)
+        memory = remember(memory, tensors, SETTINGS)
+        findings = look_at_batch(tensors, SETTINGS) + look_at_stream(memory, tensors, SETTINGS)
+        told.append({finding.code for finding in findings})
     return told
 
 

@@ -24,6 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (
     "docs/results.md",
     "docs/speed.md",
+    "docs/dicom_node.md",
     "docs/methods.md",
     "docs/log/results_confirmation.md",
     "docs/log/results_first.md",

@@ -1,4 +1,4 @@
-"""The blocks of docs/speed.md, from the records in benchmarks/results. scripts/docs_tables.py calls them."""
+"""Blocks of docs/speed.md and docs/dicom_node.md, from benchmarks/results. scripts/docs_tables.py calls them."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -93,6 +93,32 @@ def service_table() -> str:
     )
 
 
+def dicom_table() -> str:
+    record = read("dicom_node")
+    titles = {"stock": "dcmtk as Debian installs it", "no delay": "dcmtk with `TCP_NODELAY=1`"}
+    names = {
+        "storescp": "storescp",
+        "node, flush: object": "`flush: object`",
+        "node, flush: association": "`flush: association`",
+    }
+    rows = []
+    for name, title in titles.items():
+        medians, fastest, ratios = (record[key][name] for key in ("medians", "fastest", "times_storescp"))
+        rounds = len(record["seconds"][name]["storescp"])
+        about = f"{title}, {rounds} rounds" if rounds > 1 else f"{title}, one round"
+        times = [f"{medians[who]:.2f} s ({fastest[who]:.2f})" for who in names]
+        rows.append([about, *times, *(f"{ratios[who]['same round']:.3g} x" for who in names if who in ratios)])
+    head = (
+        f"{record['objects']} MR objects: median (fastest)", *names.values(),
+        *(f"{name} / storescp" for name in list(names.values())[1:]),
+    )  # fmt: skip
+    goal, quick = record["target"], record["times_storescp"]["no delay"]
+    met = {who: "met" if max(quick[who].values()) <= goal else "not met" for who in names if who in quick}
+    verdict = ", ".join(f"{names[who]} {each}" for who, each in met.items())
+    about = f"Load {record['load']:.1f}, {record['fsync_ms']:.2f} ms per fsync, receivers in turn in each round."
+    return f"{markdown(head, rows)}\n\n{about} Goal with `TCP_NODELAY=1`, {goal:g} times storescp: {verdict}."
+
+
 def training_table() -> str:
     rows = [
         [
@@ -118,4 +144,5 @@ def speed_blocks() -> dict[str, Callable[[], str]]:
         "speed-load": load_line,
         "speed-service": service_table,
         "speed-training": training_table,
+        "speed-dicom": dicom_table,
     }

@@ -15,11 +15,11 @@ from pynetdicom import AE
 from dicoms import dataset
 from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.pictures import Picture
-from mergestream.serving.dicom_network.acceptor import listen
 from mergestream.serving.dicom_network.node import DicomNode
-from mergestream.serving.dicom_network.results import Delivery, SeriesResult
+from mergestream.serving.dicom_network.results import Delivery, UnitResult
 from mergestream.serving.dicom_network.rules import Rules, parse_rules
 from mergestream.serving.engine.answers import Answer
+from mergestream.serving.listening_socket import listening_socket
 from services import ANSWER
 
 CLASSES = ANSWER.classes
@@ -42,10 +42,11 @@ class Node:
     def __init__(
         self, folder: Path, chosen: Rules | None = None, *, delivery: Delivery | None = None, receives: bool = True
     ) -> None:
-        self.results: list[SeriesResult] = []
+        self.results: list[UnitResult] = []
         self.batches: list[tuple[str, list[Picture]]] = []
         self.refuse: Callable[[Sequence[Picture]], None] = lambda _: None
-        self.node = DicomNode("TESTNODE", folder, chosen or rules(), listen("127.0.0.1", 0) if receives else None)
+        sock = listening_socket("127.0.0.1", 0, backlog=128) if receives else None
+        self.node = DicomNode("TESTNODE", folder, chosen or rules(), sock)
         assert receives is (self.node.port is not None)
         self.port = self.node.port or 0
         self.node.start(self._answer, delivery or self.results.append, Limits(), CLASSES)
@@ -58,7 +59,7 @@ class Node:
         return replace(ANSWER, predictions=predictions, probabilities=rows, batch_size=len(rows))
 
     def status(self) -> dict[str, Any]:
-        return self.node.status()
+        return self.node.status().model_dump()
 
     def __enter__(self) -> Self:
         return self

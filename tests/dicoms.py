@@ -31,7 +31,7 @@ def dataset(pixels: np.ndarray | bytes, syntax: str = ExplicitVRLittleEndian, **
     made.file_meta = FileMetaDataset()
     made.file_meta.TransferSyntaxUID = syntax
     made.PatientName, made.PatientID = f"{SECRET}^Name", SECRET
-    known: dict[str, Any] = {**UIDS, "PixelRepresentation": 0}
+    known: dict[str, Any] = {**UIDS, "AccessionNumber": SECRET, "PixelRepresentation": 0}
     if isinstance(pixels, np.ndarray):
         colour = pixels.ndim == 3 and pixels.shape[-1] == 3
         bits = pixels.dtype.itemsize * 8

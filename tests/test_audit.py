@@ -698,17 +698,21 @@ def test_no_text_passes_for_a_signature(signature: str, capital: bool) -> None:
     assert not SECRET.fits("0" * 64, signature)
 
 
-def test_a_log_signed_with_hmac_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_a_log_signed_with_a_key_of_another_kind_is_not_sound(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     write_log(path, lines=3, rotate_bytes=10**6)
     forge(path, SECRET, lambda body: body, key="hmac-sha256:0011223344556677")
-    for read in (verify, head, AuditLog):
-        with pytest.raises(InputError, match="signed with HMAC-SHA256, which is no longer supported"):
-            read(path)
+    report = verify(path, SECRET)
+    assert not report.sound
+    assert "signed with the key hmac-sha256:0011223344556677, not signed with the key ed25519:" in str(
+        report.problems[0]
+    )
+    with pytest.raises(InputError, match="was signed with hmac-sha256:0011223344556677, not with ed25519:"):
+        AuditLog(path, SECRET)
     secret = tmp_path / "old.key"
     secret.write_text("ab" * 32)
     secret.chmod(0o600)
-    with pytest.raises(InputError, match="HMAC secrets are no longer used"):
+    with pytest.raises(InputError, match=r"is not a PEM key\. Make a key pair with 'mergestream audit key'"):
         read_private_key(secret)
 
 

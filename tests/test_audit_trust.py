@@ -199,7 +199,7 @@ def test_two_logs_have_two_identities(tmp_path: Path) -> None:
 
 
 def test_a_log_without_an_identity_goes_on(tmp_path: Path, key: Path) -> None:
-    """Logs of earlier versions begin with the service's own line."""
+    """A log whose oldest file is elsewhere does not begin with the line that names it."""
     private, link, lines = read_private_key(key), BEGINNING, []
     for number in range(3):
         text, link = seal("step", canonical({"number": number}), link, private)

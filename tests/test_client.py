@@ -10,12 +10,14 @@ from pathlib import Path
 import pydicom
 import pytest
 
+import mergestream as ms
 from benching import write_pool
 from mergestream import client as client_module
 from mergestream.client import Client, ClientError, ServiceProblem, ServiceUnreachable, UncertainOutcome
 from mergestream.serving.http.problems import PROBLEMS
 from mergestream.serving.http.tokens import create_token
 from services import LocalService, colour_dicom, form, png
+from test_quality import with_cards
 
 OVERLOADED = b'{"code": "overloaded", "detail": "Too much work is waiting.", "request_id": "1"}'
 
@@ -105,6 +107,18 @@ def test_single_answers_and_reports_are_typed(client: Client) -> None:
     assert pydicom.dcmread(io.BytesIO(answer.images[0].report or b"")).Modality == "SR"
     one = client.answer_image(colour_dicom(0), "reported", reports=True)
     assert (len(one.images), one.depends_on_batch, one.step) == (1, False, 2)
+
+
+def test_prediction_sets_are_typed(service: LocalService, client: Client, tmp_path: Path) -> None:
+    assert client.answer([png(0)], "typed").prediction_sets is None
+    write_pool(tmp_path / "plain")
+    with_cards(ms.ExpertPool.load(tmp_path / "plain")).save(tmp_path / "pool")
+    own = LocalService(tmp_path / "pool", tmp_path / "state", prediction_sets=0.9)
+    with own as running, Client(running.url) as opened:
+        answer = opened.answer([png(0), png(1)], "ward")
+    assert answer.prediction_sets == tuple(map(tuple, answer.document["prediction_set"]))
+    assert answer.images[1].prediction_set == (answer.prediction_sets or ())[1]
+    assert all(image.prediction in (image.prediction_set or ()) for image in answer.images)
 
 
 def test_streams_are_listed_reset_and_deleted(

@@ -5,6 +5,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +28,18 @@ from dicoms import SECRET, written
 from mergestream.runtime.errors import InputError, OutputError
 from mergestream.serving.dicom_network import association, inbox_worker
 from mergestream.serving.dicom_network.inbox import Inbox, read_file_meta, read_received
-from mergestream.serving.dicom_network.results import SeriesResult
+from mergestream.serving.dicom_network.results import UnitResult
 from mergestream.serving.dicom_network.routing_header import WINDOW
 from mergestream.serving.dicom_network.rules import parse_rules, read_rules
 
 SERIES = {"stream": "ward", "answer": "series", "idle_seconds": 0.4}
+STUDY = {"stream": "ward", "answer": "study", "idle_seconds": 1.0}
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("BATCH_SECONDS", "LOOK_SECONDS", "RETRY_SECONDS"):
-        monkeypatch.setattr(inbox_worker, name, 0.05)
+    quick = replace(inbox_worker.PACE, batch_seconds=0.05, look_seconds=0.05, retry_seconds=0.05)
+    monkeypatch.setattr(inbox_worker, "PACE", quick)
 
 
 @pytest.fixture
@@ -147,7 +149,7 @@ def test_an_object_is_answered_delivered_and_removed(tmp_path: Path) -> None:
 def test_the_file_is_a_dicom_file_with_the_data_set_as_sent(tmp_path: Path) -> None:
     seen: list[tuple[bytes, pydicom.Dataset]] = []
 
-    def look(result: SeriesResult) -> None:
+    def look(result: UnitResult) -> None:
         file = result.images[0].file
         seen.append((file.read_bytes(), pydicom.dcmread(file)))
 
@@ -218,6 +220,50 @@ def test_a_series_is_answered_when_no_more_of_it_comes(tmp_path: Path) -> None:
     assert [image.row for image in three.images] == [0, 1, 2]
 
 
+def test_a_study_is_answered_when_no_more_of_it_comes(tmp_path: Path) -> None:
+    chosen = rules({**STUDY, "study": "worst", "worst_class": "benign"})
+    first, second, other = generate_uid(), generate_uid(), generate_uid()
+    with Node(tmp_path, chosen) as node:
+        send(node.port, mr_image(1, SeriesInstanceUID=first), mr_image(2, SeriesInstanceUID=second))
+        time.sleep(0.5)  # another object of it within the idle time: the study goes on
+        send(node.port, mr_image(3, SeriesInstanceUID=second), mr_image(4, StudyInstanceUID=other))
+        assert not node.results
+        wait_until(lambda: len(node.results) == 2)
+    three, one = sorted(node.results, key=lambda result: -len(result.images))
+    assert (len(three.images), len(one.images)) == (3, 1)
+    series = [image.picture.source.series_uid for image in three.images if image.picture.source]
+    assert series == [first, second, second]
+    assert three.summary is not None
+    assert (three.summary.unit, three.summary.how) == ("study", "worst")
+    assert three.summary.probabilities == pytest.approx((0.3, 0.7))
+
+
+def test_the_mean_of_a_study(tmp_path: Path) -> None:
+    with Node(tmp_path, rules(STUDY)) as node:
+        send(node.port, *(mr_image(number, SeriesInstanceUID=generate_uid()) for number in range(3)))
+        wait_until(lambda: node.results)
+    summary = node.results[0].summary
+    assert summary is not None
+    assert (summary.unit, summary.how, summary.prediction) == ("study", "mean", "malignant, naïve µ")
+    assert summary.probabilities == pytest.approx((0.2, 0.8))
+
+
+def test_a_study_is_answered_as_a_whole_after_one_of_its_objects_failed(tmp_path: Path) -> None:
+    failures = [True]
+
+    def fail_once(_: Any) -> None:
+        if failures and failures.pop():
+            raise TimeoutError
+
+    with Node(tmp_path, rules(STUDY)) as node:
+        node.refuse = fail_once
+        send(node.port, *(mr_image(number, SeriesInstanceUID=generate_uid()) for number in range(3)))
+        wait_until(lambda: node.results)
+    assert [len(result.images) for result in node.results] == [3]
+    assert [len(pictures) for _, pictures in node.batches] == [3]
+    assert not files(tmp_path)
+
+
 def test_the_mean_of_a_series(tmp_path: Path) -> None:
     with Node(tmp_path, rules(SERIES)) as node:
         send(node.port, *map(mr_image, range(3)))
@@ -244,7 +290,7 @@ def test_an_object_sent_twice_is_answered_once(tmp_path: Path) -> None:
 
 
 def test_an_answered_object_is_neither_stored_nor_answered_again(tmp_path: Path) -> None:
-    def fail(_: SeriesResult) -> None:
+    def fail(_: UnitResult) -> None:
         raise OutputError("The disk is full.")
 
     once, other = mr_image(1), mr_image(2)
@@ -263,7 +309,7 @@ def test_an_answered_object_is_neither_stored_nor_answered_again(tmp_path: Path)
 
 
 def test_a_restart_answers_what_was_left(tmp_path: Path) -> None:
-    def fail(_: SeriesResult) -> None:
+    def fail(_: UnitResult) -> None:
         raise OutputError("The disk is full.")
 
     with Node(tmp_path, delivery=fail) as node:
@@ -389,9 +435,13 @@ BAD_RULES: dict[str, Any] = {
     },
     "In rule 1: A stream's name": {"rules": [{"stream": "Ward 1"}]},
     "'view' is a text or a list of texts; put numbers": {"rules": [{"stream": "a", "view": False}]},
-    "no choice for 'answer' called 'study'": {"rules": [{"stream": "a", "answer": "study"}]},
-    "'idle_seconds' needs 'answer: series'": {"rules": [{"stream": "a", "idle_seconds": 5}]},
+    "no choice for 'answer' called 'patient'": {"rules": [{"stream": "a", "answer": "patient"}]},
+    "'idle_seconds' needs 'answer: series' or 'answer: study'": {"rules": [{"stream": "a", "idle_seconds": 5}]},
     "'series: worst' and 'worst_class'": {"rules": [{"stream": "a", "answer": "series", "series": "worst"}]},
+    "'study: worst' and 'worst_class'": {"rules": [{"stream": "a", "answer": "study", "study": "worst"}]},
+    "no choice for 'study' called 'best'": {"rules": [{"stream": "a", "answer": "study", "study": "best"}]},
+    "'series' needs 'answer: series'": {"rules": [{"stream": "a", "answer": "study", "series": "mean"}]},
+    "'study' needs 'answer: study'": {"rules": [{"stream": "a", "answer": "series", "study": "mean"}]},
     "'idle_seconds' is a finite number above 0|of at most 3600": {
         "rules": [{"stream": "a", "answer": "series", "idle_seconds": -1}]
     },
@@ -414,6 +464,35 @@ def test_a_rules_file_that_is_no_yaml(tmp_path: Path) -> None:
         read_rules(tmp_path / "rules.yaml")
     with pytest.raises(InputError, match="cannot be read"):
         read_rules(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"rules: [{{stream: a}}]\n#{'x' * (1 << 20)}", "it has more than 1,048,576 bytes"),
+        ("rules: [{stream: a}]\nflush: 2026-13-41", "month must be in 1..12"),
+        ("[" * 5000, "recursion"),
+        ("rules: \udcff", "codec"),
+    ],
+)
+def test_a_rules_file_that_is_too_large_or_damaged(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "rules.yaml").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match=f"rules.yaml cannot be read: .*{reason}"):
+        read_rules(tmp_path / "rules.yaml")
+
+
+def test_a_token_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret")
+    text = "rules: [{stream: a}]\nsources: {archive: {url: 'https://pacs/', token_file: token}}"
+    (tmp_path / "rules.yaml").write_text(text)
+    (tmp_path / "token").chmod(0o644)
+    with pytest.raises(InputError, match=r"In the source 'archive': .*Others may read 'token_file'"):
+        read_rules(tmp_path / "rules.yaml")
+    (tmp_path / "token").chmod(0o600)
+    assert read_rules(tmp_path / "rules.yaml").sources["archive"].token_file == tmp_path / "token"
+    (tmp_path / "token").unlink()
+    with pytest.raises(InputError, match="token cannot be read"):
+        read_rules(tmp_path / "rules.yaml")
 
 
 def test_a_rule_for_a_class_that_the_pool_lacks(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -129,26 +130,51 @@ def service(pool: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 
 class Pulse:
-    """Asks for /healthz all the time; `slowest` is the longest it took."""
+    """Asks for /healthz all the time, and once after the block; `slowest` is the longest it took.
 
-    def __init__(self, url: str) -> None:
-        self.slowest, self._url, self._over = 0.0, url, threading.Event()
-        self._thread = threading.Thread(target=self._ask)
+    A check that fails or hangs fails the block.
+    """
+
+    def __init__(self, url: str, seconds: float = 30.0) -> None:
+        self.slowest, self._seconds, self._client = 0.0, seconds, httpx.Client(base_url=url, timeout=seconds)
+        self._over, self._threads = threading.Event(), ThreadPoolExecutor(1)
 
     def _ask(self) -> None:
-        with httpx.Client(base_url=self._url, timeout=30) as client:
-            while not self._over.wait(0.05):
-                began = time.monotonic()
-                assert client.get("/healthz").status_code == 200
-                self.slowest = max(self.slowest, time.monotonic() - began)
+        over = False
+        while not over:
+            over = self._over.wait(0.02)
+            began = time.monotonic()
+            assert self._client.get("/healthz").status_code == 200
+            self.slowest = max(self.slowest, time.monotonic() - began)
 
     def __enter__(self) -> "Pulse":
-        self._thread.start()
+        self._asking = self._threads.submit(self._ask)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join()
+        self._threads.shutdown(wait=False)
+        self._asking.result(self._seconds + 10)  # raises what ended the thread
+        self._client.close()
+
+
+@pytest.mark.parametrize("reply", [b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n", b"", None])
+def test_a_pulse_fails_if_a_health_check_fails_or_hangs(reply: bytes | None) -> None:
+    """None: it never answers; empty: the connection is closed."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, ExitStack() as open_sockets:
+
+        def answer() -> None:
+            with suppress(OSError):
+                connection = open_sockets.enter_context(listening.accept()[0])
+                connection.recv(1000)
+                if reply is not None:
+                    connection.sendall(reply)
+                    connection.shutdown(socket.SHUT_RDWR)
+
+        threading.Thread(target=answer, daemon=True).start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises((AssertionError, httpx.TransportError)), Pulse(url, seconds=1.0):
+            time.sleep(0.3)
 
 
 def association_request(calling: bytes = b"STORESCU", called: bytes = b"MERGESTREAM") -> bytes:

@@ -25,9 +25,9 @@ from mergestream.runtime.json_record import parsed
 from mergestream.serving.engine.answers import source_risk
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.stream_state import StreamState
-from mergestream.serving.guards.batch_guards import Seen, look_at_batch, neighbour_correlation
+from mergestream.serving.guards.batch_guards import BatchTensors, look_at_batch, neighbour_correlation
 from mergestream.serving.guards.findings import BATCH_CODES, GuardSettings
-from mergestream.serving.guards.stream_guards import Cusum, Half, Memory, chi_square, look_at_stream, remember
+from mergestream.serving.guards.stream_guards import Cusum, HalfWindow, Memory, chi_square, look_at_stream, remember
 
 SETTINGS = GuardSettings()
 NAMES, FOUR = ("lyon", "brest", "turin"), ("round", "spiculated", "ring", "divided")
@@ -41,10 +41,10 @@ def smooth_images(count: int, seed: int = 0) -> Tensor:
     return torch.sin(x + phases) + torch.cos(y - phases)
 
 
-def seen(experts: Tensor, logits: Tensor | None = None, images: Tensor | None = None) -> Seen:
+def tensors(experts: Tensor, logits: Tensor | None = None, images: Tensor | None = None) -> BatchTensors:
     logits = experts.mean(dim=0) if logits is None else logits
     images = smooth_images(len(logits)) if images is None else images
-    return Seen(images, logits, experts, entropy(experts), NAMES[: len(experts)], FOUR)
+    return BatchTensors(images, logits, experts, entropy(experts), NAMES[: len(experts)], FOUR)
 
 
 def honest(images: int = 32, seed: int = 0, scale: float = 3.0) -> Tensor:
@@ -56,21 +56,23 @@ def honest(images: int = 32, seed: int = 0, scale: float = 3.0) -> Tensor:
     return torch.stack([1.3 * signal, signal, 0.7 * signal]) + noise
 
 
-def codes(found: Any) -> list[str]:
-    return [finding.code for finding in found]
+def codes(findings: Any) -> list[str]:
+    return [finding.code for finding in findings]
 
 
-def run(batches: list[Seen], settings: GuardSettings = SETTINGS, memory: Memory | None = None) -> list[list[str]]:
-    memory, told = memory or Memory(), []
+def run(
+    batches: list[BatchTensors], settings: GuardSettings = SETTINGS, memory: Memory | None = None
+) -> list[list[str]]:
+    memory, findings_by_batch = memory or Memory(), []
     for each in batches:
         memory = remember(memory, each, settings)
-        told.append(codes(look_at_stream(memory, each, settings)))
-    return told
+        findings_by_batch.append(codes(look_at_stream(memory, each, settings)))
+    return findings_by_batch
 
 
 def test_honest_batches_are_passed_over() -> None:
     for seed in range(20):
-        assert look_at_batch(seen(honest(seed=seed)), SETTINGS) == []
+        assert look_at_batch(tensors(honest(seed=seed)), SETTINGS) == []
 
 
 # --- one batch --------------------------------------------------------------------------------------------------------
@@ -81,7 +83,7 @@ def test_near_uniform_at_the_very_limit(share: float, classes: int) -> None:
     """Entropies are closed forms of the settings: just above the limit it speaks, just below it does not."""
     images = torch.zeros(3, 2, classes)
     entropies = torch.tensor([1.0, share, 1.0]) * math.log(classes)
-    batch_ = Seen(smooth_images(2), images[0], images, entropies, NAMES, tuple(map(str, range(classes))))
+    batch_ = BatchTensors(smooth_images(2), images[0], images, entropies, NAMES, tuple(map(str, range(classes))))
     for limit, speaks in ((share * 0.999, True), (share * 1.001, False)):
         settings = replace(SETTINGS, near_uniform=limit)
         assert ("near_uniform_entropies" in codes(look_at_batch(batch_, settings))) == speaks
@@ -89,9 +91,9 @@ def test_near_uniform_at_the_very_limit(share: float, classes: int) -> None:
 
 def test_equal_entropies() -> None:
     same = honest()[:1].repeat(3, 1, 1)
-    assert "equal_entropies" in codes(look_at_batch(seen(same), SETTINGS))
-    assert "equal_entropies" not in codes(look_at_batch(seen(same[:1]), SETTINGS))  # one expert has no equal
-    nearly = Seen(smooth_images(2), same[0], same, torch.tensor([0.5, 0.501, 0.502]), NAMES, FOUR)
+    assert "equal_entropies" in codes(look_at_batch(tensors(same), SETTINGS))
+    assert "equal_entropies" not in codes(look_at_batch(tensors(same[:1]), SETTINGS))  # one expert has no equal
+    nearly = BatchTensors(smooth_images(2), same[0], same, torch.tensor([0.5, 0.501, 0.502]), NAMES, FOUR)
     assert "equal_entropies" in codes(look_at_batch(nearly, SETTINGS))
     apart = replace(nearly, entropy=torch.tensor([0.5, 0.51, 0.52]))
     assert look_at_batch(apart, SETTINGS) == []
@@ -100,18 +102,18 @@ def test_equal_entropies() -> None:
 def test_a_head_multiplied_by_100_is_named() -> None:
     logits = honest()
     logits[1] *= 100
-    found = look_at_batch(seen(logits), SETTINGS)
-    assert codes(found) == ["saturated_expert"]
-    assert list(found[0].numbers["shares"]) == ["brest"]
-    assert found[0].severity == "alarm"
+    findings = look_at_batch(tensors(logits), SETTINGS)
+    assert codes(findings) == ["saturated_expert"]
+    assert list(findings[0].numbers["shares"]) == ["brest"]
+    assert findings[0].severity == "alarm"
 
 
 def test_black_pictures_and_noise_are_named_by_position() -> None:
     images = smooth_images(6)
     images[2] = -2.1
     images[4] = torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0))
-    found = look_at_batch(seen(honest(6), images=images), SETTINGS)
-    assert {finding.code: finding.numbers["positions"] for finding in found} == {
+    findings = look_at_batch(tensors(honest(6), images=images), SETTINGS)
+    assert {finding.code: finding.numbers["positions"] for finding in findings} == {
         "blank_pictures": [2],
         "structureless_pictures": [4],
     }
@@ -139,7 +141,7 @@ def test_white_noise_has_no_structure() -> None:
 
 
 def test_without_experts_only_what_can_be_known_is_said() -> None:
-    blind = replace(seen(honest()), experts=None, entropy=None)
+    blind = replace(tensors(honest()), experts=None, entropy=None)
     assert look_at_batch(blind, SETTINGS) == []
     assert run([blind] * 30) == [[]] * 30
 
@@ -150,39 +152,39 @@ def test_without_experts_only_what_can_be_known_is_said() -> None:
 def test_a_model_that_calls_everything_one_class() -> None:
     batches = [honest(seed=seed) for seed in range(12)]
     one_class = torch.tensor([9.0, 0, 0, 0]).expand(32, 4)
-    told = run([seen(experts, one_class) for experts in batches])
-    assert told[0] == told[1] == told[2] == []
-    assert all("class_collapse" in each for each in told[3:])
-    assert not any("class_collapse" in each for each in run([seen(experts) for experts in batches]))
+    findings_by_batch = run([tensors(experts, one_class) for experts in batches])
+    assert findings_by_batch[0] == findings_by_batch[1] == findings_by_batch[2] == []
+    assert all("class_collapse" in each for each in findings_by_batch[3:])
+    assert not any("class_collapse" in each for each in run([tensors(experts) for experts in batches]))
 
 
 def test_the_window_forgets() -> None:
-    good = [seen(honest(seed=seed)) for seed in range(20)]
+    good = [tensors(honest(seed=seed)) for seed in range(20)]
     bad = [replace(each, logits=torch.tensor([9.0, 0, 0, 0]).expand(32, 4)) for each in good[:6]]
-    told = run([*bad, *good])
-    assert "class_collapse" in told[5]
-    assert not any("class_collapse" in each for each in told[5 + 2 * 128 // 32 + 1 :])
+    findings_by_batch = run([*bad, *good])
+    assert "class_collapse" in findings_by_batch[5]
+    assert not any("class_collapse" in each for each in findings_by_batch[5 + 2 * 128 // 32 + 1 :])
 
 
 def test_confident_experts_without_a_majority() -> None:
     sure = 9 * torch.nn.functional.one_hot(torch.tensor([[0] * 32, [1] * 32, [2] * 32]), 4).float()
-    told = run([seen(sure)] * 6)
-    assert all("confident_disagreement" in each for each in told[3:])
+    findings_by_batch = run([tensors(sure)] * 6)
+    assert all("confident_disagreement" in each for each in findings_by_batch[3:])
     sure[2] = sure[0]  # two against one
-    assert not any("confident_disagreement" in each for each in run([seen(sure)] * 6))
+    assert not any("confident_disagreement" in each for each in run([tensors(sure)] * 6))
     unsure = sure / 9
-    assert not any("confident_disagreement" in each for each in run([seen(unsure)] * 6))
+    assert not any("confident_disagreement" in each for each in run([tensors(unsure)] * 6))
 
 
 def test_drift_of_certainty_is_seen_both_ways_and_ends_when_the_stream_comes_back() -> None:
-    home = [seen(honest(seed=seed)) for seed in range(60)]
+    home = [tensors(honest(seed=seed)) for seed in range(60)]
     for scale, way in ((1.2, "less certain"), (6.0, "more certain")):
-        away = [seen(honest(seed=100 + seed, scale=scale)) for seed in range(10)]
-        told = run([*home, *away, *home])
-        assert not any("entropy_drift" in each for each in told[:60])
-        first = next(i for i, each in enumerate(told) if "entropy_drift" in each)
+        away = [tensors(honest(seed=100 + seed, scale=scale)) for seed in range(10)]
+        findings_by_batch = run([*home, *away, *home])
+        assert not any("entropy_drift" in each for each in findings_by_batch[:60])
+        first = next(i for i, each in enumerate(findings_by_batch) if "entropy_drift" in each)
         assert 62 <= first <= 66, "no single batch, and no long wait"
-        assert "entropy_drift" not in told[-1]
+        assert "entropy_drift" not in findings_by_batch[-1]
         memory = Memory()
         for each in [*home, *away]:
             memory = remember(memory, each, SETTINGS)
@@ -191,19 +193,19 @@ def test_drift_of_certainty_is_seen_both_ways_and_ends_when_the_stream_comes_bac
         assert memory.certainty.images < 32 * 66  # the reference stands still
 
 
-def with_mixture(shares: list[float], seed: int) -> Seen:
+def with_mixture(shares: list[float], seed: int) -> BatchTensors:
     random = np.random.default_rng(seed)
     truth = torch.from_numpy(random.choice(4, 32, p=shares))
     logits = 4 * torch.nn.functional.one_hot(truth, 4).float()
-    return seen(torch.stack([logits, 0.9 * logits, 0.8 * logits]))
+    return tensors(torch.stack([logits, 0.9 * logits, 0.8 * logits]))
 
 
 def test_drift_of_the_mixture_of_classes() -> None:
     home = [with_mixture([0.4, 0.3, 0.2, 0.1], seed) for seed in range(60)]
     away = [with_mixture([0.1, 0.1, 0.1, 0.7], 100 + seed) for seed in range(10)]
-    told = run([*home, *away])
-    assert not any("class_drift" in each for each in told[:60])
-    assert "class_drift" in told[-1]
+    findings_by_batch = run([*home, *away])
+    assert not any("class_drift" in each for each in findings_by_batch[:60])
+    assert "class_drift" in findings_by_batch[-1]
 
 
 @pytest.mark.parametrize("images", [1, 8, 32])
@@ -214,10 +216,10 @@ def test_streams_that_do_not_drift_rarely_raise_an_alarm(images: int) -> None:
     for _ in range(100):
         memory = Memory()
         for values in torch.from_numpy(random.exponential(1.0, (100, images, 4))).float():
-            each = Seen(torch.zeros(images, 3, 2, 2), 4 * values, None, None, NAMES, FOUR)
+            each = BatchTensors(torch.zeros(images, 3, 2, 2), 4 * values, None, None, NAMES, FOUR)
             memory = remember(memory, each, settings)
-            found = codes(look_at_stream(memory, each, settings))
-            if found:
+            findings = codes(look_at_stream(memory, each, settings))
+            if findings:
                 alarms += 1
                 break
     assert alarms <= 2
@@ -245,8 +247,8 @@ def test_a_window_is_the_sum_of_its_batches(labels: list[int], cut: int) -> None
     memory = Memory()
     for start in range(0, len(labels), cut):
         part = slice(start, start + cut)
-        memory = remember(memory, seen(experts[:, part], logits[part], smooth_images(len(labels[part]))), wide)
-    whole = remember(Memory(), seen(experts, logits, smooth_images(len(labels))), wide)
+        memory = remember(memory, tensors(experts[:, part], logits[part], smooth_images(len(labels[part]))), wide)
+    whole = remember(Memory(), tensors(experts, logits, smooth_images(len(labels))), wide)
     assert memory.newer == whole.newer
     assert parsed(Memory, json.loads(json.dumps(asdict(memory)))) == memory
 
@@ -257,7 +259,7 @@ def test_a_damaged_memory_is_refused() -> None:
     for damaged in ({}, {**asdict(Memory()), "certainty": {"other": 1}}, {**asdict(Memory()), "older": None}):
         with pytest.raises(CheckpointError):
             StreamState.from_json({**state, "guards": damaged}, lineup)
-    assert Half().plus(Half()) == Half()
+    assert HalfWindow().plus(HalfWindow()) == HalfWindow()
     assert Cusum().counted(99.0, SETTINGS).up == 4.0 - SETTINGS.drift_slack
 
 

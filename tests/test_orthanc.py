@@ -28,7 +28,7 @@ PROGRAMS = ("Orthanc", "storescu", "dcmcrle", "dcmcjpeg", "dcmcjpls", "dciodvfy"
 MISSING = [name for name in PROGRAMS if shutil.which(name, path="/usr/sbin:/usr/bin:/usr/local/bin") is None]
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(bool(MISSING), reason=f"scripts/install_dicom_tools.sh installs {', '.join(MISSING)}"),
+    pytest.mark.skipif(bool(MISSING), reason=f"scripts/install_service_tools.sh installs {', '.join(MISSING)}"),
 ]
 PLUGINS = Path("/usr/share/orthanc/plugins")
 CLASSES = {
@@ -78,21 +78,27 @@ def image(number: int, modality: str) -> bytes:
     uids = {"SOPClassUID": CLASSES[modality], "SOPInstanceUID": generate_uid()}
     uids |= {"StudyInstanceUID": generate_uid(), "SeriesInstanceUID": generate_uid()}
     about = {"Modality": modality, "StudyDate": "20260102", "StudyTime": "101112", "PatientSex": "F", "StudyID": "S1"}
-    about |= {"AccessionNumber": f"A{number}", "PatientBirthDate": "19500101", "ReferringPhysicianName": f"{SECRET}^R"}
+    about |= {
+        "AccessionNumber": f"{SECRET}-{number}",
+        "PatientBirthDate": "19500101",
+        "ReferringPhysicianName": f"{SECRET}^R",
+    }
     return written(dataset(pixels, **uids, **about))
 
 
 class Orthanc:
     """A server of its own, with free ports; `with` ends it."""
 
-    def __init__(self, folder: Path, node_port: int, *, route: bool) -> None:
+    def __init__(self, folder: Path, node_port: int, *, route: bool, password: str | None = None) -> None:
+        """`password` of the user 'archive'; None: anyone may ask."""
         self.port, http = free_port(), free_port()
         folder.mkdir()
         (folder / "route.lua").write_text(ROUTE if route else "")
         settings = {
             "StorageDirectory": str(folder / "db"), "IndexDirectory": str(folder / "db"), "HttpPort": http,
             "DicomPort": self.port, "DicomAet": "ORTHANC", "RemoteAccessAllowed": False, "LuaScripts": ["route.lua"],
-            "AuthenticationEnabled": False, "DicomModalities": {"mergestream": ["MERGESTREAM", "127.0.0.1", node_port]},
+            "AuthenticationEnabled": password is not None, "RegisteredUsers": {"archive": password or ""},
+            "DicomModalities": {"mergestream": ["MERGESTREAM", "127.0.0.1", node_port]},
             "DicomAlwaysAllowStore": True, "StableAge": 1, "Plugins": [str(PLUGINS)], "DicomWeb": {"Enable": True},
             "OverwriteInstances": False,
         }  # fmt: skip
@@ -101,7 +107,7 @@ class Orthanc:
         line = [shutil.which("Orthanc", path="/usr/sbin:/usr/bin") or "Orthanc", str(folder / "orthanc.json")]
         self.process = subprocess.Popen(line, stdout=self._log, stderr=subprocess.STDOUT)
         self.url = f"http://127.0.0.1:{http}"
-        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.client = httpx.Client(base_url=self.url, timeout=60, auth=password and ("archive", password))
         wait_for(self._answers)
 
     def _answers(self) -> bool:
@@ -258,6 +264,62 @@ def test_kill_9_with_objects_and_reports_on_their_way_loses_none_and_repeats_non
     assert len(files) == count
     originals = Counter(str(pydicom.dcmread(io.BytesIO(each)).SOPInstanceUID) for each in images)
     assert sources_of([sr.srread(io.BytesIO(data)) for data in files]) == originals
+
+
+PULL_RULES = """
+rules:
+  - {{stream: pulled, calling: archive, modality: [CT, CR], answer: study, idle_seconds: 1}}
+sources:
+  archive: {{url: "{url}/dicom-web", token_file: token}}
+  stranger: {{url: "{url}/dicom-web"}}
+"""
+
+
+def test_a_study_is_pulled_over_http_and_its_report_comes_back(tmp_path: Path, pool: Path) -> None:
+    """WADO-RS with a password, by the route of the service; the study of two series has one report."""
+    study = str(generate_uid())
+    objects = [pydicom.dcmread(io.BytesIO(image(number, each))) for number, each in enumerate(("CT", "CT", "CR", "US"))]
+    for each in objects:
+        each.StudyInstanceUID = study
+    with Orthanc(tmp_path / "orthanc", free_port(), route=False, password="geheim") as orthanc:
+        for each in objects:
+            assert orthanc.client.post("/instances", content=written(each)).status_code == 200
+        (tmp_path / "token").write_text("archive:geheim\n")
+        (tmp_path / "token").chmod(0o600)
+        (tmp_path / "rules.yaml").write_text(PULL_RULES.format(url=orthanc.url))
+        sent_to = ("--destinations", str(destinations(tmp_path, orthanc, web=False)))
+        with RunningService(
+            pool, tmp_path / "state", "--dicom-rules", str(tmp_path / "rules.yaml"), *sent_to, *STATELESS
+        ) as service, service.client() as client:  # fmt: skip
+            refused = client.post("/v1/dicom/pull", json={"source": "stranger", "study": study}).json()
+            assert (refused["code"], refused["detail"]) == (
+                "source_failed",
+                "The source failed: it answered with HTTP status 401.",
+            )
+            unknown = client.post("/v1/dicom/pull", json={"source": "archive", "study": "1.2.3"}).json()
+            assert (unknown["code"], unknown["detail"]) == ("source_failed", "The source has no such study.")
+            pulled = client.post("/v1/dicom/pull", json={"source": "archive", "study": study})
+            assert pulled.json() == {"received": 3, "refused": 1}  # no rule for ultrasound
+            (instance,) = wait_for(lambda: orthanc.instances("SR"))
+            again = client.post("/v1/dicom/pull", json={"source": "archive", "study": study}).json()
+            assert again == {"received": 3, "refused": 2}  # no rule for the report, and nothing is answered twice
+            time.sleep(3)
+            assert orthanc.instances("SR") == [instance]
+            assert client.get("/v1/dicom").json()["objects_answered"] == 3
+            assert [line["body"]["change"] for line in service.lines("change_asked")] == ["pull_study"] * 4
+            for text in texts_about(service):
+                assert not any(each.encode() in text for each in (SECRET, study, "geheim"))
+        data = orthanc.file(instance)
+    require_valid(tmp_path / "report.dcm", data)
+    report = sr.srread(io.BytesIO(data))
+    assert sources_of([report]) == Counter(str(each.SOPInstanceUID) for each in objects[:3])
+    *single, whole = report.content.get_image_measurement_groups()
+    rows = [[each.value for each in group.get_measurements()] for group in single]
+    assert len(rows) == 3
+    mean = [sum(column) / 3 for column in zip(*rows, strict=True)]
+    assert [each.value for each in whole.get_measurements()] == pytest.approx(mean)
+    shown = {each.name.value: each.value.meaning for each in whole.get_qualitative_evaluations()}
+    assert shown["study_answer"] == "Mean over the images of the study"
 
 
 def forward(url: str, ids: list[str]) -> None:

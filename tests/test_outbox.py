@@ -23,7 +23,7 @@ from mergestream.data.intake.input_files import read_upload
 from mergestream.data.intake.limits import Limits
 from mergestream.runtime.errors import InputError, OutputError
 from mergestream.serving.dicom_network import web_session
-from mergestream.serving.dicom_network.results import ImageResult, SeriesResult, SeriesSummary
+from mergestream.serving.dicom_network.results import ImageResult, UnitResult, UnitSummary
 from mergestream.serving.monitoring import Metrics
 from mergestream.serving.reports import report_sending, senders
 from mergestream.serving.reports.destinations import Destination, SendingPlan, read_destinations
@@ -38,13 +38,13 @@ PACS = Destination("pacs", "c-store", host="127.0.0.1", port=104, ae_title="PACS
 ARCHIVE = Destination("archive", "stow-rs", url="http://127.0.0.1:1/dicom-web")
 
 
-def result(folder: Path, number: int = 1, **more: Any) -> SeriesResult:
+def result(folder: Path, number: int = 1, **more: Any) -> UnitResult:
     """A received object in an inbox, with its answer."""
     uid = f"1.2.826.0.1.3680043.8.498.7.{number}"
     file = folder / f"received-{number}"
     file.write_bytes(dicom(np.full((8, 9), number % 251, np.uint8), SOPInstanceUID=uid, AccessionNumber=f"A{number}"))
     (picture,) = read_upload(file.read_bytes(), Limits())
-    return SeriesResult((ImageResult(file, picture, ANSWER, 0),), **more)
+    return UnitResult((ImageResult(file, picture, ANSWER, 0),), **more)
 
 
 def delivery(sending: ReportSending) -> ReportDelivery:
@@ -102,9 +102,38 @@ def test_a_result_delivered_twice_is_one_report_and_one_file_until_all_destinati
     assert not file.exists()
     delivery(sending)(one)  # sent already
     assert not sending.outbox.due("pacs", 9)
-    delivery(sending)(replace(one, summary=SeriesSummary("mean", ANSWER.classes, (0.5, 0.5), None)))
+    delivery(sending)(replace(one, summary=UnitSummary("series", "mean", ANSWER.classes, (0.5, 0.5), None)))
     assert len(sending.outbox.due("pacs", 9)) == 1
     assert SECRET.encode() not in b"".join(p.read_bytes() for p in (tmp_path / "outbox").glob("outbox.sqlite*"))
+
+
+def test_an_object_delivered_again_after_a_change_of_the_pool_gives_no_second_report(tmp_path: Path) -> None:
+    """One object, one report: also where the inbox hands it on again because of a kill, and a new pool answers it."""
+    sending = ReportSending(tmp_path / "outbox", SendingPlan((PACS,)))
+    one, two = result(tmp_path, 1), result(tmp_path, 2)
+    mean = UnitSummary("series", "mean", ANSWER.classes, (0.5, 0.5), None)
+    whole = UnitResult((*one.images, *two.images), mean)
+    for each in (one, whole):
+        delivery(sending)(each)
+    waiting = sending.outbox.due("pacs", 9)
+    assert len(waiting) == 2
+
+    def by_new_pool(image: ImageResult) -> ImageResult:
+        return replace(image, answer=replace(image.answer, pool_sha256="d" * 64, weights_sha256="e" * 64))
+
+    again = [UnitResult(tuple(map(by_new_pool, each.images[::-1])), each.summary) for each in (one, whole)]
+    for each in again:  # before it is sent
+        delivery(sending)(each)
+    assert sending.outbox.due("pacs", 9) == waiting
+    for entry in waiting:
+        sending.outbox.settle(entry, SENT)
+    for each in again:  # and after
+        delivery(sending)(each)
+    assert not sending.outbox.due("pacs", 9)
+    assert sending.outbox.counts("pacs")["sent"] == 2
+    study = replace(whole, summary=replace(mean, unit="study"))  # the rule has changed: another report
+    delivery(sending)(study)
+    assert len(sending.outbox.due("pacs", 9)) == 1
 
 
 def test_a_rule_may_name_its_destinations(tmp_path: Path) -> None:
@@ -307,6 +336,13 @@ def test_a_wrong_destinations_file_is_one_sentence(tmp_path: Path, text: str) ->
     file = tmp_path / "destinations.yaml"
     file.write_text(text)
     with pytest.raises(InputError, match=re.escape(BAD[text])):
+        read_destinations(file)
+
+
+def test_a_destinations_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "destinations.yaml"
+    file.write_text("destinations: [{name: a, kind: stow-rs, url: 'http://x'}]\n#" + "x" * (1 << 20))
+    with pytest.raises(InputError, match=r"destinations\.yaml cannot be read: it has more than 1,048,576 bytes"):
         read_destinations(file)
 
 

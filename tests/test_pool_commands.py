@@ -950,7 +950,8 @@ def test_codes_of_classes_are_written_into_a_card_and_a_contradiction_is_a_warni
     ("text", "sentence"),
     [
         ("benign", "not a list of codes"),
-        ("{", "cannot be read"),
+        ("{", "cannot be read: .*It lists a class with its code"),
+        ("#" * (1 << 20) + "\n", "it has more than 1,048,576 bytes"),
         ("cyst: {value: 1, scheme: SCT, meaning: x}", "not one of its classes"),
         ("benign: {value: 1, scheme: SCT}", "a code per class: value, scheme and meaning"),
         ("benign: {value: '1 2', scheme: SCT, meaning: x}", "a code per class"),

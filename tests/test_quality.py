@@ -196,6 +196,9 @@ def test_a_declared_prevalence_is_read_and_wrong_ones_are_refused(tmp_path: Path
     file.write_text("- 1")
     with pytest.raises(InputError, match="must map classes to shares"):
         parse_prevalence(str(file))
+    file.write_text("melanoma: 0.02\n" + "#" * 2**16 + "\nscar: 0.3\n")  # a part of it would be other shares
+    with pytest.raises(InputError, match="cannot be read: it has more than 65,536 bytes"):
+        parse_prevalence(str(file))
 
 
 def with_cards(pool: ms.ExpertPool, temperature: float = 2.0) -> ms.ExpertPool:
@@ -221,7 +224,7 @@ def test_the_service_estimates_survive_a_restart_and_replay_is_bit_exact(tmp_pat
         (before,) = service.engine.streams()
     probabilities = np.concatenate([np.array(answer.probabilities) for answer in (*answers, single)])
     cooler = probabilities**0.5 / (probabilities**0.5).sum(axis=1, keepdims=True)  # the cards' temperature is 2
-    quality: dict[str, Any] = before["quality"]
+    quality: dict[str, Any] = before["quality"].model_dump()
     assert quality["images"] == 131
     assert quality["accuracy"]["by_confidence"]["value"] == pytest.approx(cooler.max(axis=1).mean(), abs=1e-5)
     assert quality["accuracy"]["by_threshold"]["value"] == pytest.approx((cooler.max(axis=1) >= 0.4).mean())
@@ -236,7 +239,7 @@ def test_the_service_estimates_survive_a_restart_and_replay_is_bit_exact(tmp_pat
         body = service.steps()[number]
         assert compare(body, recompute_step(body, engines.batch(number, 16), pool)) == ()
     with engines.Service(tmp_path, pool, quality=settings) as again:
-        assert again.engine.streams()[0]["quality"] == quality
+        assert again.engine.streams()[0]["quality"].model_dump() == quality
         names = {sample.name for metric in QualityGauges(again.engine.streams).collect() for sample in metric.samples}
         assert len(names) == 5
         again.engine.reset("ward")
@@ -252,7 +255,7 @@ def test_without_declaration_or_cards_there_is_less_and_sets_are_refused(tmp_pat
         QualitySettings(coverage=1.5)
     with engines.Service(tmp_path / "b", pool) as service:
         answer = service.engine.answer("ward", engines.batch(0))
-        quality = service.engine.streams()[0]["quality"]
+        quality = service.engine.streams()[0]["quality"].model_dump()
     assert answer.prediction_sets is None
     assert "prediction_sets" not in service.steps()[0]
     assert quality["accuracy"]["by_threshold"] is None
@@ -260,14 +263,14 @@ def test_without_declaration_or_cards_there_is_less_and_sets_are_refused(tmp_pat
     # Estimated shares of the classes: at the start those at home, later those of the stream.
     with engines.Service(tmp_path / "c", with_cards(pool), quality=QualitySettings(coverage=0.8)) as service:
         assert service.engine.answer("ward", engines.batch(0)).prediction_sets is not None
-        assert service.engine.streams()[0]["quality"]["prediction_sets"]["prevalence"] == "estimated"
+        assert service.engine.streams()[0]["quality"].prediction_sets.prevalence == "estimated"
 
 
 def test_calibrated_methods_are_not_calibrated_twice(tmp_path: Path) -> None:
     pool = with_cards(engines.small_pool(), temperature=3.0)
     with engines.Service(tmp_path, pool, "merge_and_fit") as service:
         answer = service.engine.answer("ward", engines.batch(0, 16))
-        accuracy = service.engine.streams()[0]["quality"]["accuracy"]
-    assert accuracy["by_threshold"] is None  # the cards' thresholds are of one model, not of averaged answers
-    estimate = accuracy["by_confidence"]["value"]
+        accuracy = service.engine.streams()[0]["quality"].accuracy
+    assert accuracy.by_threshold is None  # the cards' thresholds are of one model, not of averaged answers
+    estimate = accuracy.by_confidence.value
     assert estimate == pytest.approx(np.array(answer.probabilities).max(axis=1).mean(), abs=1e-5)

@@ -135,12 +135,10 @@ def test_what_changes_the_service_reaches_every_engine(engines: ReplicatedEngine
 def test_the_http_service_in_front_is_the_same(engines: ReplicatedEngine) -> None:
     from mergestream.serving.http.application import create_app
     from mergestream.serving.monitoring import Metrics
-    from mergestream.serving.open_engine import OpenEngine
     from mergestream.serving.service import Service
 
-    def in_front(_: Metrics) -> OpenEngine:
-        own = ReplicatedEngine(engines._handles)  # the service will close it
-        return OpenEngine(own, own)
+    def in_front(_: Metrics) -> ReplicatedEngine:
+        return ReplicatedEngine(engines._handles)  # the service will close it
 
     async def ask() -> tuple[dict[str, Any], dict[str, Any]]:
         service = Service(in_front)

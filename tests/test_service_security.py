@@ -29,7 +29,9 @@ from benching import write_pool
 from dicoms import SECRET
 from engines import PLAIN, batch, small_pool
 from mergestream.cli import app as cli
+from mergestream.data.intake.limits import Limits
 from mergestream.runtime.errors import InputError, MergestreamError
+from mergestream.runtime.option_checks import is_http_url
 from mergestream.serving.answer_queue import OverloadedError
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
 from mergestream.serving.engine.engine import Engine
@@ -40,7 +42,7 @@ from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, Serv
 from mergestream.serving.http.tokens import ADMINISTRATOR, CLIENT, Tokens, create_token
 from mergestream.serving.http.uploads import files_of
 from mergestream.serving.monitoring import Metrics
-from mergestream.serving.service import OpenEngine, Service
+from mergestream.serving.service import Service
 from mergestream.serving.startup import JsonFormatter, ServeOptions, serve
 from services import STREAMS, LocalService, encoded, form, npy, png
 
@@ -307,8 +309,8 @@ def test_pages_of_others_may_not_use_it(ask: Callable[..., Any], service: LocalS
 # --- inside -----------------------------------------------------------------------------------------------------------
 
 
-def opened(engine: Engine, audit: Any = None) -> Callable[[Metrics], OpenEngine]:
-    return lambda _: OpenEngine(engine, audit or NoAuditLog())
+def opened(engine: Engine) -> Callable[[Metrics], Engine]:
+    return lambda _: engine
 
 
 @pytest.fixture
@@ -353,9 +355,9 @@ def test_a_fault_of_ours_is_told_by_its_request_id_alone(
 def test_loading_closing_and_overloaded_services_say_when_to_come_back(engine: Engine) -> None:
     gate = threading.Event()
 
-    def slowly(_: Metrics) -> OpenEngine:
+    def slowly(_: Metrics) -> Engine:
         gate.wait(10)
-        return OpenEngine(engine, NoAuditLog())
+        return engine
 
     service = Service(slowly, ServiceLimits(held_bytes=100_000))
 
@@ -384,11 +386,11 @@ def test_loading_closing_and_overloaded_services_say_when_to_come_back(engine: E
 def test_a_signal_while_it_loads_ends_it_in_order_and_it_was_never_ready(engine: Engine) -> None:
     kept, ready = signal.signal(signal.SIGTERM, signal.SIG_IGN), list[str]()
 
-    def slowly(_: Metrics) -> OpenEngine:
+    def slowly(_: Metrics) -> Engine:
         time.sleep(0.3)  # until it listens
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.5)
-        return OpenEngine(engine, NoAuditLog())
+        return engine
 
     service = Service(slowly)
     try:
@@ -447,7 +449,7 @@ def test_a_log_that_cannot_be_written_stops_answers_until_it_can(tmp_path: Path)
     """The file of the log is really closed under its writer, and really comes back."""
     audit = AuditLog(tmp_path / "audit.jsonl")
     engine = Engine(small_pool(), "mean", {}, audit=audit, state_folder=tmp_path / "state", guards=PLAIN)
-    service = Service(opened(engine, audit))
+    service = Service(opened(engine))
 
     async def talk(client: httpx.AsyncClient) -> None:
         first = (await client.post(f"{STREAMS}/a/batches", files=form(png(1)))).json()
@@ -546,9 +548,9 @@ def test_files_come_out_as_they_went_in_wherever_the_body_is_cut(files: list[byt
     async def parsed() -> list[bytes]:
         held, kind = HeldBytes(1 << 20), request.headers["content-type"]
         with held.share() as take:
-            found = await files_of(kind, pieces(), take, most_files=4, most_bytes=200)
+            received = await files_of(kind, pieces(), take, Limits(images=4, file_bytes=200))
             assert held.total == sum(map(len, files))
-            return found
+            return received
 
     assert asyncio.run(parsed()) == files
 
@@ -561,10 +563,28 @@ def test_any_bytes_as_a_form_are_files_or_a_problem(body: bytes, start: bytes) -
 
     async def parsed() -> None:
         with HeldBytes(1 << 20).share() as take:
-            await files_of("multipart/form-data; boundary=x", pieces(), take, most_files=4, most_bytes=200)
+            await files_of("multipart/form-data; boundary=x", pieces(), take, Limits(images=4, file_bytes=200))
 
     with suppress(Problem):  # and nothing else
         asyncio.run(parsed())
+
+
+@pytest.mark.parametrize(
+    ("url", "plain", "with_user"),
+    [
+        ("https://pacs.example/dicom-web", True, True),
+        ("http://[::1]:8042/x?y=1", True, True),
+        ("https://user:password@pacs.example/", False, True),
+        ("ftp://pacs.example/", False, False),
+        ("https:///dicom-web", False, False),
+        ("http://[::1", False, False),
+        ("http://pacs.example/a b\n", False, False),
+        ("pacs.example", False, False),
+        (None, False, False),
+    ],
+)
+def test_urls_of_other_systems(url: str | None, plain: bool, with_user: bool) -> None:
+    assert (is_http_url(url), is_http_url(url, with_user=True)) == (plain, with_user)
 
 
 def test_the_table_of_problems_is_the_documents() -> None:

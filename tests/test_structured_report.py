@@ -18,7 +18,8 @@ from dicoms import SECRET, UIDS, dicom
 from mergestream.data.intake.input_files import read_upload
 from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.pictures import Picture
-from mergestream.serving.dicom_network.results import SeriesSummary
+from mergestream.serving.dicom_network.negotiation import image_classes
+from mergestream.serving.dicom_network.results import UnitSummary
 from mergestream.serving.guards.findings import Finding
 from mergestream.serving.reports import report_pages
 from mergestream.serving.reports.report_kinds import KINDS
@@ -132,13 +133,22 @@ def test_the_image_and_the_frame_are_referred_to() -> None:
         assert image.referenced_frame_numbers == (None if picture.frame is None else [picture.frame])
 
 
-def test_a_series_has_one_answer_beside_those_of_its_images() -> None:
-    images = [made for picture in pictures(frames=2) if (made := reported_image(picture, ANSWER, 0))]
-    summary = SeriesSummary("worst", ANSWER.classes, (0.25, 0.75), ANSWER.classes[1])
-    *each, series = groups(structured_report(ReportRequest(images, derived_uid("report"), summary)))
+@pytest.mark.parametrize("unit", ["series", "study"])
+def test_a_series_or_study_has_one_answer_beside_those_of_its_images(unit: str) -> None:
+    pages = pictures() + pictures(SOPInstanceUID="1.2.9", SeriesInstanceUID="1.2.8" if unit == "study" else "1.2.3.5")
+    images = [made for picture in pages if (made := reported_image(picture, ANSWER, 0))]
+    summary = UnitSummary(unit, "worst", ANSWER.classes, (0.25, 0.75), ANSWER.classes[1])
+    request = ReportRequest(images, derived_uid("report"), summary)
+    data = structured_report(request)
+    *each, whole = groups(data)
     assert len(each) == 2
-    assert [measured.value for measured in series.get_measurements()] == [0.25, 0.75]
-    assert evaluations(series)["series_answer"].value == "worst"
+    assert [measured.value for measured in whole.get_measurements()] == [0.25, 0.75]
+    shown = evaluations(whole)[f"{unit}_answer"]
+    assert (shown.value, shown.meaning) == ("worst", f"Worst image of the {unit}")
+    assert len(whole.source_images) == 2
+    (study,) = pydicom.dcmread(io.BytesIO(data)).CurrentRequestedProcedureEvidenceSequence
+    assert len(study.ReferencedSeriesSequence) == len({image.source.series_uid for image in images})
+    assert report_pages._lines(request)[0].startswith(f"{unit.capitalize()} of 2 images (worst)")
 
 
 def test_a_report_of_a_received_object_belongs_to_its_patient_and_study(tmp_path: Path) -> None:
@@ -163,7 +173,7 @@ def batch_of_long_names() -> ReportRequest:
     frames = pictures(frames=2, SOPClassUID="1.2.840.10008.5.1.4.1.1.3.1")  # Ultrasound Multi-frame
     images = [made for picture in frames if (made := reported_image(picture, answer, 0))]
     concepts = {long[1]: {"value": "1", "scheme": "SCT", "meaning": "é" * 64}}
-    summary = SeriesSummary("mean", long, (0.25, 0.75), long[1])
+    summary = UnitSummary("series", "mean", long, (0.25, 0.75), long[1])
     return ReportRequest(images, derived_uid("batch"), summary, concepts=concepts)
 
 
@@ -205,7 +215,7 @@ def test_a_page_shows_the_answer_and_no_patient(kind: str) -> None:
     image = reported_image(pictures()[0], answer, 0)
     assert image is not None
     texts = dict(NOBODY, PatientName=f"{SECRET}^Name", PatientID=SECRET, AccessionNumber=SECRET)
-    summary = SeriesSummary("mean", ANSWER.classes, ANSWER.probabilities[0], ANSWER.predictions[0])
+    summary = UnitSummary("series", "mean", ANSWER.classes, ANSWER.probabilities[0], ANSWER.predictions[0])
     request = ReportRequest([image] * 20, derived_uid(kind), summary, texts)
     lines = "\n".join(report_pages._lines(request))
     for text in ("$x$ <b>", "0.8765", "An image has no structure.", ANSWER.pool_sha256, "8 more images"):
@@ -240,3 +250,13 @@ def test_a_report_needs_an_image_with_identifiers() -> None:
     assert write_report(read_upload(array.getvalue(), Limits())[0], ANSWER, 0) is None
     assert write_report(pictures(StudyInstanceUID=None)[0], ANSWER, 0) is None
     assert write_report(pictures(StudyInstanceUID="1.02.x")[0], ANSWER, 0) is None
+
+
+@pytest.mark.parametrize("uid", ["1.2.3", "1.2.840.10008.5.1.4.1.1.6"])
+def test_an_image_of_a_private_or_retired_class_has_no_report_and_no_error(uid: str) -> None:
+    assert write_report(pictures(SOPClassUID=uid)[0], ANSWER, 0) is None
+
+
+def test_every_class_that_the_node_receives_can_be_reported() -> None:
+    for uid in image_classes():
+        assert reported_image(pictures(SOPClassUID=uid)[0], ANSWER, 0) is not None

@@ -24,7 +24,8 @@ from mergestream.data.intake.pictures import Picture
 from mergestream.runtime.errors import InputError, OutputError
 from mergestream.serving.dropbox import ImageAnswer
 from mergestream.serving.reports.structured_report import write_report
-from mergestream.serving.watched_folder import Pace, Watcher
+from mergestream.serving.watched_folder import Watcher
+from mergestream.serving.worker_thread import Pace
 from services import ANSWER
 
 FAST = Pace(batch_size=4, batch_seconds=0.1, look_seconds=0.03, retry_seconds=0.2)
@@ -251,12 +252,29 @@ def test_a_disk_that_cannot_be_written_keeps_the_inputs(tmp_path: Path) -> None:
     assert sorted(model.batches) == [3]
 
 
+def test_a_batch_that_timed_out_is_not_sent_file_by_file(tmp_path: Path) -> None:
+    """Its step may be logged: each file alone would be one more step for each."""
+    model, late = Model(), [True]
+
+    def answer(pictures: list[Picture]) -> list[dict[str, Any]]:
+        documents = model(pictures)
+        if late.pop() if late else False:
+            raise TimeoutError
+        return documents
+
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(png(number))
+    with watched(tmp_path, answer):
+        until(lambda: len(names(tmp_path / "done")) == 3)
+    assert model.batches == [3, 3]
+
+
 def test_a_folder_has_one_watcher(tmp_path: Path) -> None:
     with watched(tmp_path, Model()):
         until(lambda: (tmp_path / ".watching.lock").exists())
         time.sleep(0.1)
         with pytest.raises(OutputError, match="another mergestream"):
-            Watcher(tmp_path, Model()).watch()
+            Watcher(tmp_path, Model()).work()
 
 
 def test_long_names_have_answers_too(tmp_path: Path) -> None:
@@ -270,7 +288,8 @@ KILLED = """
 import os, signal, sys, threading
 from pathlib import Path
 from mergestream.serving.dropbox import ImageAnswer
-from mergestream.serving.watched_folder import Pace, Watcher
+from mergestream.serving.watched_folder import Watcher
+from mergestream.serving.worker_thread import Pace
 
 folder, log = Path(sys.argv[1]), open(sys.argv[2], "a")
 def answer(pictures):
@@ -278,7 +297,7 @@ def answer(pictures):
         log.write(picture.sha256 + "\\n")
     log.flush()
     return [ImageAnswer({"frame": picture.frame}) for picture in pictures]
-Watcher(folder, answer, pace=Pace(batch_size=2, batch_seconds=0.01, look_seconds=0.01)).watch()
+Watcher(folder, answer, pace=Pace(batch_size=2, batch_seconds=0.01, look_seconds=0.01)).work()
 """
 
 

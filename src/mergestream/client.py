@@ -73,6 +73,7 @@ class AnsweredImage:
     prediction: str | None
     probabilities: Mapping[str, float]
     abstained_because: tuple[str, ...]
+    prediction_set: tuple[str, ...] | None  # classes that hold the true one with the chosen chance; None: none is made
     report: bytes | None = field(repr=False)  # a DICOM structured report, if asked for
 
 
@@ -99,6 +100,11 @@ class ServiceAnswer:
     @property
     def predictions(self) -> tuple[str | None, ...]:
         return tuple(image.prediction for image in self.images)
+
+    @property
+    def prediction_sets(self) -> tuple[tuple[str, ...], ...] | None:
+        """Per image, with --prediction-sets; else None."""
+        return tuple(each.prediction_set for each in self.images if each.prediction_set is not None) or None
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "ServiceAnswer":
@@ -279,20 +285,16 @@ def _problem_of(response: httpx.Response) -> ServiceProblem:
 
 
 def _finding(document: Mapping[str, Any]) -> ServiceFinding:
-    names = ("code", "severity", "sentence")
-    return ServiceFinding(**{name: document[name] for name in names}, numbers=document.get("numbers") or {})
+    return ServiceFinding(document["code"], document["severity"], document["sentence"], document.get("numbers") or {})
 
 
 def _images(document: Mapping[str, Any]) -> tuple[AnsweredImage, ...]:
     classes, predictions = document["classes"], document["predictions"]
-    reports = document.get("reports") or [None] * len(predictions)
-    rows = zip(predictions, document["probabilities"], document["abstained_because"], reports, strict=True)
+    sets, reports = (document.get(name) or [None] * len(predictions) for name in ("prediction_set", "reports"))
+    chosen = (None if each is None else tuple(each) for each in sets)
+    files = (None if each is None else base64.b64decode(each) for each in reports)
+    rows = zip(predictions, document["probabilities"], document["abstained_because"], chosen, files, strict=True)
     return tuple(
-        AnsweredImage(
-            prediction,
-            dict(zip(classes, probabilities, strict=True)),
-            tuple(because or ()),
-            None if report is None else base64.b64decode(report),
-        )
-        for prediction, probabilities, because, report in rows
+        AnsweredImage(prediction, dict(zip(classes, shares, strict=True)), tuple(because or ()), own_set, file)
+        for prediction, shares, because, own_set, file in rows
     )

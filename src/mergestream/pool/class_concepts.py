@@ -4,14 +4,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import yaml  # type: ignore[import-untyped]
 
 from mergestream.pool.checkpoint import write_card
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import CheckpointError, InputError
-from mergestream.runtime.files import error_text
+from mergestream.runtime.yaml_file import read_yaml
 
 Concepts = Mapping[str, Mapping[str, str]]  # class -> {value, scheme, meaning}
 EXAMPLE = "a class with its code, as in 'malignant: {value: 86049000, scheme: SCT, meaning: Malignant neoplasm}'"
@@ -33,10 +30,9 @@ def set_concepts(folder: Path, file: Path) -> ExpertCard:
 def read_concepts(file: Path) -> dict[str, dict[str, str]]:
     """Read a YAML or JSON file of codes."""
     try:
-        text = file.read_text(encoding="utf-8") if file.stat().st_size <= MOST_BYTES else ""
-        value: Any = yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"{file} cannot be read: {error_text(error)}. It lists {EXAMPLE}.") from error
+        value = read_yaml(file, "The list of codes", MOST_BYTES)
+    except InputError as error:
+        raise InputError(f"{error} It lists {EXAMPLE}.") from error
     if not isinstance(value, dict) or not value or not all(isinstance(each, dict) for each in value.values()):
         raise InputError(f"{file} is not a list of codes: each line is {EXAMPLE}.")
     # YAML reads a code of digits as a number.

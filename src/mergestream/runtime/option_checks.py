@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
+from urllib.parse import urlsplit
 
 from mergestream.runtime.errors import InputError, unknown_name
 
@@ -65,6 +66,15 @@ def names(option: str, value: Sequence[str]) -> tuple[str, ...]:
     if len(set(listed)) != len(listed):
         raise InputError(f"The option '{option}' names something twice: {list(listed)}.")
     return tuple(listed)
+
+
+def is_http_url(value: Any, *, with_user: bool = False) -> bool:
+    """Whether a value is a URL by http or https that names a host, and no user unless that is allowed."""
+    try:
+        parts = urlsplit(value) if isinstance(value, str) and not set(value) & set(" \t\r\n") else urlsplit("")
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and (with_user or parts.username is None)
 
 
 def parse_value(text: str) -> Any:

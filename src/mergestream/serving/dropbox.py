@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mergestream.data.intake.limits import IntakeError
-from mergestream.data.intake.pictures import Picture
 from mergestream.runtime.files import make_folder, sha256_of_file, write_atomically, write_json
 
 SCHEMA_VERSION = 1
@@ -26,15 +25,8 @@ class ImageAnswer(NamedTuple):
     report: bytes | None = None
 
 
-class Incoming(NamedTuple):
-    """A file that was read. Its name must not leave this machine."""
-
-    name: str
-    pictures: list[Picture]
-
-
 class Dropbox:
-    """Lists complete files and moves them, with their answers, to their subfolders."""
+    """Lists complete files and moves them, with their answers, to their subfolders. Names stay on this machine."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -77,17 +69,16 @@ class Dropbox:
         self._move_to_done(name, sha256)
         return True
 
-    def store_answer(self, incoming: Incoming, answers: Sequence[ImageAnswer]) -> None:
+    def store_answer(self, name: str, sha256: str, answers: Sequence[ImageAnswer]) -> None:
         """Write the reports, then the answer, then move the file, so that an answer on disk is complete."""
-        sha256 = incoming.pictures[0].sha256
-        path = self._answer_path(incoming.name, sha256)
+        path = self._answer_path(name, sha256)
         reports = [answer.report for answer in answers if answer.report is not None]
         for number, report in enumerate(reports, start=1):
             ending = ".sr.dcm" if len(reports) == 1 else f".{number}.sr.dcm"
             write_atomically(path.with_suffix(ending), partial(Path.write_bytes, data=report))
         documents = [answer.document for answer in answers]
         write_json(path, {"schema_version": SCHEMA_VERSION, "sha256": sha256, "answers": documents})
-        self._move_to_done(incoming.name, sha256)
+        self._move_to_done(name, sha256)
 
     def refuse(self, name: str, code: str, sentence: str) -> None:
         """Write the reason, then move the file. Neither overwrites anything of an earlier refused file."""

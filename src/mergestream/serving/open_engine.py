@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import Any
 
 import torch
 
@@ -20,25 +20,15 @@ from mergestream.serving.options import ServeOptions
 from mergestream.serving.quality.declared_prevalence import parse_prevalence
 from mergestream.serving.quality.quality_monitor import QualitySettings
 
-if TYPE_CHECKING:
-    from mergestream.serving.replicas.replicated_engine import ReplicatedEngine
 
-
-class OpenEngine(NamedTuple):
-    """An engine and its audit log. A `ReplicatedEngine` is both: it stands for several engines and their logs."""
-
-    engine: Union[Engine, "ReplicatedEngine"]
-    log: Union[AuditLog, NoAuditLog, "ReplicatedEngine"]
-
-
-def open_engine(options: ServeOptions, on_append: Callable[[bool], None] = lambda _: None) -> OpenEngine:
+def open_engine(options: ServeOptions, on_append: Callable[[bool], None] = lambda _: None) -> Engine:
     """Load the pool, open the log and start the engine. `on_append` hears of each line: written or not."""
     load_plugins(options.plugins or ())
     pool, path = load_pool(options), options.log_file
     key = None if options.audit_key is None else read_private_key(options.audit_key)
     log = NoAuditLog() if path is None else AuditLog(path, key, on_append=on_append)
     try:
-        engine = Engine(
+        return Engine(
             pool,
             options.method,
             dict(parse_options(options.options or ())),
@@ -55,7 +45,6 @@ def open_engine(options: ServeOptions, on_append: Callable[[bool], None] = lambd
     except BaseException:
         log.close()
         raise
-    return OpenEngine(engine, log)
 
 
 def load_pool(options: ServeOptions) -> ExpertPool:

@@ -6,20 +6,20 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 from weakref import WeakValueDictionary
 
 from mergestream.data.intake.decoder_pool import PLACES
 from mergestream.data.intake.input_files import read_uploads
 from mergestream.data.intake.pictures import Picture
 from mergestream.serving.answer_queue import AnswerQueue
+from mergestream.serving.audit.line_kinds import CHANGE, CHECKED, STOPPED
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http.problems import Problem
 from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, ServiceLimits
 from mergestream.serving.http.tokens import Tokens
 from mergestream.serving.monitoring import Metrics
-from mergestream.serving.open_engine import OpenEngine
 from mergestream.serving.quality.quality_gauges import QualityGauges
 from mergestream.serving.stream_owners import StreamOwners
 from mergestream.serving.tracing import span
@@ -27,15 +27,17 @@ from mergestream.serving.tracing import span
 if TYPE_CHECKING:
     from mergestream.serving.dicom_network.node import DicomNode
     from mergestream.serving.dicom_network.results import Delivery
+    from mergestream.serving.engine.engine import Engine
+    from mergestream.serving.replicas.replicated_engine import ReplicatedEngine
     from mergestream.serving.reports.report_sending import ReportSending
     from mergestream.serving.watched_folder import Watcher
     from mergestream.serving.webhook import Webhook
 
-STOPPED, CHECKED, CHANGE = "service_stopped", "log_checked", "change_asked"  # kinds of audit lines
 # The engine computes one batch at a time; meanwhile the other threads write the audit log.
 ENGINE_THREADS = 4
 CHECK_SECONDS = 5.0
 WATCHED = "watched-folder"  # the stream of the watched folder
+AnyEngine = Union["Engine", "ReplicatedEngine"]
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class Service:
 
     def __init__(
         self,
-        open_engine: Callable[[Metrics], OpenEngine],
+        open_engine: Callable[[Metrics], AnyEngine],
         limits: ServiceLimits | None = None,
         *,
         tokens: Tokens | None = None,
@@ -69,7 +71,7 @@ class Service:
         self.sending: ReportSending | None = None  # of reports; started when the service is ready
         self.delivery: Delivery | None = None  # of results to other systems; None: they stay in the API and the log
         self._open_engine = open_engine
-        self._open: OpenEngine | None = None
+        self._engine: AnyEngine | None = None
         self._engine_threads = ThreadPoolExecutor(threads, "engine")
         self._queue = AnswerQueue(self.answer, self.limits.queue, self._engine_threads, threads)
         self._decoders = ThreadPoolExecutor(2 * PLACES, "decoder")  # each waits for a decoding process
@@ -79,33 +81,33 @@ class Service:
         self._log_checked_at = 0.0
         self.metrics.add_gauge("queue_length", "Images waiting or in progress.", lambda: len(self._queue))
         self.metrics.add_gauge("streams", "Streams that the service keeps.", lambda: len(self.stream_names()))
-        self.metrics.registry.register(QualityGauges(lambda: self._open.engine.streams() if self._open else []))
+        self.metrics.registry.register(QualityGauges(lambda: self._engine.streams() if self._engine else []))
         self.metrics.add_gauge("held_bytes", "Bytes held by requests.", lambda: self.held.total)
         self.metrics.add_gauge("requests_under_way", "Requests in progress.", lambda: self.requests_in_progress)
 
     @property
     def loading(self) -> bool:
-        return self._open is None
+        return self._engine is None
 
     @property
-    def open(self) -> OpenEngine:
-        if self._open is None:
+    def engine(self) -> AnyEngine:
+        if self._engine is None:
             raise Problem("loading", "The service is loading its pool. Try again in a moment.")
-        return self._open
+        return self._engine
 
     def stream_names(self) -> list[str]:
-        return [] if self._open is None else [each["stream"] for each in self._open.engine.streams()]
+        return [] if self._engine is None else [each["stream"] for each in self._engine.streams()]
 
     def class_concepts(self) -> dict[str, dict[str, str]]:
         """Codes of the classes for reports, from the experts' cards."""
-        concepts: dict[str, dict[str, str]] = self.open.engine.describe()["class_concepts"]
+        concepts: dict[str, dict[str, str]] = self.engine.describe()["class_concepts"]
         return concepts
 
     async def start(self) -> None:
-        opened = await self._run(self._administration, self._open_engine, self.metrics)
-        for time_of_line, answer in await self._run(self._administration, opened.engine.history):
+        engine = await self._run(self._administration, self._open_engine, self.metrics)
+        for time_of_line, answer in await self._run(self._administration, engine.history):
             self.metrics.keep(answer, time_of_line)
-        self._open, self._loop = opened, asyncio.get_running_loop()
+        self._engine, self._loop = engine, asyncio.get_running_loop()
         self.owners.keep_only(self.stream_names())
         if self.sending is not None:
             self.sending.start(self.metrics)
@@ -116,7 +118,7 @@ class Service:
             for stream in self.node.streams:
                 self.owners.reserve(stream)
             self.node.add_metrics(self.metrics)
-            classes = opened.engine.describe()["classes"]
+            classes = engine.describe()["classes"]
             self.node.start(self.answer_from_thread, self.delivery, self.limits.intake, classes)
 
     async def stop(self, seconds: float = math.inf) -> None:
@@ -134,8 +136,8 @@ class Service:
         if self._engine_threads is not self._administration:
             await asyncio.to_thread(self._engine_threads.shutdown)
         try:
-            if self._open is not None:
-                await self._run(self._administration, self._close, self._open)
+            if self._engine is not None:
+                await self._run(self._administration, self._close, self._engine)
         finally:
             await asyncio.to_thread(self._administration.shutdown)
             if self.webhook is not None:
@@ -146,7 +148,7 @@ class Service:
     def answer(self, stream: str, pictures: Sequence[Picture], single: bool = False) -> Answer:
         """Answer a batch in the calling thread, which must be one of the engine's. `single`: image by image."""
         with span("step", stream=stream, images=len(pictures)):
-            answer = self.open.engine.answer(stream, pictures, single=single)
+            answer = self.engine.answer(stream, pictures, single=single)
         for step in answer.steps:
             self.metrics.step(step)
             if self.webhook is not None:
@@ -174,7 +176,7 @@ class Service:
 
     async def change(self, what: str, caller: Any, function: Callable[[], T]) -> T:
         """Make an administrator's change after logging whose token asked for it. Changes run one at a time."""
-        audit_log = self.open.log
+        audit_log = self.engine.audit
         body = {"change": what, "by": caller.holder.name, "request_id": caller.request_id}
 
         def logged_change() -> T:
@@ -187,9 +189,9 @@ class Service:
         """The problem code, or None. A failing log is tried again, since without requests nothing else would."""
         if self.closing:
             return "closing"
-        if self._open is None:
+        if self._engine is None:
             return "loading"
-        audit_log = self._open.log
+        audit_log = self._engine.audit
         if audit_log.failing is not None and time.monotonic() - self._log_checked_at > CHECK_SECONDS:
             self._log_checked_at = time.monotonic()
             try:
@@ -203,13 +205,12 @@ class Service:
         return "not_watching" if self.folder is not None and self.folder.failed else None
 
     @staticmethod
-    def _close(opened: OpenEngine) -> None:
+    def _close(engine: AnyEngine) -> None:
         try:
-            streams = [{"stream": each["stream"], "steps": each["steps"]} for each in opened.engine.streams()]
-            opened.log.append(STOPPED, {"streams": streams})
+            streams = [{"stream": each["stream"], "steps": each["steps"]} for each in engine.streams()]
+            engine.audit.append(STOPPED, {"streams": streams})
         finally:
-            opened.engine.close()
-            opened.log.close()
+            engine.close()
 
     async def _run(self, threads: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(threads, function, *arguments)

@@ -21,11 +21,11 @@ from mergestream.serving.http.request_limits import ServiceLimits
 from mergestream.serving.http.server import run
 from mergestream.serving.http.tokens import Tokens, require_private
 from mergestream.serving.monitoring import Metrics
-from mergestream.serving.open_engine import OpenEngine, guard_settings, open_engine, quality_settings, with_device
+from mergestream.serving.open_engine import guard_settings, open_engine, quality_settings, with_device
 from mergestream.serving.options import ServeOptions
 from mergestream.serving.replicas.ray_cluster import require_ray_serve, start_replicas
 from mergestream.serving.reports.report_delivery import deliver_reports
-from mergestream.serving.service import ENGINE_THREADS, Service
+from mergestream.serving.service import ENGINE_THREADS, AnyEngine, Service
 from mergestream.serving.stream_owners import StreamOwners
 from mergestream.serving.tracing import start_tracing
 from mergestream.serving.watched_folder import Watcher, answer_images
@@ -71,12 +71,11 @@ def serve(options: ServeOptions, print_line: Callable[[str], None] = lambda _: N
             stop_tracing()
 
 
-def _open(options: ServeOptions, metrics: Metrics) -> OpenEngine:
+def _open(options: ServeOptions, metrics: Metrics) -> AnyEngine:
     """Open one engine in this process, or several replicas in their own processes."""
     if options.replicas == 1:
         return open_engine(options, metrics.audit_line)
-    replicated = start_replicas(options, ServiceLimits.answer_seconds, on_append=metrics.audit_line)
-    return OpenEngine(replicated, replicated)
+    return start_replicas(options, ServiceLimits.answer_seconds, on_append=metrics.audit_line)
 
 
 def _require_usable(options: ServeOptions) -> None:

@@ -18,8 +18,8 @@ SCHEMA_VERSION = 1
 class StreamOwners:
     """Names of tokens by stream, in a file. For one event loop.
 
-    A stream without an owner was made without tokens or by an older version: every client may use it until one sends
-    a batch, which makes it the owner.
+    A stream without an owner was made without tokens: every client may use it until one sends a batch, which makes it
+    the owner.
     """
 
     def __init__(self, file: Path | None = None, quota: int = 16) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 from mergestream.pool.expert_card import library_versions
 from mergestream.runtime.errors import InputError
+from mergestream.runtime.option_checks import is_http_url
 
 _tracers: list[Any] = []  # at most one; a service in a process
 
 
 def start_tracing(url: str) -> Callable[[], None]:
     """Send spans to a collector by OTLP over HTTP. The returned function sends the rest and stops."""
-    if not url.startswith(("http://", "https://")):
+    if not is_http_url(url, with_user=True):
         raise InputError("--otlp is the URL of a collector, as in http://collector:4318/v1/traces.")
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -3,7 +3,6 @@
 import json
 import logging
 import queue
-import re
 import threading
 import urllib.request
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from http.client import HTTPException
 from typing import Any
 
 from mergestream.runtime.errors import InputError
+from mergestream.runtime.option_checks import is_http_url
 from mergestream.serving.guards.findings import Alarm
 
 MOST_WAITING, TRIES = 256, 6
@@ -27,7 +27,7 @@ class Webhook:
 
     def __init__(self, url: str, *, timeout: float = 10.0, pause: float = 1.0) -> None:
         """`timeout`: seconds for one try. `pause`: seconds before the second try; it doubles with each."""
-        if not re.match(r"https?://[^\s/]", url):
+        if not is_http_url(url, with_user=True):
             raise InputError("--webhook takes the URL that alarms are sent to, beginning with http:// or https://.")
         self._url, self._timeout, self._pause = url, timeout, pause
         self._opener = urllib.request.build_opener(_NoRedirects)

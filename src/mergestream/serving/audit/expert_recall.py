@@ -10,17 +10,16 @@ from typing import IO, TYPE_CHECKING, Any
 
 from mergestream.runtime.errors import InputError
 from mergestream.serving.audit.chain import sound_lines
-from mergestream.serving.audit.replay import STEP
+from mergestream.serving.audit.line_kinds import STARTED, STEP
 
 if TYPE_CHECKING:
     from mergestream.serving.audit.keys import PublicKey
 
-STARTED = "service_started"
 ROTATED = re.compile(r"\.\d{6,}$")
 SHORTEST_HASH = 8
 VOTERS = re.compile(r"\bensemble\b")  # a method, or the base of one, in which all experts vote alike
 ANCHORED = re.compile(r"\banchor\W+experts\b")  # the experts' answers correct whatever model answered
-ALL = "all experts had a say"
+ALL = "all experts contributed"
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Contribution:
     head: float | None
     task_vector: float | None  # multiplier of its task vector, where the method has one
     share: float | None  # of the vote, where the experts vote alike
-    note: str | None  # set where all experts had a say that no coefficient tells
+    note: str | None  # set where all experts contributed in a way that no coefficient tells
 
     def __str__(self) -> str:
         named = {"encoder": self.encoder, "head": self.head, "task vector": self.task_vector, "share": self.share}
@@ -80,7 +79,7 @@ class Recall:
     since: str = ""
     lines: int = 0
     streams: dict[str, StreamTotal] = field(default_factory=dict)
-    weights: dict[str, int] = field(default_factory=dict)  # answers by the expert's weights; '' where a line has none
+    weights: dict[str, int] = field(default_factory=dict)  # answers by the hash of the expert's weights
     notes: list[str] = field(default_factory=list)
 
     def answers(self) -> Iterator[dict[str, Any]]:
@@ -100,7 +99,7 @@ def touched(
     """Verify the logs and list the answers that an expert contributed to.
 
     since: the earliest time, as lines write it. sha256: only the expert with these weights, by the first digits of
-    their hash; a line that does not name weights counts, too.
+    their hash.
     """
     if sha256 and not re.fullmatch(rf"[0-9a-f]{{{SHORTEST_HASH},64}}", sha256):
         raise InputError(f"A weights hash is given by its first {SHORTEST_HASH} to 64 hex digits.")
@@ -113,7 +112,7 @@ def touched(
     if expert not in names:
         contents = f"they name {', '.join(sorted(names))}" if names else "they hold no step"
         raise InputError(f"No step in these logs had an expert '{expert:.100}': {contents}.")
-    _add_notes(recall, sha256)
+    _add_notes(recall)
     return recall
 
 
@@ -126,7 +125,7 @@ def _search(path: Path, recall: Recall, names: set[str], sha256: str, key: "Publ
             missing = f"begins with line {line['sequence']}: answers in its older files are not listed"
             recall.notes.append(f"{_short(path)} {missing}.")
         if line["kind"] == STARTED:
-            classes = line["body"].get("classes", classes)
+            classes = line["body"]["classes"]
         if line["kind"] == STEP:
             try:
                 _take(path, line, classes, recall, names, sha256)
@@ -144,9 +143,8 @@ def _take(
     gave = contribution(body, recall.expert) if line["time"] >= recall.since else None
     if gave is None:
         return
-    hashes = body.get("experts_sha256")  # earlier versions did not log them
-    weights = hashes[body["experts"].index(recall.expert)] if hashes else ""
-    if weights and not weights.startswith(sha256):
+    weights = body["experts_sha256"][body["experts"].index(recall.expert)]
+    if not weights.startswith(sha256):
         return
     images = [
         {**image, "prediction": classes[number] if number < len(classes) else number, "abstained": place in undecided}
@@ -155,7 +153,7 @@ def _take(
     ]
     about = {"log": _short(path), "sequence": line["sequence"], "time": line["time"]}
     about |= {name: body[name] for name in ("stream", "step", "method")}
-    answer = {**about, **asdict(gave), "weights_sha256": weights or None, "images": images}
+    answer = {**about, **asdict(gave), "weights_sha256": weights, "images": images}
     recall.spool.write(json.dumps(answer) + "\n")
     total = recall.streams.setdefault(body["stream"], StreamTotal(first=line["time"]))
     total.answers, total.images, total.last = total.answers + 1, total.images + len(images), line["time"]
@@ -167,13 +165,10 @@ def _short(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def _add_notes(recall: Recall, sha256: str) -> None:
-    named = {weights: count for weights, count in recall.weights.items() if weights}
-    if len(named) > 1:
-        each = ", ".join(f"{weights[:16]}… ({count} answers)" for weights, count in named.items())
+def _add_notes(recall: Recall) -> None:
+    if len(recall.weights) > 1:
+        each = ", ".join(f"{weights[:16]}… ({count} answers)" for weights, count in recall.weights.items())
         recall.notes.append(f"'{recall.expert}' had several sets of weights: {each}. Choose one with --sha256.")
-    if sha256 and (unnamed := recall.weights.get("")):
-        recall.notes.append(f"{unnamed} answer(s) of an earlier version do not name weights; they are listed, too.")
 
 
 def in_words(recall: Recall) -> Iterator[str]:

@@ -107,9 +107,7 @@ def _read(file: Path, other_kind: str, wrong: str) -> bytes:
     except OSError as error:
         raise InputError(f"The key {file} cannot be read: {error_text(error)}.") from error
     if not content.startswith(b"-----BEGIN"):
-        raise InputError(
-            f"{file} is not a PEM key. HMAC secrets are no longer used: make a key pair with 'mergestream audit key'."
-        )
+        raise InputError(f"{file} is not a PEM key. Make a key pair with 'mergestream audit key'.")
     if other_kind.encode() in content:
         raise InputError(f"{file} {wrong}")
     return content

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from mergestream.runtime.errors import InputError, OutputError
 from mergestream.runtime.files import error_text
+from mergestream.serving.audit.line_kinds import OPENED, OWN_KINDS
 
 if TYPE_CHECKING:
     from mergestream.serving.audit.keys import PrivateKey, PublicKey
 
 SCHEMA_VERSION = 1
 LONGEST = 16 * 2**20  # bytes; a reader never holds more than one line in memory
-OPENED, ROTATION, RECOVERED, RESUMED = "opened", "rotation", "recovered", "resumed"
-OWN_KINDS = (OPENED, ROTATION, RECOVERED, RESUMED)  # written by the log itself
 TEXTS, TEXTS_OR_NULL = ("hash", "kind", "previous", "time"), ("key", "signature")
 TYPES = {"body": dict, "schema_version": int, "sequence": int, **dict.fromkeys(TEXTS, str)}
 FIELDS = {*TYPES, *TEXTS_OR_NULL}
@@ -124,11 +123,6 @@ def parse(raw: bytes) -> dict[str, Any]:
     texts = all(line[name] is None or type(line[name]) is str for name in TEXTS_OR_NULL)
     if not is_canonical or not texts or any(type(line[name]) is not kind for name, kind in TYPES.items()):
         raise LineError("is not in canonical form: it was changed")
-    if (line["key"] or "").startswith("hmac-sha256:"):
-        raise InputError(
-            "This audit log was signed with HMAC-SHA256, which is no longer supported. Verify it with the version "
-            "that wrote it, and begin a new log with an Ed25519 key ('mergestream audit key')."
-        )
     return line
 
 
@@ -235,7 +229,7 @@ def last_line(path: Path, key: "PublicKey | None" = None) -> dict[str, Any] | No
 
 
 def opening_of(path: Path) -> dict[str, Any]:
-    """What a log says about itself in its first line: an id and the folder it was begun in; {} in older logs."""
+    """What a log says about itself in its first line: id and folder; {} in a copy without its oldest file."""
     first = next(raw_lines(path), None)
     try:
         line = {} if first is None else parse(first.text)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.files import read_json
 from mergestream.serving.audit.chain import STREAMS, checked_lines, saved_links
+from mergestream.serving.audit.line_kinds import RECOVERED, RESUMED
 from mergestream.serving.audit.lines import (
-    RECOVERED,
-    RESUMED,
     SCHEMA_VERSION,
     is_exchanged,
     last_line,

@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.files import error_text, flush, lock_or_refuse, make_folder, sha256_of_file
+from mergestream.serving.audit.line_kinds import OPENED, RECOVERED, RESUMED, ROTATION
 from mergestream.serving.audit.lines import (
     BEGINNING,
-    OPENED,
-    RECOVERED,
-    RESUMED,
-    ROTATION,
     AuditError,
     Link,
     canonical,

@@ -12,8 +12,8 @@ from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.files import error_text, sha256_of_file
 from mergestream.runtime.parallel import Track, quiet
 from mergestream.serving.audit.chain import sound_lines
+from mergestream.serving.audit.line_kinds import STEP
 
-STEP = "step"
 MOST_LISTED = 100
 # Fields that say what the model did. One that was logged but not computed again counts as a difference.
 COMPARED = (

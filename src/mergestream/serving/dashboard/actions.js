@@ -38,10 +38,55 @@ export const showError = (what, error) => {
   byId("messages").replaceChildren(message);
 };
 
+// What is asked before each action, what is called then, and what is announced when it is done.
+const ACTIONS = {
+  // codes: the alarms of the stream that are not acknowledged
+  acknowledge: (stream, codes) => ({
+    title: `Acknowledge ${codes.length === 1 ? "the alarm" : `all ${codes.length} alarms`} of ${stream}?`,
+    text: `${listed(codes)}. Your name, the time and the note are written to the audit log. ` +
+      "An alarm stays until its finding ends.",
+    yes: "Acknowledge",
+    asksName: true,
+    call: (person) => api.acknowledge(stream, person),
+    done: `The alarms of ${stream} were acknowledged.`,
+  }),
+  reset: (stream) => ({
+    title: `Reset ${stream}?`,
+    text: "Its moving averages and the memory of its guards begin again. The audit log records it.",
+    yes: "Reset averages",
+    call: () => api.resetStream(stream),
+    done: `${stream} was reset.`,
+  }),
+  remove: (stream) => ({
+    title: `Delete ${stream}?`,
+    text: "Its averages and counts are deleted; its lines stay in the audit log. Its next batch begins a new stream.",
+    yes: "Delete stream",
+    call: () => api.deleteStream(stream),
+    done: `${stream} was deleted.`,
+  }),
+  switchExpert: (expert, on) => ({
+    title: `Switch ${expert} ${on ? "on" : "off"}?`,
+    text: on
+      ? "It is used again from the next batch of every stream on."
+      : "It is not used from the next batch of every stream on; the other coefficients are renormalised.",
+    yes: `Switch ${on ? "on" : "off"}`,
+    call: () => api.switchExpert(expert, on),
+    done: `${expert} was switched ${on ? "on" : "off"}.`,
+  }),
+  reload: () => ({
+    title: "Reload the pool?",
+    text: "The experts are read from disk again. If the pool has changed, the averages of all streams begin again.",
+    yes: "Reload pool",
+    call: api.reloadPool,
+    done: "The pool was reloaded.",
+  }),
+};
+
 // onDone: update the page; onRefused: the token does not allow it.
 export const createActions = ({ onDone, onRefused, onDeleted }) => {
   byId("confirm-no").addEventListener("click", () => byId("confirm").close("no"));
-  const act = async (question, call, done) => {
+  const act = (describe) => async (...given) => {
+    const { call, done, ...question } = describe(...given);
     const person = await confirmed(question);
     if (!person) return false;
     try {
@@ -57,63 +102,9 @@ export const createActions = ({ onDone, onRefused, onDeleted }) => {
       onDone();
     }
   };
-  return {
-    // codes: the alarms of the stream that nobody has acknowledged
-    acknowledge: (stream, codes) =>
-      act(
-        {
-          title: `Acknowledge ${codes.length === 1 ? "the alarm" : `all ${codes.length} alarms`} of ${stream}?`,
-          text: `${listed(codes)}. Your name, the time and the note are written to the audit log. ` +
-            "An alarm stays until its finding ends.",
-          yes: "Acknowledge",
-          asksName: true,
-        },
-        (person) => api.acknowledge(stream, person),
-        `The alarms of ${stream} were acknowledged.`,
-      ),
-    reset: (stream) =>
-      act(
-        {
-          title: `Reset ${stream}?`,
-          text: "Its moving averages and the memory of its guards begin again. The audit log records it.",
-          yes: "Reset averages",
-        },
-        () => api.resetStream(stream),
-        `${stream} was reset.`,
-      ),
-    remove: async (stream) => {
-      const gone = await act(
-        {
-          title: `Delete ${stream}?`,
-          text: "Its averages and counts are deleted; its lines stay in the audit log. Its next batch begins a new stream.",
-          yes: "Delete stream",
-        },
-        () => api.deleteStream(stream),
-        `${stream} was deleted.`,
-      );
-      if (gone) onDeleted(stream);
-    },
-    switchExpert: (expert, on) =>
-      act(
-        {
-          title: `Switch ${expert} ${on ? "on" : "off"}?`,
-          text: on
-            ? "It is used again from the next batch of every stream on."
-            : "It is not used from the next batch of every stream on; the other coefficients are renormalised.",
-          yes: `Switch ${on ? "on" : "off"}`,
-        },
-        () => api.switchExpert(expert, on),
-        `${expert} was switched ${on ? "on" : "off"}.`,
-      ),
-    reload: () =>
-      act(
-        {
-          title: "Reload the pool?",
-          text: "The experts are read from disk again. If the pool has changed, the averages of all streams begin again.",
-          yes: "Reload pool",
-        },
-        api.reloadPool,
-        "The pool was reloaded.",
-      ),
+  const actions = Object.fromEntries(Object.entries(ACTIONS).map(([name, describe]) => [name, act(describe)]));
+  const remove = async (stream) => {
+    if (await actions.remove(stream)) onDeleted(stream);
   };
+  return { ...actions, remove };
 };

@@ -1,8 +1,8 @@
 // Alarms of the last batch of every stream: since when, what to do, who has acknowledged them. What is not known is
 // shown as unknown, never as none. A screen reader reads new lines, not changed numbers.
 
-import { byId, create, keyed, say } from "./dom.js";
-import { gravity, icon, UNKNOWN, wordOf } from "./severity.js";
+import { byId, create, keyed, redraw, say } from "./dom.js";
+import { chip, gravity, UNKNOWN } from "./severity.js";
 import { clock, moment } from "./words.js";
 
 const UNKNOWN_WORDS = "Unknown since the service was restarted. Known again after the next batch of this stream.";
@@ -21,7 +21,7 @@ const build = (onSelect) => ({ stream, severity, code }) =>
   create(
     "li",
     { class: severity },
-    create("span", { class: "chip" }, icon(severity), wordOf(severity)),
+    chip(severity),
     create("button", { type: "button", class: "link", onclick: () => onSelect(stream) }, stream),
     create("span", { class: "sentence" }),
     code ? create("code", {}, code) : null,
@@ -34,17 +34,12 @@ const update = (actions) => (item, alarm) => {
   if (alarm.severity === UNKNOWN) return;
   const since = alarm.since ? `Since ${moment(alarm.since)}, step ${alarm.step}. ` : "";
   say(item.querySelector(".next"), since + (alarm.next ? `What to do: ${alarm.next}` : ""));
-  showAcknowledgement(item.querySelector(".acknowledgement"), alarm, actions);
+  const shown = [alarm.acknowledged_by, alarm.acknowledged_at, alarm.open];
+  redraw(item.querySelector(".acknowledgement"), shown, () => acknowledgement(alarm, actions));
 };
 
-const showAcknowledgement = (place, { stream, open, ...alarm }, actions) => {
-  const drawn = JSON.stringify([alarm.acknowledged_by, alarm.acknowledged_at, open]);
-  if (place.dataset.drawn === drawn) return;
-  place.dataset.drawn = drawn;
-  if (alarm.acknowledged_by) {
-    place.replaceChildren(`Acknowledged by ${alarm.acknowledged_by}, ${moment(alarm.acknowledged_at)}.`);
-    return;
-  }
+const acknowledgement = ({ stream, open, acknowledged_by: by, acknowledged_at: at }, actions) => {
+  if (by) return [`Acknowledged by ${by}, ${moment(at)}.`];
   const button = create(
     "button",
     { type: "button", class: "small", "data-administrator": true, hidden: true },
@@ -52,7 +47,7 @@ const showAcknowledgement = (place, { stream, open, ...alarm }, actions) => {
     create("span", { class: "hidden" }, ` the alarms of ${stream}`),
   );
   button.addEventListener("click", () => actions.acknowledge(stream, open));
-  place.replaceChildren("Not acknowledged. ", button);
+  return ["Not acknowledged. ", button];
 };
 
 const noneWords = (streams, asOf) => {

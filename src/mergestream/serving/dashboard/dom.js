@@ -22,6 +22,14 @@ export const say = (element, text) => {
   if (element.textContent !== text) element.textContent = text;
 };
 
+// Gives an element new children if the value that they show is another one than the last time.
+export const redraw = (element, value, children) => {
+  const drawn = JSON.stringify(value ?? null);
+  if (element.dataset.drawn === drawn) return;
+  element.dataset.drawn = drawn;
+  element.replaceChildren(...children());
+};
+
 // Gives `parent` one child per key, in this order, and reuses existing ones.
 export const keyed = (parent, items, keyOf, build, update) => {
   const existing = new Map([...parent.children].map((child) => [child.dataset.key, child]));

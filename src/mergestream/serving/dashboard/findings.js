@@ -1,7 +1,7 @@
 // Findings of a stream, newest first; consecutive steps with the same finding are one line.
 
 import { create, keyed } from "./dom.js";
-import { icon, wordOf } from "./severity.js";
+import { chip } from "./severity.js";
 import { clock } from "./words.js";
 
 const MOST = 100;
@@ -31,9 +31,7 @@ const update = (row, { first, last, time, finding }) => {
   const [steps, when, severity, sentence] = row.children;
   steps.textContent = first === last ? `${last}` : `${first} to ${last}`;
   when.textContent = clock(time);
-  severity.replaceChildren(
-    create("span", { class: "chip" }, icon(finding.severity), wordOf(finding.severity)),
-  );
+  severity.replaceChildren(chip(finding.severity));
   sentence.replaceChildren(finding.sentence, " ", create("code", {}, finding.code));
 };
 

@@ -1,9 +1,9 @@
 // The cards of the pool: name, domain, metrics, and whether the expert is switched on.
 
 import { swatch } from "./swatches.js";
-import { byId, create, keyed, say } from "./dom.js";
+import { byId, create, keyed, redraw, say } from "./dom.js";
 import { expertStyle } from "./quantities.js";
-import { icon } from "./severity.js";
+import { chip } from "./severity.js";
 import { fixed, plural } from "./words.js";
 
 const AT_A_GLANCE = 1; // metrics
@@ -64,9 +64,7 @@ const showTrust = (card, { signed_by: signer, revoked }) => {
   say(line, signer ? `Signed by ${signer}` : "");
   const trouble = card.querySelector(".trouble");
   trouble.hidden = !revoked;
-  if (trouble.dataset.revoked === (revoked ?? "")) return;
-  trouble.dataset.revoked = revoked ?? "";
-  trouble.replaceChildren(...(revoked ? [create("span", { class: "chip" }, icon("alarm"), "Revoked"), ` ${revoked}`] : []));
+  redraw(trouble, revoked, () => (revoked ? [chip("alarm", "Revoked"), ` ${revoked}`] : []));
 };
 
 const updateCard = (experts) => (card, expert) => {
@@ -75,12 +73,8 @@ const updateCard = (experts) => (card, expert) => {
   say(card.querySelector(".onoff"), on ? "on" : "off");
   say(card.querySelector(".domain"), expert.domain ? `Domain: ${expert.domain}` : "Domain not stated");
   showTrust(card, expert);
-  const drawn = JSON.stringify([experts, expert.metrics ?? {}]);
-  if (card.dataset.drawn !== drawn) {
-    card.dataset.drawn = drawn;
-    card.querySelector(".mark").replaceChildren(swatch("areas", 0, expertStyle(experts, expert.name)));
-    card.querySelector(".metrics").replaceChildren(...metricsList(expert.metrics));
-  }
+  redraw(card.querySelector(".mark"), experts, () => [swatch("areas", 0, expertStyle(experts, expert.name))]);
+  redraw(card.querySelector(".metrics"), expert.metrics, () => metricsList(expert.metrics));
   const button = card.querySelector("button");
   button.dataset.on = String(on);
   say(button, on ? `Switch ${expert.name} off` : `Switch ${expert.name} on`);
@@ -90,18 +84,15 @@ export const showPool = (pool, actions) => {
   const experts = pool.experts ?? [];
   const names = experts.map(({ name }) => name);
   const words = `${plural(experts.length, "expert")}, ${plural(pool.classes.length, "class", "classes")}`;
-  if (byId("pool-about").dataset.hash !== pool.hash) {
-    byId("pool-about").dataset.hash = pool.hash;
-    byId("pool-about").replaceChildren(
-      create("p", { class: "quiet" }, words),
-      create(
-        "details",
-        {},
-        create("summary", {}, "Classes and hash"),
-        create("p", {}, pool.classes.join(", ")),
-        create("code", { class: "hash" }, pool.hash ?? ""),
-      ),
-    );
-  }
+  redraw(byId("pool-about"), pool.hash, () => [
+    create("p", { class: "quiet" }, words),
+    create(
+      "details",
+      {},
+      create("summary", {}, "Classes and hash"),
+      create("p", {}, pool.classes.join(", ")),
+      create("code", { class: "hash" }, pool.hash ?? ""),
+    ),
+  ]);
   keyed(byId("experts"), experts, ({ name }) => name, buildCard(actions), updateCard(names));
 };

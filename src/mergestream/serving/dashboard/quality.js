@@ -1,7 +1,7 @@
 // Estimated quality of the selected stream, without labels; each number with what it assumes.
 
-import { create, keyed, say } from "./dom.js";
-import { icon, wordOf } from "./severity.js";
+import { create, keyed, redraw, say } from "./dom.js";
+import { chip, wordOf } from "./severity.js";
 import { fixed, plural } from "./words.js";
 
 const share = fixed(3);
@@ -40,10 +40,7 @@ const updateClass = (row, each) => {
   say(mean, share(each.value));
   say(range, `${share(each.low)} to ${share(each.high)}`);
   say(declared, share(each.declared));
-  const word = each.far ? `${wordOf("warning")}: far from declared` : "";
-  if (verdict.textContent !== word) {
-    verdict.replaceChildren(...(word ? [create("span", { class: "chip" }, icon("warning"), word)] : []));
-  }
+  redraw(verdict, each.far, () => (each.far ? [chip("warning", `${wordOf("warning")}: far from declared`)] : []));
 };
 
 export class Quality {

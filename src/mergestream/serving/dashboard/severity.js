@@ -1,6 +1,6 @@
 // The severity of a finding, as a word and a shape; colour only adds to them.
 
-import { shape } from "./dom.js";
+import { create, shape } from "./dom.js";
 
 export const UNKNOWN = "unknown"; // whether there is an alarm, since a restart
 const ORDER = ["info", UNKNOWN, "warning", "alarm"];
@@ -24,3 +24,5 @@ export const icon = (severity, size = 14) =>
     { class: "icon", viewBox: "-1 -1 14 14", width: size, height: size, "aria-hidden": "true" },
     shape("path", { class: `sign ${gradeOf(severity)}`, d: OUTLINES[gradeOf(severity)] }),
   );
+
+export const chip = (severity, words = wordOf(severity)) => create("span", { class: "chip" }, icon(severity), words);

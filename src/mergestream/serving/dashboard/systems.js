@@ -1,7 +1,7 @@
 // The systems around the service: the DICOM node and the outbox of reports; each only where the service has one.
 
-import { byId, create, keyed, say } from "./dom.js";
-import { icon, wordOf } from "./severity.js";
+import { byId, create, keyed, redraw, say } from "./dom.js";
+import { chip, wordOf } from "./severity.js";
 import { NONE, plural, whole } from "./words.js";
 
 const LATE = 300; // seconds that a report or an object may wait without a warning
@@ -57,13 +57,8 @@ const build = () =>
 const update = (card, { title, about, trouble, facts, error }) => {
   say(card.querySelector(".name"), title);
   say(card.querySelector(".about"), about);
-  const drawn = JSON.stringify(trouble);
-  const place = card.querySelector(".trouble");
-  if (place.dataset.drawn !== drawn) {
-    place.dataset.drawn = drawn;
-    const words = trouble ? [icon(trouble[0]), `${wordOf(trouble[0])}: ${trouble[1]}`] : [];
-    place.replaceChildren(...(trouble ? [create("span", { class: "chip" }, words)] : []));
-  }
+  const chips = () => (trouble ? [chip(trouble[0], `${wordOf(trouble[0])}: ${trouble[1]}`)] : []);
+  redraw(card.querySelector(".trouble"), trouble, chips);
   keyed(
     card.querySelector("dl"),
     facts,

@@ -1,7 +1,7 @@
 // The streams as tabs: arrow keys, Home and End move and select (the WAI-ARIA pattern).
 
 import { bar } from "./swatches.js";
-import { byId, create, keyed, say } from "./dom.js";
+import { byId, create, keyed, redraw, say } from "./dom.js";
 import { expertStyle } from "./quantities.js";
 import { gravity, icon, UNKNOWN, wordOf, worst } from "./severity.js";
 import { ago, plural } from "./words.js";
@@ -55,22 +55,14 @@ export class Tabs {
     tab.setAttribute("aria-selected", String(isChosen));
     tab.tabIndex = isChosen ? 0 : -1;
     say(tab.querySelector(".quiet"), `${plural(stream.steps, "step")} · ${ago(stream.last_step_at)}`);
-    this.#showWorst(tab.querySelector(".chip"), stream.alarms ?? [{ severity: UNKNOWN }]);
-    const given = stream.encoder_coefficients ?? {};
-    const drawn = JSON.stringify([given, experts]);
-    const place = tab.querySelector(".tab-bar");
-    if (place.dataset.drawn === drawn) return;
-    place.dataset.drawn = drawn;
-    const series = Object.entries(given).map(([name, value]) => ({ style: expertStyle(experts, name), value }));
-    place.replaceChildren(...(series.length ? [bar(series)] : []));
-  }
-
-  #showWorst(chip, alarms) {
-    const severity = worst(alarms);
+    const severity = worst(stream.alarms ?? [{ severity: UNKNOWN }]);
     const speaks = severity !== null && gravity(severity) > 0;
-    const words = speaks ? wordOf(severity) : "";
-    if (chip.textContent === words) return;
-    chip.replaceChildren(...(speaks ? [icon(severity), words] : []));
+    redraw(tab.querySelector(".chip"), speaks && severity, () => (speaks ? [icon(severity), wordOf(severity)] : []));
+    const given = stream.encoder_coefficients ?? {};
+    redraw(tab.querySelector(".tab-bar"), [given, experts], () => {
+      const series = Object.entries(given).map(([name, value]) => ({ style: expertStyle(experts, name), value }));
+      return series.length ? [bar(series)] : [];
+    });
   }
 
   #move(event) {

@@ -20,16 +20,6 @@ GIVES_WAY_SECONDS = 1.0  # an association that has been idle for so long gives w
 log = logging.getLogger(__name__)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Open the listening socket, so that an address in use is an error before anything is loaded."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=host == "::")
-    except (OSError, OverflowError) as error:
-        message = f"The DICOM node cannot listen at {host}, port {port}: {error_text(error)}."
-        raise InputError(f"{message} Choose another --dicom-host or --dicom-port.") from error
-
-
 def tls_context(cert: Path, key: Path, authority: Path | None) -> ssl.SSLContext:
     """TLS of the node; with an authority, senders need a certificate that it has signed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -215,7 +215,7 @@ class Association:
                 message.file.discard()
                 message.file, message.refusal = None, self._reception.refusal_of(error)
         elif message.data_bytes > MOST_DISCARDED_BYTES:
-            raise ProtocolError("A refused object goes on and on.")
+            raise ProtocolError("A refused object exceeds the discard limit.")
         if bits & LAST:
             status = message.refusal or self._reception.store(message.file, flushed=self._flushes_each)
             message.file = None

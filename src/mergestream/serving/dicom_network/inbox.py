@@ -35,9 +35,9 @@ class InboxFullError(OutputError):
     """The inbox has reached its size; senders may try again later."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Received:
-    """An object in the inbox."""
+    """An object in the inbox; equal to itself only."""
 
     file: Path
     size: int
@@ -121,6 +121,9 @@ class Inbox:
         """Objects that are not answered, in the order of their arrival."""
         with self._lock:
             return list(self._waiting.values())
+
+    def __contains__(self, each: Received) -> bool:
+        return each.digest in self._waiting
 
     def numbers(self) -> tuple[int, int, float]:
         """Waiting objects, their bytes, and the age of the oldest in seconds."""

@@ -6,12 +6,12 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mergestream.data.intake.limits import MEBIBYTE, Limits
 from mergestream.runtime.errors import InputError, UnknownNameError, unknown_name
-from mergestream.serving.dicom_network.acceptor import Acceptor, listen, tls_context
+from mergestream.serving.dicom_network.acceptor import Acceptor, tls_context
 from mergestream.serving.dicom_network.inbox import Inbox
 from mergestream.serving.dicom_network.inbox_worker import AnswerBatch, InboxWorker
 from mergestream.serving.dicom_network.negotiation import require_pynetdicom
@@ -19,7 +19,9 @@ from mergestream.serving.dicom_network.reception import Reception
 from mergestream.serving.dicom_network.results import Delivery
 from mergestream.serving.dicom_network.rules import Rules, Source, ae_title, read_rules
 from mergestream.serving.http.gate import is_loopback
+from mergestream.serving.http.schemas import NodeStatus
 from mergestream.serving.http.tokens import require_private
+from mergestream.serving.listening_socket import listening_socket
 from mergestream.serving.monitoring import Metrics
 from mergestream.serving.options import ServeOptions
 
@@ -93,47 +95,36 @@ class DicomNode:
             raise unknown_name("source", name, self.rules.sources)
         return source
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> NodeStatus:
         """Numbers for the dashboard. They say nothing about patients or senders."""
         waiting, size, oldest = self._inbox.numbers()
         count = self.reception.counted
-        return {
-            "ae_title": self._title,
-            "port": None if self._closed else self.port,
-            "failed": self.failed,
-            "associations": 0 if self._acceptor is None else self._acceptor.associations,
-            "associations_accepted": count("association", "accepted"),
-            "associations_rejected": count("association", "rejected"),
-            "associations_aborted": count("association", "aborted") + count("association", "lost"),
-            "objects_received": count("object", "received"),
-            "objects_refused": count("object", "refused"),
-            "objects_answered": count("object", "answered"),
-            "objects_unanswerable": count("object", "unanswerable"),
-            "objects_waiting": waiting,
-            "bytes_waiting": size,
-            "oldest_waiting_seconds": round(oldest, 1),
-            "streams": self.streams,
-            "sources": sorted(self.rules.sources),
-        }
+        return NodeStatus(
+            ae_title=self._title,
+            port=None if self._closed else self.port,
+            failed=self.failed,
+            associations=0 if self._acceptor is None else self._acceptor.associations,
+            associations_accepted=count("association", "accepted"),
+            associations_rejected=count("association", "rejected"),
+            associations_aborted=count("association", "aborted") + count("association", "lost"),
+            objects_received=count("object", "received"),
+            objects_refused=count("object", "refused"),
+            objects_answered=count("object", "answered"),
+            objects_unanswerable=count("object", "unanswerable"),
+            objects_waiting=waiting,
+            bytes_waiting=size,
+            oldest_waiting_seconds=round(oldest, 1),
+            streams=self.streams,
+            sources=sorted(self.rules.sources),
+        )
 
     def add_metrics(self, metrics: Metrics) -> None:
-        for name, about in METRICS.items():
-            metrics.add_gauge(f"dicom_{name}", about, lambda name=name: float(self.status()[name]))  # type: ignore[misc]
+        for name, field in NodeStatus.model_fields.items():
+            if field.description is not None:
+                metrics.add_gauge(f"dicom_{name}", field.description, partial(self._number, name))
 
-
-METRICS = {
-    "associations": "Open associations of the DICOM node.",
-    "associations_accepted": "Associations accepted since the start.",
-    "associations_rejected": "Associations rejected since the start.",
-    "associations_aborted": "Associations aborted or lost since the start.",
-    "objects_received": "Objects received since the start.",
-    "objects_refused": "Objects refused with a status since the start.",
-    "objects_answered": "Objects answered and delivered since the start.",
-    "objects_unanswerable": "Received objects that could not be answered since the start.",
-    "objects_waiting": "Objects in the inbox.",
-    "bytes_waiting": "Their bytes.",
-    "oldest_waiting_seconds": "Age of the oldest object in the inbox.",
-}
+    def _number(self, name: str) -> float:
+        return float(getattr(self.status(), name))
 
 
 def open_node(options: ServeOptions) -> DicomNode | None:
@@ -152,7 +143,9 @@ def open_node(options: ServeOptions) -> DicomNode | None:
     if options.dicom_tls_cert is not None and options.dicom_tls_key is not None:
         require_private(options.dicom_tls_key, 0o027, "Others on this machine may read or change the DICOM TLS key.")
         tls = tls_context(options.dicom_tls_cert, options.dicom_tls_key, options.dicom_tls_ca)
-    sock = None if options.dicom_port is None else listen(host, options.dicom_port)
+    sock = None
+    if options.dicom_port is not None:
+        sock = listening_socket(host, options.dicom_port, backlog=128, option="--dicom-")
     try:
         return DicomNode(title, options.state / "dicom", rules, sock, tls)
     except BaseException:

@@ -1,4 +1,4 @@
-"""Results of received DICOM objects, as they are handed to whoever sends reports."""
+"""Results of received DICOM objects, as they are handed to what sends reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,15 +13,16 @@ class ImageResult:
     """The result of one picture: a frame of a received object."""
 
     file: Path  # the received object, a DICOM part-10 file in the inbox
-    picture: Picture  # of a series: without its pixels, since a series may be large; the file has them
+    picture: Picture  # of a series or study: without its pixels, which may be large; the file has them
     answer: Answer  # of the whole batch
     row: int  # of this picture in it
 
 
 @dataclass(frozen=True)
-class SeriesSummary:
-    """One answer for a series beside those of its images."""
+class UnitSummary:
+    """One answer for a series or a study beside those of its images."""
 
+    unit: str  # "series" or "study"
     how: str  # "mean" or "worst"
     classes: tuple[str, ...]
     probabilities: tuple[float, ...]  # [C]
@@ -29,14 +30,14 @@ class SeriesSummary:
 
 
 @dataclass(frozen=True)
-class SeriesResult:
-    """What is delivered at once: the images of one object, or those of one complete series."""
+class UnitResult:
+    """What is delivered at once: the images of one object, or those of one complete series or study."""
 
     images: tuple[ImageResult, ...]
-    summary: SeriesSummary | None = None  # None for single images
+    summary: UnitSummary | None = None  # None for single images
     send_to: tuple[str, ...] | None = None  # names of destinations; None: all
 
 
 # Returns once everything to send is safely on disk. OutputError: try again later. An object leaves the inbox only after
 # that, so a result may be delivered twice after a kill: file names and UIDs of reports must follow from the result.
-Delivery = Callable[[SeriesResult], None]
+Delivery = Callable[[UnitResult], None]

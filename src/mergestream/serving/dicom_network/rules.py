@@ -4,22 +4,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-
-import yaml  # type: ignore[import-untyped]
 
 from mergestream.runtime.errors import InputError, MergestreamError, unknown_name
-from mergestream.runtime.files import error_text
-from mergestream.runtime.option_checks import number, one_of, whole_number
+from mergestream.runtime.option_checks import is_http_url, number, one_of, whole_number
+from mergestream.runtime.yaml_file import read_yaml
 from mergestream.serving.dicom_network.routing_header import RoutingHeader
 from mergestream.serving.engine.registry import require_name
+from mergestream.serving.http.tokens import require_private
 
 SECTIONS = ("callers", "rules", "sources", "limits", "flush")
 CONDITIONS = ("calling", "modality", "body_part", "view")
-IMAGE, SERIES = "image", "series"
+IMAGE, SERIES, STUDY = "image", "series", "study"
 MEAN, WORST = "mean", "worst"
 EACH_OBJECT, EACH_ASSOCIATION = "object", "association"
 DEFAULT_STREAM = "dicom"
+MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,17 @@ class Rule:
     modality: tuple[str, ...] = ()
     body_part: tuple[str, ...] = ()
     view: tuple[str, ...] = ()
-    answer: str = IMAGE  # one object at a time, or a series when no more of it arrives
+    answer: str = IMAGE  # one object at a time, or a series or study when no more of it arrives
     series: str = MEAN  # the answer for a series
-    worst_class: str | None = None  # of a series: the image with the highest probability of this class counts
-    idle_seconds: float = 10.0  # without a new object a series is complete
+    study: str = MEAN  # the answer for a study
+    worst_class: str | None = None  # with 'worst': the image with the highest probability of this class counts
+    idle_seconds: float = 10.0  # without a new object a series or study is complete
     send_to: tuple[str, ...] | None = None  # names of destinations; None: all
+
+    @property
+    def how(self) -> str:
+        """How the images of a series or study become one answer."""
+        return self.study if self.answer == STUDY else self.series
 
     def fits(self, header: RoutingHeader) -> bool:
         values = (header.calling, header.modality.upper(), header.body_part.upper(), header.view.upper())
@@ -61,7 +66,7 @@ class Source:
 
     name: str
     url: str
-    token_file: Path | None = None
+    token_file: Path | None = None  # holds a bearer token, or 'user:password'
 
 
 @dataclass(frozen=True)
@@ -82,10 +87,7 @@ class Rules:
 
 def read_rules(file: Path) -> Rules:
     """Read and check a rules file. InputError names the entry that is wrong."""
-    try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"The rules file {file} cannot be read: {error_text(error)}.") from error
+    document = read_yaml(file, "The rules file", MOST_BYTES)
     try:
         return parse_rules(document, file.parent)
     except MergestreamError as error:
@@ -124,10 +126,10 @@ def _rule(place: str, entry: Any) -> Rule:
             values["send_to"] = _texts("send_to", values["send_to"])
         rule = Rule(**values)
         require_name(rule.stream)
-        one_of("answer", rule.answer, (IMAGE, SERIES))
-        one_of("series", rule.series, (MEAN, WORST))
-        number("idle_seconds", rule.idle_seconds, above=0, high=3600)
+        one_of("answer", rule.answer, (IMAGE, SERIES, STUDY))
         _require_sensible(rule, entry)
+        one_of(rule.answer, rule.how, (MEAN, WORST))
+        number("idle_seconds", rule.idle_seconds, above=0, high=3600)
     except MergestreamError as error:
         raise InputError(f"In {place}: {error}") from error
     return rule
@@ -135,11 +137,13 @@ def _rule(place: str, entry: Any) -> Rule:
 
 def _require_sensible(rule: Rule, entry: Mapping[str, Any]) -> None:
     """Refuse settings that would have no effect, and a 'worst' image without the class it is measured by."""
-    unused = [name for name in ("series", "worst_class", "idle_seconds") if name in entry]
-    if rule.answer == IMAGE and unused:
-        raise InputError(f"'{unused[0]}' needs 'answer: series'.")
-    if (rule.series == WORST) != (rule.worst_class is not None):
-        raise InputError("'series: worst' and 'worst_class' (a class of the pool) go together.")
+    needed_by = {SERIES: (SERIES,), STUDY: (STUDY,), "worst_class": (SERIES, STUDY), "idle_seconds": (SERIES, STUDY)}
+    for name, answers in needed_by.items():
+        if name in entry and rule.answer not in answers:
+            needed = "' or 'answer: ".join(answers)
+            raise InputError(f"'{name}' needs 'answer: {needed}'.")
+    if (rule.how == WORST) != (rule.worst_class is not None):
+        raise InputError(f"'{rule.answer}: worst' and 'worst_class' (a class of the pool) go together.")
     if rule.worst_class is not None and not isinstance(rule.worst_class, str):
         raise InputError("'worst_class' is the name of a class.")
 
@@ -152,17 +156,17 @@ def _condition(name: str, value: Any) -> tuple[str, ...]:
 def _source(name: str, entry: Any, folder: Path) -> Source:
     try:
         _require_mapping("a source", entry, ("url", "token_file"))
-        url = entry.get("url")
-        parts = urlsplit(url) if isinstance(url, str) else None
-        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+        if not is_http_url(entry.get("url")):
             raise InputError("'url' begins with https:// or http:// and names no user.")
         token = entry.get("token_file")
         if token is not None and not isinstance(token, str):
             raise InputError("'token_file' is the path of a file.")
+        if token is not None:
+            require_private(folder / token, 0o027, "Others may read 'token_file'.")
         ae_title(name)
-    except (MergestreamError, ValueError) as error:
+    except MergestreamError as error:
         raise InputError(f"In the source '{name}': {error}") from error
-    return Source(name, url, None if token is None else folder / token)
+    return Source(name, entry["url"], None if token is None else folder / token)
 
 
 def _limits(entry: Any) -> NodeLimits:

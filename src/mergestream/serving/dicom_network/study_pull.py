@@ -51,14 +51,7 @@ def _retrieved(source: Source, study: str) -> Iterator[bytes]:
 
 def _client(source: Source) -> Any:
     try:
-        from dicomweb_client import DICOMwebClient
-
-        from mergestream.serving.dicom_network.web_session import new_session
+        from mergestream.serving.dicom_network.web_session import new_client
     except ModuleNotFoundError as error:
         raise InputError(f"Pulling studies needs {error.name}: pip install 'mergestream[dicom]'.") from error
-    session = new_session()
-    token = None if source.token_file is None else source.token_file.read_text(encoding="utf-8").strip()
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    client = DICOMwebClient(source.url, session=session, headers=headers)
-    client.set_http_retry_params(retry=False)
-    return client
+    return new_client(source.url, source.token_file)

@@ -6,7 +6,7 @@ from typing import Any
 
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.serving.guards.batch_guards import Abstained
-from mergestream.serving.guards.findings import LOW_CONFIDENCE, RESTARTED, WARNING, Alarm, Finding, GuardSettings
+from mergestream.serving.guards.findings import RESTARTED, WARNING, Alarm, Finding, GuardSettings
 
 PerExpert = dict[str, float | None] | None  # one number per expert of the pool, switched off or not
 PER_EXPERT = ("encoder_coefficients", "head_coefficients", "entropy", "consistency")
@@ -87,8 +87,7 @@ class Answer:
 def logged_answer(body: Mapping[str, Any], classes: Sequence[str]) -> Answer:
     """The answer of a step as far as its audit line holds it: without probabilities."""
     names = [classes[number] if number < len(classes) else None for number in body["predictions"]]
-    reasons = body.get("abstained_because", [[LOW_CONFIDENCE]] * len(body["abstained"]))
-    undecided = dict(zip(body["abstained"], reasons, strict=True))
+    undecided = dict(zip(body["abstained"], body["abstained_because"], strict=True))
     findings = [Finding(**each) for each in body["findings"]]
     if body.get("restarted"):  # reported with the first answer after that
         sentence = f"The averages of this stream started anew: {body['restarted']}"

@@ -19,9 +19,9 @@ from mergestream.methods import create_method
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError
+from mergestream.serving.audit import line_kinds
 from mergestream.serving.audit.lines import Encoded, canonical, link_of, now
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
-from mergestream.serving.engine import persistence as events
 from mergestream.serving.engine.answers import Answer, abstention_of, logged_answer
 from mergestream.serving.engine.lineup import Lineup, ready, reloaded
 from mergestream.serving.engine.persistence import LoggedAnswer, Recovery, StateFolder
@@ -65,7 +65,7 @@ class Engine:
         self._logged_guards = Encoded(canonical(asdict(self._guards)))
         self._require_usable(pool)
         self._quality = QualityMonitor(quality or QualitySettings(), pool)
-        self._audit, self._load_pool, self._revocations = audit, load_pool, revocations or NoRevocations()
+        self.audit, self._load_pool, self._revocations = audit, load_pool, revocations or NoRevocations()
         self._stopped: str | None = None  # why nothing is answered any more
         self._compute, self._changing = threading.Lock(), threading.Lock()
         self._versions = library_versions()
@@ -87,7 +87,7 @@ class Engine:
                 "streams": self._restore(earlier),
                 "revocations": self._revocations.newest.version,
             }
-            self._audit.append(events.STARTED, about)
+            self.audit.append(line_kinds.STARTED, about)
             self._save_service()
         except BaseException:
             self._folder.close()
@@ -101,11 +101,11 @@ class Engine:
         if not 1 <= len(pictures) <= MOST_IMAGES:
             raise InputError(f"A batch holds 1 to {MOST_IMAGES} pictures; got {len(pictures)}.")
         batches = [[picture] for picture in pictures] if single else [pictures]
-        self._heed_revocations()
+        self._apply_revocations()
         with self._registry.held(stream, create=True) as held:
             steps = self._steps(held, batches)
             started = time.perf_counter()
-            lines = self._audit.append_all(events.STEP, [step.body for step in steps])
+            lines = self.audit.append_all(line_kinds.STEP, [step.body for step in steps])
             held.state, held.restarted, held.line = steps[-1].outcome.state, None, link_of(lines[-1])
             self._estimate(held, steps[-1].quality)
             held.steps, held.images = held.steps + len(steps), held.images + len(pictures)
@@ -129,7 +129,7 @@ class Engine:
     def reset(self, stream: str) -> None:
         """Forget a stream's averages and the memory of its guard rails; its steps go on counting."""
         with self._registry.held(stream) as held:
-            line = self._audit.append(events.RESET, {"stream": stream, "steps": held.steps, "images": held.images})
+            line = self.audit.append(line_kinds.RESET, {"stream": stream, "steps": held.steps, "images": held.images})
             held.state, held.restarted, held.line = None, None, link_of(line)
             self._estimate(held, ())
             self._save(held)
@@ -139,12 +139,12 @@ class Engine:
         with self._registry.held(stream) as held:
             codes = codes_to_acknowledge(held.alarms)
             body = {"stream": stream, "codes": codes, "name": name, "note": note, "by": by}
-            line = self._audit.append(events.ACKNOWLEDGED, body)
+            line = self.audit.append(line_kinds.ACKNOWLEDGED, body)
             held.alarms = acknowledge(held.alarms or (), name, line.get("time") or now())
 
     def delete(self, stream: str) -> None:
         with self._registry.held(stream) as held:
-            self._audit.append(events.DELETED, {"stream": stream, "steps": held.steps, "images": held.images})
+            self.audit.append(line_kinds.DELETED, {"stream": stream, "steps": held.steps, "images": held.images})
             self._registry.remove(held)
             self._folder.delete(stream)
             self._save_service()
@@ -156,7 +156,7 @@ class Engine:
                 raise PoolError(f"{reason} It cannot be switched on.")
             lineup = ready(self.lineup.switched(expert, on=on))
             body = {"expert": expert, "on": on, "switched_off": list(lineup.off)}
-            self._audit.append(events.SWITCHED, {**body, "pool_sha256": lineup.identity["pool_sha256"]})
+            self.audit.append(line_kinds.SWITCHED, {**body, "pool_sha256": lineup.identity["pool_sha256"]})
             self._use(lineup)
             return lineup.off
 
@@ -179,12 +179,12 @@ class Engine:
             states = {stream.name: stream.state for stream in self._registry.all()}
             restarted = [name for name, state in states.items() if state is not None and state.on(lineup)[1]]
             body = {**reloaded(old, lineup), "restarted": restarted}
-            self._audit.append(events.RELOADED, body)
+            self.audit.append(line_kinds.RELOADED, body)
             self._use(lineup)
             self._stopped = None
             return body
 
-    def _heed_revocations(self) -> None:
+    def _apply_revocations(self) -> None:
         """Switch newly revoked experts off before the next batch. Looks at the disk every few seconds only."""
         if self._revocations.due and self._changing.acquire(blocking=False):  # a reload looks by itself
             try:
@@ -197,7 +197,7 @@ class Engine:
     def _look_at_revocations(self) -> None:
         if self._stopped is None:
             try:
-                lineup = without_revoked(self._revocations, self.lineup, self._audit)
+                lineup = without_revoked(self._revocations, self.lineup, self.audit)
             except NoExpertError as error:
                 self._stopped = str(error)
             else:
@@ -205,9 +205,10 @@ class Engine:
                     self._use(lineup)
 
     def close(self) -> None:
-        """Release the state folder; every state is in it already."""
+        """Release the state folder, where every state is already, and the log."""
         self._save_service()
         self._folder.close()
+        self.audit.close()
 
     def _steps(self, stream: ServedStream, batches: Sequence[Sequence[Picture]]) -> list[ComputedStep]:
         """Compute the next steps of a stream. Other streams may compute in between."""
@@ -239,7 +240,7 @@ class Engine:
         return steps
 
     def _estimate(self, stream: ServedStream, window: Window) -> None:
-        stream.window, stream.quality = window, self._quality.summary(window, self.lineup.pool.classes)
+        stream.window, stream.quality = window, self._quality.summary(stream.name, window, self.lineup.pool.classes)
 
     def _answer(self, stream: ServedStream, step: ComputedStep, line: Mapping[str, Any], written: float) -> Answer:
         """The answer to a step whose line is in the log; the stream's alarms after it."""
@@ -281,7 +282,7 @@ class Engine:
         self._folder.save({**counts, **settings, "audit": stream.line, "state": state})
 
     def _save_service(self) -> None:
-        self._folder.save_service(self.lineup.off, self._audit.last)
+        self._folder.save_service(self.lineup.off, self.audit.last)
 
     def _restore(self, earlier: Recovery) -> list[dict[str, Any]]:
         """Restore the streams of an earlier process; return what the log says about them."""

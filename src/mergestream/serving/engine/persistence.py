@@ -29,6 +29,16 @@ from typing import Any
 
 from mergestream.runtime.errors import CheckpointError, OutputError
 from mergestream.runtime.files import lock_or_refuse, make_folder, read_json, sha256_of_json, write_json
+from mergestream.serving.audit.line_kinds import (
+    ACKNOWLEDGED,
+    DELETED,
+    RELOADED,
+    RESET,
+    REVOKED,
+    STARTED,
+    STEP,
+    SWITCHED,
+)
 from mergestream.serving.audit.lines import Link, encoded_body, link_of
 from mergestream.serving.engine.answers import Answer, logged_answer
 from mergestream.serving.engine.registry import NAME
@@ -37,9 +47,6 @@ from mergestream.serving.guards.findings import Alarm, acknowledge, alarms_after
 from mergestream.serving.quality.step_sums import StepSums, Window, with_step
 
 SCHEMA_VERSION = 1
-STEP, RESET, DELETED, SWITCHED = "step", "stream_reset", "stream_deleted", "expert_switched"
-STARTED, RELOADED, ACKNOWLEDGED = "service_started", "pool_reloaded", "alarms_acknowledged"
-REVOKED, LIST_REFUSED = "experts_revoked", "revocations_refused"
 HISTORY = 200  # steps per stream
 Saved = dict[str, Any]
 LoggedAnswer = tuple[str, Answer]  # with the time of its line
@@ -50,7 +57,7 @@ class Recovery:
     """What an earlier process left: its streams by name, from the log or else from their files, and the rest of it."""
 
     def __init__(self, saved: Mapping[str, Saved], lines: Iterable[Mapping[str, Any]], classes: Sequence[str]) -> None:
-        """`classes`: those of the pool, for predictions in a log that does not name them."""
+        """`classes`: those of the pool, for predictions before the first line that names them."""
         self.streams, self._saved, self._classes = dict(saved), saved, classes
         self.off: list[str] | None = None  # switched-off experts; None where the log does not say
         self.alarms: dict[str, tuple[Alarm, ...]] = {}
@@ -69,7 +76,7 @@ class Recovery:
         if kind in (SWITCHED, RELOADED, REVOKED):
             self.off = body["switched_off"]
         elif kind == STARTED:
-            self._classes = body.get("classes", self._classes)  # earlier versions did not log them
+            self._classes = body["classes"]
         if kind not in (STEP, RESET, DELETED, ACKNOWLEDGED):
             return
         name, link = body["stream"], link_of(line)
@@ -78,8 +85,7 @@ class Recovery:
             answer = logged_answer(body, self._classes)
             self.answers.setdefault(name, deque(maxlen=HISTORY)).append((line["time"], answer))
             self.alarms[name] = alarms_after(self.alarms.get(name), answer.findings, answer.step, line["time"])
-            if "quality" in body:  # earlier versions did not log it
-                self.quality[name] = with_step(self.quality.get(name, ()), StepSums.from_json(body["quality"]))
+            self.quality[name] = with_step(self.quality.get(name, ()), StepSums.from_json(body["quality"]))
         elif kind == RESET:
             self.quality.pop(name, None)
             self.streams[name] = {field: body[field] for field in ("stream", "steps", "images")} | {"audit": link}

@@ -69,10 +69,8 @@ def recompute_step(
     last = {} if last is None else last
     lineup = _lineup(body, pool)
     before = _state_before(body, lineup, last.get(body["stream"]))
-    earlier = {"abstain_on": (), "as_received": False}  # of versions that did not log them
-    settings = GuardSettings(**{**earlier, **body["guards"]})
-    if "graph" in body:
-        lineup.active_method.repeat(body["graph"])
+    settings = GuardSettings(**body["guards"])
+    lineup.active_method.repeat(body["graph"])
     with cpu_threads(int(body["threads"])):
         outcome = take_step(lineup, before, pictures, settings, body["weights_hash"])
     last[body["stream"]] = outcome.state
@@ -99,7 +97,7 @@ def _lineup(body: Mapping[str, Any], pool: ExpertPool) -> Lineup:
             "Give the folder of the pool as it was then."
         )
     lineup = Lineup(pool, body["method"], body["options"], body["switched_off"])
-    if body.get("provenance", lineup.identity["provenance"]) != lineup.identity["provenance"]:
+    if body["provenance"] != lineup.identity["provenance"]:
         raise InputError(
             "The experts' weights are those of the line, but their cards or the method have changed since, and answers "
             "depend on them. Give the folder of the pool as it was then, and use the version in the line."

@@ -10,6 +10,7 @@ from typing import Any
 from mergestream.runtime.errors import InputError, MergestreamError, UnknownNameError
 from mergestream.serving.engine.stream_state import StreamState
 from mergestream.serving.guards.findings import Alarm
+from mergestream.serving.http.schemas import StreamQuality
 from mergestream.serving.quality.step_sums import Window
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -32,7 +33,7 @@ class ServedStream:
     line: dict[str, Any] | None = None  # number and hash of the log's line that its state is of
     restarted: str | None = None  # why its averages started anew, until an answer has reported it
     window: Window = ()  # sums over its last answers
-    quality: dict[str, Any] | None = None  # estimates from them
+    quality: StreamQuality | None = None  # estimates from them
     alarms: tuple[Alarm, ...] | None = None  # None: unknown, before the first step of this process
 
     def describe(self) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from mergestream.pool.trust.signatures import signature_of
 from mergestream.pool.trust.trusted_signers import trusted_signers
 from mergestream.runtime.errors import MergestreamError, PoolError, SignatureError
 from mergestream.runtime.files import read_json, write_json
+from mergestream.serving.audit import line_kinds
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
-from mergestream.serving.engine import persistence as events
 from mergestream.serving.engine.lineup import Lineup, ready
 
 SECONDS = 2.0  # between two looks at the files
@@ -100,12 +100,12 @@ def without_revoked(watch: NoRevocations, lineup: Lineup, audit: AuditLog | NoAu
     NoExpertError: nobody is left, or the method cannot do without one that is revoked.
     """
     if (refusal := watch.look()) is not None:
-        audit.append(events.LIST_REFUSED, {"reason": refusal, "in_use": watch.newest.version})
+        audit.append(line_kinds.LIST_REFUSED, {"reason": refusal, "in_use": watch.newest.version})
     revoked = watch.names(lineup.pool.cards)
     if set(revoked) <= set(lineup.off):
         return lineup
     about = {"experts": revoked, "switched_off": sorted({*lineup.off, *revoked})}
-    audit.append(events.REVOKED, {**about, "version": watch.newest.version, "by": watch.newest.signer})
+    audit.append(line_kinds.REVOKED, {**about, "version": watch.newest.version, "by": watch.newest.signer})
     try:
         return ready(Lineup(lineup.pool, lineup.method, lineup.options, watch.off(lineup.pool, lineup.off)))
     except MergestreamError as error:

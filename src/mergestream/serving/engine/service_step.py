@@ -19,7 +19,13 @@ from mergestream.runtime.files import sha256_of_json
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.engine.stream_state import StreamState
 from mergestream.serving.guards import findings as codes
-from mergestream.serving.guards.batch_guards import Seen, abstained, abstention, look_at_batch, neighbour_correlation
+from mergestream.serving.guards.batch_guards import (
+    BatchTensors,
+    abstained,
+    abstention,
+    look_at_batch,
+    neighbour_correlation,
+)
 from mergestream.serving.guards.findings import Finding, GuardSettings
 from mergestream.serving.guards.stream_guards import look_at_stream, remember
 from mergestream.serving.quality.step_sums import Window
@@ -74,9 +80,9 @@ def take_step(
         batch.expert_logits[ORIGINAL] = experts
     evidence = step.entropy if step.entropy is not None or experts is None else entropy(experts)
     received = _structure(pictures) if settings.as_received else None
-    seen = Seen(batch.images, step.logits, experts, evidence, pool.names, pool.classes, received)
-    memory = remember(before.memory, seen, settings)
-    findings = look_at_batch(seen, settings) + look_at_stream(memory, seen, settings)
+    tensors = BatchTensors(batch.images, step.logits, experts, evidence, pool.names, pool.classes, received)
+    memory = remember(before.memory, tensors, settings)
+    findings = look_at_batch(tensors, settings) + look_at_stream(memory, tensors, settings)
     choice = _fallback_choice(lineup, findings, settings)
     if choice is None:
         reply = ModelReply(
@@ -85,7 +91,7 @@ def take_step(
     else:
         reply = _fallback_reply(pool, batch, choice)
         findings.append(_fallback_finding(choice, findings, settings))
-    undecided = abstained(seen, reply.logits, findings, settings)
+    undecided = abstained(tensors, reply.logits, findings, settings)
     reply = reply._replace(logits=reply.logits.cpu())
     # A recipe stands for the weights only where they follow from the coefficients alone.
     follows = (choice is not None or step.class_shift is None) and not lineup.options.get("recalibrate_bn")
@@ -97,8 +103,7 @@ def take_step(
         "head_expert": step.head_expert if choice is None else None,
         "weights_sha256": weights_sha256,
         "abstained": list(undecided),
-        # Lines of versions that knew only the threshold do not have it.
-        **({"abstained_because": list(undecided.values())} if settings.abstain_on else {}),
+        "abstained_because": list(undecided.values()),
         "fallback": choice,
         "findings": [asdict(finding) for finding in findings],
     }

@@ -32,7 +32,7 @@ class StreamState:
     """The method's state on these experts, and the guard rails' memory."""
 
     pool_sha256: str
-    provenance: str | None  # hash of all that the answers depend on; None in a state of an earlier version
+    provenance: str  # hash of all that the answers depend on
     experts: tuple[str, ...]
     method: State | None  # None at the start of a stream
     memory: Memory
@@ -43,8 +43,7 @@ class StreamState:
     @cached_property
     def json(self) -> dict[str, Any]:
         """Bit for bit: a 32-bit number is read back from its decimal digits as it was."""
-        about = {"pool_sha256": self.pool_sha256, "experts": list(self.experts)}
-        about |= {} if self.provenance is None else {"provenance": self.provenance}
+        about = {"pool_sha256": self.pool_sha256, "provenance": self.provenance, "experts": list(self.experts)}
         method = {} if self.method is None else encoded(to_plain(self.method))
         return {**about, "method": method, "guards": self.memory.to_json()}
 
@@ -79,7 +78,7 @@ class StreamState:
             own = lineup.of(experts)
             method = own.active_method.read_state(plain) if plain else None
             memory, hashes = parsed(Memory, value["guards"]), (_hashes(lineup, experts), own.cards_sha256)
-            return cls(value["pool_sha256"], value.get("provenance"), experts, method, memory, *hashes)
+            return cls(value["pool_sha256"], value["provenance"], experts, method, memory, *hashes)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"This is not the state of a stream: {error!r}.") from error
 
@@ -95,7 +94,7 @@ class StreamState:
         method = for_experts(self.method, self.experts, lineup.active_method.start(), experts)
         if method is None:
             return start, OTHER_EXPERTS
-        return replace(start, provenance=self.provenance, method=method), None
+        return replace(start, method=method), None
 
     def _on_another_pool(self, start: "StreamState", lineup: Lineup) -> "tuple[StreamState, str | None]":
         """The state on a pool with other experts, carried over for those that stayed as they were."""
@@ -126,9 +125,7 @@ def _hashes(lineup: Lineup, experts: Sequence[str]) -> tuple[str, ...]:
 
 def belongs_to(state: Mapping[str, Any], lineup: Lineup) -> bool:
     """Whether answers still depend on the weights, cards, options and code that a state, as JSON, was computed with."""
-    identity = lineup.identity
-    provenance = state.get("provenance") or identity["provenance"]
-    return (state["pool_sha256"], provenance) == (identity["pool_sha256"], identity["provenance"])
+    return all(state[name] == lineup.identity[name] for name in ("pool_sha256", "provenance"))
 
 
 def restored(saved: Mapping[str, Any], lineup: Lineup) -> tuple[StreamState | None, str | None]:

@@ -21,7 +21,7 @@ Abstained = dict[int, list[str]]  # undecided images by position, in order: code
 
 
 @dataclass(frozen=True)
-class Seen:
+class BatchTensors:
     """Tensors of one batch. `experts` [K,B,C] and `entropy` [K] are None if the experts were not run."""
 
     images: Tensor  # prepared [B,c,H,W]
@@ -33,11 +33,11 @@ class Seen:
     received: Tensor | None = None  # correlation of neighbouring pixels [B] before the images were resized
 
 
-def near_uniform_entropies(seen: Seen, settings: GuardSettings) -> Finding | None:
+def near_uniform_entropies(tensors: BatchTensors, settings: GuardSettings) -> Finding | None:
     """No expert is surer about this batch than a guess among C classes."""
-    if seen.entropy is None or len(seen.classes) < 2:
+    if tensors.entropy is None or len(tensors.classes) < 2:
         return None
-    lowest = float(seen.entropy.min()) / math.log(len(seen.classes))
+    lowest = float(tensors.entropy.min()) / math.log(len(tensors.classes))
     if lowest < settings.near_uniform:
         return None
     return Finding(
@@ -48,11 +48,11 @@ def near_uniform_entropies(seen: Seen, settings: GuardSettings) -> Finding | Non
     )
 
 
-def equal_entropies(seen: Seen, settings: GuardSettings) -> Finding | None:
+def equal_entropies(tensors: BatchTensors, settings: GuardSettings) -> Finding | None:
     """Entropy cannot tell the experts apart, so its coefficients are those of the mean."""
-    if seen.entropy is None or len(seen.names) < 2:
+    if tensors.entropy is None or len(tensors.names) < 2:
         return None
-    span, mean = float(seen.entropy.max() - seen.entropy.min()), float(seen.entropy.mean())
+    span, mean = float(tensors.entropy.max() - tensors.entropy.min()), float(tensors.entropy.mean())
     if span > settings.equal_within * mean:
         return None
     return Finding(
@@ -63,13 +63,13 @@ def equal_entropies(seen: Seen, settings: GuardSettings) -> Finding | None:
     )
 
 
-def saturated_expert(seen: Seen, settings: GuardSettings) -> Finding | None:
+def saturated_expert(tensors: BatchTensors, settings: GuardSettings) -> Finding | None:
     """An expert so certain that its entropy is 0 takes every coefficient, right or wrong."""
-    if seen.experts is None or len(seen.classes) < 2:
+    if tensors.experts is None or len(tensors.classes) < 2:
         return None
-    best = seen.experts.topk(2, dim=-1).values
+    best = tensors.experts.topk(2, dim=-1).values
     shares = ((best[..., 0] - best[..., 1]) >= settings.saturated).float().mean(dim=-1).tolist()  # [K]
-    certain = {name: share for name, share in zip(seen.names, shares, strict=True) if share >= 0.5}
+    certain = {name: share for name, share in zip(tensors.names, shares, strict=True) if share >= 0.5}
     if not certain:
         return None
     return Finding(
@@ -81,36 +81,36 @@ def saturated_expert(seen: Seen, settings: GuardSettings) -> Finding | None:
     )
 
 
-def blank(seen: Seen, settings: GuardSettings) -> Tensor:
+def blank(tensors: BatchTensors, settings: GuardSettings) -> Tensor:
     """Which images [B] are of one colour."""
-    flat = seen.images.float().flatten(2)
+    flat = tensors.images.float().flatten(2)
     ranges = flat.amax(dim=-1) - flat.amin(dim=-1)  # [B,c]
     return ranges.amax(dim=-1) <= settings.blank
 
 
-def structureless(seen: Seen, settings: GuardSettings) -> Tensor:
+def structureless(tensors: BatchTensors, settings: GuardSettings) -> Tensor:
     """Which images [B] are noise, pixel by pixel: as prepared, or as received and nearly so as prepared."""
-    prepared, noise = neighbour_correlation(seen.images), settings.structure
+    prepared, noise = neighbour_correlation(tensors.images), settings.structure
     chosen = prepared < noise
-    if seen.received is not None:
-        chosen |= (seen.received.to(prepared.device) < noise) & (prepared < noise + RESIZED_NOISE)
-    return chosen & ~blank(seen, settings)
+    if tensors.received is not None:
+        chosen |= (tensors.received.to(prepared.device) < noise) & (prepared < noise + RESIZED_NOISE)
+    return chosen & ~blank(tensors, settings)
 
 
 # Guards of single images: a test, and what the chosen images are.
-IMAGE_GUARDS: dict[str, tuple[Callable[[Seen, GuardSettings], Tensor], str]] = {
+IMAGE_GUARDS: dict[str, tuple[Callable[[BatchTensors, GuardSettings], Tensor], str]] = {
     codes.BLANK: (blank, "of one colour"),
     codes.STRUCTURELESS: (structureless, "noise, pixel by pixel"),
 }
 
 
-def odd_images(code: str, seen: Seen, settings: GuardSettings) -> Finding | None:
+def odd_images(code: str, tensors: BatchTensors, settings: GuardSettings) -> Finding | None:
     chosen, what = IMAGE_GUARDS[code]
-    positions = _positions(chosen(seen, settings))
+    positions = _positions(chosen(tensors, settings))
     if not positions:
         return None
     limit = {"limit": settings.structure} if code == codes.STRUCTURELESS else {}
-    return _about_images(code, codes.WARNING, what, positions, len(seen.images), limit)
+    return _about_images(code, codes.WARNING, what, positions, len(tensors.images), limit)
 
 
 def neighbour_correlation(images: Tensor) -> Tensor:
@@ -143,11 +143,11 @@ def _about_images(
     return Finding(code, severity, sentence, {"pictures": len(positions), "positions": named, **numbers})
 
 
-def abstained(seen: Seen, logits: Tensor, findings: Sequence[Finding], settings: GuardSettings) -> Abstained:
+def abstained(tensors: BatchTensors, logits: Tensor, findings: Sequence[Finding], settings: GuardSettings) -> Abstained:
     """Undecided images, by the findings in `abstain_on` and by their highest probability."""
     reasons: dict[int, list[str]] = {}
     for code in (finding.code for finding in findings if finding.code in settings.abstain_on):
-        own = IMAGE_GUARDS[code][0](seen, settings) if code in IMAGE_GUARDS else torch.ones(len(logits))
+        own = IMAGE_GUARDS[code][0](tensors, settings) if code in IMAGE_GUARDS else torch.ones(len(logits))
         for position in _positions(own):
             reasons.setdefault(position, []).append(code)
     if settings.abstain_below is not None:
@@ -160,14 +160,13 @@ def abstention(undecided: Abstained, images: int, settings: GuardSettings) -> li
     """The finding about undecided images, for the method and for the fallback."""
     if not undecided:
         return []
-    numbers: dict[str, Any] = {"limit": settings.abstain_below}
-    if settings.abstain_on:
-        numbers["because"] = sorted({code for reasons in undecided.values() for code in reasons})
+    because = sorted({code for reasons in undecided.values() for code in reasons})
+    numbers = {"limit": settings.abstain_below, "because": because}
     return [_about_images(codes.ABSTAINED, codes.INFO, "left undecided", list(undecided), images, numbers)]
 
 
-def look_at_batch(seen: Seen, settings: GuardSettings) -> list[Finding]:
+def look_at_batch(tensors: BatchTensors, settings: GuardSettings) -> list[Finding]:
     """Run all guards of one batch, in a fixed order."""
-    of_batch = (guard(seen, settings) for guard in (near_uniform_entropies, equal_entropies, saturated_expert))
-    of_images = (odd_images(code, seen, settings) for code in IMAGE_GUARDS)
+    of_batch = (guard(tensors, settings) for guard in (near_uniform_entropies, equal_entropies, saturated_expert))
+    of_images = (odd_images(code, tensors, settings) for code in IMAGE_GUARDS)
     return [finding for finding in (*of_batch, *of_images) if finding is not None]

@@ -21,7 +21,7 @@ import torch
 from mergestream.functional.metrics import collapsed_classes
 from mergestream.functional.scores import entropy
 from mergestream.serving.guards import findings as codes
-from mergestream.serving.guards.batch_guards import Seen
+from mergestream.serving.guards.batch_guards import BatchTensors
 from mergestream.serving.guards.findings import Finding, GuardSettings
 
 FEWEST_TO_COMPARE = 16  # images; with fewer, chi-square is far from its distribution
@@ -40,7 +40,7 @@ class Cusum:
     up: float = 0.0
     down: float = 0.0
 
-    def standing_at(self, limit: float) -> bool:
+    def exceeds(self, limit: float) -> bool:
         return max(self.up, self.down) > limit
 
     def counted(self, off: float, settings: GuardSettings) -> "Cusum":
@@ -59,7 +59,7 @@ def level_shift(series: Cusum, value: float, images: int, settings: GuardSetting
     off = (value - series.level) / math.sqrt(1 / images + 1 / series.images)
     if _settled(series, settings) and series.squares > 0:
         series = series.counted(off / math.sqrt(series.squares / (series.batches - 1)), settings)
-    if series.standing_at(settings.drift_limit):
+    if series.exceeds(settings.drift_limit):
         return series
     total = series.images + images
     level = series.level + (value - series.level) * images / total
@@ -76,7 +76,7 @@ def mixture_shift(series: Cusum, reference: Counts, counts: Counts, settings: Gu
         # Streams that come in runs of one class are always off: their own level is the unit.
         series = series.counted((off / series.level - 1) * math.sqrt((classes - 1) / 2), settings)
         series = replace(series, down=0.0)
-    if series.standing_at(settings.drift_limit):
+    if series.exceeds(settings.drift_limit):
         return series, reference
     level = series.level + (off - series.level) / series.batches
     grown = replace(series, batches=series.batches + 1, images=series.images + images, level=level)
@@ -101,28 +101,28 @@ def chi_square(counts: Sequence[int], reference: Sequence[int]) -> float:
 
 
 @dataclass(frozen=True)
-class Half:
+class HalfWindow:
     """Counts of half a window: images, each expert's votes [K][C], the model's own [C], images in dispute."""
 
     images: int = 0
     votes: tuple[Counts, ...] = ()
-    said: Counts = ()
+    predicted: Counts = ()
     disputed: int = 0
 
-    def plus(self, other: "Half") -> "Half":
+    def plus(self, other: "HalfWindow") -> "HalfWindow":
         if not self.images or not other.images:
             return other if not self.images else self
         votes = tuple(map(_sum, self.votes, other.votes))
-        said, disputed = _sum(self.said, other.said), self.disputed + other.disputed
-        return Half(self.images + other.images, votes, said, disputed)
+        predicted, disputed = _sum(self.predicted, other.predicted), self.disputed + other.disputed
+        return HalfWindow(self.images + other.images, votes, predicted, disputed)
 
 
 @dataclass(frozen=True)
 class Memory:
     """What the guards carry from batch to batch of one stream."""
 
-    older: Half = field(default_factory=Half)
-    newer: Half = field(default_factory=Half)
+    older: HalfWindow = field(default_factory=HalfWindow)
+    newer: HalfWindow = field(default_factory=HalfWindow)
     certainty: Cusum = field(default_factory=Cusum)
     mixture: Cusum = field(default_factory=Cusum)
     classes: Counts = ()  # predictions per class in the reference
@@ -133,36 +133,36 @@ class Memory:
         return {**vars(self), **parts}
 
 
-def remember(memory: Memory, seen: Seen, settings: GuardSettings) -> Memory:
+def remember(memory: Memory, tensors: BatchTensors, settings: GuardSettings) -> Memory:
     """The memory with one more batch in it."""
-    counts = _histogram(seen.logits.argmax(dim=-1), len(seen.classes))
-    chosen = () if seen.experts is None else seen.experts.argmax(dim=-1)  # [K,B]
-    votes = tuple(_histogram(own, len(seen.classes)) for own in chosen)
-    batch = Half(len(seen.logits), votes, counts, _disputed(seen, settings))
+    counts = _histogram(tensors.logits.argmax(dim=-1), len(tensors.classes))
+    chosen = () if tensors.experts is None else tensors.experts.argmax(dim=-1)  # [K,B]
+    votes = tuple(_histogram(own, len(tensors.classes)) for own in chosen)
+    batch = HalfWindow(len(tensors.logits), votes, counts, _disputed(tensors, settings))
     older, newer = memory.older, memory.newer.plus(batch)
     if newer.images >= settings.window // 2:
-        older, newer = newer, Half()
-    certainty = level_shift(memory.certainty, float(entropy(seen.logits[None])[0]), len(seen.logits), settings)
+        older, newer = newer, HalfWindow()
+    certainty = level_shift(memory.certainty, float(entropy(tensors.logits[None])[0]), len(tensors.logits), settings)
     later = replace(memory, older=older, newer=newer, certainty=certainty)
     pending = _sum(memory.pending, counts) if memory.pending else counts
-    if sum(pending) < FEWEST_TO_COMPARE or len(seen.classes) < 2:
+    if sum(pending) < FEWEST_TO_COMPARE or len(tensors.classes) < 2:
         return replace(later, pending=pending)
     mixture, classes = mixture_shift(memory.mixture, memory.classes, pending, settings)
     return replace(later, mixture=mixture, classes=classes, pending=())
 
 
-def look_at_stream(memory: Memory, seen: Seen, settings: GuardSettings) -> list[Finding]:
+def look_at_stream(memory: Memory, tensors: BatchTensors, settings: GuardSettings) -> list[Finding]:
     """Findings about the stream so far."""
     window = memory.older.plus(memory.newer)
     enough = window.images >= settings.fewest and bool(window.votes)
-    findings = [_collapse(window, seen.classes), _disagreement(window, settings)] if enough else []
+    findings = [_collapse(window, tensors.classes), _disagreement(window, settings)] if enough else []
     return [finding for finding in (*findings, *_drift(memory, settings)) if finding is not None]
 
 
-def _collapse(window: Half, classes: Sequence[str]) -> Finding | None:
+def _collapse(window: HalfWindow, classes: Sequence[str]) -> Finding | None:
     """By the rule of `metrics.collapsed_classes`, which only counts: predictions in any order will do."""
     experts = torch.tensor(np.stack([np.repeat(np.arange(len(own)), own) for own in window.votes]))
-    predictions = torch.tensor(np.repeat(np.arange(len(window.said)), window.said))
+    predictions = torch.tensor(np.repeat(np.arange(len(window.predicted)), window.predicted))
     lost = collapsed_classes(experts, predictions, classes)
     if not lost:
         return None
@@ -175,7 +175,7 @@ def _collapse(window: Half, classes: Sequence[str]) -> Finding | None:
     )
 
 
-def _disagreement(window: Half, settings: GuardSettings) -> Finding | None:
+def _disagreement(window: HalfWindow, settings: GuardSettings) -> Finding | None:
     share = window.disputed / window.images
     if len(window.votes) < 2 or share < settings.disagreement:
         return None
@@ -190,12 +190,12 @@ def _disagreement(window: Half, settings: GuardSettings) -> Finding | None:
 def _drift(memory: Memory, settings: GuardSettings) -> list[Finding]:
     limit, findings = settings.drift_limit, []
     certainty, mixture = memory.certainty, memory.mixture
-    if certainty.standing_at(limit):
+    if certainty.exceeds(limit):
         way = "less certain" if certainty.up >= certainty.down else "more certain"
         sentence = f"The merged model has become {way} than on the {certainty.images} images this stream began with."
         numbers = {"up": certainty.up, "down": certainty.down, "reference": certainty.level, "limit": limit}
         findings.append(Finding(codes.ENTROPY_DRIFT, codes.ALARM, sentence, numbers))
-    if mixture.standing_at(limit):
+    if mixture.exceeds(limit):
         sentence = f"The mixture of classes has moved away from that of the first {mixture.images} images."
         findings.append(Finding(codes.CLASS_DRIFT, codes.ALARM, sentence, {"up": mixture.up, "limit": limit}))
     return findings
@@ -205,11 +205,11 @@ def _histogram(predictions: torch.Tensor, classes: int) -> Counts:
     return tuple(torch.bincount(predictions, minlength=classes).tolist())
 
 
-def _disputed(seen: Seen, settings: GuardSettings) -> int:
+def _disputed(tensors: BatchTensors, settings: GuardSettings) -> int:
     """Images on which at least two experts are confident and no class has more than half of their votes."""
-    if seen.experts is None:
+    if tensors.experts is None:
         return 0
-    confidence, votes = torch.softmax(seen.experts, dim=-1).max(dim=-1)  # [K,B]
-    ballots = torch.nn.functional.one_hot(votes, len(seen.classes)) * (confidence >= settings.sure)[..., None]
+    confidence, votes = torch.softmax(tensors.experts, dim=-1).max(dim=-1)  # [K,B]
+    ballots = torch.nn.functional.one_hot(votes, len(tensors.classes)) * (confidence >= settings.sure)[..., None]
     cast = ballots.sum(dim=(0, 2))  # [B]
     return int(((cast >= 2) & (2 * ballots.sum(dim=0).amax(dim=-1) <= cast)).sum())

@@ -234,22 +234,22 @@ class Reloaded(Document):
 
 
 class NodeStatus(Document):
-    """The DICOM node. Counts are since the start of the service."""
+    """The DICOM node. Counts are since the start of the service. Numbers with a description are also metrics."""
 
     ae_title: str
     port: int | None
     failed: bool
-    associations: int
-    associations_accepted: int
-    associations_rejected: int
-    associations_aborted: int
-    objects_received: int
-    objects_refused: int
-    objects_answered: int
-    objects_unanswerable: int
-    objects_waiting: int
-    bytes_waiting: int
-    oldest_waiting_seconds: float
+    associations: int = Field(description="Open associations of the DICOM node.")
+    associations_accepted: int = Field(description="Associations accepted since the start.")
+    associations_rejected: int = Field(description="Associations rejected since the start.")
+    associations_aborted: int = Field(description="Associations aborted or lost since the start.")
+    objects_received: int = Field(description="Objects received since the start.")
+    objects_refused: int = Field(description="Objects refused with a status since the start.")
+    objects_answered: int = Field(description="Objects answered and delivered since the start.")
+    objects_unanswerable: int = Field(description="Received objects that could not be answered since the start.")
+    objects_waiting: int = Field(description="Objects in the inbox.")
+    bytes_waiting: int = Field(description="Bytes of the objects in the inbox.")
+    oldest_waiting_seconds: float = Field(description="Age of the oldest object in the inbox.")
     streams: list[str]
     sources: list[str]
 

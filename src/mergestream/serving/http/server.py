@@ -18,6 +18,7 @@ from mergestream.runtime.files import error_text
 from mergestream.serving.http import listener
 from mergestream.serving.http.application import create_app
 from mergestream.serving.http.connection import KEEP_ALIVE_SECONDS, Connection
+from mergestream.serving.listening_socket import listening_socket
 from mergestream.serving.options import ServeOptions
 from mergestream.serving.service import Service
 
@@ -105,7 +106,7 @@ class Server(uvicorn.Server):
 
 def run(service: Service, options: ServeOptions, on_ready: Callable[[str], None] = lambda _: None) -> None:
     """Serve until a signal comes; then finish accepted work and release everything."""
-    with _listening(options) as sock:
+    with listening_socket(options.host, options.port, backlog=1024) as sock:
         asyncio.run(_serve(service, options, sock, on_ready))
 
 
@@ -153,18 +154,6 @@ def _config(service: Service, options: ServeOptions) -> uvicorn.Config:
     except OSError as error:  # ssl.SSLError too
         raise InputError(f"The TLS certificate or its key cannot be used: {error_text(error) or error}.") from error
     return config
-
-
-def _listening(options: ServeOptions) -> socket.socket:
-    """Open the listening socket, so that an address in use is an error before anything is loaded."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    try:
-        return socket.create_server(
-            (options.host, options.port), family=family, backlog=1024, dualstack_ipv6=options.host == "::"
-        )
-    except (OSError, OverflowError) as error:
-        message = f"Cannot listen at {options.host}, port {options.port}: {error}. Choose another --host or --port."
-        raise InputError(message) from error
 
 
 def _url_of(options: ServeOptions, sock: socket.socket) -> str:

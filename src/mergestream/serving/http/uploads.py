@@ -5,19 +5,22 @@ from collections.abc import AsyncIterator, Callable
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from mergestream.data.intake.limits import Limits
 from mergestream.serving.http.problems import Problem
 
-FIELD = b"images"
+FIELD, DICOM = b"images", b"application/dicom"
+FORM = "multipart/form-data with the files in the field 'images'"
+RELATED = 'multipart/related; type="application/dicom"'
 
 
 class _Files:
     """Collects files from the parser's callbacks."""
 
-    def __init__(self, most_files: int, most_bytes: int, take: Callable[[int], None]) -> None:
+    def __init__(self, limits: Limits, take: Callable[[int], None]) -> None:
         self.files: list[bytes] = []
         self._file = bytearray()
         self.complete = False
-        self._most_files, self._most_bytes, self._take = most_files, most_bytes, take
+        self._most_files, self._most_bytes, self._take = limits.images, limits.file_bytes, take
         self._header, self._value, self._disposition = b"", b"", b""
 
     def on_part_begin(self) -> None:
@@ -64,26 +67,17 @@ class _Related(_Files):
 
 
 async def files_of(
-    content_type: str, body: AsyncIterator[bytes], take: Callable[[int], None], *, most_files: int, most_bytes: int
+    content_type: str, body: AsyncIterator[bytes], take: Callable[[int], None], limits: Limits, *, dicom: bool = False
 ) -> list[bytes]:
-    """The files in the field 'images', in order. `take` is called with the bytes of each part."""
+    """The files in the field 'images', or those of a STOW-RS request (`dicom`; PS3.18 8.7.1), in order.
+
+    `take` is called with the bytes of each part.
+    """
     kind, options = parse_options_header(content_type.encode("latin-1", "replace"))
-    if kind != b"multipart/form-data":
-        raise Problem("unsupported_media_type", "Send multipart/form-data with the files in the field 'images'.")
-    return await _parts(options, body, _Files(most_files, most_bytes, take))
-
-
-async def dicom_files_of(
-    content_type: str, body: AsyncIterator[bytes], take: Callable[[int], None], *, most_files: int, most_bytes: int
-) -> list[bytes]:
-    """The files of a STOW-RS request (PS3.18 8.7.1), in order."""
-    kind, options = parse_options_header(content_type.encode("latin-1", "replace"))
-    if kind != b"multipart/related" or options.get(b"type", b"application/dicom").lower() != b"application/dicom":
-        raise Problem("unsupported_media_type", 'Send multipart/related; type="application/dicom".')
-    return await _parts(options, body, _Related(most_files, most_bytes, take))
-
-
-async def _parts(options: dict[bytes, bytes], body: AsyncIterator[bytes], collected: _Files) -> list[bytes]:
+    of_dicom = kind == b"multipart/related" and options.get(b"type", DICOM).lower() == DICOM
+    if not (of_dicom if dicom else kind == b"multipart/form-data"):
+        raise Problem("unsupported_media_type", f"Send {RELATED if dicom else FORM}.")
+    collected = (_Related if dicom else _Files)(limits, take)
     if not options.get(b"boundary"):
         raise _malformed()
     names = [name for name in dir(collected) if name.startswith("on_")]

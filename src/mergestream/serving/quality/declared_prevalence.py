@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.runtime.errors import InputError, unknown_name
-from mergestream.runtime.files import error_text
 from mergestream.runtime.option_checks import parse_options
+from mergestream.runtime.yaml_file import read_yaml
 
 LARGEST_FILE = 2**16
 ROUNDING = 0.005  # that shares may miss 1 by
@@ -25,15 +25,7 @@ def parse_prevalence(text: str | None) -> dict[str, float] | None:
 
 
 def _read(file: Path) -> Mapping[Any, Any]:
-    import yaml  # type: ignore[import-untyped]
-
-    try:
-        with file.open("rb") as opened:
-            values = yaml.safe_load(opened.read(LARGEST_FILE))
-    except OSError as error:
-        raise InputError(f"The declared prevalence {file} cannot be read: {error_text(error)}.") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"The declared prevalence {file} is not YAML.") from error
+    values = read_yaml(file, "The declared prevalence", LARGEST_FILE)
     if not isinstance(values, Mapping) or not values:
         raise InputError(f"The declared prevalence {file} must map classes to shares, one per line: 'class: 0.02'.")
     return values

@@ -28,16 +28,16 @@ class QualityGauges(Collector):
             name, quality = stream["stream"], stream["quality"]
             if quality is None:
                 continue
-            for estimator, estimate in quality["accuracy"].items():
+            for estimator, estimate in quality.accuracy or ():
                 if estimate is not None:
-                    accuracy.add_metric((name, estimator), estimate["value"])
-            for each in quality["classes"]:
-                mean.add_metric((name, each["name"]), each["value"])
-                if each["declared"] is not None:
-                    declared.add_metric((name, each["name"]), each["declared"])
-                    far.add_metric((name, each["name"]), float(each["far"]))
-            if quality["prediction_sets"] is not None:
-                size.add_metric((name,), quality["prediction_sets"]["mean_size"])
+                    accuracy.add_metric((name, estimator), estimate.value)
+            for each in quality.classes:
+                mean.add_metric((name, each.name), each.value)
+                if each.declared is not None:
+                    declared.add_metric((name, each.name), each.declared)
+                    far.add_metric((name, each.name), float(each.far))
+            if quality.prediction_sets is not None:
+                size.add_metric((name,), quality.prediction_sets.mean_size)
         yield from (accuracy, mean, declared, far, size)
 
 

@@ -14,18 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from mergestream.data.intake.pictures import Picture
 from mergestream.runtime.errors import MergestreamError
 from mergestream.serving.answer_queue import OverloadedError
+from mergestream.serving.audit.line_kinds import STOPPED
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer
+from mergestream.serving.engine.engine import Engine
 from mergestream.serving.engine.persistence import LoggedAnswer
 from mergestream.serving.engine.registry import require_name
-from mergestream.serving.open_engine import OpenEngine, open_engine
+from mergestream.serving.open_engine import open_engine
 from mergestream.serving.options import ServeOptions
-from mergestream.serving.service import STOPPED
 
 POLL_SECONDS, GONE_SECONDS = 2.0, 10.0
 GONE = "A replica does not answer and is being restarted. The step may be in its log."
@@ -59,19 +60,19 @@ class Replica:
     def __init__(self, options: ServeOptions, number: int) -> None:
         # All work on a GPU is done by one thread, as in the service.
         self._thread = None if options.device == "cpu" else ThreadPoolExecutor(1, "device")
-        self._open: OpenEngine | None = None
+        self._engine: Engine | None = None
         self._error: MergestreamError | None = None
         self._error_reported = False
         try:
-            self._open = self._run(partial(open_engine, options.for_replica(number)))
+            self._engine = self._run(partial(open_engine, options.for_replica(number)))
         except MergestreamError as error:  # reported by the first call, since Serve would hide it
             self._error = error
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Reply:
         """Call a method of the engine, or 'append' of its log."""
-        if self._open is None:
+        if self._engine is None:
             return self._reply()
-        target = self._open.log.append if method == "append" else getattr(self._open.engine, method)
+        target = self._engine.audit.append if method == "append" else getattr(self._engine, method)
         try:
             return self._reply(self._run(partial(target, *arguments, **options)))
         except MergestreamError as error:
@@ -87,20 +88,19 @@ class Replica:
 
     def __del__(self) -> None:
         """Called by Serve before the process ends; the next one needs the locks."""
-        opened = getattr(self, "_open", None)
-        if opened is not None:
-            opened.engine.close()
-            opened.log.close()
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            engine.close()
 
     def _run(self, work: Callable[[], T]) -> T:
         return work() if self._thread is None else self._thread.submit(work).result()
 
     def _reply(self, value: Any = None, error: MergestreamError | None = None) -> Reply:
-        if self._open is None:
+        if self._engine is None:
             self._error_reported = True
             return Reply(None, error=self._error)
-        engine, audit_log = self._open
-        status = ReplicaStatus(time.time_ns(), engine.describe(), tuple(engine.streams()), audit_log.failing)
+        described, streams = self._engine.describe(), tuple(self._engine.streams())
+        status = ReplicaStatus(time.time_ns(), described, streams, self._engine.audit.failing)
         return Reply(status, value, error)
 
 
@@ -134,6 +134,10 @@ class ReplicatedEngine:
     def place(self, stream: str) -> int:
         """The number of the replica that a stream is pinned to."""
         return place_of(require_name(stream), len(self._handles))
+
+    @property
+    def audit(self) -> Self:
+        return self
 
     def describe(self) -> dict[str, Any]:
         return self._statuses[0].pool

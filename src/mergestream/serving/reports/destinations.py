@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
 from mergestream.runtime.errors import InputError, MergestreamError
-from mergestream.runtime.files import error_text
-from mergestream.runtime.option_checks import names, number, one_of, whole_number
+from mergestream.runtime.option_checks import is_http_url, names, number, one_of, whole_number
+from mergestream.runtime.yaml_file import read_yaml
 from mergestream.serving.dicom_network.rules import ae_title
 from mergestream.serving.http.tokens import require_private
 from mergestream.serving.reports.report_kinds import KINDS
@@ -17,6 +15,7 @@ from mergestream.serving.reports.report_kinds import KINDS
 C_STORE, STOW_RS = "c-store", "stow-rs"
 NEEDED = {C_STORE: ("host", "port", "ae_title"), STOW_RS: ("url",)}
 SECRETS = ("key_file", "token_file")
+MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Destination:
                 raise InputError(f"'{self.name}' is of kind {self.kind} and needs '{option}'.")
         if self.kind == C_STORE and (ae_title(self.ae_title), ae_title(self.calling_ae_title)):
             number("port", whole_number("port", self.port, low=1), high=65535)
-        if self.url is not None and not re.match(r"https?://[^\s/@]+(/|$)", str(self.url)):
+        if self.url is not None and not is_http_url(self.url):
             raise InputError(f"'url' of '{self.name}' begins with http:// or https:// and holds no password.")
         for option in ("ca_file", "cert_file", *SECRETS):
             if (path := getattr(self, option)) is not None:
@@ -74,14 +73,14 @@ class SendingPlan:
 
 def read_destinations(file: Path) -> SendingPlan:
     """Read a destinations file; whatever is wrong with it is one sentence."""
+    value = read_yaml(file, "--destinations", MOST_BYTES)
     try:
-        value: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
         if not isinstance(value, dict) or not isinstance(value.get("destinations"), list) or not value["destinations"]:
             raise InputError("it needs a list 'destinations' (docs/dicom_reports.md has an example).")
         listed = tuple(_built(Destination, each) for each in value["destinations"])
         return _built(SendingPlan, {**value, "destinations": listed})
-    except (OSError, ValueError, yaml.YAMLError, RecursionError, MergestreamError) as error:
-        raise InputError(f"--destinations {file}: {error_text(error)}") from error
+    except (ValueError, MergestreamError) as error:
+        raise InputError(f"--destinations {file}: {error}") from error
 
 
 def _built(kind: type, value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mergestream.data.intake.limits import IntakeError, Limits
 from mergestream.pool.class_concepts import Concepts
 from mergestream.runtime.errors import InputError, OutputError, unknown_name
-from mergestream.serving.dicom_network.results import SeriesResult
+from mergestream.serving.dicom_network.results import UnitResult
 from mergestream.serving.reports.destinations import SendingPlan, read_destinations
 from mergestream.serving.reports.outbox import HELD, WAITING
 from mergestream.serving.reports.report_kinds import KINDS
@@ -46,14 +46,15 @@ class ReportDelivery:
     def __init__(self, sending: "ReportSending", limits: Limits, concepts: Callable[[], Concepts]) -> None:
         self._sending, self._limits, self._concepts = sending, limits, concepts
 
-    def __call__(self, result: SeriesResult) -> None:
+    def __call__(self, result: UnitResult) -> None:
         images = [made for i in result.images if (made := reported_image(i.picture, i.answer, i.row))]
         if not images:
             log.info("a result has no valid UIDs of an image, so no report refers to it")
             return
-        # The same for the same images, pool and kind: an object delivered again gives no second report.
-        parts = [[i.source.sop_instance_uid, i.picture.frame, i.picture.pixels_sha256] for i in images]
-        how, pool = result.summary.how if result.summary else None, images[0].answer.pool_sha256
+        # The same for the same images and kind, whichever pool answered: an object delivered again, after a kill or a
+        # change of the pool, gives no second report.
+        parts = sorted([i.source.sop_instance_uid, i.picture.frame or 0, i.picture.pixels_sha256] for i in images)
+        how = [result.summary.unit, result.summary.how] if result.summary else None
 
         def make(kind: str, uid: str) -> bytes:
             texts = self._texts(result)
@@ -62,7 +63,7 @@ class ReportDelivery:
         every, state = self._sending.plan.destinations, HELD if self._sending.shadow else WAITING
         chosen = [each for each in every if result.send_to is None or each.name in result.send_to]
         for kind in dict.fromkeys(kind for each in chosen for kind in each.objects):
-            uid, names = derived_uid("report", kind, parts, how, pool), [d.name for d in chosen if kind in d.objects]
+            uid, names = derived_uid("report", kind, parts, how), [d.name for d in chosen if kind in d.objects]
             self._sending.outbox.put(uid, kind, partial(make, kind, uid), names, state)
         if self._sending.shadow:
             accession = self._texts(result)["AccessionNumber"]
@@ -70,7 +71,7 @@ class ReportDelivery:
                 about = (image.source.sop_instance_uid, image.picture.frame or 0, accession)
                 self._sending.outbox.record_answer(*about, image.answer.predictions[0])
 
-    def _texts(self, result: SeriesResult) -> Texts:
+    def _texts(self, result: UnitResult) -> Texts:
         try:
             return read_texts(result.images[0].file, self._limits)
         except (OSError, IntakeError) as error:

@@ -90,7 +90,8 @@ def _page(request: ReportRequest) -> Figure:
 def _lines(request: ReportRequest) -> list[str]:
     lines, summary, first = list[str](), request.summary, request.images[0].answer
     if summary is not None:
-        lines += [f"Series of {len(request.images)} images ({summary.how}): {summary.prediction or 'no result'}"]
+        name = summary.unit.capitalize()
+        lines += [f"{name} of {len(request.images)} images ({summary.how}): {summary.prediction or 'no result'}"]
         lines += [] if summary.prediction is None else _bars(summary.classes, summary.probabilities)
     for number, image in enumerate(request.images[:MOST_IMAGES], start=1):
         answer = image.answer

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import pydicom
 import requests
-from dicomweb_client.api import DICOMwebClient
 from pynetdicom import AE
 
-from mergestream.serving.dicom_network.web_session import new_session
+from mergestream.serving.dicom_network.web_session import new_client
 from mergestream.serving.reports.destinations import C_STORE, Destination
 from mergestream.serving.reports.report_kinds import KINDS
 
@@ -23,7 +22,7 @@ REFUSED = (400, 409, 413, 415, 422)  # HTTP statuses that another try will not c
 
 
 class UnreachableError(Exception):
-    """The destination cannot be reached now, or does not let us in. Its message may be shown."""
+    """The destination cannot be reached now, or refuses the connection. Its message may be shown."""
 
 
 class SendOutcome(NamedTuple):
@@ -81,17 +80,9 @@ def _outcome(status: int) -> SendOutcome:
 
 
 def _web_sender(destination: Destination) -> Send:
-    session = new_session()
-    session.verify = str(destination.ca_file) if destination.ca_file else True
-    session.cert = (str(destination.cert_file), str(destination.key_file)) if destination.cert_file else None
-    user, colon, password = (destination.token_file.read_text().strip() if destination.token_file else "").partition(
-        ":"
-    )
-    session.auth = (user, password) if colon else None
-    if user and not colon:
-        session.headers["Authorization"] = f"Bearer {user}"
-    client = DICOMwebClient(destination.url, session=session)
-    client.set_http_retry_params(retry=False)
+    cert, key = destination.cert_file, destination.key_file
+    own_cert = (cert, key) if cert and key else None
+    client = new_client(str(destination.url), destination.token_file, ca_file=destination.ca_file, own_cert=own_cert)
 
     def send(_: str, file: Path) -> SendOutcome:
         try:

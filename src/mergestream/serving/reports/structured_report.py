@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pydicom
 from highdicom import sr
+from highdicom._standard_utils import get_sop_class_iod_map
 from pydicom.dataset import Dataset
 from pydicom.sr.codedict import codes
 from pydicom.uid import UID, generate_uid
@@ -20,14 +21,14 @@ from pydicom.uid import UID, generate_uid
 from mergestream.data.intake.pictures import DicomSource, Picture
 from mergestream.pool.class_concepts import Concepts
 from mergestream.pool.expert_card import version_of
-from mergestream.serving.dicom_network.results import SeriesSummary
+from mergestream.serving.dicom_network.results import UnitSummary
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.reports.source_header import NOBODY, Texts, derived_uid, set_texts
 
 NOTICE = "For research, not a medical device."
 ALONE = "Answered from this image and the stream's earlier ones alone."
 TOGETHER = "Answered together with other images, and may depend on them."
-HOW = {"mean": "Mean over the images of the series", "worst": "Worst image of the series"}
+HOW = {"mean": "Mean over the images of the", "worst": "Worst image of the"}
 SCHEME, MAKER, LONGEST_MEANING, SERIES_NUMBER = "99MERGESTREAM", "mergestream", 64, 9901
 DEVICE = derived_uid(MAKER, "device observer")
 
@@ -42,21 +43,23 @@ class ReportedImage(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportRequest:
-    """What all kinds of reports are made from: images of one series, and who they are of."""
+    """What all kinds of reports are made from: images of one series or study, and who they are of."""
 
     images: Sequence[ReportedImage]
     uid: str  # of the report
-    summary: SeriesSummary | None = None
+    summary: UnitSummary | None = None
     texts: Texts = field(default_factory=lambda: NOBODY, repr=False)
     concepts: Concepts = field(default_factory=dict)
 
 
 def reported_image(picture: Picture, answer: Answer, row: int) -> ReportedImage | None:
-    """Row `row` of a batch; None without valid UIDs from DICOM."""
+    """Row `row` of a batch; None without valid UIDs from DICOM, or if highdicom does not know the SOP class."""
+    source = picture.source
+    if source is None or source.sop_class_uid not in get_sop_class_iod_map():
+        return None
     # IGNORE: pydicom would quote an invalid UID in its log.
-    if picture.source and all(UID(uid, pydicom.config.IGNORE).is_valid for uid in vars(picture.source).values()):
-        return ReportedImage(picture, picture.source, answer.of(row))
-    return None
+    valid = all(UID(uid, pydicom.config.IGNORE).is_valid for uid in vars(source).values())
+    return ReportedImage(picture, source, answer.of(row)) if valid else None
 
 
 def write_report(picture: Picture, answer: Answer, row: int, concepts: Concepts | None = None) -> bytes | None:
@@ -66,7 +69,7 @@ def write_report(picture: Picture, answer: Answer, row: int, concepts: Concepts 
 
 
 def structured_report(request: ReportRequest) -> bytes:
-    """A DICOM file with one group of measurements per image, and one of the series if it has an answer."""
+    """A DICOM file with one group of measurements per image, and one of the series or study if it has an answer."""
     first = request.images[0]
     report = sr.ComprehensiveSR(
         evidence=[*{image.source.sop_instance_uid: _evidence(image.source) for image in request.images}.values()],
@@ -113,7 +116,7 @@ def _content(request: ReportRequest) -> Any:
     return sr.MeasurementReport(
         observation_context=sr.ObservationContext(observer_device_context=observer),
         procedure_reported=codes.SCT.ImagingProcedure,
-        imaging_measurements=groups if request.summary is None else [*groups, _series_group(request, request.summary)],
+        imaging_measurements=groups if request.summary is None else [*groups, _unit_group(request, request.summary)],
         title=codes.DCM.ImagingMeasurementReport,
     )
 
@@ -136,14 +139,15 @@ def _image_group(request: ReportRequest, image: ReportedImage, name: str) -> Any
     return _group(request, name, result, evaluations, _parameters(image), [reference])
 
 
-def _series_group(request: ReportRequest, summary: SeriesSummary) -> Any:
-    """The one answer to a series: the mean of its images' answers, or the worst one."""
+def _unit_group(request: ReportRequest, summary: UnitSummary) -> Any:
+    """The one answer to a series or study: the mean of its images' answers, or the worst one."""
     sources = dict.fromkeys((image.source.sop_class_uid, image.source.sop_instance_uid) for image in request.images)
     result = _result(request, summary.prediction, summary.classes, summary.probabilities, "undecided")
-    how = _evaluation("series_answer", "Answer to the series", summary.how, HOW[summary.how])
+    unit, how = summary.unit, f"{HOW[summary.how]} {summary.unit}"
+    stated = _evaluation(f"{unit}_answer", f"Answer to the {unit}", summary.how, how)
     pool = f"pool sha-256: {request.images[0].answer.pool_sha256}"
     references = [sr.SourceImageForMeasurementGroup(*source) for source in sources]
-    return _group(request, "series", result, [how], [pool], references)
+    return _group(request, unit, result, [stated], [pool], references)
 
 
 Result = tuple[list[Any], Any]  # measurements, and the predicted class or why there is none

@@ -1,14 +1,23 @@
 """The routes of the service, one file per subject. Each declares who may use it and which problems it answers with."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Request
 
 from mergestream.serving.http.problems import problems
 from mergestream.serving.http.tokens import ANYONE, HEALTH
+from mergestream.serving.service import Service
 
 SECURITY_SCHEMES = {"token": {"type": "http", "scheme": "bearer"}}
+
+
+async def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+CurrentService = Annotated[Service, Depends(service_of)]
 
 
 class Routes(APIRouter):

@@ -12,7 +12,7 @@ from mergestream.runtime.errors import CheckpointError, InputError, MergestreamE
 from mergestream.serving.http import schemas
 from mergestream.serving.http.problems import Problem
 from mergestream.serving.http.request_limits import body_of
-from mergestream.serving.http.routes import Routes
+from mergestream.serving.http.routes import CurrentService, Routes
 from mergestream.serving.http.routes.image_routes import StreamName
 from mergestream.serving.http.tokens import ADMINISTRATOR, CLIENT, EVERYONE, Holder
 from mergestream.serving.service import Service
@@ -30,36 +30,34 @@ log = logging.getLogger(__name__)
 
 
 @router.declare(CLIENT, "GET", "/v1/streams", "List streams")
-async def list_streams(request: Request) -> schemas.Streams:
+async def list_streams(request: Request, service: CurrentService) -> schemas.Streams:
     """The status of every stream, by name."""
-    return schemas.Streams(streams=_statuses(request.app.state.service, request.state.holder))
+    return schemas.Streams(streams=_statuses(service, request.state.holder))
 
 
 @router.declare(CLIENT, "GET", "/v1/streams/{stream}", "Show a stream", "unknown_stream")
-async def show_stream(request: Request, stream: StreamName) -> schemas.StreamStatus:
+async def show_stream(service: CurrentService, stream: StreamName) -> schemas.StreamStatus:
     """Numbers of steps and images, and the numbers and findings of its last step."""
-    return _status_of(request.app.state.service, stream)
+    return _status_of(service, stream)
 
 
 @router.declare(CLIENT, "GET", "/v1/streams/{stream}/recent", "Show the last steps of a stream", "unknown_stream")
-async def recent_steps(request: Request, stream: StreamName, after: After = -1) -> schemas.Recent:
+async def recent_steps(service: CurrentService, stream: StreamName, after: After = -1) -> schemas.Recent:
     """Coefficients, entropies, predictions per class and findings of the last 200 steps; restored from the log."""
-    service: Service = request.app.state.service
     quality = _quality_of(service, stream)
     return schemas.Recent(stream=stream, steps=service.metrics.recent(stream, after), quality=quality)
 
 
 @router.declare(CLIENT, "GET", "/v1/streams/{stream}/quality", "Estimate the quality of a stream", "unknown_stream")
-async def estimated_quality(request: Request, stream: StreamName) -> schemas.StreamQuality:
+async def estimated_quality(service: CurrentService, stream: StreamName) -> schemas.StreamQuality:
     """Estimated accuracy, class prevalence and prediction sets, without labels; each with what it assumes."""
-    return _quality_of(request.app.state.service, stream) or schemas.StreamQuality(stream=stream)
+    return _quality_of(service, stream) or schemas.StreamQuality(stream=stream)
 
 
 @router.declare(ADMINISTRATOR, "POST", "/v1/streams/{stream}/reset", "Reset a stream", *CHANGE_CODES)
-async def reset_stream(request: Request, stream: StreamName) -> schemas.StreamStatus:
+async def reset_stream(request: Request, service: CurrentService, stream: StreamName) -> schemas.StreamStatus:
     """Reset its moving averages and the memory of its guards. Step numbers continue. Administrators only."""
-    service: Service = request.app.state.service
-    await service.change("reset", request.state, partial(service.open.engine.reset, stream))
+    await service.change("reset", request.state, partial(service.engine.reset, stream))
     return _status_of(service, stream)
 
 
@@ -67,11 +65,10 @@ async def reset_stream(request: Request, stream: StreamName) -> schemas.StreamSt
     ADMINISTRATOR, "POST", "/v1/streams/{stream}/acknowledge", "Acknowledge the alarms of a stream",
     "unknown_stream", "nothing_to_acknowledge", *BODY_CODES, body=(JSON, schemas.Acknowledgement.model_json_schema()),
 )  # fmt: skip
-async def acknowledge_alarms(request: Request, stream: StreamName) -> schemas.StreamStatus:
+async def acknowledge_alarms(request: Request, service: CurrentService, stream: StreamName) -> schemas.StreamStatus:
     """Log who knows of its current alarms. They stay until their findings end. Administrators only."""
-    service: Service = request.app.state.service
     person = await read_document(request, schemas.Acknowledgement, '{"name": "…", "note": "…"}, each of one line')
-    record = partial(service.open.engine.acknowledge, stream, **person.model_dump(), by=request.state.holder.name)
+    record = partial(service.engine.acknowledge, stream, **person.model_dump(), by=request.state.holder.name)
     try:
         await service.change("acknowledge", request.state, record)
     except InputError as error:
@@ -83,10 +80,9 @@ async def acknowledge_alarms(request: Request, stream: StreamName) -> schemas.St
     ADMINISTRATOR, "DELETE", "/v1/streams/{stream}", "Delete a stream", *CHANGE_CODES,
     status_code=204, response_class=Response,
 )  # fmt: skip
-async def delete_stream(request: Request, stream: StreamName) -> Response:
+async def delete_stream(request: Request, service: CurrentService, stream: StreamName) -> Response:
     """Delete its averages and counts; its lines stay in the audit log. Administrators only."""
-    service: Service = request.app.state.service
-    await service.change("delete", request.state, partial(service.open.engine.delete, stream))
+    await service.change("delete", request.state, partial(service.engine.delete, stream))
     service.metrics.forget(stream)
     await service.owners.release(stream)
     return Response(status_code=204)
@@ -95,7 +91,7 @@ async def delete_stream(request: Request, stream: StreamName) -> Response:
 def _statuses(service: Service, holder: Holder) -> list[schemas.StreamStatus]:
     """The status of every stream that the holder of a token may read."""
     statuses = []
-    for stream in service.open.engine.streams():
+    for stream in service.engine.streams():
         if service.owners.allow(stream["stream"], holder):
             steps = service.metrics.recent(stream["stream"])
             last = steps[-1] if steps else None
@@ -115,31 +111,30 @@ def _status_of(service: Service, name: str) -> schemas.StreamStatus:
 
 def _quality_of(service: Service, name: str) -> schemas.StreamQuality | None:
     """Estimates of a stream; None if it has none."""
-    for each in service.open.engine.streams():
+    for each in service.engine.streams():
         if each["stream"] == name:
-            return None if each["quality"] is None else schemas.StreamQuality(stream=name, **each["quality"])
+            return each["quality"]
     raise Problem("unknown_stream", UNKNOWN_STREAM)
 
 
 @router.declare(CLIENT, "GET", "/v1/pool", "Show the pool")
-async def show_pool(request: Request) -> schemas.PoolStatus:
+async def show_pool(service: CurrentService) -> schemas.PoolStatus:
     """Every expert's card, without its training recipe; the method and its options."""
-    return schemas.PoolStatus(**request.app.state.service.open.engine.describe())
+    return schemas.PoolStatus(**service.engine.describe())
 
 
 @router.declare(CLIENT, "GET", "/v1/overview", "Data of the dashboard")
-async def overview(request: Request) -> schemas.Overview:
+async def overview(request: Request, service: CurrentService) -> schemas.Overview:
     """Pool, streams, latency and requests."""
-    service: Service = request.app.state.service
     is_administrator = request.state.holder.role == ADMINISTRATOR
     node = service.node if is_administrator else None
     return schemas.Overview(
-        pool=schemas.PoolStatus(**service.open.engine.describe()),
+        pool=schemas.PoolStatus(**service.engine.describe()),
         streams=_statuses(service, request.state.holder),
         latency_ms=schemas.Latency(**service.metrics.latency()),
         requests=schemas.Requests(**service.metrics.outcomes()),
         administrator=is_administrator,
-        dicom=None if node is None else schemas.NodeStatus(**node.status()),
+        dicom=None if node is None else node.status(),
         outbox=await _outbox(service),
         version=request.app.version,
     )
@@ -155,14 +150,13 @@ async def _outbox(service: Service) -> schemas.OutboxStatus | None:
 
 
 @router.declare(ADMINISTRATOR, "POST", "/v1/pool/reload", "Reload the pool", "pool_unusable", "audit_unavailable")
-async def reload_pool(request: Request) -> schemas.Reloaded:
+async def reload_pool(request: Request, service: CurrentService) -> schemas.Reloaded:
     """Use the pool that is on disk now, from the next batch on. Administrators only.
 
     If it cannot be used, the old one stays in use. Streams keep their averages for experts that stay as they are.
     """
-    service: Service = request.app.state.service
     try:
-        return schemas.Reloaded(**await service.change("reload", request.state, service.open.engine.reload))
+        return schemas.Reloaded(**await service.change("reload", request.state, service.engine.reload))
     except OutputError:
         raise
     except MergestreamError as error:
@@ -173,15 +167,14 @@ async def reload_pool(request: Request) -> schemas.Reloaded:
     ADMINISTRATOR, "PUT", "/v1/pool/experts/{expert}", "Switch an expert on or off",
     "unknown_expert", "change_refused", *BODY_CODES, body=(JSON, schemas.Switch.model_json_schema()),
 )  # fmt: skip
-async def switch_expert(request: Request, expert: ExpertName) -> schemas.Switched:
+async def switch_expert(request: Request, service: CurrentService, expert: ExpertName) -> schemas.Switched:
     """From the next batch of each stream on. The other coefficients are renormalised. Administrators only."""
-    service: Service = request.app.state.service
     switch = await read_document(request, schemas.Switch, '{"on": true} or {"on": false}')
-    names = [each["name"] for each in service.open.engine.describe()["experts"]]
+    names = [each["name"] for each in service.engine.describe()["experts"]]
     if expert not in names:
         raise Problem("unknown_expert", f"The experts of the pool are {', '.join(names)}.")
     try:
-        off = await service.change("switch", request.state, partial(service.open.engine.switch, expert, on=switch.on))
+        off = await service.change("switch", request.state, partial(service.engine.switch, expert, on=switch.on))
     except (InputError, PoolError) as error:
         raise Problem("change_refused", str(error)) from error
     return schemas.Switched(expert=expert, on=switch.on, switched_off=list(off))

@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request, Response
+from fastapi import Depends, Request, Response
 
 from mergestream.runtime.errors import UnknownNameError
 from mergestream.serving.dicom_network.dimse import SUCCESS
@@ -13,53 +13,52 @@ from mergestream.serving.dicom_network.reception import Stored
 from mergestream.serving.dicom_network.study_pull import SourceError, pull_study
 from mergestream.serving.http.problems import Problem, problems
 from mergestream.serving.http.request_limits import body_of
-from mergestream.serving.http.routes import Routes
+from mergestream.serving.http.routes import CurrentService, Routes
 from mergestream.serving.http.routes.administration_routes import BODY_CODES, JSON, read_document
 from mergestream.serving.http.schemas import NodeStatus, Pulled, PullRequest
 from mergestream.serving.http.tokens import ADMINISTRATOR, CLIENT
-from mergestream.serving.http.uploads import dicom_files_of
-from mergestream.serving.service import Service
+from mergestream.serving.http.uploads import RELATED, files_of
 
 router = Routes(tags=["DICOM"])
 DICOM_JSON = "application/dicom+json"
 BY_WEB = "STOW-RS"  # stands for the sender's AE title in rules
 STORE_CODES = ("no_node", "malformed_multipart", "body_too_large", "body_too_slow", "unsupported_media_type", "empty")
-STORE_BODY = ('multipart/related; type="application/dicom"', {"type": "string", "format": "binary"})
+STORE_BODY = (RELATED, {"type": "string", "format": "binary"})
 STORED: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": {DICOM_JSON: {"schema": {"type": "object"}}}}
     for status, text in ((200, "All were stored."), (202, "Some were refused."), (409, "All were refused."))
 }
 
 
-def node_of(request: Request) -> DicomNode:
-    service: Service = request.app.state.service
-    service.open  # noqa: B018 raises while the service loads
+async def node_of(service: CurrentService) -> DicomNode:
+    service.engine  # noqa: B018 raises while the service loads
     if service.node is None:
         raise Problem("no_node", "Start the service with --dicom-port or --dicom-rules.")
     return service.node
 
 
+CurrentNode = Annotated[DicomNode, Depends(node_of)]
+
+
 @router.declare(ADMINISTRATOR, "GET", "/v1/dicom", "Show the DICOM node", "no_node")
-async def show_node(request: Request) -> NodeStatus:
+async def show_node(node: CurrentNode) -> NodeStatus:
     """Associations and objects since the start, and what waits. Nothing about patients. Administrators only."""
-    return NodeStatus(**node_of(request).status())
+    return node.status()
 
 
 @router.declare(
     CLIENT, "POST", "/dicomweb/studies", "Store DICOM objects (STOW-RS)", body=STORE_BODY, response_class=Response,
     responses={**problems(*STORE_CODES), **STORED},
 )  # fmt: skip
-async def store_objects(request: Request) -> Response:
+async def store_objects(request: Request, service: CurrentService, node: CurrentNode) -> Response:
     """Objects go to the node's inbox by its rules, as if they had come by C-STORE; the calling AE title is STOW-RS.
 
     A stored object is on disk when this answers. Its result goes to the destinations, not to the caller.
     """
-    node, service = node_of(request), request.app.state.service
     limits = service.limits
     body = body_of(request.receive, limits.body_bytes, limits.body_seconds)
-    form = {"most_files": limits.intake.images, "most_bytes": limits.intake.file_bytes}
     with service.held.share() as take:
-        files = await dicom_files_of(request.headers.get("content-type", ""), body, take, **form)
+        files = await files_of(request.headers.get("content-type", ""), body, take, limits.intake, dicom=True)
         stored = await asyncio.to_thread(node.reception.store_files, files, BY_WEB)
     good = [each for each in stored if each.status.code == SUCCESS]
     status = 200 if len(good) == len(stored) else 202 if good else 409
@@ -70,9 +69,8 @@ async def store_objects(request: Request) -> Response:
     ADMINISTRATOR, "POST", "/v1/dicom/pull", "Pull a study (WADO-RS)", "no_node", "unknown_source", "source_failed",
     *BODY_CODES, body=(JSON, PullRequest.model_json_schema()),
 )  # fmt: skip
-async def pull(request: Request) -> Pulled:
+async def pull(request: Request, service: CurrentService, node: CurrentNode) -> Pulled:
     """Retrieve a study from a source of the rules file into the inbox. Administrators only."""
-    node, service = node_of(request), request.app.state.service
     asked = await read_document(request, PullRequest, '{"source": "…", "study": "1.2.3"}')
     try:
         source = node.source(asked.source)

@@ -79,16 +79,15 @@ async def _answered(
 ) -> Response:
     """Read and decode the files of a request, and answer them. `one`: a single image."""
     service: Service = request.app.state.service
-    service.open  # noqa: B018 raises while the service loads
+    service.engine  # noqa: B018 raises while the service loads
     limits = service.limits
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limits.body_bytes:  # so that a client that sent Expect does not begin
         raise Problem("body_too_large", f"A body may have at most {limits.body_bytes:,} bytes.")
     body = body_of(request.receive, limits.body_bytes, limits.body_seconds)
-    form = {"most_files": limits.intake.images, "most_bytes": limits.intake.file_bytes}
     with service.held.share() as take:
         with span("body"):
-            files = await files_of(request.headers.get("content-type", ""), body, take, **form)
+            files = await files_of(request.headers.get("content-type", ""), body, take, limits.intake)
         pictures = await service.decode(stream, files)
         take(sum(picture.pixels.nbytes for picture in pictures))
         if one and len(pictures) > 1:

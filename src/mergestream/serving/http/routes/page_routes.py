@@ -10,7 +10,7 @@ from jinja2 import Template
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from mergestream.serving.http.problems import PROBLEMS, Problem, problems
-from mergestream.serving.http.routes import Routes
+from mergestream.serving.http.routes import CurrentService, Routes
 from mergestream.serving.http.schemas import Health
 from mergestream.serving.http.tokens import ANYONE, CLIENT, HEALTH
 
@@ -51,9 +51,9 @@ async def healthz() -> Health:
 
 
 @router.declare(HEALTH, "GET", "/readyz", "Readiness", "audit_unavailable", "not_watching", "node_failed")
-async def readyz(request: Request) -> Health:
+async def readyz(service: CurrentService) -> Health:
     """Not ready while it loads or shuts down, or while the audit log, the watched folder or the DICOM node fails."""
-    code = await request.app.state.service.why_not_ready()
+    code = await service.why_not_ready()
     if code is not None:
         raise Problem(code, PROBLEMS[code].meaning)
     return Health(status="ready")
@@ -62,9 +62,8 @@ async def readyz(request: Request) -> Health:
 @router.declare(
     CLIENT, "GET", "/metrics", "Metrics for Prometheus", response_class=Response, responses={**METRICS, **problems()}
 )
-async def metrics(request: Request) -> Response:
+async def metrics(request: Request, service: CurrentService) -> Response:
     """Requests, latencies, images, steps, findings, audit lines, queue length, streams."""
-    service = request.app.state.service
     hidden = [name for name in service.stream_names() if not service.owners.allow(name, request.state.holder)]
     labels = [f'stream="{name}"'.encode() for name in hidden]
     lines = service.metrics.text().splitlines(keepends=True)
