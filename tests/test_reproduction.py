@@ -4,14 +4,16 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from benching import command, process
-from mergestream.bench.reproduction import paper_values
+from mergestream.bench.reproduction import paper_values, reproduction_plan
 from mergestream.bench.reproduction.dataset_search import FOLDERS, find_datasets
+from mergestream.bench.reproduction.figure_measurement import measure_landscape_of
 from mergestream.bench.reproduction.paper_values import (
     ABLATION_ROWS,
     DATASETS,
@@ -19,7 +21,13 @@ from mergestream.bench.reproduction.paper_values import (
     printed_ablation,
     printed_accuracy,
 )
-from mergestream.bench.reproduction.reproduction_plan import PRESETS, ROW_NAMES, rows_of_preset
+from mergestream.bench.reproduction.reproduction_plan import (
+    PRESETS,
+    ROW_NAMES,
+    SMOKE,
+    ReproductionRequest,
+    rows_of_preset,
+)
 from mergestream.bench.reproduction.reproduction_record import ReproductionRecord
 from mergestream.bench.reproduction.reproduction_tables import (
     SILENT,
@@ -33,6 +41,7 @@ from mergestream.bench.reproduction.reproduction_tables import (
     sweep_table,
 )
 from mergestream.data.datasets import file_source_of
+from mergestream.runtime.parallel import quiet
 
 NUMBERS = Path(__file__).parents[2] / "shared" / "spec" / "paper_numbers.md"
 B32, B16 = paper_values.BACKBONES
@@ -109,6 +118,19 @@ def test_one_data_set_from_pictures_to_the_page(tmp_path: Path) -> None:
     again = command(*words, "--out", str(tmp_path))
     assert "0 fits to train (4 are done)" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")} == times
+
+
+def test_a_stored_landscape_of_other_images_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("reproduce", "--smoke", "--only", "fig3", "--backbones", B32, "--jobs", "1", "--steps", "1")
+    assert command(*words, "--settings", "one", "--out", str(tmp_path)).returncode == 0
+    (place,) = find_datasets(tmp_path / "standins", ("pacs",))
+    request = ReproductionRequest(tmp_path.resolve(), (place,), ("fig3",), (B32,), smoke=True, init="random")
+    file = tmp_path / "fig3" / "landscape.json"
+    before = file.stat().st_mtime_ns
+    assert measure_landscape_of(request, place, quiet, "again").images == SMOKE.landscape_images
+    assert file.stat().st_mtime_ns == before
+    monkeypatch.setattr(reproduction_plan, "SMOKE", replace(SMOKE, landscape_images=12))
+    assert measure_landscape_of(request, place, quiet, "fewer images").images == 12
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,11 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def json_round_trip(value: dict[str, Any]) -> dict[str, Any]:
+    """The value as reading its JSON gives it back: lists for tuples."""
+    return dict(json.loads(json.dumps(value)))
+
+
 def read_json(path: Path, schema_version: int, *older: int, sha256: str | None = None) -> dict[str, Any]:
     """Read a JSON object and refuse any other schema version than this one and the `older` ones.
 

@@ -20,10 +20,9 @@ from mergestream.networks.preprocessing import Preprocessing
 from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
 from mergestream.pool.pool_folder import candidates_folder
 from mergestream.runtime.errors import InputError, MergestreamError, TrainingError, unknown_name
-from mergestream.runtime.files import make_folder, sha256_of_json, write_json
+from mergestream.runtime.files import json_round_trip, make_folder, sha256_of_json, write_json
 from mergestream.runtime.parallel import Track, run_jobs
 from mergestream.training.expert_training import (
-    as_json,
     copy_expert,
     encoder_weights,
     probe,
@@ -199,7 +198,7 @@ def _probe(base: Path, plan: TrainPlan, preprocessing: Preprocessing, domain: st
 
 def _require_same_base(card: ExpertCard, recipe: dict[str, Any], *, single_site: bool) -> None:
     """Refuse a base that this plan would not have written; a single site only needs the same classes."""
-    required = as_json(recipe)
+    required = json_round_trip(recipe)
     for key in ("classes",) if single_site else required:
         if card.recipe.get(key, list(card.classes) if key == "classes" else None) != required[key]:
             raise TrainingError(

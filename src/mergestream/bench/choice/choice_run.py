@@ -1,6 +1,5 @@
 """`mergestream choose`: measure sites as pseudo-targets, join their parts, and record the recommendation."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.pool_folder import read_pool, write_recommendation
 from mergestream.runtime.errors import InputError, PoolError, unknown_name
-from mergestream.runtime.files import sha256_of_json
+from mergestream.runtime.files import json_round_trip, sha256_of_json
 from mergestream.runtime.parallel import Track, quiet, run_jobs
 
 ALL = "all"
@@ -93,7 +92,7 @@ def recommend(folder: Path, evidence: ChoiceEvidence, sites: Sequence[SiteEviden
     hashes = {"experts": hashes_of(cards), "experts_sha256": sha256_of_json(hashes_of(cards))}
     value = {**asdict(choice), **hashes, **asdict(evidence)}
     value |= {"sites": [asdict(site) for site in sites]} if sites else {}
-    write_recommendation(folder, json.loads(json.dumps(value)))  # JSON has no tuples
+    write_recommendation(folder, json_round_trip(value))
     return choice
 
 

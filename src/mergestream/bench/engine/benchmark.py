@@ -21,7 +21,7 @@ from mergestream.methods import ORIGINAL
 from mergestream.methods.spelling import Variant
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError, some
-from mergestream.runtime.files import make_folder
+from mergestream.runtime.files import json_round_trip, make_folder
 from mergestream.runtime.parallel import Track, run_jobs
 from mergestream.runtime.seeding import cpu_threads
 from mergestream.runtime.state_file import SavedState
@@ -231,7 +231,7 @@ def _replaced(out: Path, plan: BenchPlan) -> list[str]:
     """A sentence if the tables of another benchmark are overwritten; its runs stay."""
     try:
         before = json.loads((out / "results.json").read_text(encoding="utf-8"))
-        other = before["plan"] != json.loads(json.dumps(plan.to_json())) and before["command"]
+        other = before["plan"] != json_round_trip(plan.to_json()) and before["command"]
     except (OSError, ValueError, KeyError):
         return []
     sentence = f"The tables of an earlier benchmark in this folder were replaced (its runs are kept): {other}"
