@@ -24,7 +24,7 @@ def bench(
         typer.Option(
             "--plan",
             "--preset",
-            help="paper-table1, paper-table3, paper-fig4, paper-sweep (mu and tau), or 'results': docs/results.md.",
+            help="paper-table1, paper-table3, paper-fig4, paper-sweep (mu and tau), or 'results': a study on a GPU.",
         ),
     ] = None,
     methods: Annotated[
