@@ -34,7 +34,7 @@ from mergestream.bench.report.page import environment, render, slug
 from mergestream.bench.report.plain_names import explained, stream_meaning
 from mergestream.bench.report.report_findings import analyse_runs
 from mergestream.bench.report.report_page import make_report
-from mergestream.bench.report.result_sections import describe_across_streams, describe_options
+from mergestream.bench.report.result_sections import describe_options
 from mergestream.bench.report.result_table import ResultTable, to_latex, to_markdown
 from mergestream.data.streams.stream_spec import STREAMS
 from mergestream.runtime.errors import CheckpointError, InputError
@@ -333,7 +333,6 @@ def test_options_are_described_in_words() -> None:
     assert describe_options("entropy_adaptive(views=())") == "without consistency"
     assert describe_options("entropy_adaptive(views=(vflip))") == "consistency under other views"
     assert describe_options("entropy_adaptive(head=shared, momentum=0.9)").count(";") == 1
-    assert describe_across_streams([]) == []
 
 
 @pytest.mark.slow
