@@ -16,12 +16,12 @@ from PIL import Image
 
 import mergestream as ms
 from benching import command
-from mergestream.cli.data import describe_verification
 from mergestream.data.datasets import DATASETS, decoding, file_source_of
 from mergestream.data.datasets.dataset_sources import FileSource, verify
 from mergestream.data.datasets.decoding import Decoding, crop_border, decode, read_pixels
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.standins.drawing import encoded, picture
+from mergestream.data.datasets.verification_report import describe_verification
 from mergestream.data.streams import create_stream
 from mergestream.training import split
 from pictures import write_picture

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from mergestream.cli.shared_options import AsJson
-from mergestream.cli.terminal import echo, progress, show
+from mergestream.cli.terminal import progress, show_result
 
 
 def demo(
@@ -31,8 +31,6 @@ def demo(
     console.print(f"{SYNTHETIC} {NOTICE}", soft_wrap=True)
     command = f"mergestream demo --out {out}" + (" --quick" if quick else "")
     report = run_demo(out, QUICK if quick else FULL, progress(console), command)
-    if as_json:
-        echo(*(out / "results.json").read_text(encoding="utf-8").split("\n"))
-        return
     files = {"Report": out / "report.html", "Numbers": out / "results.json", "Records": out / "runs"}
-    show(console, terminal_tables(report.bench)[:1], story_sentences(report), files)
+    tables, sentences = terminal_tables(report.bench)[:1], story_sentences(report)
+    show_result(as_json, report.provenance.results, console, tables, sentences, files)
