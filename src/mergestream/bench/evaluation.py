@@ -19,7 +19,7 @@ from mergestream.runtime.errors import InputError, MergestreamError, some
 from mergestream.runtime.files import sha256_of_json
 from mergestream.runtime.state_file import SavedState
 
-# Images of one forward where no batch is asked for: a GPU would wait for the host with fewer.
+# Images of one forward over a whole domain: a GPU would wait for the host with fewer.
 CPU_CHUNK, GPU_CHUNK = 128, 512
 
 
@@ -109,7 +109,7 @@ def arrivals(data: DomainData, stream: Stream, logits: ExpertLogits) -> dict[str
 
 
 def _restore(method: Method, stored: Any) -> tuple[StepLines, list[Tensor]]:
-    """Steps and probabilities written before, and the method as it was then; nothing, if there is nothing sound."""
+    """Restore saved steps and state; start afresh if the file is damaged."""
     try:
         method.load_state_dict({**method.provenance, "state": stored["state"]})
         steps = StepLines.from_tensor(stored["steps"])
@@ -134,10 +134,10 @@ def _require_fitting(stream: Stream, data: DomainData) -> None:
 
 
 @torch.no_grad()
-def domain_logits(pool: ExpertPool, data: DomainData, view: str, *, batch_size: int | None = None) -> Tensor:
+def domain_logits(pool: ExpertPool, data: DomainData, view: str) -> Tensor:
     """Expert logits [K,N,C] of a whole domain, in one view of it or as it is ('original')."""
     shown = None if view == ORIGINAL else view
-    chunks = torch.arange(len(data)).split(batch_size or (GPU_CHUNK if pool.device.type == "cuda" else CPU_CHUNK))
+    chunks = torch.arange(len(data)).split(GPU_CHUNK if pool.device.type == "cuda" else CPU_CHUNK)
     return torch.cat([pool.logits(data.batch(chunk).to(pool.device), shown).cpu() for chunk in chunks], dim=1)
 
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mergestream.bench.analysis.bench_findings import BenchFindings, few_batches, unpredicted_classes
+from mergestream.bench.analysis.bench_findings import BenchFindings
 from mergestream.bench.analysis.comparison import grouped_rows
-from mergestream.bench.analysis.duels import duel
 from mergestream.bench.engine.missing_statistics import require_statistics, with_command
 from mergestream.bench.engine.plan import BenchPlan, Target, targets_of
 from mergestream.bench.engine.pool_at_target import close_all, load_pool, method_of, open_target, strangers
@@ -104,24 +103,21 @@ def run_bench(
     """Do all that is not done yet, then write tables and records under `out`."""
     done = run_plan(plan, out, track, jobs=jobs, engine=engine)
     runs = [Run.load(folder) for folder in done.folders]
-    merged = [run for run in runs if not run.is_single]
     ours, warnings = _reference(done)
-    rivals = [label for label in dict.fromkeys(run.label for run in merged) if label != ours]
-    dataset = done.dataset
-    overlap = [f"'{dataset.name}': {dataset.overlap}"] if dataset.overlap else []
-    warnings = [*done.warnings, *warnings, *overlap, *few_batches(runs), *unpredicted_classes(runs)]
+    # Draws of whole groups count every image of a target once.
+    drawn = [run for run in runs if not run.is_single and not run.arguments["stream"].get("repeats")]
     findings = BenchFindings.of(
         runs,
-        duels=[each for theirs in rivals for each in duel(merged, ours, theirs)],
+        ours,
+        dataset=done.dataset.name,
+        overlap=done.dataset.overlap,
+        warnings=[*done.warnings, *warnings, *_replaced(out, plan)],
         plan=plan.to_json(),
         command=command,
         left_out=done.left_out,
-        warnings=[*warnings, *_replaced(out, plan)],
-        dataset=dataset.name,
-        synthetic=dataset.synthetic,
+        synthetic=done.dataset.synthetic,
         network=done.network,
-        # Draws of whole groups count every image of a target once.
-        grouped=grouped_rows([run for run in merged if not run.arguments["stream"].get("repeats")]),
+        grouped=grouped_rows(drawn),
     )
     write_findings(findings, out)
     return findings

@@ -169,8 +169,7 @@ def _ranking_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
 def _probabilities_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
     note = (
         "Means over targets, lower is better. Brier: summed over classes; ECE: 15 bins; calibration in the large: mean "
-        "predicted probability less observed share in points, of the class where it is farthest from 0. A dash: of "
-        "runs that were written before it was measured."
+        "predicted probability less observed share in points, of the class where it is farthest from 0."
     )
     here = [row for row in rows if row.stream == stream]
     return _metrics_table(f"Probabilities, {stream}", here, PROBABILITIES, note)
