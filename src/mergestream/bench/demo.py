@@ -24,7 +24,6 @@ from mergestream.training import Recipe, train_base, train_expert
 from mergestream.training.expert_training import copy_expert
 from mergestream.training.pool_statistics import measure_pool
 
-SYNTHETIC = "The data are synthetic: generated phantom hospitals, no patients."
 REPORT, DRIFT, LANDSCAPE = "report.html", "drift.json", "landscape.json"
 IMAGES = 200  # of the landscape's target
 OURS = "entropy_adaptive"

@@ -13,7 +13,7 @@ from mergestream.bench.records import Run, step_record
 from mergestream.bench.step_lines import StepLines
 from mergestream.data.datasets.domain_data import DomainData
 from mergestream.data.streams import Stream
-from mergestream.methods import ORIGINAL, ExpertLogits, Method
+from mergestream.methods import ORIGINAL, ExpertLogits, Method, Step
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, MergestreamError, some
 from mergestream.runtime.files import sha256_of_json
@@ -54,11 +54,7 @@ def evaluate(
     `expert_logits` may hold the whole domain's `domain_logits` [K,N,C] by view, so that methods share them.
     With `partial` a run that was killed goes on where it was last written down.
     """
-    if data.classes != method.pool.classes:
-        raise InputError(
-            f"The data's classes, {some(data.classes)}, are not the pool's, {some(method.pool.classes)}, in this "
-            f"order. Give the pool classes=, or reorder the labels."
-        )
+    require_same_classes(data.classes, method.pool, hint="Give the pool classes=, or reorder the labels.")
     batches = batches if isinstance(batches, Stream) else Stream("given", tuple(map(np.asarray, batches)))
     _require_fitting(batches, data)
     method.reset()
@@ -66,14 +62,7 @@ def evaluate(
     logits_of = expert_logits or {}
     left = range(len(steps), len(batches))
     for number in left:
-        picked = torch.as_tensor(batches[number])
-        images = data.batch(picked).to(method.pool.device)
-        batch_logits = {view: logits[:, picked] for view, logits in logits_of.items()}
-        began = time.perf_counter()
-        step = method.step(images, expert_logits=batch_logits)
-        method.settle()  # a batch that is refused is not written down
-        # A captured step comes back before the device is done with it.
-        step = replace(step, seconds=max(step.seconds, time.perf_counter() - began))
+        step = _timed_step(method, data, batches[number], logits_of)
         steps.append(step_record(number, step, batches[number]))
         answers.append(torch.softmax(step.logits, dim=-1).cpu())
         if partial:
@@ -94,6 +83,26 @@ def evaluate(
         torch.cat(answers),
         **arrivals(data, batches, logits_of),
     )
+
+
+def require_same_classes(classes: Sequence[str], pool: ExpertPool, name: str = "the pool", hint: str = "") -> None:
+    """Refuse data whose classes are not the pool's, in their order."""
+    if tuple(classes) != pool.classes:
+        raise InputError(
+            f"The data's classes, {some(classes)}, are not those of {name}, {some(pool.classes)}, in this order. "
+            f"{hint}".rstrip()
+        )
+
+
+def _timed_step(method: Method, data: DomainData, indices: np.ndarray, expert_logits: ExpertLogits) -> Step:
+    picked = torch.as_tensor(indices)
+    images = data.batch(picked).to(method.pool.device)
+    batch_logits = {view: logits[:, picked] for view, logits in expert_logits.items()}
+    began = time.perf_counter()
+    step = method.step(images, expert_logits=batch_logits)
+    method.settle()  # a batch that is refused is not written down
+    # A captured step comes back before the device is done with it.
+    return replace(step, seconds=max(step.seconds, time.perf_counter() - began))
 
 
 def arrivals(data: DomainData, stream: Stream, logits: ExpertLogits) -> dict[str, Any]:

@@ -21,14 +21,14 @@ def demo(
 
     The data are synthetic. What is done already under --out is not done again.
     """
-    from mergestream.bench.demo import FULL, QUICK, SYNTHETIC, run_demo
+    from mergestream.bench.demo import FULL, QUICK, run_demo
     from mergestream.bench.report.bench_tables import terminal_tables
     from mergestream.bench.report.demo_story import story_sentences
-    from mergestream.bench.report.page import NOTICE
+    from mergestream.bench.report.page import page_notice
 
     out = out or Path("demo-quick" if quick else "demo")
     console = Console(stderr=as_json)
-    console.print(f"{SYNTHETIC} {NOTICE}", soft_wrap=True)
+    console.print(page_notice(synthetic=True), soft_wrap=True)
     command = f"mergestream demo --out {out}" + (" --quick" if quick else "")
     report = run_demo(out, QUICK if quick else FULL, progress(console), command)
     files = {"Report": out / "report.html", "Numbers": out / "results.json", "Records": out / "runs"}

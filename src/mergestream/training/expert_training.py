@@ -134,7 +134,7 @@ def write_start(
     encoder: Mapping[str, Tensor] | None,
     head_init: str,
     seed: int,
-    recipe: dict[str, Any] | None = None,
+    recipe: dict[str, Any],
 ) -> ExpertCard:
     """Write the base folder: an encoder (given, or random) and the initial head. The card stores the recipe.
 
@@ -150,9 +150,15 @@ def write_start(
         raise NetworkError(f"The encoder does not fit '{network}': {error}") from error
     if head_init in ("zero", "linear_probe"):
         zero_head(start)
-    recipe = recipe or {"network": network, "arguments": arguments, "classes": list(classes), "seed": seed}
     card = ExpertCard.for_network(BASE, start, tuple(classes), recipe={**recipe, "head_init": head_init})
     return write_expert(folder, start.module.state_dict(), card)
+
+
+def base_recipe(
+    network: str, arguments: dict[str, Any], init: str, classes: Sequence[str], head_init: str, seed: int
+) -> dict[str, Any]:
+    """What decides a base that is not trained, as its card stores it."""
+    return json_round_trip(dict(locals()))
 
 
 def write_base(
@@ -165,9 +171,9 @@ def write_base(
         raise InputError("head_init='linear_probe' is fitted on images: use 'mergestream train', or another start.")
     if len(set(classes)) < max(2, len(classes)) or not all(classes):
         raise InputError(f"Give two classes or more, all different, as in 'benign,malignant'; got {list(classes)}.")
-    recipe = {"network": network, "arguments": arguments, "init": init, "classes": list(classes), "seed": seed}
+    recipe = base_recipe(network, arguments, init, classes, head_init, seed)
     encoder = encoder_weights(network, arguments, init)
-    return write_start(pool / BASE, network, arguments, classes, encoder, head_init, seed, json_round_trip(recipe))
+    return write_start(pool / BASE, network, arguments, classes, encoder, head_init, seed, recipe)
 
 
 def copy_expert(source: Path, target: Path) -> ExpertCard:

@@ -29,7 +29,7 @@ COMMON, RARE = 0.05, 0.01
 
 
 @dataclass(frozen=True)
-class Standing:
+class MethodRank:
     """A method's mean rank on one stream over (target, pool, stream seed), 1 for the best, with its wins and losses."""
 
     label: str
@@ -39,9 +39,9 @@ class Standing:
     losses: int
 
 
-def rank_methods(runs: Sequence[Run]) -> list[Standing]:
+def rank_methods(runs: Sequence[Run]) -> list[MethodRank]:
     """Rank by accuracy; equal values share a rank. Cells without all methods are left out, so that ranks compare."""
-    standings: list[Standing] = []
+    standings: list[MethodRank] = []
     for stream, here in grouped(runs, "stream").items():
         labels = list(dict.fromkeys(run.label for run in here))
         table: dict[Pairing, dict[str, float]] = defaultdict(dict)
@@ -55,7 +55,7 @@ def rank_methods(runs: Sequence[Run]) -> list[Standing]:
         ranks = 1 + below + (len(labels) - 1 - above - below) / 2
         for m, label in enumerate(labels):
             standings.append(
-                Standing(label, stream, float(ranks[:, m].mean()), int(above[:, m].sum()), int(below[:, m].sum()))
+                MethodRank(label, stream, float(ranks[:, m].mean()), int(above[:, m].sum()), int(below[:, m].sum()))
             )
     return standings
 
@@ -203,7 +203,7 @@ class BenchFindings:
     command: str
     rows: list[ResultRow]
     duels: list[Duel]
-    standings: list[Standing]
+    standings: list[MethodRank]
     majority_shares: dict[str, float]
     subgroups: list[SubgroupRow]
     collapses: list[Collapse]

@@ -13,7 +13,7 @@ from torch import Tensor
 from mergestream.bench.choice.candidates import OWN, RARE, STREAMS
 from mergestream.bench.choice.pseudo_targets import PartRuns, measure_images, validation_images
 from mergestream.bench.engine.pool_at_target import close_all, load_pool, sources_for
-from mergestream.bench.evaluation import domain_logits
+from mergestream.bench.evaluation import domain_logits, require_same_classes
 from mergestream.bench.records import Run
 from mergestream.bench.sites.site_report import CalibrationBin, ModelAnswers, PairDistance, SiteReport
 from mergestream.data.datasets import DataRequest, Dataset, DomainData, open_data
@@ -66,10 +66,7 @@ def report_site(request: SiteRequest, track: Track) -> SiteReport:
     pool = load_pool(request.pool, request.device)
     dataset = open_data(request.data.of_pool(pool.classes), pool.template.require_preprocessing(), request.work)
     whole = dataset[_domain(dataset, request.domain)]
-    if dataset.classes != pool.classes:
-        raise InputError(
-            f"'{dataset.name}' has the classes {', '.join(dataset.classes)}, the pool {', '.join(pool.classes)}."
-        )
+    require_same_classes(dataset.classes, pool)
     with track("answering this site's images", 2) as advance, cpu_threads(1):
         return _measured(pool, Path(request.pool), dataset, whole, request, advance)
 
