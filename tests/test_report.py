@@ -234,9 +234,9 @@ def test_costs_are_what_the_steps_counted(
     """Also where a benchmark computes the experts' logits once for all methods."""
     pool, images = make_pool("vit", base=True, statistics=True), make_images(12)
     data = ms.DomainData("test", "nice", pool.classes, images, torch.arange(12) % len(pool.classes))
-    known = {view: domain_logits(pool, data, view) for view in ("original", "hflip")} if shared else None
+    expert_logits = {view: domain_logits(pool, data, view) for view in ("original", "hflip")} if shared else None
     created = ms.create_method(method, pool, **options)
-    run = ms.evaluate(created, data, np.arange(12).reshape(3, 4), expert_logits=known)
+    run = ms.evaluate(created, data, np.arange(12).reshape(3, 4), expert_logits=expert_logits)
     (cost,) = costs([run])
     assert (cost.forwards, cost.backwards, cost.models) == (pytest.approx(forwards), backwards, models)
 
