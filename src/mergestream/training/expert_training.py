@@ -134,7 +134,7 @@ def write_start(
     encoder: Mapping[str, Tensor] | None,
     head_init: str,
     seed: int,
-    recipe: dict[str, Any],
+    recipe: dict[str, Any] | None = None,
 ) -> ExpertCard:
     """Write the base folder: an encoder (given, or random) and the initial head. The card stores the recipe.
 
@@ -150,6 +150,7 @@ def write_start(
         raise NetworkError(f"The encoder does not fit '{network}': {error}") from error
     if head_init in ("zero", "linear_probe"):
         zero_head(start)
+    recipe = recipe or {"network": network, "arguments": arguments, "classes": list(classes), "seed": seed}
     card = ExpertCard.for_network(BASE, start, tuple(classes), recipe={**recipe, "head_init": head_init})
     return write_expert(folder, start.module.state_dict(), card)
 
