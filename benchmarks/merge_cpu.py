@@ -55,12 +55,12 @@ def models(network: str, experts: int):
 
     torch.manual_seed(0)
     base = timm.create_model(network, num_classes=7)
-    found = {}
+    modules = {}
     for k in range(experts):
-        found[f"expert{k}"] = timm.create_model(network, num_classes=7)
+        modules[f"expert{k}"] = timm.create_model(network, num_classes=7)
         state = {n: t + 0.01 * torch.randn_like(t) for n, t in base.state_dict().items()}
-        found[f"expert{k}"].load_state_dict(state)
-    return base, found
+        modules[f"expert{k}"].load_state_dict(state)
+    return base, modules
 
 
 def averages(base, experts) -> dict[str, Callable[[], object]]:
@@ -84,7 +84,7 @@ def averages(base, experts) -> dict[str, Callable[[], object]]:
             for state in states[1:]:
                 target.add_(state[name], alpha=share)
 
-    found = {
+    merges = {
         "plain state-dict loop": plain,
         "loop into preallocated output": preallocated,
         "mergestream mean": lambda: mean._merge(weights),
@@ -96,13 +96,13 @@ def averages(base, experts) -> dict[str, Callable[[], object]]:
         from fusion_bench.method import SimpleAverageAlgorithm, TaskArithmeticAlgorithm
 
         spare = {name: deepcopy(module) for name, module in experts.items()}
-        found["fusion-bench simple average, in place"] = lambda: SimpleAverageAlgorithm(inplace=True).run(dict(spare))
-        found["fusion-bench simple average, copy"] = lambda: SimpleAverageAlgorithm(inplace=False).run(dict(experts))
+        merges["fusion-bench simple average, in place"] = lambda: SimpleAverageAlgorithm(inplace=True).run(dict(spare))
+        merges["fusion-bench simple average, copy"] = lambda: SimpleAverageAlgorithm(inplace=False).run(dict(experts))
         start = deepcopy(base)
-        found["fusion-bench task arithmetic"] = lambda: TaskArithmeticAlgorithm(scaling_factor=LAMBDA).run(
+        merges["fusion-bench task arithmetic"] = lambda: TaskArithmeticAlgorithm(scaling_factor=LAMBDA).run(
             {"_pretrained_": start, **experts}
         )
-    return found
+    return merges
 
 
 def trims(base, experts) -> dict[str, Callable[[], object]]:
@@ -119,7 +119,7 @@ def trims(base, experts) -> dict[str, Callable[[], object]]:
         # Made anew each time: the output is part of the cost.
         return lambda: create_method("ties", pool, merge=merge, trim_scope=scope).merged_weights()
 
-    found: dict[str, Callable[[], object]] = {
+    merges: dict[str, Callable[[], object]] = {
         "mergestream ties, sum": ours("sum"),
         "mergestream ties, mean": ours("mean"),
         "mergestream ties, mean, per tensor": ours("mean", "tensor"),
@@ -132,7 +132,7 @@ def trims(base, experts) -> dict[str, Callable[[], object]]:
                 scaling_factor=LAMBDA, threshold=100 * KEEP, remove_keys=[], merge_func=merge
             ).run({"_pretrained_": base, **experts})
 
-        found |= {"fusion-bench ties, sum": theirs("sum"), "fusion-bench ties, mean": theirs("mean")}
+        merges |= {"fusion-bench ties, sum": theirs("sum"), "fusion-bench ties, mean": theirs("mean")}
     with contextlib.suppress(ImportError):
         from peft.utils.merge_utils import ties
 
@@ -142,7 +142,7 @@ def trims(base, experts) -> dict[str, Callable[[], object]]:
             states = [dict(module.named_parameters()) for module in experts.values()]
             return {n: starts[n] + LAMBDA * ties([s[n] - starts[n] for s in states], ones, KEEP) for n in names}
 
-        found["peft ties, per tensor"] = peft
+        merges["peft ties, per tensor"] = peft
     with contextlib.suppress(ImportError):
         from mergekit.merge_methods.generalized_task_arithmetic import get_mask
         from mergekit.sparsify import SparsificationMethod, sparsify
@@ -163,8 +163,8 @@ def trims(base, experts) -> dict[str, Callable[[], object]]:
                 merged[name] = starts[name] + LAMBDA * (deltas * mask).sum(dim=0) / divisor
             return merged
 
-        found["mergekit ties, per tensor"] = mergekit
-    return found
+        merges["mergekit ties, per tensor"] = mergekit
+    return merges
 
 
 def adamerging(network: str, experts: int) -> dict[str, float]:

@@ -153,13 +153,13 @@ def recorded_pools() -> dict[str, dict[str, float]]:
             ]
             experts = [each for group in own if group["kind"] == "train" for each in group["experts"].values()]
             rows = [row for group in own if group["kind"] == "main" for row in group["rows"]]
-            found = {"home": mean(each["balanced_accuracy"] for each in experts)}
-            found["temperature"] = mean(each["temperature"] for each in experts)
-            found["mean"], ensemble, alone = (_iid(rows, name) for name in ("mean", "ensemble", "single_expert("))
-            found |= {"drop": found["home"] - alone, "mean_less_ensemble": found["mean"] - ensemble}
+            properties = {"home": mean(each["balanced_accuracy"] for each in experts)}
+            properties["temperature"] = mean(each["temperature"] for each in experts)
+            properties["mean"], ensemble, alone = (_iid(rows, name) for name in ("mean", "ensemble", "single_expert("))
+            properties |= {"drop": properties["home"] - alone, "mean_less_ensemble": properties["mean"] - ensemble}
             drift = DRIFT / f"drift-{dataset}-{start}.json"
-            found |= angles(Drift.load(drift)) if drift.exists() else {}
-            result[f"{dataset}, {start} heads, whole network"] = found
+            properties |= angles(Drift.load(drift)) if drift.exists() else {}
+            result[f"{dataset}, {start} heads, whole network"] = properties
     return result
 
 
@@ -177,9 +177,9 @@ def table(record: dict[str, Any]) -> str:
     for name, own in {**real, **phantom}.items():
         cells = []
         for _, field, factor in COLUMNS:
-            known = [each[field] for each in real.values() if field in each]
+            values = [each[field] for each in real.values() if field in each]
             cell = f"{factor * own[field]:.1f}" if field in own else "–"
-            outside = field in own and len(known) > 1 and not min(known) <= own[field] <= max(known)
+            outside = field in own and len(values) > 1 and not min(values) <= own[field] <= max(values)
             cells.append(f"**{cell}**" if outside else cell)
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

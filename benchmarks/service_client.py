@@ -54,8 +54,8 @@ async def load(given: argparse.Namespace) -> None:
     await asyncio.gather(*(client() for _ in range(given.clients)))
     seconds, used = time.perf_counter() - began, os.times()
     cpu = used.user + used.system - processor.user - processor.system
-    told = [{"ms": each["ms"], **short(json.loads(each["body"]))} for each in answers]
-    print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "errors": errors, "answered": told}), flush=True)
+    answered = [{"ms": each["ms"], **short(json.loads(each["body"]))} for each in answers]
+    print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "errors": errors, "answered": answered}), flush=True)
 
 
 async def response(reader: asyncio.StreamReader) -> tuple[int, bytes]:

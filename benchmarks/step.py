@@ -52,13 +52,13 @@ def main() -> None:
     images = torch.randint(0, 256, (given.steps + 5, given.batch, 3, *size), dtype=torch.uint8, generator=generator)
     images = images.to(given.device)
     views = tuple(view for view in given.views.split(",") if view)
-    found: dict[str, Any] = about(given, views)
+    record: dict[str, Any] = about(given, views)
     timings: dict[str, list[float]] = {}
     states = [copy.deepcopy(network.module.state_dict()) for network in networks]
     pool = ms.ExpertPool.from_state_dicts(
         {f"expert{k}": state for k, state in enumerate(states)}, networks[0].module, preprocessing=preprocessing
     ).to(given.device, dtype=getattr(torch, given.dtype))
-    found["memory_gib"] = None
+    record["memory_gib"] = None
     if "fast" in chosen and given.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         resting = torch.cuda.memory_allocated() - images.numel()  # the batches are the benchmark's, not the step's
@@ -67,8 +67,8 @@ def main() -> None:
         timings["fast"] = timed(lambda batch: method.step(batch).logits, images, given.device)
         method.settle()
         require_captured(method, given.device)
-        found["memory_gib"] = (torch.cuda.max_memory_allocated() - images.numel()) / 2**30
-        found["pool_gib"] = resting / 2**30
+        record["memory_gib"] = (torch.cuda.max_memory_allocated() - images.numel()) / 2**30
+        record["pool_gib"] = resting / 2**30
         answers = method.step(images[0]).logits
         del method
     if "eager" in chosen:
@@ -76,24 +76,24 @@ def main() -> None:
         timings["eager"] = timed(lambda batch: method.step(batch).logits, images, given.device)
         eager_answers = method.step(images[0]).logits
         if "fast" in timings:
-            found["fast_predictions_as_eager"] = _same(answers, eager_answers)
+            record["fast_predictions_as_eager"] = _same(answers, eager_answers)
         answers = eager_answers
         del method
     if "naive" in chosen:
         naive = Naive(networks[0], states, views, given.device)
         timings["naive"] = timed(naive, images, given.device)
-        found["same_predictions"] = _same(naive(images[0]), answers)
+        record["same_predictions"] = _same(naive(images[0]), answers)
     for name in ("naive", "eager", "fast"):
-        found[f"{name}_ms"] = 1000 * statistics.median(timings[name]) if name in timings else None
-    found["floor_ms"] = floor(given, networks[0], len(views))
-    best = found["fast_ms"] or found["eager_ms"] or found["naive_ms"]
-    found["share_of_floor"] = found["floor_ms"] / best if found["floor_ms"] else None
-    found["images_per_second"] = given.batch / best * 1000
-    found["timings"] = {name: [round(1000 * value, 4) for value in values] for name, values in timings.items()}
-    said = {key: value for key, value in found.items() if key not in ("timings", "command", "machine")}
-    print(json.dumps(said, indent=1))
+        record[f"{name}_ms"] = 1000 * statistics.median(timings[name]) if name in timings else None
+    record["floor_ms"] = floor(given, networks[0], len(views))
+    best = record["fast_ms"] or record["eager_ms"] or record["naive_ms"]
+    record["share_of_floor"] = record["floor_ms"] / best if record["floor_ms"] else None
+    record["images_per_second"] = given.batch / best * 1000
+    record["timings"] = {name: [round(1000 * value, 4) for value in values] for name, values in timings.items()}
+    printed = {key: value for key, value in record.items() if key not in ("timings", "command", "machine")}
+    print(json.dumps(printed, indent=1))
     if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+        given.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 class Naive:

@@ -36,23 +36,22 @@ def main() -> None:
     parser.add_argument("--png", type=Path)
     parser.add_argument("--from-json", type=Path, help="a record to draw, instead of measuring")
     given = parser.parse_args()
-    found = json.loads(given.from_json.read_text()) if given.from_json else measured(given)
+    record = json.loads(given.from_json.read_text()) if given.from_json else measured(given)
     if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+        given.json.write_text(json.dumps(record, indent=1) + "\n")
     if given.png:
-        draw(found, given.png)
+        draw(record, given.png)
 
 
 def measured(given: argparse.Namespace) -> dict[str, Any]:
     given.experts, given.batch = "1 to 64", "1 to 256"
-    found: dict[str, Any] = about(given, ("hflip",))
-    found["by_experts"] = [measure(given, k, 32) for k in EXPERTS if k <= given.experts_up_to]
-    found["by_batch"] = [measure(given, 3, size) for size in BATCHES if size <= given.batches_up_to]
-    found["per_expert"] = straight_line([(row["experts"], row["ms"]) for row in found["by_experts"]])
-    print(
-        json.dumps({key: found[key] for key in ("by_experts", "by_batch", "per_expert")}, indent=1, default=str)[-3000:]
-    )
-    return found
+    record: dict[str, Any] = about(given, ("hflip",))
+    record["by_experts"] = [measure(given, k, 32) for k in EXPERTS if k <= given.experts_up_to]
+    record["by_batch"] = [measure(given, 3, size) for size in BATCHES if size <= given.batches_up_to]
+    record["per_expert"] = straight_line([(row["experts"], row["ms"]) for row in record["by_experts"]])
+    printed = {key: record[key] for key in ("by_experts", "by_batch", "per_expert")}
+    print(json.dumps(printed, indent=1, default=str)[-3000:])
+    return record
 
 
 def measure(given: argparse.Namespace, experts: int, size: int) -> dict[str, Any]:
@@ -108,7 +107,7 @@ def straight_line(points: list[tuple[int, float]]) -> dict[str, float]:
     return {"fixed_ms": float(start), "per_expert_ms": float(slope), "largest_departure": worst}
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
+def draw(record: dict[str, Any], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -120,7 +119,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
     for ax, rows, key, label in zip(
         axes,
-        (found["by_experts"], found["by_batch"]),
+        (record["by_experts"], record["by_batch"]),
         ("experts", "batch"),
         ("experts K (batch 32)", "images B a batch (K = 3)"),
         strict=True,
@@ -139,9 +138,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
         ax.set_xlabel(label)
         ax.set_ylabel("ms a step")
         ax.grid(alpha=0.3)
-    line = found["per_expert"]
+    line = record["per_expert"]
     axes[0].set_title(f"{line['fixed_ms']:.2f} ms + {line['per_expert_ms']:.2f} ms an expert")
-    figure.suptitle(f"{found['network']}, {found['dtype']}, {found['machine']}")
+    figure.suptitle(f"{record['network']}, {record['dtype']}, {record['machine']}")
     figure.savefig(path, dpi=120, facecolor="white")
 
 

@@ -54,16 +54,16 @@ def main() -> None:
     given = parser.parse_args()
     given.network, given.arg, given.device, given.dtype = "zoo", [], "cpu", "float32"
     given.overlap = 1
-    found: dict[str, Any] = {**about(given, ("hflip",)), "rows": []}
+    record: dict[str, Any] = {**about(given, ("hflip",)), "rows": []}
     for name in given.networks.split(","):
         row = measure(argparse.Namespace(**{**vars(given), "network": name}))
-        found["rows"].append(row)
+        record["rows"].append(row)
         print(f"{name:36} naive {row['naive_ms']:8.1f} ms", flush=True)
         for ours, ratio in row["ratios"].items():
             agreement = f"same top-1 {row['same_top_1'][ours]:.4f}"
             print(f"{'':36} {ours} {row[f'{ours}_ms']:8.1f} ms, {ratio:.2f} x, {agreement}", flush=True)
         if given.json:
-            given.json.write_text(json.dumps(found, indent=1) + "\n")
+            given.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def main() -> None:
     recipe = Recipe(
         steps=given.steps, batch_size=given.batch_size, accelerator="cuda", precision="bf16-mixed", compile="always"
     )
-    found = {
+    record = {
         "network": given.network,
         "image_size": given.img_size,
         "batch_size": given.batch_size,
@@ -57,20 +57,20 @@ def main() -> None:
         "command": " ".join(["python3", *(Path(word).name if word.startswith("/") else word for word in sys.argv)]),
         "steps": one_fit(given, recipe),
     }
-    for row in found["steps"]:
-        row["times_the_rival"] = row["images_per_second"] / found["steps"][0]["images_per_second"]
+    for row in record["steps"]:
+        row["times_the_rival"] = row["images_per_second"] / record["steps"][0]["images_per_second"]
         speed = f"{row['ms_per_step']:7.2f} ms a step, {row['images_per_second']:8.0f} images a second"
         first = f"first step {row['first_step_seconds']:.1f} s, {row['memory_gib']:.2f} GiB"
         print(f"{row['name']:24} {speed}, {row['times_the_rival']:.2f} x, {first}")
-    write(given.json, found)  # a lease that ends during the pool keeps this much
-    found["pool"] = whole_pool(given, recipe)
-    print(f"pool: {found['pool']['fits']} fits in {found['pool']['seconds']:.1f} s, everything included")
-    write(given.json, found)
+    write(given.json, record)  # a lease that ends during the pool keeps this much
+    record["pool"] = whole_pool(given, recipe)
+    print(f"pool: {record['pool']['fits']} fits in {record['pool']['seconds']:.1f} s, everything included")
+    write(given.json, record)
 
 
-def write(path: Path | None, found: dict[str, Any]) -> None:
+def write(path: Path | None, record: dict[str, Any]) -> None:
     if path is not None:
-        path.write_text(json.dumps(found, indent=2) + "\n")
+        path.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def one_fit(given: argparse.Namespace, recipe: Recipe) -> list[dict[str, Any]]:
@@ -152,7 +152,7 @@ def whole_pool(given: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     trained = run_training(plan, folder, quiet)
     seconds = time.perf_counter() - began
     fits = [candidate for _, candidates in trained for candidate in candidates]
-    told = {
+    result = {
         "fits": len(fits),
         "seconds": seconds,
         "images_per_second": len(fits) * recipe.steps * recipe.batch_size / seconds,
@@ -170,7 +170,7 @@ def whole_pool(given: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     }
     if given.pool is None:
         shutil.rmtree(folder.parent)
-    return told
+    return result
 
 
 def fresh(given: argparse.Namespace) -> Any:

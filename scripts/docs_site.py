@@ -30,10 +30,10 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Files of the repository are not on the site: their links become names."""
     depth = page.file.src_uri.count("/")
 
-    def name(found: re.Match[str]) -> str:
-        image, text, target = found.groups()
+    def name(match: re.Match[str]) -> str:
+        image, text, target = match.groups()
         leaves = target.count("../") > depth
-        return f"{text} (`{target.replace('../', '')}`)" if leaves and not image else found.group(0)
+        return f"{text} (`{target.replace('../', '')}`)" if leaves and not image else match.group(0)
 
     return LINK.sub(name, markdown)
 
@@ -41,7 +41,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 def root_page(name: str) -> str:
     """A page of the repository's root; its links to docs/ stay on the site."""
     text = (Path(__file__).parents[1] / name).read_text(encoding="utf-8")
-    return re.sub(r"\]\((?!https?:|#)(docs/)?", lambda found: "](../" if found.group(1) else "](../../", text)
+    return re.sub(r"\]\((?!https?:|#)(docs/)?", lambda match: "](../" if match.group(1) else "](../../", text)
 
 
 def python_page() -> str:

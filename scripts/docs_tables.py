@@ -14,8 +14,6 @@ import numpy as np
 from mergestream.bench.analysis.comparison import Estimate
 from mergestream.bench.report.figures import colours_of, new_figure
 from mergestream.bench.report.result_table import grid_table, mark_best, to_markdown
-from mergestream.bench.study.study_bars import Setting, estimate, select
-from mergestream.bench.study.study_record import read_records
 from mergestream.functional.non_inferiority import MARGINS, outcome_of
 from mergestream.runtime.errors import InputError, unknown_name
 
@@ -340,23 +338,6 @@ def place(row: Row) -> str:
     return f"{interval} ({title}, {row['heads']}, {row['stream']}, {row['batch']}, {row['metric'].replace('_', ' ')})"
 
 
-def gpu_table() -> str:
-    """Version 0.1 on one H200: whole networks fine-tuned, three seeds; its rule was replaced since."""
-    groups = [group for group in read_records(sorted((RESULTS / "real").glob("*.json"))) if "ours" in group]
-    groups = [{**group, "later": False} for group in groups]
-    cells = {}
-    for dataset in TITLES:
-        metrics = SHOWN[dataset]
-        for start in ("shared", "independent"):
-            own = select(groups, "main", dataset, start)
-            for method in ("mean", "ensemble", PAPER, "prior_adaptive"):
-                for stream in MAIN:
-                    values = [estimate(own, method, Setting(stream), metric) for metric in metrics]
-                    text = " / ".join("–" if value is None else f"{100 * value.mean:.1f}" for value in values)
-                    cells[method, f"{TITLES[dataset]}, {start}: {stream}"] = text
-    return table("version 0.1, H200", cells)
-
-
 def batchnorm_table() -> str:
     record = json.loads((RESULTS / "batchnorm_pacs.json").read_text(encoding="utf-8"))
     streams = list(dict.fromkeys(row["stream"] for row in record["rows"]))
@@ -390,7 +371,6 @@ def all_blocks() -> dict[str, Callable[[], str]]:
         "bars": partial(bar_table, confirmed),
         "losses": partial(losses, confirmed),
         "choices": partial(choice_list, confirmed),
-        "gpu": gpu_table,
         "batchnorm": batchnorm_table,
         "follow-up": follow_up_table,
         **runpy.run_path(str(Path(__file__).with_name("speed_tables.py")))["speed_blocks"](),

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -34,6 +35,14 @@ def write_consortium(folder: Path) -> None:
     """folder/data: the table; folder/pool: an expert per site, base and statistics, trained by nobody."""
     write_table(folder / "data")
     write_pool(folder / "pool")
+
+
+@pytest.fixture(scope="module")
+def pool_on_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a pool; `pool = pool_on_disk` makes it a suite's own fixture."""
+    folder = tmp_path_factory.mktemp("pools") / "pool"
+    write_pool(folder)
+    return folder
 
 
 def write_pool(

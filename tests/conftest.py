@@ -66,13 +66,13 @@ def graphs_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Debian's chromium, for tests that look at a page."""
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
         pytest.skip("no chromium here: scripts/install_browser.sh installs Debian's")
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is in the dev extra")
     with playwright.sync_playwright() as driver:
         # Containers often run as root, where chromium's own sandbox does not start.
-        running = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        running = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield running
         running.close()
 

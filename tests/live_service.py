@@ -31,9 +31,9 @@ class LiveService:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "LiveService":
-        with self.said.open("wb") as said:
+        with self.said.open("wb") as output:
             self.process = subprocess.Popen(
-                self._line, stderr=said, stdout=said, env=self._environment, start_new_session=True
+                self._line, stderr=output, stdout=output, env=self._environment, start_new_session=True
             )
         ends = time.monotonic() + STARTED_WITHIN
         while not self.url and time.monotonic() < ends and self.process.poll() is None:

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from benching import write_pool
+from benching import pool_on_disk
 from mergestream.runtime.errors import InputError
 from mergestream.serving.audit.log_verification import verify
 from mergestream.serving.guards import findings as codes
@@ -27,11 +27,7 @@ BLACK = encoded(np.zeros((16, 16, 3), dtype=np.uint8))
 PERSON = {"name": "Dr. Émile Martin", "note": "scanner 2 was sending test images"}
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pools") / "pool"
-    write_pool(folder)
-    return folder
+pool = pool_on_disk
 
 
 def send(client: httpx.Client, stream: str, *files: bytes) -> dict[str, Any]:

@@ -143,9 +143,9 @@ def test_openssl_verifies_an_ed25519_line(tmp_path: Path) -> None:
         line = log.append("start", {})
     (tmp_path / "message").write_bytes(b"mergestream audit line\n" + line["hash"].encode())
     (tmp_path / "signature").write_bytes(bytes.fromhex(line["signature"]))
-    told = ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", public, "-rawin"]
-    told += ["-in", tmp_path / "message", "-sigfile", tmp_path / "signature"]
-    assert b"Successfully" in subprocess.run(told, capture_output=True, check=True).stdout
+    arguments = ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", public, "-rawin"]
+    arguments += ["-in", tmp_path / "message", "-sigfile", tmp_path / "signature"]
+    assert b"Successfully" in subprocess.run(arguments, capture_output=True, check=True).stdout
 
 
 def test_append_returns_the_line_that_is_on_the_disk(tmp_path: Path) -> None:
@@ -417,11 +417,11 @@ def test_eight_threads_lose_nothing(tmp_path: Path) -> None:
         def work(thread: int) -> list[dict]:
             return [log.append("step", {"thread": thread, "number": number}) for number in range(200)]
 
-        told = [line for lines in threads.map(work, range(8)) for line in lines]
+        returned = [line for lines in threads.map(work, range(8)) for line in lines]
     written = [parse_line(line) for line in all_lines(path)]
     assert [line["sequence"] for line in written] == list(range(len(written)))
     steps = [line for line in written if line["kind"] == "step"]
-    assert sorted(steps, key=lambda line: line["sequence"]) == sorted(told, key=lambda line: line["sequence"])
+    assert sorted(steps, key=lambda line: line["sequence"]) == sorted(returned, key=lambda line: line["sequence"])
     for thread in range(8):
         assert [s["body"]["number"] for s in steps if s["body"]["thread"] == thread] == list(range(200))
     assert verify(path, SECRET).sound

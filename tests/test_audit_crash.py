@@ -54,17 +54,17 @@ def killed_after(writer: subprocess.Popen, seconds: float) -> list[tuple[int, st
     assert writer.stdout.readline() == b"open\n", writer.stderr.read()
     # Read on while it runs: a full pipe would only make it wait.
     os.set_blocking(writer.stdout.fileno(), False)
-    told, ends = b"", time.monotonic() + seconds
+    output, ends = b"", time.monotonic() + seconds
     while time.monotonic() < ends:
-        told += writer.stdout.read() or b""
+        output += writer.stdout.read() or b""
         time.sleep(0.001)
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     os.set_blocking(writer.stdout.fileno(), True)
-    told += writer.stdout.read() or b""
+    output += writer.stdout.read() or b""
     writer.stdout.close()
     writer.stderr.close()
-    whole = told[: told.rfind(b"\n") + 1].decode().split("\n")[:-1]
+    whole = output[: output.rfind(b"\n") + 1].decode().split("\n")[:-1]
     return [(int(line.split()[0]), line.split()[1]) for line in whole]
 
 
@@ -144,19 +144,19 @@ def test_a_full_disk_is_an_error_and_no_acknowledged_line_is_lost(tmp_path: Path
     path = tmp_path / "audit.jsonl"
     arguments = [str(Path(mergestream.__file__).parent), str(path), str(threads)]
     done = subprocess.run([sys.executable, "-c", DISK, *arguments], capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout)
-    assert len(told["errors"]) == 5 * threads
-    assert all("File too large" in error and "cannot be written" in error for error in told["errors"])
-    assert "File too large" in told["failing"]
-    assert told["now"] is None
-    assert told["ends_whole"]
-    assert 10_000 < told["size"] <= 20_000
+    outcome = json.loads(done.stdout)
+    assert len(outcome["errors"]) == 5 * threads
+    assert all("File too large" in error and "cannot be written" in error for error in outcome["errors"])
+    assert "File too large" in outcome["failing"]
+    assert outcome["now"] is None
+    assert outcome["ends_whole"]
+    assert 10_000 < outcome["size"] <= 20_000
     report = verify(path, SECRET)
     assert report.sound
     assert report.torn is None
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
     steps = [line["hash"] for line in lines if line["kind"] == "step"]
-    assert sorted(steps) == sorted(told["hashes"])
+    assert sorted(steps) == sorted(outcome["hashes"])
     (resumed,) = (line for line in lines if line["kind"] == "resumed")
     assert resumed["body"] == {"failed_appends": 5 * threads, "reason": "File too large"}
     assert "could not be written for a while" in " ".join(report.notes)

@@ -112,9 +112,9 @@ def test_every_step_comes_out_bit_for_bit(served: Path, pool: ms.ExpertPool) -> 
 def test_one_step_is_recomputed_alone_from_its_own_images(served: Path, pool: ms.ExpertPool, tmp_path: Path) -> None:
     lines = [json.loads(line) for file in sorted(served.glob("audit.jsonl*")) for line in file.read_text().splitlines()]
     line = next(line for line in lines if line["kind"] == "step" and line["body"]["step"] == STEPS - 1)
-    wanted = {image["sha256"] for image in line["body"]["inputs"]}
+    digests = {image["sha256"] for image in line["body"]["inputs"]}
     for digest, path in files_by_hash(served / "images").items():
-        if digest in wanted:
+        if digest in digests:
             shutil.copy(path, tmp_path / digest)
     report = replay(served / "audit.jsonl", tmp_path, recomputer(pool), sequence=line["sequence"])
     assert report.outcomes == {"exact": 1}
@@ -144,8 +144,8 @@ def test_a_tolerance_is_for_numbers_only(served: Path, pool: ms.ExpertPool) -> N
     exact = recomputer(pool)
 
     def other_hardware(body: Mapping[str, Any], files: Mapping[str, bytes], /) -> dict[str, Any]:
-        found = dict(exact(body, files))
-        return {**found, "entropy": [value + 1e-6 for value in found["entropy"]], "weights_sha256": "other"}
+        step = dict(exact(body, files))
+        return {**step, "entropy": [value + 1e-6 for value in step["entropy"]], "weights_sha256": "other"}
 
     run = (served / "audit.jsonl", served / "images")
     assert replay(*run, other_hardware).outcomes == {"different": 2 * STEPS}
@@ -266,9 +266,9 @@ numbers = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6)
 @given(numbers, st.data())
 def test_the_largest_difference_is_found_wherever_it_is(values: list[float], data: st.DataObject) -> None:
     others = data.draw(st.lists(st.floats(-1e6, 1e6), min_size=len(values), max_size=len(values)))
-    found = compare({"scores": [values, [0.0]]}, {"scores": (others, (0.0,))})
+    differences = compare({"scores": [values, [0.0]]}, {"scores": (others, (0.0,))})
     expected = max(abs(a - b) for a, b in zip(values, others, strict=True))
-    assert [each.largest for each in found] == ([] if values == others else [expected])
+    assert [each.largest for each in differences] == ([] if values == others else [expected])
 
 
 def test_what_is_absent_or_of_another_shape_is_a_difference() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benching import write_pool
+from benching import pool_on_disk
 from mergestream.cli.app import app
 from mergestream.runtime.errors import MergestreamError
 from mergestream.serving.audit.keys import create_key, read_private_key, read_public_key
@@ -17,12 +17,7 @@ from mergestream.serving.audit.log_verification import verify
 from mergestream.serving.audit.log_writer import AuditLog
 from services import STREAMS, LocalService, form, png
 
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pools") / "pool"
-    write_pool(folder)
-    return folder
+pool = pool_on_disk
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from mergestream.bench.analysis.duels import describe_duels, describe_levels, du
 from mergestream.bench.records import Run
 from mergestream.bench.report.bench_tables import results_table, target_table
 from mergestream.bench.report.duel_tables import duel_tables
-from mergestream.bench.report.result_sections import describe_worst_targets
 from mergestream.bench.report.result_table import ResultTable, in_parts
 from mergestream.functional.intervals import mean_with_interval
 from mergestream.functional.metrics import collapsed_classes, risk_coverage, summarise
@@ -194,9 +193,8 @@ def test_a_good_mean_does_not_hide_the_worst_target() -> None:
     (result,) = duel(paired_runs([190, 190, 190, 130], [160] * 4, 1000), "ours", "theirs")
     assert result.difference.mean > 0
     assert (result.worst.outcome, result.worst.target) == ("inferior", "graz")
-    assert describe_worst_targets([result]) == [
-        "At the worst target it is inferior to theirs (-15.0 points at graz, iid)."
-    ]
+    sentence = "At the worst target on iid, ours is inferior to theirs (-15.0 at graz)."
+    assert describe_duels([result])[1] == sentence
 
 
 def test_stream_seeds_are_told_apart_from_training_seeds() -> None:

@@ -127,8 +127,8 @@ def test_a_consortium(tmp_path: Path) -> None:
     done("matrix", *reports, *required, "--out", root / "matrix.html")
     assert all(site in (root / "matrix.html").read_text() for site in keys)
     done("choose", root / "pool", *reports, "--join", *required)
-    told = ms.create_method("corrected", ms.ExpertPool.load(root / "pool"), anchor="sites").card_values()
-    assert len(told["bias"]) == 4
+    card_values = ms.create_method("corrected", ms.ExpertPool.load(root / "pool"), anchor="sites").card_values()
+    assert len(card_values["bias"]) == 4
     # They serve; one is revoked while the service runs.
     with LiveService(root, root / "pool", "--guard", "fallback=none", "--require-signed-by", str(trusted)) as service:
         before = [ask(service, seed) for seed in (0, 10)]

@@ -306,8 +306,8 @@ def test_a_bias_that_all_experts_share_is_taken_off_where_sites_have_measured_it
     assert nll(with_reports(shared, alike, measured), at_home) < nll(shared, at_home) - 0.2
     same = with_reports(shared, apart, none)  # no bias at any other site: the long run is trusted
     assert torch.allclose(same, corrected(shared, RARE)[0], atol=1e-5)
-    kept = with_reports(unbiased, apart, torch.full((2,), 0.05))
-    assert accuracy(kept, elsewhere) > accuracy(unbiased, elsewhere) - 0.3
+    unanchored = with_reports(unbiased, apart, torch.full((2,), 0.05))
+    assert accuracy(unanchored, elsewhere) > accuracy(unbiased, elsewhere) - 0.3
 
 
 def test_a_class_that_is_missing_is_prevalence_even_where_experts_disagree() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benching import command, write_pool
+from benching import command, pool_on_disk
 from dashboard_standin import StandIn, served
 from mergestream.data.datasets.standins.drawing import CLASSES, SITES
 
@@ -112,11 +112,7 @@ class Running:
             self.process.wait()
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pool") / "pool"
-    write_pool(folder)
-    return folder
+pool = pool_on_disk
 
 
 @pytest.fixture(scope="module")

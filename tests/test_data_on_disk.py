@@ -16,12 +16,12 @@ from PIL import Image
 
 import mergestream as ms
 from benching import command
-from mergestream.cli.data import describe_verification
 from mergestream.data.datasets import DATASETS, decoding, file_source_of
 from mergestream.data.datasets.dataset_sources import FileSource, verify
 from mergestream.data.datasets.decoding import Decoding, crop_border, decode, read_pixels
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.standins.drawing import encoded, picture
+from mergestream.data.datasets.verification_report import describe_verification
 from mergestream.data.streams import create_stream
 from mergestream.training import split
 from pictures import write_picture
@@ -201,8 +201,8 @@ def test_pixels_are_the_files_own(tmp_path: Path) -> None:
         assert np.array_equal(read_pixels(encoded(drawn, suffix), f"a{suffix}").permute(1, 2, 0).numpy(), drawn)
     grey = Image.fromarray(drawn[..., 0])
     grey.save(tmp_path / "grey.png")
-    found = read_pixels((tmp_path / "grey.png").read_bytes(), "grey.png")
-    assert all(np.array_equal(channel.numpy(), drawn[..., 0]) for channel in found)
+    pixels = read_pixels((tmp_path / "grey.png").read_bytes(), "grey.png")
+    assert all(np.array_equal(channel.numpy(), drawn[..., 0]) for channel in pixels)
     Image.fromarray(drawn).convert("P", palette=Image.Palette.ADAPTIVE).save(tmp_path / "palette.png")
     Image.fromarray(np.dstack([drawn, np.full(drawn.shape[:2], 9, np.uint8)])).save(tmp_path / "clear.png")
     assert read_pixels((tmp_path / "palette.png").read_bytes(), "p.png").shape == (3, 20, 20)
@@ -212,10 +212,10 @@ def test_pixels_are_the_files_own(tmp_path: Path) -> None:
 def test_sixteen_bits_are_stretched_not_clipped(tmp_path: Path) -> None:
     ramp = np.linspace(1000, 4000, 64).reshape(8, 8).astype(np.uint16)
     Image.fromarray(ramp).save(tmp_path / "deep.png")
-    found = read_pixels((tmp_path / "deep.png").read_bytes(), "deep.png")[0].numpy()
-    assert (found.min(), found.max()) == (0, 255)
-    assert (np.diff(found.reshape(-1).astype(int)) >= 0).all()
-    assert len(np.unique(found)) == 64
+    pixels = read_pixels((tmp_path / "deep.png").read_bytes(), "deep.png")[0].numpy()
+    assert (pixels.min(), pixels.max()) == (0, 255)
+    assert (np.diff(pixels.reshape(-1).astype(int)) >= 0).all()
+    assert len(np.unique(pixels)) == 64
 
 
 def test_resizing_is_what_the_pool_would_do(tmp_path: Path) -> None:
@@ -238,24 +238,24 @@ def test_the_black_border_is_cut() -> None:
 
 
 def test_decoding_is_kept_and_noticed_when_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, kept = tmp_path / "data", tmp_path / "kept"
+    data, cache = tmp_path / "data", tmp_path / "kept"
     DATASETS["folder"].write_standin(data)
-    first = ms.load_dataset("folder", root=data, size=16, cache_folder=kept)["lyon"]
+    first = ms.load_dataset("folder", root=data, size=16, cache_folder=cache)["lyon"]
     counted: list[str] = []
     reading = decoding.read_pixels
     monkeypatch.setattr(decoding, "read_pixels", lambda c, n: counted.append(n) or reading(c, n))
-    again = ms.load_dataset("folder", root=data, size=16, cache_folder=kept)["lyon"]
+    again = ms.load_dataset("folder", root=data, size=16, cache_folder=cache)["lyon"]
     assert torch.equal(first.images, again.images)
     assert counted == []
     write_picture(data / "lyon" / "benign" / "0.png", picture("other", 1, 1))
-    changed = ms.load_dataset("folder", root=data, size=16, cache_folder=kept)["lyon"]
+    changed = ms.load_dataset("folder", root=data, size=16, cache_folder=cache)["lyon"]
     assert len(counted) == 18
     assert changed.fingerprint() != first.fingerprint()
 
 
 def test_what_could_not_be_read_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that was away for a moment must not stand in the cache for ever."""
-    data, kept = tmp_path / "data", tmp_path / "kept"
+    data, cache = tmp_path / "data", tmp_path / "kept"
     DATASETS["folder"].write_standin(data)
     reading = Root.read
 
@@ -266,24 +266,24 @@ def test_what_could_not_be_read_is_tried_again(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Root, "read", away)
     with pytest.raises(ms.MergestreamError, match=r"6 images of 'folder'.*Input/output error"):
-        ms.load_dataset("folder", root=data, size=16, cache_folder=kept)["lyon"]
+        ms.load_dataset("folder", root=data, size=16, cache_folder=cache)["lyon"]
     monkeypatch.undo()
-    mended = ms.load_dataset("folder", root=data, size=16, cache_folder=kept)["lyon"]
+    mended = ms.load_dataset("folder", root=data, size=16, cache_folder=cache)["lyon"]
     assert mended.fingerprint() == ms.load_dataset("folder", root=data, size=16)["lyon"].fingerprint()
 
 
 @pytest.mark.parametrize("damage", ["short", "empty", "no notes", "foreign"])
 def test_a_damaged_cache_is_made_again(tmp_path: Path, damage: str) -> None:
-    data, kept = tmp_path / "data", tmp_path / "kept"
+    data, cache = tmp_path / "data", tmp_path / "kept"
     DATASETS["folder"].write_standin(data)
-    first = ms.load_dataset("folder", root=data, size=16, cache_folder=kept)["lyon"].images.clone()
-    (array,), (notes,) = kept.glob("*.npy"), kept.glob("*.json")
+    first = ms.load_dataset("folder", root=data, size=16, cache_folder=cache)["lyon"].images.clone()
+    (array,), (notes,) = cache.glob("*.npy"), cache.glob("*.json")
     if damage == "no notes":
         notes.unlink()
     else:
         whole = array.read_bytes()
         array.write_bytes({"short": whole[:-100], "empty": b"", "foreign": b"PK" + whole[2:]}[damage])
-    assert torch.equal(ms.load_dataset("folder", root=data, size=16, cache_folder=kept)["lyon"].images, first)
+    assert torch.equal(ms.load_dataset("folder", root=data, size=16, cache_folder=cache)["lyon"].images, first)
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,9 +310,9 @@ def test_two_processes_decode_once(tmp_path: Path) -> None:
     )
     line = [sys.executable, "-c", script, str(tmp_path / "data"), str(tmp_path / "kept")]
     processes = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=120)[0] for process in processes]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes)
-    assert sorted(text.count("read") for text in said) == [0, 18]
+    assert sorted(text.count("read") for text in outputs) == [0, 18]
 
 
 def test_decoding_in_threads_keeps_the_order_and_names_the_bad(tmp_path: Path) -> None:
@@ -328,17 +328,17 @@ def test_decoding_in_threads_keeps_the_order_and_names_the_bad(tmp_path: Path) -
 
 
 def test_verify_names_what_is_missing_unreadable_and_different(tmp_path: Path) -> None:
-    said = command("data", "fake", "midog", str(tmp_path / "m"))
-    assert said.returncode == 0, said.stderr
-    assert "not data" in said.stdout
+    written = command("data", "fake", "midog", str(tmp_path / "m"))
+    assert written.returncode == 0, written.stderr
+    assert "not data" in written.stdout
     source = file_source_of("midog")
-    found = verify(source, tmp_path / "m")
-    assert not found.complete  # a stand-in has not the published counts
+    verification = verify(source, tmp_path / "m")
+    assert not verification.complete  # a stand-in has not the published counts
     _, index = source.index(tmp_path / "m")
     (tmp_path / "m" / index.samples[0].file).unlink()
     (tmp_path / "m" / index.samples[1].file).write_bytes(b"broken")
-    told = command("data", "verify", "midog", str(tmp_path / "m"))
-    assert told.returncode == 1
+    verified = command("data", "verify", "midog", str(tmp_path / "m"))
+    assert verified.returncode == 1
     for word in (
         index.samples[0].id,
         index.samples[1].file,
@@ -347,7 +347,7 @@ def test_verify_names_what_is_missing_unreadable_and_different(tmp_path: Path) -
         "NOT complete",
         "published",
     ):
-        assert word in told.stdout
+        assert word in verified.stdout
     asked = command("data", "verify", "midog", str(tmp_path / "m"), "--json")
     assert asked.returncode == 1
     report = json.loads(asked.stdout)
@@ -360,34 +360,34 @@ def test_verify_names_what_is_missing_unreadable_and_different(tmp_path: Path) -
 def test_every_stand_in_is_written_and_verified_by_the_command_line_code(name: str, tmp_path: Path) -> None:
     source = file_source_of(name)
     source.write_standin(tmp_path)
-    found = verify(source, tmp_path)
-    assert found.usable > 0
-    assert not found.index.missing
-    assert not found.unreadable
-    assert found.usable <= found.index.images_found
-    assert found.complete == (
-        not found.published and not found.index.total
+    verification = verify(source, tmp_path)
+    assert verification.usable > 0
+    assert not verification.index.missing
+    assert not verification.unreadable
+    assert verification.usable <= verification.index.images_found
+    assert verification.complete == (
+        not verification.published and not verification.index.total
     )  # tiny, they differ from every published count
 
 
 @pytest.mark.parametrize(
-    ("name", "lost", "said"),
+    ("name", "lost", "sentence_part"),
     [
         ("messidor", "Annotation_Base11.xls", "published 1,187"),
         ("histopantum", "stomach/non", "no image of"),
         ("folder", "lyon/benign", "no image of 'benign'"),
     ],
 )
-def test_an_incomplete_copy_is_never_called_complete(name: str, lost: str, said: str, tmp_path: Path) -> None:
+def test_an_incomplete_copy_is_never_called_complete(name: str, lost: str, sentence_part: str, tmp_path: Path) -> None:
     """Also of sets whose counts per domain nobody published."""
     source = file_source_of(name)
     source.write_standin(tmp_path)
     for path in sorted(tmp_path.rglob("*")):
         if lost in path.as_posix() and path.is_file():
             path.unlink()
-    found = verify(source, tmp_path)
-    assert not found.complete
-    assert any(said in sentence for sentence in describe_verification(found))
+    verification = verify(source, tmp_path)
+    assert not verification.complete
+    assert any(sentence_part in sentence for sentence in describe_verification(verification))
 
 
 def test_data_list_and_bad_names() -> None:
@@ -423,27 +423,27 @@ def test_a_wrong_size_or_interpolation_is_refused_at_once(wrong: dict, tmp_path:
 def test_fake_never_writes_over_anything(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
-    said = command("data", "fake", "pacs", str(tmp_path / "mine"))
-    assert said.returncode == 1
-    assert "not replaced" in said.stderr
+    refused = command("data", "fake", "pacs", str(tmp_path / "mine"))
+    assert refused.returncode == 1
+    assert "not replaced" in refused.stderr
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
 
 
 @pytest.mark.slow
 def test_real_pacs_is_complete() -> None:
-    said = command("data", "verify", "pacs", str(real("pacs-128.zip")))
-    assert said.returncode == 0, said.stderr
-    assert "9,991 usable of 9,991 images." in said.stdout
-    assert "Complete: every image can be read, and the counts are the published ones" in said.stdout
+    done = command("data", "verify", "pacs", str(real("pacs-128.zip")))
+    assert done.returncode == 0, done.stderr
+    assert "9,991 usable of 9,991 images." in done.stdout
+    assert "Complete: every image can be read, and the counts are the published ones" in done.stdout
 
 
 @pytest.mark.slow
 def test_real_midog_is_complete_and_says_what_it_leaves_out() -> None:
-    said = command("data", "verify", "midog", str(real("midog25-64.zip")))
-    assert said.returncode == 0, said.stderr
-    assert "11,935 usable of 11,936 images." in said.stdout
-    assert "8925" in said.stdout
-    assert "its rows in the CSV differ" in said.stdout
+    done = command("data", "verify", "midog", str(real("midog25-64.zip")))
+    assert done.returncode == 0, done.stderr
+    assert "11,935 usable of 11,936 images." in done.stdout
+    assert "8925" in done.stdout
+    assert "its rows in the CSV differ" in done.stdout
 
 
 def test_the_counts_that_streams_are_tested_on_are_those_of_the_real_set() -> None:

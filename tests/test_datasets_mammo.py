@@ -61,11 +61,11 @@ def write_mammo_medimeta(folder: Path, *, with_view: bool = True) -> None:
     for finding in FINDINGS:
         rows = []
         for each in lesions(finding):
-            known = {"patient_id": f"P_{each.patient:05d}", "breast_density": str(each.density)}
+            columns = {"patient_id": f"P_{each.patient:05d}", "breast_density": str(each.density)}
             if with_view:
-                known["image_view"] = each.view
+                columns["image_view"] = each.view
             part = "val" if each.patient in (2, 6) else each.part
-            rows.append(FakeImage(each.pixels((24, 24)), int(each.pathology == "MALIGNANT"), part, known))
+            rows.append(FakeImage(each.pixels((24, 24)), int(each.pathology == "MALIGNANT"), part, columns))
         write_medimeta(folder / f"mammo_{finding}", "pathology", ("benign", "malignant"), rows)
 
 
@@ -97,19 +97,19 @@ def index(root: Path, **options: object) -> Index:
     return DATASETS["mammo"].index(root, **options)[1]
 
 
-def known(found: Index) -> Counter[tuple[object, ...]]:
+def known(contents: Index) -> Counter[tuple[object, ...]]:
     """What is known of the samples, whatever their files are called."""
-    return Counter((s.domain, s.label, s.group, tuple(sorted(s.subgroups.items()))) for s in found.samples)
+    return Counter((s.domain, s.label, s.group, tuple(sorted(s.subgroups.items()))) for s in contents.samples)
 
 
 @pytest.mark.parametrize("layout", list(WRITERS))
 @pytest.mark.parametrize("domain", [None, "finding", "density"])
 def test_every_layout_tells_the_same(roots: dict[str, Path], layout: str, domain: str | None) -> None:
-    found = index(roots[layout], domain=domain)
-    assert known(found) == known(index(roots["tcia"], domain=domain))
-    assert not found.missing
+    contents = index(roots[layout], domain=domain)
+    assert known(contents) == known(index(roots["tcia"], domain=domain))
+    assert not contents.missing
     assert (
-        found.card.domains
+        contents.card.domains
         == {
             None: FOUR,
             "finding": ("mass", "calc"),
@@ -136,8 +136,8 @@ def as_stored(pixels: np.ndarray, layout: str) -> torch.Tensor:
 @pytest.mark.parametrize("layout", ["tcia", "descriptive", "kaggle"])
 def test_the_crop_is_told_by_content_not_by_name(roots: dict[str, Path], layout: str) -> None:
     """Half of the crops are 1-1, half are 1-2; some lie in a series of their own."""
-    found = index(roots[layout])
-    positions = Counter(found_at(sample.file, layout) for sample in found.samples)
+    contents = index(roots[layout])
+    positions = Counter(found_at(sample.file, layout) for sample in contents.samples)
     assert min(positions["first"], positions["second"]) >= 10
     dataset = ms.load_dataset("mammo", root=roots[layout], size=CROP)
     for finding in ("mass", "calc"):
@@ -150,25 +150,25 @@ def test_the_crop_is_told_by_content_not_by_name(roots: dict[str, Path], layout:
 
 
 def test_labels_groups_and_parts(roots: dict[str, Path]) -> None:
-    found = {sample.id: sample for sample in index(roots["tcia"]).samples}
-    assert len(found) == 40
-    callback = found["Calc-Training_P_00001_LEFT_MLO_1"]  # BENIGN_WITHOUT_CALLBACK
+    samples = {sample.id: sample for sample in index(roots["tcia"]).samples}
+    assert len(samples) == 40
+    callback = samples["Calc-Training_P_00001_LEFT_MLO_1"]  # BENIGN_WITHOUT_CALLBACK
     assert (callback.label, callback.group, callback.part, callback.domain) == (0, "P_00001", "train", "calc_mlo")
     assert callback.subgroups == {"density": "2", "finding": "calc", "view": "mlo"}
-    malignant = found["Mass-Test_P_00007_LEFT_CC_1"]
+    malignant = samples["Mass-Test_P_00007_LEFT_CC_1"]
     assert (malignant.label, malignant.part, malignant.subgroups["density"]) == (1, "test", "4")
-    assert found["Mass-Training_P_00005_LEFT_CC_2"].label == 0
+    assert samples["Mass-Training_P_00005_LEFT_CC_2"].label == 0
     assert len(index(roots["tcia"], part="test").samples) == 8
 
 
 def test_a_mammogram_is_malignant_if_any_of_its_lesions_is(roots: dict[str, Path]) -> None:
     for layout in ("tcia", "kaggle"):
-        found = index(roots[layout], image="full")
-        labels = {sample.id: sample.label for sample in found.samples}
+        contents = index(roots[layout], image="full")
+        labels = {sample.id: sample.label for sample in contents.samples}
         assert len(labels) == 32
         assert labels["Mass-Training_P_00005_LEFT_CC"] == 1  # its second lesion is benign
         assert labels["Mass-Training_P_00001_LEFT_CC"] == 0
-        assert [each.what for each in found.left_out] == ["40 lesions"]
+        assert [each.what for each in contents.left_out] == ["40 lesions"]
         dataset = ms.load_dataset("mammo", root=roots[layout], image="full", size=FULL)
         five = next(e for e in lesions("mass") if e.patient == 5)
         position = list(dataset["mass_cc"].ids).index(five.mammogram)
@@ -184,9 +184,9 @@ def test_medimeta_has_a_val_part_and_may_lack_the_view(roots: dict[str, Path], t
     with pytest.raises(ms.MergestreamError, match="no part of 'mammo' called 'val'"):
         index(roots["tcia"], part="val")
     write_mammo_medimeta(tmp_path, with_view=False)
-    found = index(tmp_path)
-    assert found.card.domains == ("mass", "calc")
-    assert found.samples[0].subgroups == {"density": "1", "finding": "mass", "view": "unknown"}
+    contents = index(tmp_path)
+    assert contents.card.domains == ("mass", "calc")
+    assert contents.samples[0].subgroups == {"density": "1", "finding": "mass", "view": "unknown"}
     with pytest.raises(DataError, match="no image in the domain"):
         ms.load_dataset("mammo", root=tmp_path, domain="finding_view")
 
@@ -244,10 +244,10 @@ def test_where_sizes_are_alike_grey_values_tell(tmp_path: Path) -> None:
 def test_what_no_table_names_is_left_out_with_a_reason(tcia: Path) -> None:
     for part in ("train", "test"):
         (tcia / f"calc_case_description_{part}_set.csv").unlink()
-    found = index(tcia)
-    assert found.card.domains == ("mass_cc", "mass_mlo")
-    assert [each.what for each in found.left_out] == ["16 mammograms", "36 other subjects"]
-    assert "no case table names them, such as Calc-" in found.left_out[1].why
+    contents = index(tcia)
+    assert contents.card.domains == ("mass_cc", "mass_mlo")
+    assert [each.what for each in contents.left_out] == ["16 mammograms", "36 other subjects"]
+    assert "no case table names them, such as Calc-" in contents.left_out[1].why
 
 
 def test_half_a_finding_is_refused(tcia: Path) -> None:
@@ -278,10 +278,10 @@ def test_bad_rows_are_refused(tcia: Path) -> None:
 
 def test_a_density_outside_the_scale_is_left_out_only_as_a_domain(tcia: Path) -> None:
     edit(tcia / "calc_case_description_train_set.csv", "P_00000,1,LEFT,CC", "P_00000,0,LEFT,CC")
-    found = index(tcia, domain="density")
-    assert len(found.samples) == 39
-    assert found.left_out[-1].why == "its density is density_0"
-    assert "Calc-Training_P_00000_LEFT_CC_1" in found.left_out[-1].what
+    contents = index(tcia, domain="density")
+    assert len(contents.samples) == 39
+    assert contents.left_out[-1].why == "its density is density_0"
+    assert "Calc-Training_P_00000_LEFT_CC_1" in contents.left_out[-1].what
     assert len(index(tcia).samples) == 40
 
 

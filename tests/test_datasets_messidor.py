@@ -48,33 +48,33 @@ def index(root: Path, **options: bool) -> Index:
     return DATASETS["messidor"].index(root, **options)[1]
 
 
-def samples(found: Index) -> set[tuple[str, str, int]]:
-    return {(sample.id, sample.domain, sample.label) for sample in found.samples}
+def samples(contents: Index) -> set[tuple[str, str, int]]:
+    return {(sample.id, sample.domain, sample.label) for sample in contents.samples}
 
 
 def test_every_department_and_grade_is_there(standin: Path) -> None:
-    found = index(standin)
-    assert found.counts() == {
+    contents = index(standin)
+    assert contents.counts() == {
         "Lariboisière": {"grade 0": 6, "grade 1": 6, "grade 2": 6, "grade 3": 7},
         "St Etienne": {"grade 0": 6, "grade 1": 6, "grade 2": 6, "grade 3": 6},
         "Brest": {"grade 0": 6, "grade 1": 6, "grade 2": 6, "grade 3": 7},
     }
-    assert not found.missing
-    assert Path(found.of("Brest")[0].file).parts[0] == "Base33"  # from a zip
+    assert not contents.missing
+    assert Path(contents.of("Brest")[0].file).parts[0] == "Base33"  # from a zip
 
 
 def test_errata_are_applied_and_told(standin: Path) -> None:
-    found = index(standin)
-    grades = {sample.id: sample.label for sample in found.samples}
+    contents = index(standin)
+    grades = {sample.id: sample.label for sample in contents.samples}
     assert grades[f"Base11/{ERRATUM[0]}"] == 3 != ERRATUM[1]
     assert f"Base33/{COPY}" not in grades
     assert grades[f"Base33/{ORIGINAL}"] == 3
-    told = {each.what: each.why for each in found.left_out}
-    assert told == {
+    reasons = {each.what: each.why for each in contents.left_out}
+    assert reasons == {
         f"grade 1 of Base11/{ERRATUM[0]}": "is 3 (publisher's erratum)",
         f"Base33/{COPY}.tif": f"a copy of {ORIGINAL} (publisher's erratum)",
     }
-    assert found.images_found == 75  # the copy lies there, a corrected grade is no image
+    assert contents.images_found == 75  # the copy lies there, a corrected grade is no image
     as_published = index(standin, errata=False)
     grades = {sample.id: sample.label for sample in as_published.samples}
     assert (grades[f"Base11/{ERRATUM[0]}"], grades[f"Base33/{COPY}"]) == (1, 2)
@@ -173,18 +173,18 @@ def test_images_may_lie_flat(standin: Path, tmp_path: Path) -> None:
             zipfile.ZipFile(path).extractall(tmp_path)
         elif path.is_file():
             shutil.copy(path, tmp_path / path.name)
-    found = index(tmp_path)
-    assert samples(found) == samples(index(standin))
-    assert all("/" not in sample.file for sample in found.samples)
+    contents = index(tmp_path)
+    assert samples(contents) == samples(index(standin))
+    assert all("/" not in sample.file for sample in contents.samples)
 
 
 def test_images_come_from_their_own_base(root: Path) -> None:
     """An image of the same name in another Base is neither taken nor in the way."""
     victim = index(root).of("St Etienne")[0]
     (root / "Base34" / Path(victim.file).name).write_bytes((root / victim.file).read_bytes())
-    found = index(root)
-    assert next(sample for sample in found.samples if sample.id == victim.id).file == victim.file
-    assert [(each.what, each.why) for each in found.left_out if "no annotation" in each.why] == [
+    contents = index(root)
+    assert next(sample for sample in contents.samples if sample.id == victim.id).file == victim.file
+    assert [(each.what, each.why) for each in contents.left_out if "no annotation" in each.why] == [
         (f"Base34/{Path(victim.file).name}", "no annotation names it")
     ]
     (root / victim.file).unlink()
@@ -213,8 +213,8 @@ def test_the_black_border_is_cut(standin: Path) -> None:
     first = index(standin).of("St Etienne")[0]
     number = int(first.id.split("_")[1])
     n = next(n for n in range(3) if 9000 + 5923 * (7 * (4 * n + first.label) % 13) == number)
-    wanted = picture("CHU de St Etienne", first.label, 200 + n).clip(40, 255)
-    np.testing.assert_array_equal(data.images[0].permute(1, 2, 0).numpy(), wanted)
+    expected = picture("CHU de St Etienne", first.label, 200 + n).clip(40, 255)
+    np.testing.assert_array_equal(data.images[0].permute(1, 2, 0).numpy(), expected)
 
 
 def test_headers_are_found_in_any_row_and_sheet(tmp_path: Path) -> None:

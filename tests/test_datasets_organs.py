@@ -214,9 +214,9 @@ def mnist(tmp_path: Path) -> Path:
 
 
 def change(path: Path, **arrays: np.ndarray | None) -> None:
-    with np.load(path) as found:
-        kept = {**found, **arrays}
-    np.savez_compressed(path, **{name: array for name, array in kept.items() if array is not None})
+    with np.load(path) as stored:
+        changed = {**stored, **arrays}
+    np.savez_compressed(path, **{name: array for name, array in changed.items() if array is not None})
 
 
 def test_rows_labels_and_parts_of_npz(mnist: Path) -> None:

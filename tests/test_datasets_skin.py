@@ -45,8 +45,8 @@ def index(root: Path, **options: str) -> Index:
     return DATASETS["isic"].index(root, **options)[1]
 
 
-def labels(found: Index, domain: str) -> dict[str, int]:
-    return {sample.id: sample.label for sample in found.of(domain)}
+def labels(contents: Index, domain: str) -> dict[str, int]:
+    return {sample.id: sample.label for sample in contents.of(domain)}
 
 
 def numpy_rule(scores: np.ndarray) -> np.ndarray:
@@ -78,8 +78,8 @@ def write_table(path: Path, sizes: dict[str, int], melanomas: dict[str, int], se
         for number, place in enumerate(random.permutation(len(rows))):
             domain, melanoma, n = rows[place]
             scores = scores_of(domain, random, n)
-            known = [number, f"ISIC_{seed}{number:06d}", *(repr(float(scores[name])) for name in COLUMNS[2:])]
-            writer.writerow([*known, int(melanoma), "malignant" if melanoma else "benign"])
+            cells = [number, f"ISIC_{seed}{number:06d}", *(repr(float(scores[name])) for name in COLUMNS[2:])]
+            writer.writerow([*cells, int(melanoma), "malignant" if melanoma else "benign"])
 
 
 def test_the_rule_gives_back_the_published_groups(tmp_path: Path) -> None:
@@ -121,10 +121,10 @@ def test_the_rule_at_its_edges(four: tuple[float, ...], domain: str) -> None:
 def test_train_and_val_are_the_default_and_outside_sets_belong_to_every_part(standin: Path) -> None:
     sizes = {}
     for part in (None, "train", "val", "test", "all"):
-        found = index(standin, **({"part": part} if part else {}))
-        sizes[part] = sum(sample.domain in isic.CARD.domains for sample in found.samples)
-        assert found.card.outside == isic.CARD.outside
-        assert len(found.of("ph2")) == 6
+        contents = index(standin, **({"part": part} if part else {}))
+        sizes[part] = sum(sample.domain in isic.CARD.domains for sample in contents.samples)
+        assert contents.card.outside == isic.CARD.outside
+        assert len(contents.of("ph2")) == 6
     assert sizes == {None: 60, "train": 40, "val": 20, "test": 20, "all": 80}
     assert index(standin).card.counts == isic.CARD.counts
     assert index(standin, part="train").card.counts == {**TRAIN, **OUTSIDE}
@@ -139,10 +139,10 @@ def test_train_and_val_are_the_default_and_outside_sets_belong_to_every_part(sta
 def test_one_table_without_splits_is_used_whole(root: Path) -> None:
     for part in ("train", "val", "test"):
         (root / "data_proc" / f"{part}_bias_0_1.csv").unlink()
-    found = index(root)
-    assert sum(sample.domain in isic.CARD.domains for sample in found.samples) == 80
-    assert {sample.part for sample in found.samples} == {None}
-    assert found.card.counts == OUTSIDE
+    contents = index(root)
+    assert sum(sample.domain in isic.CARD.domains for sample in contents.samples) == 80
+    assert {sample.part for sample in contents.samples} == {None}
+    assert contents.card.counts == OUTSIDE
     with pytest.raises(
         ms.MergestreamError, match=r"no image of the part 'val'.*train_bias_0_1\.csv, val_bias_0_1\.csv"
     ):
@@ -153,9 +153,9 @@ def test_another_trap_set(root: Path) -> None:
     shutil.copytree(root / "data_proc", root / "trap_sets")  # the same tables twice do no harm
     for part, other in (("train", "test"), ("val", "val"), ("test", "train")):
         (root / "trap_sets" / f"{part}_bias_0_1.csv").rename(root / "trap_sets" / f"{other}_bias_0.5_3.csv")
-    found = index(root, bias="0.5_3", part="train")
-    assert {sample.id for sample in found.of("hair")} == {s.id for s in index(root, part="test").of("hair")}
-    assert found.card.counts == OUTSIDE  # published sizes are those of bias 0_1
+    contents = index(root, bias="0.5_3", part="train")
+    assert {sample.id for sample in contents.of("hair")} == {s.id for s in index(root, part="test").of("hair")}
+    assert contents.card.counts == OUTSIDE  # published sizes are those of bias 0_1
     with pytest.raises(ms.MergestreamError, match=r"no train_bias_0\.9_1\.csv"):
         index(root, bias="0.9_1")
     text = (root / "data_proc" / "train_bias_0_1.csv").read_text()
@@ -165,23 +165,23 @@ def test_another_trap_set(root: Path) -> None:
 
 
 def test_lesions_are_groups_and_what_no_table_names_is_left_out(standin: Path) -> None:
-    found = index(standin)
-    groups = {sample.id: sample.group for sample in found.samples}
+    contents = index(standin)
+    groups = {sample.id: sample.group for sample in contents.samples}
     assert groups["ISIC_0000000"] == groups["ISIC_0000001"] == "HAM_0000000"
     assert groups["ISIC_0000003"] is None  # an empty lesion_id is a lesion of its own
     data = ms.load_dataset("isic", root=standin, size=16)["dark_corner"]
     assert data.groups[:4] == ["HAM_0000000", "HAM_0000000", "HAM_0000002", "id:ISIC_0000003"]
-    left = {Path(each.what).stem: each.why for each in found.left_out}
+    left = {Path(each.what).stem: each.why for each in contents.left_out}
     assert "none of the artefact tables" in left["ISIC_0900001"]
     assert "none of the artefact tables" in left["ISIC_0000000_downsampled"]
-    assert next(s for s in found.samples if s.id == "ISIC_0000000").file.endswith("/ISIC_0000000.jpg")
+    assert next(s for s in contents.samples if s.id == "ISIC_0000000").file.endswith("/ISIC_0000000.jpg")
 
 
 def test_a_downsampled_name_stands_for_itself_only(root: Path) -> None:
     home = root / "ISIC_2019_Training_Input" / "ISIC_2019_Training_Input"
     (home / "ISIC_0000000.jpg").unlink()
-    found = index(root)
-    assert found.missing == ("ISIC_0000000.jpg",)
+    contents = index(root)
+    assert contents.missing == ("ISIC_0000000.jpg",)
     with pytest.raises(ms.MergestreamError, match=r"1 images of 'isic' .*ISIC_0000000\.jpg: is missing"):
         ms.load_dataset("isic", root=root, size=16)
     table = root / "data_proc" / "train_bias_0_1.csv"
@@ -200,13 +200,13 @@ def test_labels_that_the_ground_truth_denies_are_left_out(root: Path) -> None:
     table = root / "ISIC_2019_Training_GroundTruth.csv"
     text = table.read_text().replace("ISIC_0000000,0.0,1.0", "ISIC_0000000,1.0,0.0")
     table.write_text(text.replace("ISIC_0000004,1.0,0.0", "ISIC_0000004,0.0,1.0"))
-    found = index(root)
-    denied = {Path(each.what).stem: each.why for each in found.left_out if "ground truth" in each.why}
+    contents = index(root)
+    denied = {Path(each.what).stem: each.why for each in contents.left_out if "ground truth" in each.why}
     assert set(denied) == {"ISIC_0000000", "ISIC_0000004"}
     assert denied["ISIC_0000000"].startswith("benign by")
-    assert len(found.of("dark_corner")) == 10
+    assert len(contents.of("dark_corner")) == 10
     # Two denied, a carcinoma, a downsampled one, two of Derm7pt and six of PAD-UFES beside 58 + 8 + 8 + 6 + 6 samples.
-    assert found.images_found == 12 + 86
+    assert contents.images_found == 12 + 86
 
 
 def test_a_table_with_nonsense_is_refused(root: Path) -> None:
@@ -233,12 +233,12 @@ def epvt_folders(root: Path, standin: Path) -> None:
 
 def test_epvt_s_folders_hold_the_same_samples_as_the_tables(standin: Path, tmp_path: Path) -> None:
     epvt_folders(tmp_path, standin)
-    found, wanted = index(tmp_path), index(standin)
-    assert found.card.outside == ()
+    in_folders, in_tables = index(tmp_path), index(standin)
+    assert in_folders.card.outside == ()
     for domain in isic.CARD.domains:
-        assert labels(found, domain) == labels(wanted, domain)
-    assert {s.id: s.part for s in found.samples} == {
-        s.id: s.part for s in wanted.samples if s.domain in isic.CARD.domains
+        assert labels(in_folders, domain) == labels(in_tables, domain)
+    assert {s.id: s.part for s in in_folders.samples} == {
+        s.id: s.part for s in in_tables.samples if s.domain in isic.CARD.domains
     }
     alone = index(tmp_path / "ISIC2019_train")
     assert len(alone.samples) == 40
@@ -248,32 +248,32 @@ def test_epvt_s_folders_hold_the_same_samples_as_the_tables(standin: Path, tmp_p
 
 
 def test_derm7pt_by_the_published_lists(root: Path) -> None:
-    found = index(root)
-    assert labels(found, "derm7pt_derm") == {
+    contents = index(root)
+    assert labels(contents, "derm7pt_derm") == {
         **{f"derm7pt_derm/nel{n:03d}": 0 for n in (28, 30, 32, 34)},
         **{f"derm7pt_derm/nel{n:03d}": 1 for n in (36, 38, 40, 42)},
     }
-    assert found.of("derm7pt_clinic")[0].file.endswith("images/NEL/NEL027.JPG")
-    assert found.of("derm7pt_clinic")[0].group == found.of("derm7pt_derm")[0].group == "2"
-    assert any("atlas-dermato-all.csv" in each.why and "Nel026" in each.what for each in found.left_out)
+    assert contents.of("derm7pt_clinic")[0].file.endswith("images/NEL/NEL027.JPG")
+    assert contents.of("derm7pt_clinic")[0].group == contents.of("derm7pt_derm")[0].group == "2"
+    assert any("atlas-dermato-all.csv" in each.why and "Nel026" in each.what for each in contents.left_out)
     # The list decides, not the diagnosis.
     table = root / "datasets" / "edraAtlas" / "atlas-dermato-all.csv"
     table.write_text(table.read_text().replace("1E2,,,0", "1E2,,,1") + "edraAtlas,,xyz001" + ",a" * 13 + ",0\n")
-    found = index(root)
-    assert labels(found, "derm7pt_derm")["derm7pt_derm/nel028"] == 1
-    assert found.missing == ("xyz001 (of datasets/edraAtlas/atlas-dermato-all.csv)",)
+    contents = index(root)
+    assert labels(contents, "derm7pt_derm")["derm7pt_derm/nel028"] == 1
+    assert contents.missing == ("xyz001 (of datasets/edraAtlas/atlas-dermato-all.csv)",)
 
 
 def test_derm7pt_without_the_lists(root: Path) -> None:
     shutil.rmtree(root / "datasets")
     table = root / "release_v0" / "meta" / "meta.csv"
     table.write_text(table.read_text() + "10,lentigo" + ",x" * 13 + ",NEL/NEL099.JPG,NEL/Nel028.jpg,,\n")
-    found = index(root)
-    assert Counter(sample.label for sample in found.of("derm7pt_derm")) == {0: 4, 1: 4}
-    assert any(each.why == "basal cell carcinoma" and "Nel026" in each.what for each in found.left_out)
-    assert any(each.what.startswith("case 10") for each in found.left_out)  # an image that two cases show
-    assert found.missing == ("release_v0/images/NEL/NEL099.JPG (of release_v0/meta/meta.csv)",)
-    assert "derm7pt_derm" not in found.card.counts
+    contents = index(root)
+    assert Counter(sample.label for sample in contents.of("derm7pt_derm")) == {0: 4, 1: 4}
+    assert any(each.why == "basal cell carcinoma" and "Nel026" in each.what for each in contents.left_out)
+    assert any(each.what.startswith("case 10") for each in contents.left_out)  # an image that two cases show
+    assert contents.missing == ("release_v0/images/NEL/NEL099.JPG (of release_v0/meta/meta.csv)",)
+    assert "derm7pt_derm" not in contents.card.counts
     assert [label_of(name) for name in ("melanosis", "Melanoma metastasis", "Basal cell carcinoma")] == [0, 1, None]
 
 
@@ -284,13 +284,13 @@ def test_derm7pt_of_medimeta(root: Path) -> None:
     for folder in ("derm7pt_derm", "skinl_photo"):
         rows = [FakeImage(picture(folder, n % 4, n), n % 4, "train", {"case_id": f"c{n // 2}"}) for n in range(8)]
         write_medimeta(root / folder, "Diagnosis", names, rows)
-    found = index(root)
-    assert found.card.outside == isic.CARD.outside
+    contents = index(root)
+    assert contents.card.outside == isic.CARD.outside
     for kind in ("derm", "clinic"):
         numbers = {f"derm7pt_{kind}/{n:06d}": int(n % 4 == 2) for n in (1, 2, 3, 5, 6, 7)}
-        assert labels(found, f"derm7pt_{kind}") == numbers
-    assert found.of("derm7pt_derm")[1].group == "c1"
-    assert Counter(each.why for each in found.left_out)["basal cell carcinoma"] == 4
+        assert labels(contents, f"derm7pt_{kind}") == numbers
+    assert contents.of("derm7pt_derm")[1].group == "c1"
+    assert Counter(each.why for each in contents.left_out)["basal cell carcinoma"] == 4
     data = ms.load_dataset("isic", root=root, size=24)["derm7pt_clinic"]
     np.testing.assert_array_equal(data.images[0].permute(1, 2, 0).numpy(), picture("skinl_photo", 1, 1))
 
@@ -300,9 +300,9 @@ PH2 = {f"ph2/IMD{3 + 7 * n:03d}": int(n % 3 == 2) for n in range(6)}
 
 def test_ph2_by_its_table(root: Path) -> None:
     write_picture(root / "PH2Dataset" / "masks" / "IMD003.bmp", picture("mask", 0, 0))  # some mirrors gather the masks
-    found = index(root)
-    assert labels(found, "ph2") == PH2
-    assert all("_Dermoscopic_Image/" in sample.file for sample in found.of("ph2"))
+    contents = index(root)
+    assert labels(contents, "ph2") == PH2
+    assert all("_Dermoscopic_Image/" in sample.file for sample in contents.of("ph2"))
     assert len(set(ms.load_dataset("isic", root=root, size=24)["ph2"].ids)) == 6
 
 
@@ -318,13 +318,13 @@ def test_ph2_tables_with_nonsense_are_refused(root: Path) -> None:
 
 
 def test_pad_ufes_keeps_what_is_no_carcinoma(root: Path) -> None:
-    found = index(root)
-    kept = {sample.id.rpartition("_")[2]: sample.label for sample in found.of("pad_ufes")}
-    assert kept == {"300": 0, "301": 0, "302": 1, "306": 0, "307": 0, "308": 1}
-    groups = {sample.id.rpartition("_")[2]: sample.group for sample in found.of("pad_ufes")}
+    contents = index(root)
+    labels_by_number = {sample.id.rpartition("_")[2]: sample.label for sample in contents.of("pad_ufes")}
+    assert labels_by_number == {"300": 0, "301": 0, "302": 1, "306": 0, "307": 0, "308": 1}
+    groups = {sample.id.rpartition("_")[2]: sample.group for sample in contents.of("pad_ufes")}
     assert groups["300"] == groups["301"] == "PAT_1500" != groups["302"]
-    assert len([each for each in found.left_out if "carcinoma, which EPVT" in each.why]) == 4
-    assert any("imgs_part_3/imgs_part_3" in sample.file for sample in found.of("pad_ufes"))  # still zipped
+    assert len([each for each in contents.left_out if "carcinoma, which EPVT" in each.why]) == 4
+    assert any("imgs_part_3/imgs_part_3" in sample.file for sample in contents.of("pad_ufes"))  # still zipped
     table = root / "PAD-UFES-20" / "metadata.csv"
     table.write_text(table.read_text().replace(",NEV,", ",XYZ,", 1))
     with pytest.raises(ms.MergestreamError, match="diagnosis 'XYZ'"):
@@ -348,9 +348,9 @@ def test_a_root_of_outside_sets_alone_loads(root: Path) -> None:
 def test_lists_without_images_are_no_set(root: Path) -> None:
     shutil.rmtree(root / "release_v0")
     (root / "datasets" / "ph2images").mkdir()
-    found = index(root)
-    assert found.card.outside == ("ph2", "pad_ufes")
-    assert not found.missing
+    contents = index(root)
+    assert contents.card.outside == ("ph2", "pad_ufes")
+    assert not contents.missing
 
 
 def test_tables_without_any_image_are_refused(root: Path) -> None:

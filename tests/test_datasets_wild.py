@@ -63,7 +63,7 @@ def reasons(index: Index) -> dict[str, str]:
 
 def test_annotated_images_are_those_domainbed_selects(lila: Path) -> None:
     """DomainBed's loop, written out: every annotation of every image."""
-    wanted: dict[str, set[tuple[str, str]]] = {}
+    expected: dict[str, set[tuple[str, str]]] = {}
     for split in SPLITS:
         content = content_of(lila, split)
         names = {category["id"]: category["name"] for category in content["categories"]}
@@ -73,11 +73,11 @@ def test_annotated_images_are_those_domainbed_selects(lila: Path) -> None:
                 if annotation["image_id"] != image["id"] or name not in terra.CARD.classes:
                     continue
                 if str(image["location"]) in ("38", "46", "100", "43"):
-                    wanted.setdefault(image["id"], set()).add((f"location_{image['location']}", name))
+                    expected.setdefault(image["id"], set()).add((f"location_{image['location']}", name))
     index = index_of(lila)
     labels_by_id = {s.id: {(s.domain, index.card.classes[s.label])} for s in index.samples}
-    assert labels_by_id == {id_: pairs for id_, pairs in wanted.items() if len(pairs) == 1}
-    assert len(wanted) - len(labels_by_id) == 1  # a raccoon and an opossum
+    assert labels_by_id == {id_: pairs for id_, pairs in expected.items() if len(pairs) == 1}
+    assert len(expected) - len(labels_by_id) == 1  # a raccoon and an opossum
     assert [(each.what.count(".jpg"), each.why) for each in index.left_out] == [
         (1, "annotated as opossum and raccoon"),
         (0, "show none of the ten classes"),

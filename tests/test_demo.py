@@ -80,11 +80,11 @@ def test_numbers_of_the_story_are_those_of_the_records(out: tuple[Path, str]) ->
     rows = {(row["label"], row["stream"]): row["accuracy"]["mean"] for row in results["results"]}
     (line,) = re.findall(r"^4\. .*", text, flags=re.MULTILINE)
     gains = [float(each) for each in re.findall(r"([-+]\d+\.\d) points at the end", line)]
-    told = [
+    expected = [
         100 * (rows[name, "dirichlet:0.05"] - rows["mean", "dirichlet:0.05"])
         for name in ("entropy_adaptive", "merge_and_fit")
     ]
-    assert gains == pytest.approx(told, abs=0.051)
+    assert gains == pytest.approx(expected, abs=0.051)
 
 
 def test_demo_leaves_results_records_pool_and_report(out: tuple[Path, str]) -> None:

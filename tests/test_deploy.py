@@ -21,7 +21,7 @@ import pytest
 import typer
 import yaml
 
-from benching import write_pool
+from benching import pool_on_disk
 from dicoms import dicom
 from live_service import LiveService
 from mergestream.cli import app as cli
@@ -65,11 +65,7 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pools") / "pool"
-    write_pool(folder)
-    return folder
+pool = pool_on_disk
 
 
 @pytest.fixture(scope="module")
@@ -203,8 +199,8 @@ def test_the_sample_rules_are_valid() -> None:
 def test_systemd_accepts_the_unit() -> None:
     analyze = need("systemd-analyze")
     unit = str(DEPLOY / "mergestream.service")
-    told = subprocess.run([analyze, "verify", unit], capture_output=True, text=True, check=False)
-    problems = [line for line in told.stderr.splitlines() if "is not executable" not in line]  # not installed here
+    verified = subprocess.run([analyze, "verify", unit], capture_output=True, text=True, check=False)
+    problems = [line for line in verified.stderr.splitlines() if "is not executable" not in line]  # not installed here
     assert problems == []
     rated = [analyze, "security", "--offline=true", "--threshold=20", unit]  # of 100; without hardening it is 96
     done = subprocess.run(rated, capture_output=True, text=True, check=False)

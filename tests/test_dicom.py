@@ -102,9 +102,9 @@ def test_windows_follow_the_standard(
             PhotometricInterpretation="MONOCHROME1" if inverted else "MONOCHROME2",
         )
     )
-    for value, found in zip(stored.ravel(), shown.ravel(), strict=True):
-        wanted = window_of_the_standard(float(value) * slope + intercept, centre, width, function)
-        assert abs(float(found) - (255 - wanted if inverted else wanted)) <= 0.5 + 1e-6
+    for value, grey_value in zip(stored.ravel(), shown.ravel(), strict=True):
+        expected = window_of_the_standard(float(value) * slope + intercept, centre, width, function)
+        assert abs(float(grey_value) - (255 - expected if inverted else expected)) <= 0.5 + 1e-6
 
 
 def test_the_first_of_several_windows_counts_and_its_function_is_linear_if_not_said() -> None:
@@ -120,8 +120,8 @@ def test_a_table_of_values_of_interest(syntax: str) -> None:
     table = item(LUTDescriptor=[200, 50, 10], LUTData=entries.tobytes())
     table["LUTDescriptor"].VR, table["LUTData"].VR = "US", "OW"
     shown = grey(dicom(stored, syntax, VOILUTSequence=[table], WindowCenter=5, WindowWidth=5))
-    wanted = entries[np.clip(stored.astype(int) - 50, 0, 199)].astype(float) * 255 / 1023
-    assert np.abs(shown - wanted).max() <= 0.5 + 1e-9
+    expected = entries[np.clip(stored.astype(int) - 50, 0, 199)].astype(float) * 255 / 1023
+    assert np.abs(shown - expected).max() <= 0.5 + 1e-9
 
 
 def test_a_table_of_eight_bits_may_have_more_than_256_entries() -> None:
@@ -141,8 +141,8 @@ def test_a_modality_table_comes_before_the_window(syntax: str) -> None:
     table["LUTDescriptor"].VR, table["LUTData"].VR = "SS", "OW"
     shown = grey(dicom(stored, syntax, ModalityLUTSequence=[table], WindowCenter=50, WindowWidth=80))
     rescaled = entries[np.clip(stored.astype(int) + 30, 0, 59)]
-    wanted = np.vectorize(lambda x: window_of_the_standard(float(x), 50, 80, "LINEAR"), otypes=[float])(rescaled)
-    assert np.abs(shown - wanted).max() <= 0.5 + 1e-9
+    expected = np.vectorize(lambda x: window_of_the_standard(float(x), 50, 80, "LINEAR"), otypes=[float])(rescaled)
+    assert np.abs(shown - expected).max() <= 0.5 + 1e-9
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i1", "u2", "i2", "u4", "i4"])
@@ -151,8 +151,8 @@ def test_without_a_window_the_frame_is_stretched_over_what_it_holds(dtype: str, 
     limits = np.iinfo(dtype)
     stored = np.array([[limits.min, 0, 5], [limits.max, limits.max // 2, 1]], dtype)
     shown = grey(dicom(stored, PhotometricInterpretation="MONOCHROME1" if inverted else "MONOCHROME2"))
-    wanted = (stored.astype(float) - limits.min) / (float(limits.max) - limits.min) * 255
-    assert np.abs(shown - (255 - wanted if inverted else wanted)).max() <= 0.5 + 1e-6
+    expected = (stored.astype(float) - limits.min) / (float(limits.max) - limits.min) * 255
+    assert np.abs(shown - (255 - expected if inverted else expected)).max() <= 0.5 + 1e-6
 
 
 def test_a_negative_slope_turns_the_picture_round_and_a_constant_one_is_black() -> None:
@@ -166,8 +166,8 @@ def test_a_negative_slope_turns_the_picture_round_and_a_constant_one_is_black() 
 def test_bits_above_those_stored_are_not_looked_at(signed: bool) -> None:
     values = numbers("i2", -2048, 2048) if signed else numbers()
     rubbish = (values.astype("u2") & 0x0FFF) | 0xA000
-    told = {"BitsStored": 12, "PixelRepresentation": int(signed), "WindowCenter": 100, "WindowWidth": 3000}
-    assert (grey(dicom(rubbish, **told)) == grey(dicom(values, **told | {"BitsStored": 16}))).all()
+    header = {"BitsStored": 12, "PixelRepresentation": int(signed), "WindowCenter": 100, "WindowWidth": 3000}
+    assert (grey(dicom(rubbish, **header)) == grey(dicom(values, **header | {"BitsStored": 16}))).all()
 
 
 # --- colour -------------------------------------------------------------------------------------------------
@@ -216,15 +216,15 @@ def test_palettes(bits: int, syntax: str) -> None:
     stored = numbers("u1", high=80)
     dtype = "u1" if bits == 8 else "<u2"
     tables = np.random.default_rng(1).integers(0, 1 << bits, (3, 50)).astype(dtype)
-    told = {"PhotometricInterpretation": "PALETTE COLOR"}
+    header = {"PhotometricInterpretation": "PALETTE COLOR"}
     for name, table in zip(("Red", "Green", "Blue"), tables, strict=True):
-        told[f"{name}PaletteColorLookupTableDescriptor"] = [50, 10, bits]
-        told[f"{name}PaletteColorLookupTableData"] = table.tobytes()
-    made = dataset(stored, syntax, **told)
+        header[f"{name}PaletteColorLookupTableDescriptor"] = [50, 10, bits]
+        header[f"{name}PaletteColorLookupTableData"] = table.tobytes()
+    made = dataset(stored, syntax, **header)
     for name in ("Red", "Green", "Blue"):
         made[f"{name}PaletteColorLookupTableDescriptor"].VR = "US"
-    wanted = tables[:, np.clip(stored.astype(int) - 10, 0, 49)] >> (bits - 8)
-    assert (read(written(made))[0].pixels == wanted).all()
+    expected = tables[:, np.clip(stored.astype(int) - 10, 0, 49)] >> (bits - 8)
+    assert (read(written(made))[0].pixels == expected).all()
 
 
 # --- data sets ----------------------------------------------------------------------------------------------
@@ -302,8 +302,8 @@ def test_frames_may_have_windows_of_their_own() -> None:
     stack = numbers(size=(2, 6, 4))
     windows = [item(FrameVOILUTSequence=[item(WindowCenter=c, WindowWidth=w)]) for c, w in ((100, 200), (2000, 900))]
     shared = item(PixelValueTransformationSequence=[item(RescaleSlope=0.5, RescaleIntercept=3)])
-    told = {"PerFrameFunctionalGroupsSequence": windows, "SharedFunctionalGroupsSequence": [shared]}
-    pictures = read(dicom(stack.tobytes(), **header_of(stack[0]), NumberOfFrames=2, **told))
+    sequences = {"PerFrameFunctionalGroupsSequence": windows, "SharedFunctionalGroupsSequence": [shared]}
+    pictures = read(dicom(stack.tobytes(), **header_of(stack[0]), NumberOfFrames=2, **sequences))
     for picture, frame, (c, w) in zip(pictures, stack, ((100, 200), (2000, 900)), strict=True):
         alone = dicom(frame, WindowCenter=c, WindowWidth=w, RescaleSlope=0.5, RescaleIntercept=3)
         assert (picture.pixels[0] == grey(alone)).all()
@@ -318,14 +318,14 @@ def test_transfer_syntaxes_without_loss_show_the_same(syntax: str, dtype: str) -
     limits = np.iinfo(dtype)
     stored = numbers(dtype, max(limits.min, -3000), min(limits.max, 3000), size=(40, 33))
     plain = dataset(stored, WindowCenter=50, WindowWidth=300)
-    wanted = grey(written(plain))
+    expected = grey(written(plain))
     if syntax in (RLELossless, JPEG2000Lossless):
         plain.compress(syntax, generate_instance_uid=False)
-        found = grey(written(plain))
+        shown = grey(written(plain))
     else:
-        found = grey(dicom(stored.astype(f">{dtype}") if syntax == ExplicitVRBigEndian else stored, syntax,
+        shown = grey(dicom(stored.astype(f">{dtype}") if syntax == ExplicitVRBigEndian else stored, syntax,
                            WindowCenter=50, WindowWidth=300))  # fmt: skip
-    assert (found == wanted).all()
+    assert (shown == expected).all()
 
 
 @pytest.mark.parametrize("syntax", [RLELossless, JPEG2000Lossless])
@@ -367,10 +367,10 @@ ALIKE = {
 
 @pytest.mark.parametrize(("plain", "others"), ALIKE.items())
 def test_pydicoms_own_files_of_one_image_show_the_same(plain: str, others: tuple[str, ...]) -> None:
-    wanted = [picture.pixels for picture in read((FILES / plain).read_bytes())]
+    expected = [picture.pixels for picture in read((FILES / plain).read_bytes())]
     for other in others:
-        found = [picture.pixels for picture in read((FILES / other).read_bytes())]
-        assert np.abs(np.stack(found).astype(int) - np.stack(wanted)).max() <= (1 if "KY" in other else 0), other
+        shown = [picture.pixels for picture in read((FILES / other).read_bytes())]
+        assert np.abs(np.stack(shown).astype(int) - np.stack(expected)).max() <= (1 if "KY" in other else 0), other
 
 
 def test_every_file_that_pydicom_ships_is_read_or_refused() -> None:
@@ -440,8 +440,11 @@ def test_frames_that_are_missing_or_too_many_are_not_guessed() -> None:
     made = dataset(smooth())
     made.compress(RLELossless, generate_instance_uid=False)
     (frame,) = pydicom.encaps.generate_frames(made.PixelData, number_of_frames=1)
-    for given_frames, told in ((2, 3), (3, 2)):
-        assert refusal(compressed([frame] * given_frames, RLELossless, smooth(), NumberOfFrames=told)).code == "damaged"
+    for given_frames, stated_frames in ((2, 3), (3, 2)):
+        assert (
+            refusal(compressed([frame] * given_frames, RLELossless, smooth(), NumberOfFrames=stated_frames)).code
+            == "damaged"
+        )
     assert len(read(compressed([frame] * 3, RLELossless, smooth(), NumberOfFrames=3))) == 3
 
 
@@ -552,17 +555,17 @@ def test_a_decoder_that_dies_costs_one_refusal_or_none(wavelet: bytes) -> None:
 def test_a_decoder_may_not_take_more_memory_than_its_images_need(wavelet: bytes) -> None:
     limits = Limits(pixels=5_000_003)
     read(wavelet, limits)
-    told = Path(f"/proc/{idle_process(limits)}/limits").read_text()
+    limit_lines = Path(f"/proc/{idle_process(limits)}/limits").read_text()
     most = decoder_pool.OWN_BYTES + 3 * limits.file_bytes + 40 * limits.pixels
-    assert [line.split()[3] for line in told.splitlines() if line.startswith("Max address space")] == [str(most)]
-    assert [line.split()[3] for line in told.splitlines() if line.startswith("Max file size")] == ["0"]
+    assert [line.split()[3] for line in limit_lines.splitlines() if line.startswith("Max address space")] == [str(most)]
+    assert [line.split()[3] for line in limit_lines.splitlines() if line.startswith("Max file size")] == ["0"]
 
 
 def test_many_threads_share_the_decoders(wavelet: bytes) -> None:
-    wanted, found = read(wavelet)[0].pixels_sha256, list[str]()
-    threads = [threading.Thread(target=lambda: found.append(read(wavelet)[0].pixels_sha256)) for _ in range(12)]
+    expected, hashes = read(wavelet)[0].pixels_sha256, list[str]()
+    threads = [threading.Thread(target=lambda: hashes.append(read(wavelet)[0].pixels_sha256)) for _ in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [wanted] * 12
+    assert hashes == [expected] * 12

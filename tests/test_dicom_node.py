@@ -316,9 +316,9 @@ def test_a_restart_answers_what_was_left(tmp_path: Path) -> None:
         send(node.port, mr_image(1), mr_image(2))
         wait_until(lambda: len(node.batches))
     (tmp_path / "inbox" / "0123.part").write_bytes(b"half an object")
-    kept = files(tmp_path)
-    assert len(kept) == 2
-    kept[0].write_bytes(kept[0].read_bytes()[:-5])  # as a power cut may leave it: no sender relies on it
+    waiting = files(tmp_path)
+    assert len(waiting) == 2
+    waiting[0].write_bytes(waiting[0].read_bytes()[:-5])  # as a power cut may leave it: no sender relies on it
     with Node(tmp_path) as again:
         wait_until(lambda: again.results)
         wait_until(lambda: not list((tmp_path / "inbox").iterdir()))

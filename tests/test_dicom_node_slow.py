@@ -22,7 +22,7 @@ from pydicom.dataset import Dataset
 from pydicom.uid import CTImageStorage, generate_uid
 from pynetdicom import AE
 
-from benching import write_pool
+from benching import pool_on_disk
 from dicom_nodes import Node, mr_image, rules, wait_until
 from dicoms import SECRET, dataset, written
 from mergestream.data.intake.input_files import read_uploads
@@ -45,11 +45,7 @@ CLASSES = {"CT": "2", "CR": "1", "MG": "1.2", "US": "6.1", "MR": "4"}
 COMPRESSIONS = {"dcmcjpeg +e1": "-xs", "dcmcjpls": "-xt", "dcmcrle": "-xr", "": "-xi", "cp": "-xd"}
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pools") / "pool"
-    write_pool(folder)
-    return folder
+pool = pool_on_disk
 
 
 def start(pool: Path, folder: Path, *more: str) -> RunningService:

@@ -10,7 +10,7 @@ import pytest
 from dicomweb_client import DICOMwebClient
 from pydicom.uid import RawDataStorage
 
-from benching import write_pool
+from benching import pool_on_disk
 from dicom_nodes import mr_image, send, wait_until
 from dicoms import SECRET, written
 from mergestream.runtime.errors import InputError
@@ -29,11 +29,7 @@ sources:
 TYPE = 'multipart/related; type="application/dicom"; boundary=cut'
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pools") / "pool"
-    write_pool(folder)
-    return folder
+pool = pool_on_disk
 
 
 @pytest.fixture(scope="module")

@@ -473,9 +473,9 @@ def test_an_expert_that_is_left_out_changes_no_other_pair(written: Path) -> None
     gone, *rest = whole.experts
     part = analyse_drift(written / "pool", without=[gone])
     assert part.experts == tuple(rest)
-    kept = [place for place, pair in enumerate(whole.pairs) if gone not in pair]
+    positions = [place for place, pair in enumerate(whole.pairs) if gone not in pair]
     for mine, every in zip(part.layers, whole.layers, strict=True):
-        assert mine.whole.angles == tuple(every.whole.angles[place] for place in kept)
+        assert mine.whole.angles == tuple(every.whole.angles[place] for place in positions)
     for number, figure in enumerate(pair_heat_maps(part)):
         head = part.layers[-1].components["head"].angles[number]
         assert figure.heat is not None

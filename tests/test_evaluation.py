@@ -9,7 +9,7 @@ import torch
 
 import mergestream as ms
 from conftest import CLASSES, make_images, make_pool
-from mergestream.bench import records
+from mergestream.bench import evaluation, records
 from mergestream.bench.analysis.comparison import compare, oracle
 from mergestream.bench.analysis.duels import describe_duels, duel
 from mergestream.bench.evaluation import describe_run, domain_logits
@@ -106,8 +106,11 @@ def test_a_static_method_is_only_reordered_by_another_stream(
     assert not ms.create_method("mean", vit_pool, recalibrate_bn=True).static
 
 
-def test_precomputed_logits_serve_a_whole_domain(vit_pool: ms.ExpertPool, data: ms.DomainData, stream) -> None:
-    expert_logits = {view: domain_logits(vit_pool, data, view, batch_size=16) for view in ("original", "hflip")}
+def test_precomputed_logits_serve_a_whole_domain(
+    vit_pool: ms.ExpertPool, data: ms.DomainData, stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "CPU_CHUNK", 16)
+    expert_logits = {view: domain_logits(vit_pool, data, view) for view in ("original", "hflip")}
     assert expert_logits["original"].shape == (3, len(data), len(CLASSES))
     method = ms.create_method("entropy_adaptive", vit_pool)
     live, given = ms.evaluate(method, data, stream), ms.evaluate(method, data, stream, expert_logits=expert_logits)

@@ -78,14 +78,14 @@ def test_fast_steps_agree_with_eager_float32(
     pool, images = trained
     batches = list(images.cuda().split(32))
     reference = steps_of(pool.to("cuda", execution=Execution(capture=False)), batches)
-    found = steps_of(pool.to("cuda", dtype=dtype), batches)
+    fast = steps_of(pool.to("cuda", dtype=dtype), batches)
     spread = reference[1].amax(dim=-1) - reference[1].amin(dim=-1)
     assert spread[:, 0].max() > 0.1, f"the experts' coefficients hardly differ: {spread[:, 0].max():.3f}"
-    agreement = float((reference[0] == found[0]).float().mean())
+    agreement = float((reference[0] == fast[0]).float().mean())
     clear = [number for number, tied in enumerate(reference[2]) if not tied]
-    difference = float((reference[1] - found[1])[clear].abs().max())
-    told = {"alike": agreement, "difference": difference, "nearly_tied": reference[2].count(True)}
-    for name, value in told.items():
+    difference = float((reference[1] - fast[1])[clear].abs().max())
+    properties = {"alike": agreement, "difference": difference, "nearly_tied": reference[2].count(True)}
+    for name, value in properties.items():
         record_property(name, value)
     assert agreement >= same
     assert difference <= close
@@ -154,9 +154,9 @@ def test_fused_blocks_answer_as_float32_does(network: str, dtype: torch.dtype) -
         plain = half(images.to(dtype)).float()
         with fused_blocks([half]):
             assert all(block.forward.__func__ is fused_forward for block in half.blocks)
-            found = half(images.to(dtype)).float()
+            fused = half(images.to(dtype)).float()
     scale = exact.std()
-    assert (found - exact).abs().max() / scale < 2 * (plain - exact).abs().max() / scale + 0.02
+    assert (fused - exact).abs().max() / scale < 2 * (plain - exact).abs().max() / scale + 0.02
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -245,7 +245,7 @@ def test_evaluate_refuses_another_class_list() -> None:
     method = ms.create_method("mean", make_pool("vit"))
     for classes in (tuple(reversed(CLASSES)), (*CLASSES, "more")):
         data = ms.DomainData("t", "x", classes, make_images(5), torch.arange(5))
-        with pytest.raises(ms.MergestreamError, match="are not the pool's"):
+        with pytest.raises(ms.MergestreamError, match="are not those of the pool"):
             ms.evaluate(method, data, [[0, 1], [2, 3, 4]])
 
 

@@ -65,9 +65,9 @@ def refusal(data: bytes, limits: Limits = LIMITS) -> IntakeError:
 def test_photographs_without_loss(format_name: str, shape: tuple[int, ...]) -> None:
     pixels = drawn(shape)
     (picture,) = read_upload(saved(pixels, format_name), LIMITS)
-    wanted = np.repeat(pixels[..., None], 3, axis=-1) if pixels.ndim == 2 else pixels[..., :3]
+    expected = np.repeat(pixels[..., None], 3, axis=-1) if pixels.ndim == 2 else pixels[..., :3]
     assert picture.pixels.dtype == np.uint8
-    assert (picture.pixels == wanted.transpose(2, 0, 1)).all()
+    assert (picture.pixels == expected.transpose(2, 0, 1)).all()
 
 
 @pytest.mark.parametrize("format_name", ["PNG", "JPEG", "TIFF", "BMP", "WEBP"])
@@ -440,12 +440,12 @@ def outcome(data: bytes) -> list[Picture] | str:
 
 
 def read_or_refused(data: bytes) -> None:
-    found = outcome(data)
-    if isinstance(found, str):
-        assert found in REFUSALS
+    result = outcome(data)
+    if isinstance(result, str):
+        assert result in REFUSALS
     else:
-        assert found
-        assert all(picture.pixels.dtype == np.uint8 and picture.pixels.shape[0] == 3 for picture in found)
+        assert result
+        assert all(picture.pixels.dtype == np.uint8 and picture.pixels.shape[0] == 3 for picture in result)
 
 
 def anything(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -528,8 +528,8 @@ def test_shading_by_levels_is_shading_each_value(dtype: str, data: st.DataObject
 def test_the_documents_list_every_code_and_every_limit() -> None:
     text = (ROOT / "docs" / "dicom.md").read_text()
     groups = re.findall(r"((?:`\w+`(?:, )?)+) \((\d{3})\)", text.split("## Refusals")[1])
-    told = {code: int(status) for codes, status in groups for code in re.findall(r"\w+", codes)}
-    assert told == {code: kind.status for code, kind in REFUSALS.items()}
+    documented = {code: int(status) for codes, status in groups for code in re.findall(r"\w+", codes)}
+    assert documented == {code: kind.status for code, kind in REFUSALS.items()}
     for name in Limits.__dataclass_fields__:
         assert f"| `{name}` |" in text
 

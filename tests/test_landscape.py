@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mergestream as ms
-from benching import command, write_consortium
+from benching import command
 from conftest import FACTORIES, NAMES, make_experts, make_images, make_pool
 from mergestream.bench.landscape.landscape_figures import draw_plane, draw_segments, landscape_figure
 from mergestream.bench.landscape.landscape_measurement import StreamedMethod, barrier_of, measure_landscape
@@ -409,13 +409,6 @@ def test_a_path_is_spelt_method_slash_stream() -> None:
     ):
         with pytest.raises(MergestreamError):
             parse_path(wrong)
-
-
-@pytest.fixture(scope="module")
-def consortium(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("consortium")
-    write_consortium(folder)
-    return folder
 
 
 def test_the_command_writes_record_figures_and_words(consortium: Path, tmp_path: Path) -> None:

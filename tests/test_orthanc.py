@@ -22,7 +22,7 @@ from pydicom.uid import generate_uid
 
 from dicoms import SECRET, dataset, written
 from services import RunningService
-from test_service import write_pool
+from test_service import pool_on_disk
 
 PROGRAMS = ("Orthanc", "storescu", "dcmcrle", "dcmcjpeg", "dcmcjpls", "dciodvfy")
 MISSING = [name for name in PROGRAMS if shutil.which(name, path="/usr/sbin:/usr/bin:/usr/local/bin") is None]
@@ -132,11 +132,7 @@ class Orthanc:
         self._log.close()
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pools") / "pool"
-    write_pool(folder)
-    return folder
+pool = pool_on_disk
 
 
 def destinations(folder: Path, orthanc: Orthanc, *, web: bool) -> Path:

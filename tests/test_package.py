@@ -152,16 +152,16 @@ def options_of(command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 def test_commands_in_the_documents_exist_with_their_options() -> None:
-    known = dict(options_of(typer.main.get_command(cli.app)))
+    options_by_command = dict(options_of(typer.main.get_command(cli.app)))
     commands = 0
     for document in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         blocks = re.findall(r"^```\w*\n(.*?)^```", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         for line in re.findall(r"^mergestream ([^#\n]*)", "\n".join(blocks), flags=re.MULTILINE):
             words = line.split("    ")[0].split()
-            path = next((p for p in known if p == tuple(words[: len(p)])), None)
+            path = next((p for p in options_by_command if p == tuple(words[: len(p)])), None)
             assert path is not None, (document.name, line)
             used = {word for word in words if word.startswith("--")}
-            assert used <= known[path], (document.name, line)
+            assert used <= options_by_command[path], (document.name, line)
             commands += 1
     assert commands >= 80
 
@@ -231,18 +231,18 @@ assert not {"timm", "torchvision", "lightning", "matplotlib"} & set(sys.modules)
 
 def needed_by(requirements: Iterable[str]) -> set[str]:
     """Names of the installed distributions that requirements bring along, no extra of the project's among them."""
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = [(Requirement(line), "") for line in requirements]
     while waiting:
-        wanted, extra = waiting.pop()
-        if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
+        requirement, extra = waiting.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
             continue
-        name = canonicalize_name(wanted.name)
-        new = name not in found
-        found.add(name)
+        name = canonicalize_name(requirement.name)
+        new = name not in names
+        names.add(name)
         own = [Requirement(line) for line in metadata.requires(name) or []]
-        waiting += [(each, extra) for extra in (*wanted.extras, *([""] if new else [])) for each in own]
-    return found
+        waiting += [(each, extra) for extra in (*requirement.extras, *([""] if new else [])) for each in own]
+    return names
 
 
 @pytest.mark.slow
@@ -274,10 +274,10 @@ def test_the_wheel_and_what_it_names_suffice_in_an_empty_environment(tmp_path: P
                 link.symlink_to(str(top))
     assert not (packages / "fastapi").exists()  # an extra's
     assert (packages / "torch").exists()
-    said = subprocess.run(
+    version = subprocess.run(
         [environment / "bin" / "mergestream", "--version"], check=True, capture_output=True, text=True, cwd=tmp_path
     )
-    assert said.stdout.strip() == f"mergestream {ms.__version__}"
+    assert version.stdout.strip() == f"mergestream {ms.__version__}"
     modules = "mergestream.bench.demo, mergestream.training.training_run, mergestream.bench.report.figures"
     core = f"import mergestream as ms, {modules}"
     story = [environment / "bin" / "python", "-c", f"{core}; print(ms.list_methods())"]

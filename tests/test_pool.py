@@ -123,10 +123,10 @@ def test_without_keeps_order_and_answers(pool: ms.ExpertPool) -> None:
     whole = pool.logits(images)
     for k, name in enumerate(NAMES):
         rest = pool.without(name)
-        kept = [j for j in range(3) if j != k]
-        assert rest.names == tuple(NAMES[j] for j in kept)
+        others = [j for j in range(3) if j != k]
+        assert rest.names == tuple(NAMES[j] for j in others)
         assert rest.bank.is_contiguous()
-        assert torch.equal(rest.logits(images), whole[kept])
+        assert torch.equal(rest.logits(images), whole[others])
     with pytest.raises(ms.MergestreamError, match="Did you mean 'lyon'"):
         pool.without("lyonn")
     with pytest.raises(ms.MergestreamError, match="empty"):

@@ -94,8 +94,8 @@ def pool_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
         capsys.readouterr()
         with pytest.raises(SystemExit) as left:
             cli.main()
-        said = capsys.readouterr()
-        return int(left.value.code or 0), said.out, said.err
+        captured = capsys.readouterr()
+        return int(left.value.code or 0), captured.out, captured.err
 
     return call
 
@@ -429,14 +429,14 @@ def test_replaced_versions_are_kept_listed_and_restored(
     ]
     assert restore_expert(pool, "lyon", 1).version == 4
     assert (pool / "lyon" / "weights.safetensors").read_bytes() == first
-    kept = tmp_path / "pool.versions" / "lyon"
-    assert sorted(path.name for path in kept.iterdir()) == ["1", "2", "3"]
-    assert (kept / "3" / "weights.safetensors").read_bytes() == third
-    assert (kept / "1" / "weights.safetensors").read_bytes() == first
+    versions = tmp_path / "pool.versions" / "lyon"
+    assert sorted(path.name for path in versions.iterdir()) == ["1", "2", "3"]
+    assert (versions / "3" / "weights.safetensors").read_bytes() == third
+    assert (versions / "1" / "weights.safetensors").read_bytes() == first
     assert verify_pool(pool).sound
     # Editing the pool in place must not reach a kept version.
     (pool / "lyon" / "weights.safetensors").write_bytes(b"broken")
-    assert (kept / "1" / "weights.safetensors").read_bytes() == first
+    assert (versions / "1" / "weights.safetensors").read_bytes() == first
 
 
 def test_a_newer_card_of_the_same_weights_is_a_version_the_very_same_is_none(pool: Path, tmp_path: Path) -> None:
@@ -477,13 +477,13 @@ def test_a_kill_at_any_write_leaves_the_old_or_the_new_pool(pool: Path, tmp_path
             shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(tmp_path / "before", pool)
         status = in_a_child(lambda moment=moment: _replace_and_die(pool, sent, moment))
-        found = read_card(pool / "lyon").weights_sha256
+        present = read_card(pool / "lyon").weights_sha256
         loaded = ms.ExpertPool.load(pool)  # whole, whichever it is
         assert loaded.names == ("turin", "lyon", "brest")
-        if found == new:  # then the old one is kept
+        if present == new:  # then the old one is kept
             assert read_card_in(tmp_path / "pool.versions" / "lyon" / "1") == old
-        assert found in (old, new)
-        states.append((status == signal.SIGKILL, found == new))
+        assert present in (old, new)
+        states.append((status == signal.SIGKILL, present == new))
         if status == 0:
             break
     assert states[-1] == (False, True)
@@ -632,11 +632,11 @@ WRAPPED = {
 def test_timm_checkpoints_in_usual_wrappers(tmp_path: Path, pool_command: Callable[..., tuple], how: str) -> None:
     module, out = network(3), tmp_path / "pool" / "lyon"
     torch.save(WRAPPED[how](module.state_dict()), tmp_path / "x.pth")
-    code, said, err = pool_command(
+    code, output, err = pool_command(
         "import", tmp_path / "x.pth", out, *TIMM, "--classes", "benign, malignant,other", "--domain", "Lyon"
     )
     assert (code, err) == (0, "")
-    assert "Expert 'lyon'" in said
+    assert "Expert 'lyon'" in output
     card = read_card(out)
     assert (card.classes, card.domain, card.head) == (CLASSES, "Lyon", ("head",))
     assert card.architecture.arguments == {**ARGUMENTS, "num_classes": 3}
@@ -744,9 +744,9 @@ def test_monai_networks(tmp_path: Path, pool_command: Callable[..., tuple]) -> N
     torch.save({"network": module.state_dict()}, tmp_path / "x.pt")
     options = [f"--arg={key}={value}" for key, value in arguments.items()]
     rest = ("--network", "monai:DenseNet", *options, "--classes", ",".join(CLASSES))
-    code, said, err = pool_command("import", tmp_path / "x.pt", tmp_path / "pool" / "a", *rest)
+    code, output, err = pool_command("import", tmp_path / "x.pt", tmp_path / "pool" / "a", *rest)
     assert (code, err) == (0, "")
-    assert "give --size to set it" in said
+    assert "give --size to set it" in output
     card = read_card(tmp_path / "pool" / "a")
     assert card.head == ("class_layers.out",)
     assert card.architecture == Architecture("monai", "DenseNet", {**arguments, "num_classes": 3})
@@ -882,16 +882,18 @@ def test_merge_by_coefficients_is_the_weighted_sum(
     assert torch.equal(merged.logits(images)[0], expected.forward(weights, images))
 
 
-@pytest.mark.parametrize(("losses", "told"), [(("weighted",) * 3, "weighted"), (("weighted", "plain", "plain"), None)])
+@pytest.mark.parametrize(
+    ("losses", "shared"), [(("weighted",) * 3, "weighted"), (("weighted", "plain", "plain"), None)]
+)
 def test_a_merged_card_tells_the_loss_that_all_share(
-    pool: Path, tmp_path: Path, pool_command: Callable[..., tuple], losses: tuple[str, ...], told: str | None
+    pool: Path, tmp_path: Path, pool_command: Callable[..., tuple], losses: tuple[str, ...], shared: str | None
 ) -> None:
     """Or rules that take a loss's weights off would leave them on, or take off what was never there."""
     for name, loss in zip(("turin", "lyon", "brest"), losses, strict=True):
         card = json.loads((pool / name / "expert.json").read_text())
         (pool / name / "expert.json").write_text(json.dumps({**card, "recipe": {"loss": loss}}))
     assert pool_command("merge", pool, tmp_path / "merged", "--method", "mean")[0] == 0
-    assert read_card(tmp_path / "merged").recipe.get("loss") == told
+    assert read_card(tmp_path / "merged").recipe.get("loss") == shared
 
 
 def test_merge_by_method_and_what_cannot_be_merged(

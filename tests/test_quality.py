@@ -93,7 +93,7 @@ def test_a_prevalence_is_far_only_where_it_is_sure_and_matters() -> None:
     assert far == 0
 
 
-def coverage(mix: np.ndarray | None, random: np.random.Generator, wanted: float = 0.9) -> float:
+def coverage(mix: np.ndarray | None, random: np.random.Generator, share: float = 0.9) -> float:
     """How often the set holds the true class abroad, by limits from 150 labelled images at home."""
     held, repeats = [], 60
     for _ in range(repeats):
@@ -101,7 +101,7 @@ def coverage(mix: np.ndarray | None, random: np.random.Generator, wanted: float 
         card = label_free.validation_summary(probabilities, labels, "abc")
         counts = list(card["images"].values())
         chosen = np.array(counts) / 150 if mix is None else mix
-        limits = conformal.score_limits(list(card["scores"].values()), counts, chosen.tolist(), wanted)
+        limits = conformal.score_limits(list(card["scores"].values()), counts, chosen.tolist(), share)
         abroad, truth = simulated(random, ABROAD, 400)
         # The set alone, without the most probable class, which would only help.
         held.append((1 - abroad[np.arange(400), truth] <= np.array(limits)[truth]).mean())
@@ -115,12 +115,12 @@ def test_prediction_sets_hold_the_true_class_under_label_shift_and_only_with_the
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.5, 0.99))
-def test_limits_follow_the_definition_of_weighted_quantiles(seed: int, wanted: float) -> None:
+def test_limits_follow_the_definition_of_weighted_quantiles(seed: int, least_share: float) -> None:
     random = np.random.default_rng(seed)
     counts = random.integers(0, 12, 3)
     counts[random.integers(3)] += 1
     scores, mix = [random.random(count) for count in counts], random.dirichlet(np.ones(3))
-    limits = conformal.score_limits([own.tolist() for own in scores], counts.tolist(), mix.tolist(), wanted)
+    limits = conformal.score_limits([own.tolist() for own in scores], counts.tolist(), mix.tolist(), least_share)
     for label, limit in enumerate(limits):
         if not counts[label]:
             assert limit == math.inf
@@ -133,7 +133,7 @@ def test_limits_follow_the_definition_of_weighted_quantiles(seed: int, wanted: f
         total, reached, expected = sum(weight for _, weight in points), 0.0, math.inf
         for score, weight in sorted(points):
             reached += weight
-            if reached >= wanted * total * (1 - 1e-9):
+            if reached >= least_share * total * (1 - 1e-9):
                 expected = score
                 break
         assert limit == expected

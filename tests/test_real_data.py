@@ -54,8 +54,8 @@ def line(trained: tuple[str, Path, Path], out: Path) -> list[str]:
 def test_two_folders_and_a_killed_one_hold_the_same_bits(trained: tuple[str, Path, Path], tmp_path: Path) -> None:
     name, _, _ = trained
     one, two = tmp_path / "one", tmp_path / "two"
-    said = command(*line(trained, one))
-    assert said.returncode == 0, said.stderr
+    done = command(*line(trained, one))
+    assert done.returncode == 0, done.stderr
     process = subprocess.Popen(
         [sys.executable, "-m", "mergestream", *line(trained, two)],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True, stdout=subprocess.DEVNULL,

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,8 +20,8 @@ from benching import bench_arguments, command, write_consortium
 from conftest import make_images, make_pool
 from mergestream.bench.analysis.bench_findings import seen_targets
 from mergestream.bench.analysis.collection import collect
-from mergestream.bench.analysis.confidence import reliabilities, risk_coverages
-from mergestream.bench.analysis.cost import costs, shown
+from mergestream.bench.analysis.confidence import BINS, reliabilities, risk_coverages
+from mergestream.bench.analysis.cost import costs
 from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.evaluation import domain_logits
 from mergestream.bench.landscape.landscape_record import Landscape
@@ -30,11 +29,11 @@ from mergestream.bench.records import Run
 from mergestream.bench.report.answer import answer_sentences
 from mergestream.bench.report.figures import colours_of, panel
 from mergestream.bench.report.method_figures import draw_reliability
-from mergestream.bench.report.page import environment, render, slug
+from mergestream.bench.report.page import environment, render
 from mergestream.bench.report.plain_names import explained, stream_meaning
 from mergestream.bench.report.report_findings import analyse_runs
 from mergestream.bench.report.report_page import make_report
-from mergestream.bench.report.result_sections import describe_across_streams, describe_options
+from mergestream.bench.report.result_sections import describe_options
 from mergestream.bench.report.result_table import ResultTable, to_latex, to_markdown
 from mergestream.data.streams.stream_spec import STREAMS
 from mergestream.runtime.errors import CheckpointError, InputError
@@ -134,27 +133,13 @@ def test_every_table_is_beside_the_page_as_markdown_and_latex(page: str, bench: 
     assert page.count('class="export"') == 2 * len(titles)
 
 
-def test_an_older_results_file_is_read_and_a_newer_one_refused(bench: Path, tmp_path: Path) -> None:
+def test_results_of_another_version_are_refused(bench: Path, tmp_path: Path) -> None:
     shutil.copytree(bench / "runs", tmp_path / "runs", ignore=shutil.ignore_patterns("cache"))
     path = tmp_path / "runs" / "results.json"
-    results = json.loads(path.read_text())
-    older = [{"ours": "mean", "theirs": "ensemble", "stream": "iid", "across_targets": {}}]
-    path.write_text(json.dumps({**results, "schema_version": 1, "duels": older}))
-    folder = next((tmp_path / "runs" / "runs").iterdir())  # a run without the newest metric
-    header = json.loads((folder / "run.json").read_text())
-    del header["metrics"]["calibration_in_the_large"], header["metrics"]["calibration_by_class"]
-    (folder / "run.json").write_text(json.dumps(header))
-    report = make_report(tmp_path / "runs", tmp_path / "page.html", quiet, command="again")
-    assert report.bench.duels[0].ours == "mean"
-    missing = {(row.label, row.stream) for row in report.bench.rows if row.calibration_in_the_large is None}
-    label = header["arguments"]["label"]
-    assert label in {name for name, _ in missing} or label.startswith("single_expert")
-    stream = header["arguments"]["stream"]["name"]
-    table = (tmp_path / "page-tables" / f"probabilities-{slug(stream)}.md").read_text()
-    assert "| – |" in table
-    path.write_text(json.dumps({**results, "schema_version": 3}))
-    with pytest.raises(CheckpointError, match="reads version 1 or 2"):
-        collect(tmp_path / "runs")
+    for version in (1, 3):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
+        with pytest.raises(CheckpointError, match="reads version 2"):
+            collect(tmp_path / "runs")
 
 
 def test_a_drift_record_makes_a_section_and_another_file_is_refused(bench: Path, tmp_path: Path) -> None:
@@ -249,22 +234,19 @@ def test_costs_are_what_the_steps_counted(
     """Also where a benchmark computes the experts' logits once for all methods."""
     pool, images = make_pool("vit", base=True, statistics=True), make_images(12)
     data = ms.DomainData("test", "nice", pool.classes, images, torch.arange(12) % len(pool.classes))
-    known = {view: domain_logits(pool, data, view) for view in ("original", "hflip")} if shared else None
+    expert_logits = {view: domain_logits(pool, data, view) for view in ("original", "hflip")} if shared else None
     created = ms.create_method(method, pool, **options)
-    run = ms.evaluate(created, data, np.arange(12).reshape(3, 4), expert_logits=known)
+    run = ms.evaluate(created, data, np.arange(12).reshape(3, 4), expert_logits=expert_logits)
     (cost,) = costs([run])
     assert (cost.forwards, cost.backwards, cost.models) == (pytest.approx(forwards), backwards, models)
-    earlier = [{key: value for key, value in step.items() if "wards" not in key} for step in run.steps]
-    (unknown,) = costs([replace(run, steps=earlier)])
-    assert (unknown.forwards, shown(unknown.forwards)) == (None, "not counted")
 
 
 def test_reliability_gives_the_calibration_error_of_torchmetrics(bench: Path) -> None:
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     (run, *_) = collect(bench / "runs").runs
-    (curve,) = reliabilities([run], bins=15)
-    reference = multiclass_calibration_error(run.probabilities, run.labels, len(run.classes), n_bins=15)
+    (curve,) = reliabilities([run])
+    reference = multiclass_calibration_error(run.probabilities, run.labels, len(run.classes), n_bins=BINS)
     assert float(np.sum(curve.share * abs(curve.accuracy - curve.confidence))) == pytest.approx(
         float(reference), abs=1e-5
     )
@@ -333,7 +315,6 @@ def test_options_are_described_in_words() -> None:
     assert describe_options("entropy_adaptive(views=())") == "without consistency"
     assert describe_options("entropy_adaptive(views=(vflip))") == "consistency under other views"
     assert describe_options("entropy_adaptive(head=shared, momentum=0.9)").count(";") == 1
-    assert describe_across_streams([]) == []
 
 
 @pytest.mark.slow

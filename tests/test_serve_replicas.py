@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from benching import command, process, write_pool
+from benching import command, pool_on_disk, process
 from mergestream.runtime.errors import InputError, UnknownNameError
 from mergestream.serving.open_engine import load_pool
 from mergestream.serving.options import ServeOptions
@@ -31,11 +31,7 @@ BATCHES = 5
 STRANGER = "import sys, ray; ray.init(address=sys.argv[1], logging_level='ERROR'); print('LET IN')"
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("replicas") / "pool"
-    write_pool(folder)
-    return folder
+pool = pool_on_disk
 
 
 @pytest.mark.parametrize("replicas", [0, -1, True])
@@ -202,17 +198,17 @@ def replayed(log: Path, pool: Path, images: Path) -> dict[str, Any]:
                 (images / f"{site}-{number}-{place}.png").write_bytes(file)
     done = command("audit", "replay", str(log), "--images", str(images), "--pool", str(pool), "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def knock(service: RunningService) -> subprocess.Popen[str]:
     """Somebody without the cluster's token, who wants to run code on it."""
     words = [word for pid in descendants(service.process.pid) for word in command_line(pid)]
     address = next(word.partition("=")[2] for word in words if word.startswith("--gcs-address="))
-    known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     line = [sys.executable, "-c", STRANGER, address]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=known)
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
 def descendants(pid: int) -> list[int]:

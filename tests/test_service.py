@@ -21,7 +21,7 @@ from highdicom import sr
 from PIL import Image
 
 import mergestream as ms
-from benching import write_pool
+from benching import pool_on_disk
 from dicoms import SECRET, dicom
 from mergestream.runtime.errors import CheckpointError
 from mergestream.serving.audit.keys import create_key, read_public_key
@@ -47,11 +47,7 @@ MOMENTUM = ("--option", "momentum=0.9", "--rate", "0", "--max-wait-ms", "30")
 LOCAL_MOMENTUM = {"options": ("momentum=0.9",), "rate": 0, "max_wait_ms": 30}
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pools") / "pool"
-    write_pool(folder)
-    return folder
+pool = pool_on_disk
 
 
 @pytest.fixture(scope="module")
@@ -98,17 +94,17 @@ def test_png_jpeg_dicom_and_numpy_batches_are_answered_as_in_python(client: http
         ([npy(tensor(*arrays).numpy())], arrays),
     ]
     for number, (files, shown) in enumerate(batches):
-        said, step = answer(client, "formats", *files), method.step(tensor(*shown))
-        assert said["step"] == number
-        assert said["probabilities"] == probabilities(step)
-        assert said["predictions"] == [method.pool.classes[c] for c in step.logits.argmax(dim=-1)]
+        response, step = answer(client, "formats", *files), method.step(tensor(*shown))
+        assert response["step"] == number
+        assert response["probabilities"] == probabilities(step)
+        assert response["predictions"] == [method.pool.classes[c] for c in step.logits.argmax(dim=-1)]
         names = method.pool.names
-        assert said["encoder_coefficients"] == dict(zip(names, step.encoder_coefficients.tolist(), strict=True))
-        assert said["head_coefficients"] == dict(zip(names, step.head_coefficients.tolist(), strict=True))
-        assert said["entropies"] == dict(zip(names, step.entropy.tolist(), strict=True))
-        assert said["head_expert"] == step.head_expert
-        assert said["pool_hash"] == method.pool.fingerprint()
-        assert len(said["model_hash"]) == 64
+        assert response["encoder_coefficients"] == dict(zip(names, step.encoder_coefficients.tolist(), strict=True))
+        assert response["head_coefficients"] == dict(zip(names, step.head_coefficients.tolist(), strict=True))
+        assert response["entropies"] == dict(zip(names, step.entropy.tolist(), strict=True))
+        assert response["head_expert"] == step.head_expert
+        assert response["pool_hash"] == method.pool.fingerprint()
+        assert len(response["model_hash"]) == 64
 
 
 def test_a_real_process_answers_curl_and_ends_with_sigterm(pool: Path, tmp_path: Path) -> None:
@@ -125,12 +121,12 @@ def test_a_real_process_answers_curl_and_ends_with_sigterm(pool: Path, tmp_path:
 
 
 def test_every_answer_is_in_the_log_before_it_leaves(service: LocalService, client: httpx.Client) -> None:
-    said = answer(client, "logged", png(1), png(2))
-    (line,) = [line for line in service.lines("step") if line["sequence"] == said["audit"]["sequence"]]
-    assert line["hash"] == said["audit"]["hash"]
+    response = answer(client, "logged", png(1), png(2))
+    (line,) = [line for line in service.lines("step") if line["sequence"] == response["audit"]["sequence"]]
+    assert line["hash"] == response["audit"]["hash"]
     assert line["body"]["stream"] == "logged"
     assert len(line["body"]["inputs"]) == 2
-    assert list(said["encoder_coefficients"].values()) == line["body"]["encoder_coefficients"]
+    assert list(response["encoder_coefficients"].values()) == line["body"]["encoder_coefficients"]
 
 
 def test_sixteen_callers_at_once_get_their_own_answers(service: LocalService, client: httpx.Client) -> None:
@@ -149,25 +145,25 @@ def test_sixteen_callers_at_once_get_their_own_answers(service: LocalService, cl
     answers = asyncio.run(ask())
     lines = {line["sequence"]: line["body"] for line in service.lines("step") if line["body"]["stream"] == "together"}
     assert [len(body["inputs"]) for body in lines.values()] == [1] * 16
-    for seed, said in enumerate(answers):
-        body = lines[said["audit"]["sequence"]]
-        assert body["inputs"][said["position"]]["sha256"] == hashlib.sha256(png(seed)).hexdigest()
-        assert said["predictions"] == [said["classes"][body["predictions"][said["position"]]]]
-        assert len(said["probabilities"]) == 1
-        assert (said["batch_size"], said["depends_on_batch"]) == (1, False)
+    for seed, response in enumerate(answers):
+        body = lines[response["audit"]["sequence"]]
+        assert body["inputs"][response["position"]]["sha256"] == hashlib.sha256(png(seed)).hexdigest()
+        assert response["predictions"] == [response["classes"][body["predictions"][response["position"]]]]
+        assert len(response["probabilities"]) == 1
+        assert (response["batch_size"], response["depends_on_batch"]) == (1, False)
 
 
 def test_dicom_answers_come_as_structured_reports_on_demand(client: httpx.Client) -> None:
-    said = answer(client, "reports", png(1), colour_dicom(2), report="dicom-sr")
-    nothing, report = said["reports"]
+    response = answer(client, "reports", png(1), colour_dicom(2), report="dicom-sr")
+    nothing, report = response["reports"]
     assert nothing is None
     read = pydicom.dcmread(io.BytesIO(base64.b64decode(report)))
     assert read.Modality == "SR"
     (group,) = sr.srread(io.BytesIO(base64.b64decode(report))).content.get_image_measurement_groups()
     shown = {each.name.value: each.value.meaning for each in group.get_qualitative_evaluations()}
-    assert said["predictions"][1] == shown["predicted"]
-    assert [each.value for each in group.get_measurements()] == said["probabilities"][1]
-    assert said["model_hash"].encode() in base64.b64decode(report)
+    assert response["predictions"][1] == shown["predicted"]
+    assert [each.value for each in group.get_measurements()] == response["probabilities"][1]
+    assert response["model_hash"].encode() in base64.b64decode(report)
     assert answer(client, "reports", colour_dicom(2))["reports"] is None
 
 
@@ -195,11 +191,11 @@ def test_streams_are_listed_reset_and_deleted(client: httpx.Client, pool: Path) 
 
 def test_recent_steps_and_overview_show_what_was_answered(client: httpx.Client) -> None:
     answers = [answer(client, "watched", png(number), png(number + 1)) for number in range(3)]
-    found = client.get(f"{STREAMS}/watched/recent").json()
-    assert found["stream"] == "watched"
-    assert [step["step"] for step in found["steps"]] == [0, 1, 2]
+    recent = client.get(f"{STREAMS}/watched/recent").json()
+    assert recent["stream"] == "watched"
+    assert [step["step"] for step in recent["steps"]] == [0, 1, 2]
     later = client.get(f"{STREAMS}/watched/recent", params={"after": 1}).json()["steps"]
-    assert later == found["steps"][2:]
+    assert later == recent["steps"][2:]
     step = later[0]
     assert step["images"] == 2 == sum(step["predictions_per_class"].values())
     assert step["encoder_coefficients"] == answers[2]["encoder_coefficients"]
@@ -225,12 +221,12 @@ def test_an_expert_is_switched_off_for_all_and_on_again(
     name = client.get("/v1/pool").json()["experts"][0]["name"]
     off = client.put(f"/v1/pool/experts/{name}", json={"on": False}).json()
     assert off == {"expert": name, "on": False, "switched_off": [name]}
-    said = answer(client, "without", png(1))
-    assert said["encoder_coefficients"][name] == 0
-    assert said["entropies"][name] is None
-    assert said["switched_off"] == [name]
+    response = answer(client, "without", png(1))
+    assert response["encoder_coefficients"][name] == 0
+    assert response["entropies"][name] is None
+    assert response["switched_off"] == [name]
     rest = ms.create_method("entropy_adaptive", ms.ExpertPool.load(pool).without(name), momentum=0.9)
-    assert said["probabilities"] == probabilities(rest.step(tensor(pixels(1))))
+    assert response["probabilities"] == probabilities(rest.step(tensor(pixels(1))))
     others = [each["name"] for each in client.get("/v1/pool").json()["experts"] if each["on"]]
     assert name not in others
     for other in others[:-1]:
@@ -307,8 +303,8 @@ def test_documents_are_complete_and_need_nothing_from_elsewhere(client: httpx.Cl
         code
         for methods in schema["paths"].values()
         for about in methods.values()
-        for said in about["responses"].values()
-        for code in said.get("content", {}).get("application/problem+json", {}).get("examples", {})
+        for response in about["responses"].values()
+        for code in response.get("content", {}).get("application/problem+json", {}).get("examples", {})
     }
     # The others are said before any route is found.
     assert codes | {"not_found", "method_not_allowed", "malformed_http"} == set(PROBLEMS)
@@ -345,21 +341,21 @@ def test_sigterm_under_load_loses_nothing_and_a_restart_goes_on(pool: Path, tmp_
     more = (*MOMENTUM, "--max-batch", "4", "--audit-key", str(tmp_path / "site.key"))
     with RunningService(pool, tmp_path, *more) as first:
         with first.client() as client:
-            said = [answer(client, "a", png(number), png(number + 50)) for number in (0, 1)]
+            responses = [answer(client, "a", png(number), png(number + 50)) for number in (0, 1)]
         answered = asyncio.run(load_until_stopped(first, 40))
         assert first.process.wait(60) == 0, first.words()
     lines = [line for line in first.lines("step") if line["body"]["stream"] != "a"]
     logged = {(line["sequence"], position) for line in lines for position in range(len(line["body"]["inputs"]))}
-    told = [(each["audit"]["sequence"], each["position"]) for each in answered]
-    assert len(set(told)) == len(told) >= 40
-    assert set(told) == logged
+    places = [(each["audit"]["sequence"], each["position"]) for each in answered]
+    assert len(set(places)) == len(places) >= 40
+    assert set(places) == logged
     assert first.lines()[-1]["kind"] == "service_stopped"
     assert "Traceback" not in first.words()
     with RunningService(pool, tmp_path, *more) as second, second.client() as client:
-        said += [answer(client, "a", png(number), png(number + 50)) for number in (2, 3)]
+        responses += [answer(client, "a", png(number), png(number + 50)) for number in (2, 3)]
         assert second.stop() == 0
-    assert [each["probabilities"] for each in said] == steps
-    assert [each["step"] for each in said] == [0, 1, 2, 3]
+    assert [each["probabilities"] for each in responses] == steps
+    assert [each["step"] for each in responses] == [0, 1, 2, 3]
     report = verify(second.log, read_public_key(tmp_path / "site.key.pub"))
     assert report.sound
     assert "not signed" not in second.words()
@@ -413,8 +409,8 @@ def test_a_watched_folder_is_answered_and_a_service_without_a_log_says_so(pool: 
         (stream,) = [stream for stream in client.get(STREAMS).json()["streams"] if stream["name"] != "a"]
         assert stream["images"] == 2
         assert running.stop() == 0
-    said = json.loads((watched / "answers" / "one.png.json").read_text())["answers"][0]
-    assert said["stream"] == "watched-folder"
+    response = json.loads((watched / "answers" / "one.png.json").read_text())["answers"][0]
+    assert response["stream"] == "watched-folder"
     assert pydicom.dcmread(watched / "answers" / f"{SECRET}.dcm.sr.dcm").Modality == "SR"
     assert "No audit log is kept." in running.words()
     assert SECRET not in running.words()

@@ -18,7 +18,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from benching import write_pool
+from benching import pool_on_disk
 from live_service import LiveService
 from services import STREAMS, LocalService, form, png
 
@@ -26,11 +26,7 @@ GET = b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 MANY = 1100
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("connections") / "pool"
-    write_pool(folder)
-    return folder
+pool = pool_on_disk
 
 
 def connected(url: str, sent: bytes = b"", own_address: str = "127.0.0.1") -> socket.socket:
@@ -81,8 +77,8 @@ def test_a_client_that_never_reads_is_cut_off(pool: Path, tmp_path: Path, monkey
         silent = connected(service.url, 100 * GET)
         wait_until(lambda: open_connections(service) == 1, 2)
         time.sleep(0.2)
-        (kept,) = service._servers[0].server_state.connections
-        assert kept.transport.get_write_buffer_size() < 1 << 20  # one response waits, not a hundred
+        (open_connection,) = service._servers[0].server_state.connections
+        assert open_connection.transport.get_write_buffer_size() < 1 << 20  # one response waits, not a hundred
         wait_until(lambda: open_connections(service) == 0, 3)
         silent.close()
         with service.client() as client:

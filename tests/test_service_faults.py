@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benching import command, write_pool
+from benching import command, pool_on_disk
 from live_service import LiveService, Senders
 from mergestream.runtime.errors import MergestreamError
 from mergestream.serving.audit.lines import raw_lines
@@ -25,11 +25,7 @@ pytestmark = pytest.mark.slow
 PICTURES = [saved(np.asarray(drawn((24, 24, 3), seed)), "PNG") for seed in range(16)]
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("faults") / "pool"
-    write_pool(folder)
-    return folder
+pool = pool_on_disk
 
 
 def logged_steps(log: Path) -> dict[int, dict[str, Any]]:

@@ -65,10 +65,10 @@ class Hostilities:
         assert status != 500, self.service.said.read_text()[-3000:]
         code = "answered"
         if status >= 400:
-            told = json.loads(body)
-            code = told["code"]
+            problem = json.loads(body)
+            code = problem["code"]
             assert kind == MEDIA_TYPE
-            assert PROBLEMS[code].status == status == told["status"]
+            assert PROBLEMS[code].status == status == problem["status"]
         self.outcomes[f"{status} {code}"] += 1
 
     def held(self) -> tuple[int, int]:
@@ -88,8 +88,8 @@ class Hostilities:
         allowed = {place for each in own for place in (Path(each), Path(each).resolve())}
         allowed |= {Path(f"/proc/{self.service.pid}"), Path("/proc/self")}
         # /dev/null is what a decoder's process gets for its errors.
-        found = {path: Path(os.path.normpath(path)) for path in paths - {os.devnull}}
-        return {path for path, place in found.items() if not allowed & {place, *place.parents}}
+        places = {path: Path(os.path.normpath(path)) for path in paths - {os.devnull}}
+        return {path for path, place in places.items() if not allowed & {place, *place.parents}}
 
 
 def _children(pid: int) -> list[str]:
@@ -151,22 +151,22 @@ def test_requests_made_from_the_openapi_document(hostilities: Hostilities) -> No
         case.validate_response(response, checks=checks)
         hostilities.count(response.status_code, response.headers.get("content-type", [""])[0], response.content)
 
-    wanted = REQUESTS // 2
+    least = REQUESTS // 2
     for number in count():
         for operation in operations:
             for mode in schemathesis.GenerationMode:
                 strategy = operation.as_strategy(generation_mode=mode)
                 with suppress(Unsatisfiable):  # nothing can be wrong about GET /healthz
-                    often(max(1, wanted // 100))(seed(number)(given(case=strategy)(exchange)))()
-        if sent >= wanted:
+                    often(max(1, least // 100))(seed(number)(given(case=strategy)(exchange)))()
+        if sent >= least:
             break
     _require_standing(hostilities)
 
 
 def _make_known(case: Any, number: int) -> None:
     """Names made at random are never those of a stream or an expert: every other request gets one that exists."""
-    known = {"stream": ("site-0", "site-1"), "expert": ("lyon", "brest", "turin")}
-    for name, values in known.items():
+    names = {"stream": ("site-0", "site-1"), "expert": ("lyon", "brest", "turin")}
+    for name, values in names.items():
         if number % 2 and name in (case.path_parameters or {}):
             case.path_parameters[name] = values[number // 2 % len(values)]
 
@@ -191,9 +191,9 @@ LIES = {
 @st.composite
 def lying_dicom(draw: st.DrawFn) -> bytes:
     names = draw(st.lists(st.sampled_from(sorted(LIES)), min_size=1, max_size=3, unique=True))
-    told = {name: draw(LIES[name]) for name in names}
+    header = {name: draw(LIES[name]) for name in names}
     try:
-        return dicom(drawn((8, 9)), **told)
+        return dicom(drawn((8, 9)), **header)
     except Exception:  # pydicom refuses to write some lies at all
         return dicom(drawn((8, 9)), Rows=65535)
 
@@ -267,7 +267,7 @@ def test_no_process_of_it_opens_what_a_client_names(tmp_path: Path) -> None:
     watched = ["strace", "-f", "-qq", "-e", "trace=open,openat,openat2,creat", "-o", str(trace)]
     with LiveService(tmp_path, tmp_path / "pool", prefix=watched) as service:
         before = trace.stat().st_size
-        known = Hostilities(service, tmp_path / "pool", trace)
+        hostilities = Hostilities(service, tmp_path / "pool", trace)
         with service.client() as client:
 
             @often(200)
@@ -276,14 +276,14 @@ def test_no_process_of_it_opens_what_a_client_names(tmp_path: Path) -> None:
             def send(made: tuple[str, list[tuple[str, bytes]]]) -> None:
                 form = [("images", part) for part in made[1]]
                 response = client.post("/v1/streams/site-0/batches", files=form)
-                known.count(response.status_code, response.headers["content-type"], response.content)
+                hostilities.count(response.status_code, response.headers["content-type"], response.content)
 
             send()
             decoded = client.post("/v1/streams/site-0/batches", files={"images": VALID["dicom jpeg 2000"]})
             assert decoded.status_code == 200
         text = trace.read_text(errors="replace")[before:]
     opened = re.findall(r'^(\d+) +open\w*\((?:AT_FDCWD, )?"([^"]*)".* = \d+$', text, re.MULTILINE)
-    outside = known.elsewhere({path for _, path in opened})
+    outside = hostilities.elsewhere({path for _, path in opened})
     assert {path for path in outside - STARTING - {PASSWD} if not path.startswith(SYSTEM)} == set()
     decoders = {process for process, path in opened if path.endswith("/decoder_process.py")}
     assert decoders
@@ -319,10 +319,10 @@ def test_paths_out_of_the_service(hostilities: Hostilities) -> None:
     for verb in VERBS:
         for path in PATHS:
             head = f"{verb} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
-            told = bare(hostilities.service.url, head.encode("latin-1"))
-            assert SECRET.encode() not in told
-            assert not told.startswith(b"HTTP/1.1 500")
-            hostilities.outcomes[f"{told[9:12].decode()} bare"] += 1
+            reply = bare(hostilities.service.url, head.encode("latin-1"))
+            assert SECRET.encode() not in reply
+            assert not reply.startswith(b"HTTP/1.1 500")
+            hostilities.outcomes[f"{reply[9:12].decode()} bare"] += 1
     _require_standing(hostilities)
 
 
@@ -350,9 +350,9 @@ GARBAGE: Sequence[bytes] = [
 
 @pytest.mark.parametrize("number", range(len(GARBAGE)))
 def test_bytes_that_are_no_request(hostilities: Hostilities, number: int) -> None:
-    told = bare(hostilities.service.url, GARBAGE[number])
-    hostilities.outcomes[f"{told[9:12].decode()} bare"] += 1
-    assert not told.startswith(b"HTTP/1.1 5"), told
+    reply = bare(hostilities.service.url, GARBAGE[number])
+    hostilities.outcomes[f"{reply[9:12].decode()} bare"] += 1
+    assert not reply.startswith(b"HTTP/1.1 5"), reply
     _require_standing(hostilities)
 
 
@@ -362,8 +362,8 @@ def _require_standing(hostilities: Hostilities) -> None:
     with service.client() as client:
         assert client.get("/readyz").status_code == 200, service.said.read_text()[-3000:]
         # Hostile administrators may have taken experts away or used up the streams.
-        known = [stream["name"] for stream in client.get("/v1/streams").json()["streams"]]
-        stream = known[0] if known else "site-0"
+        streams = [stream["name"] for stream in client.get("/v1/streams").json()["streams"]]
+        stream = streams[0] if streams else "site-0"
         picture = saved(np.asarray(drawn((24, 24, 3))), "PNG")
         answer = client.post(f"/v1/streams/{stream}/batches", files={"images": ("a.png", picture)})
         assert answer.status_code == 200, answer.text

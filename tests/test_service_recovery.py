@@ -8,18 +8,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benching import CLASSES, write_pool
+from benching import CLASSES, pool_on_disk
 from mergestream.cli.app import app
 from mergestream.serving.audit import lines
 from mergestream.serving.audit.log_verification import verify
 from services import STREAMS, LocalService, form, png
 
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pools") / "pool"
-    write_pool(folder)
-    return folder
+pool = pool_on_disk
 
 
 def send(service: LocalService, *seeds: int, stream: str = "ward") -> dict[str, Any]:

@@ -167,10 +167,10 @@ def test_tokens_are_in_no_file_and_their_names_unique(tmp_path: Path) -> None:
     token = create_token(file, CLIENT, "a")
     assert token not in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
-    found = Tokens(file)
-    assert found.holder_of(token) == (CLIENT, "a")
+    tokens = Tokens(file)
+    assert tokens.holder_of(token) == (CLIENT, "a")
     for wrong in ("", token[:-1], token + "x", token.upper(), "\ud800", file.read_text().split()[2]):
-        assert found.holder_of(wrong) is None
+        assert tokens.holder_of(wrong) is None
     for role, name in ((CLIENT, "a"), (CLIENT, "two words"), (CLIENT, "x\nadministrator y"), ("king", "b")):
         with pytest.raises(MergestreamError):
             create_token(file, role, name)
@@ -197,7 +197,7 @@ def test_a_service_that_others_could_reach_needs_tokens(folder: Path, tokens: di
     for host in ("0.0.0.0", "::", "192.0.2.1", "hospital.example"):
         with pytest.raises(InputError, match="--tokens"):
             serve(replace(request, host=host))
-    for wrong, said in (
+    for wrong, message in (
         ({"tls_cert": folder / "cert.pem"}, "both --tls-cert"), ({"device": "abacus"}, "device"),
         ({"no_audit": True, "audit": tmp_path / "a"}, "--no-audit"), ({"guards": ["fallback=none", "x=1"]}, "x"),
         ({"guards": ["fallback=3"]}, "fallback"), ({"rate": -1.0}, "rate"), ({"max_batch": 0}, "max_batch"),
@@ -205,7 +205,7 @@ def test_a_service_that_others_could_reach_needs_tokens(folder: Path, tokens: di
         ({"max_body_mib": 0}, "max_body_mib"), ({"options": ["momentum"]}, "name=value"), ({"dtype": "int3"}, "dtype"),
         ({"watch": Path(__file__)}, "Cannot write"),
     ):  # fmt: skip
-        with pytest.raises(MergestreamError, match=said):
+        with pytest.raises(MergestreamError, match=message):
             serve(replace(request, **wrong))
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InputError, match="Cannot listen"):
         serve(replace(request, port=taken.getsockname()[1]))
@@ -384,7 +384,7 @@ def test_loading_closing_and_overloaded_services_say_when_to_come_back(engine: E
 
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals come to the main thread")
 def test_a_signal_while_it_loads_ends_it_in_order_and_it_was_never_ready(engine: Engine) -> None:
-    kept, ready = signal.signal(signal.SIGTERM, signal.SIG_IGN), list[str]()
+    handler, ready = signal.signal(signal.SIGTERM, signal.SIG_IGN), list[str]()
 
     def slowly(_: Metrics) -> Engine:
         time.sleep(0.3)  # until it listens
@@ -396,7 +396,7 @@ def test_a_signal_while_it_loads_ends_it_in_order_and_it_was_never_ready(engine:
     try:
         server.run(service, ServeOptions(Path("pool"), port=0), ready.append)
     finally:
-        signal.signal(signal.SIGTERM, kept)
+        signal.signal(signal.SIGTERM, handler)
     assert ready == []
     assert service.closing
 
@@ -453,13 +453,13 @@ def test_a_log_that_cannot_be_written_stops_answers_until_it_can(tmp_path: Path)
 
     async def talk(client: httpx.AsyncClient) -> None:
         first = (await client.post(f"{STREAMS}/a/batches", files=form(png(1)))).json()
-        kept = os.dup(audit._storage._handle)
+        handle = os.dup(audit._storage._handle)
         os.dup2(os.open("/dev/full", os.O_WRONLY), audit._storage._handle)
         refused = await client.post(f"{STREAMS}/a/batches", files=form(png(1)))
         require_problem(refused, "audit_unavailable")
         assert str(tmp_path) not in refused.text
         require_problem(await client.get("/readyz"), "audit_unavailable")
-        os.dup2(kept, audit._storage._handle)
+        os.dup2(handle, audit._storage._handle)
         service._log_checked_at = 0.0
         assert (await client.get("/readyz")).status_code == 200
         again = (await client.post(f"{STREAMS}/a/batches", files=form(png(1)))).json()
@@ -597,5 +597,5 @@ def test_the_table_of_problems_is_the_documents() -> None:
 
 def test_logs_as_json_hold_a_requests_fields() -> None:
     record = logging.LogRecord("x", logging.INFO, "f", 1, "%(status)s", ({"status": 200},), None)
-    said = json.loads(JsonFormatter().format(record))
-    assert (said["status"], said["message"], said["level"]) == (200, "200", "info")
+    line = json.loads(JsonFormatter().format(record))
+    assert (line["status"], line["message"], line["level"]) == (200, "200", "info")

@@ -122,7 +122,7 @@ def test_sixteen_threads_on_four_streams(pool: ms.ExpertPool, tmp_path: Path) ->
         lines = service.lines("step")
     assert not failures
     assert len(lines) == len(answers) == 96
-    told = {(answer.stream, answer.step): answer for answer in answers}
+    by_step = {(answer.stream, answer.step): answer for answer in answers}
     methods = {f"site{n}": ms.create_method("entropy_adaptive", pool, **MOVING) for n in range(4)}
     steps: dict[str, int] = defaultdict(int)
     last: dict[str, Any] = {}
@@ -132,7 +132,7 @@ def test_sixteen_threads_on_four_streams(pool: ms.ExpertPool, tmp_path: Path) ->
         assert body["step"] == steps[name]
         assert last.get(name, body["state_before"]) == body["state_before"]
         steps[name], last[name] = steps[name] + 1, body["state_after"]
-        answer = told[name, body["step"]]
+        answer = by_step[name, body["step"]]
         assert answer.audit == {"sequence": line["sequence"], "hash": line["hash"]}
         same_as_step(answer, methods[name].step(tensor_of([pictures[each["sha256"]] for each in body["inputs"]])))
 
@@ -277,14 +277,14 @@ def killed_service(folder: Path, die_at: int | None, seconds: float = 0.0) -> li
     script = KILLED.format(tests=str(Path(__file__).parent), folder=str(folder), options=MOVING, die_at=die_at)
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    told = []
+    output = []
     if die_at is None:
-        told = [process.stdout.readline()]
+        output = [process.stdout.readline()]
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
-    told += process.stdout.read().splitlines()
+    output += process.stdout.read().splitlines()
     assert process.wait() == -signal.SIGKILL
-    return [int(line) for line in told if line.strip()]
+    return [int(line) for line in output if line.strip()]
 
 
 @pytest.mark.parametrize("die_at", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4)), None])
@@ -363,8 +363,8 @@ def test_one_service_a_folder(pool: ms.ExpertPool, tmp_path: Path) -> None:
 def test_an_expert_that_is_off_is_as_one_that_is_not_there(
     expert: str, name: str, options: dict, without: dict, pool: ms.ExpertPool, tmp_path: Path
 ) -> None:
-    kept = [k for k, each in enumerate(pool.names) if each != expert]
-    lists = {key: [value[k] for k in kept] for key, value in options.items() if isinstance(value, list)}
+    others = [k for k, each in enumerate(pool.names) if each != expert]
+    lists = {key: [value[k] for k in others] for key, value in options.items() if isinstance(value, list)}
     step = ms.create_method(name, pool.without(expert), **without, **lists).step(tensor_of(batch(1)))
     with Service(tmp_path, pool, name, options=options) as service:
         service.engine.answer("lyon", batch(0))
@@ -374,7 +374,7 @@ def test_an_expert_that_is_off_is_as_one_that_is_not_there(
         assert answer.probabilities == tuple(map(tuple, torch.softmax(step.logits, dim=-1).tolist()))
         for field, absent in (("encoder_coefficients", 0.0), ("head_coefficients", 0.0), ("entropy", None)):
             values, expected = getattr(answer, field), getattr(step, field)
-            assert values is None if expected is None else [values[pool.names[k]] for k in kept] == expected.tolist()
+            assert values is None if expected is None else [values[pool.names[k]] for k in others] == expected.tolist()
             assert values is None or values[expert] == absent
         service.engine.switch(expert, on=True)
         same_as_step(
@@ -392,9 +392,9 @@ def test_the_switch_renormalises_averages_is_logged_and_survives(pool: ms.Expert
         event = service.lines("expert_switched")[-1]["body"]
         assert (event["expert"], event["on"], event["switched_off"]) == ("brest", False, ["brest"])
         method = ms.create_method("entropy_adaptive", pool.without("brest"), **MOVING)
-        kept = before[[0, 2]] / before[[0, 2]].sum()
+        renormalised = before[[0, 2]] / before[[0, 2]].sum()
         now = method.step(tensor_of(batch(1))).encoder_coefficients  # its first average is uniform
-        expected = 0.7 * kept + (now - 0.7 * 0.5)
+        expected = 0.7 * renormalised + (now - 0.7 * 0.5)
         answer = service.engine.answer("lyon", batch(1))
         coefficients = torch.tensor(list(answer.encoder_coefficients.values()))
         assert float(coefficients[1]) == 0

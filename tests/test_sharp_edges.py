@@ -19,7 +19,7 @@ from mergestream.networks.batch_checks import require_preprocessed
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.training.expert_warnings import training_warnings
-from mergestream.training.published_weights import answers
+from mergestream.training.published_weights import is_reachable
 
 # --- the command line ---------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ def test_a_server_that_never_answers_is_not_waited_for(monkeypatch: pytest.Monke
     monkeypatch.setenv("no_proxy", "*")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         started = time.perf_counter()
-        assert not answers(f"http://127.0.0.1:{silent.getsockname()[1]}", patience=0.2)
+        assert not is_reachable(f"http://127.0.0.1:{silent.getsockname()[1]}", patience=0.2)
         assert time.perf_counter() - started < 10  # by default urllib waits without an end
 
 

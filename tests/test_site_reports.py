@@ -330,17 +330,17 @@ def test_a_card_shows_its_metrics_at_every_site_that_reported(reported: Path, tm
     done = command("pool", "card", str(expert), *files, "--require-signed-by", str(trusted))
     assert done.returncode == 0, done.stderr
     text = (expert / "README.md").read_text()
-    found: dict[str, dict[str, float]] = defaultdict(dict)
+    metrics: dict[str, dict[str, float]] = defaultdict(dict)
     for result in ModelCard(text).data.eval_results:
-        found[result.dataset_name][result.metric_type] = result.metric_value
+        metrics[result.dataset_name][result.metric_type] = result.metric_value
     for site in ("brest", "turin"):
         report = SiteReport.load(reported / f"{site}.json")
         scores = report.scores(report.answers["lyon"])
-        assert found[f"{site}, reported by the site"]["balanced_accuracy"] == pytest.approx(
+        assert metrics[f"{site}, reported by the site"]["balanced_accuracy"] == pytest.approx(
             scores["balanced_accuracy"], abs=1e-3
         )
         assert f"| {site} |" in text
-    assert not any(name.startswith("lyon, reported") for name in found)  # its own validation is in the card already
+    assert not any(name.startswith("lyon, reported") for name in metrics)  # its own validation is in the card already
     assert "rounded" in text
     other = tmp_path / "other.json"
     value = json.loads((reported / "brest.json").read_text())

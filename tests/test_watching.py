@@ -99,8 +99,8 @@ def test_files_are_answered_and_moved(tmp_path: Path) -> None:
     assert waiting(tmp_path) == []
     assert names(tmp_path / "answers") == [f"case {number}.png.json" for number in range(6)]
     answer = json.loads((tmp_path / "answers" / "case 3.png.json").read_text())
-    wanted = np.asarray(Image.open(io.BytesIO(png(3)))).mean()
-    assert answer["answers"] == [{"mean": pytest.approx(wanted), "frame": None}]
+    expected = np.asarray(Image.open(io.BytesIO(png(3)))).mean()
+    assert answer["answers"] == [{"mean": pytest.approx(expected), "frame": None}]
     assert (tmp_path / "done" / "case 3.png").read_bytes() == png(3)
     assert model.batches == [4, 2]
 

@@ -120,7 +120,7 @@ def main(path: str) -> None:
         reduce_non_diagonal_ratio=0.9,
         weight_transpose=True,
     )
-    found = {
+    states = {
         "simple_average": simple_average(fresh()).state_dict(),
         "task_arithmetic": run(TaskArithmeticAlgorithm(scaling_factor=0.3)),
         "ties_mean": ties("mean"),
@@ -134,7 +134,7 @@ def main(path: str) -> None:
     for name in EXPERTS:
         tensors |= {f"expert/{name}/{key}": value for key, value in experts[name].state_dict().items()}
         tensors[f"images/{name}"] = images[name]
-    for method, state in found.items():
+    for method, state in states.items():
         tensors |= {f"result/{method}/{key}": value for key, value in state.items()}
     versions = {name: importlib.metadata.version(name) for name in ("fusion-bench", "transformers", "torch")}
     about = {"versions": json.dumps(versions), "config": json.dumps(CONFIG), "batch": str(BATCH)}

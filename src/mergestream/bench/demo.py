@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mergestream.bench.analysis.bench_findings import RESULTS_VERSION
 from mergestream.bench.analysis.collection import collect
 from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.engine.benchmark import run_plan
@@ -23,8 +24,6 @@ from mergestream.training import Recipe, train_base, train_expert
 from mergestream.training.expert_training import copy_expert
 from mergestream.training.pool_statistics import measure_pool
 
-SCHEMA_VERSION = 2
-SYNTHETIC = "The data are synthetic: generated phantom hospitals, no patients."
 REPORT, DRIFT, LANDSCAPE = "report.html", "drift.json", "landscape.json"
 IMAGES = 200  # of the landscape's target
 OURS = "entropy_adaptive"
@@ -89,7 +88,7 @@ def run_demo(out: Path, size: DemoSize, track: Track, command: str) -> ReportFin
         done = run_plan(plan, out, track, jobs=workers)
     collection = collect(out, names=[folder.name for folder in done.folders])
     results: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": RESULTS_VERSION,
         "data": "phantom hospitals: synthetic images, no patients",
         "command": command,
         "plan": size.to_json(),

@@ -13,13 +13,13 @@ from mergestream.bench.records import Run, step_record
 from mergestream.bench.step_lines import StepLines
 from mergestream.data.datasets.domain_data import DomainData
 from mergestream.data.streams import Stream
-from mergestream.methods import ORIGINAL, ExpertLogits, Method
+from mergestream.methods import ORIGINAL, ExpertLogits, Method, Step
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, MergestreamError, some
 from mergestream.runtime.files import sha256_of_json
 from mergestream.runtime.state_file import SavedState
 
-# Images of one forward where no batch is asked for: a GPU would wait for the host with fewer.
+# Images of one forward over a whole domain: a GPU would wait for the host with fewer.
 CPU_CHUNK, GPU_CHUNK = 128, 512
 
 
@@ -54,11 +54,7 @@ def evaluate(
     `expert_logits` may hold the whole domain's `domain_logits` [K,N,C] by view, so that methods share them.
     With `partial` a run that was killed goes on where it was last written down.
     """
-    if data.classes != method.pool.classes:
-        raise InputError(
-            f"The data's classes, {some(data.classes)}, are not the pool's, {some(method.pool.classes)}, in this "
-            f"order. Give the pool classes=, or reorder the labels."
-        )
+    require_same_classes(data.classes, method.pool, hint="Give the pool classes=, or reorder the labels.")
     batches = batches if isinstance(batches, Stream) else Stream("given", tuple(map(np.asarray, batches)))
     _require_fitting(batches, data)
     method.reset()
@@ -66,14 +62,7 @@ def evaluate(
     logits_of = expert_logits or {}
     left = range(len(steps), len(batches))
     for number in left:
-        picked = torch.as_tensor(batches[number])
-        images = data.batch(picked).to(method.pool.device)
-        batch_logits = {view: logits[:, picked] for view, logits in logits_of.items()}
-        began = time.perf_counter()
-        step = method.step(images, expert_logits=batch_logits)
-        method.settle()  # a batch that is refused is not written down
-        # A captured step comes back before the device is done with it.
-        step = replace(step, seconds=max(step.seconds, time.perf_counter() - began))
+        step = _timed_step(method, data, batches[number], logits_of)
         steps.append(step_record(number, step, batches[number]))
         answers.append(torch.softmax(step.logits, dim=-1).cpu())
         if partial:
@@ -96,6 +85,26 @@ def evaluate(
     )
 
 
+def require_same_classes(classes: Sequence[str], pool: ExpertPool, name: str = "the pool", hint: str = "") -> None:
+    """Refuse data whose classes are not the pool's, in their order."""
+    if tuple(classes) != pool.classes:
+        raise InputError(
+            f"The data's classes, {some(classes)}, are not those of {name}, {some(pool.classes)}, in this order. "
+            f"{hint}".rstrip()
+        )
+
+
+def _timed_step(method: Method, data: DomainData, indices: np.ndarray, expert_logits: ExpertLogits) -> Step:
+    picked = torch.as_tensor(indices)
+    images = data.batch(picked).to(method.pool.device)
+    batch_logits = {view: logits[:, picked] for view, logits in expert_logits.items()}
+    began = time.perf_counter()
+    step = method.step(images, expert_logits=batch_logits)
+    method.settle()  # a batch that is refused is not written down
+    # A captured step comes back before the device is done with it.
+    return replace(step, seconds=max(step.seconds, time.perf_counter() - began))
+
+
 def arrivals(data: DomainData, stream: Stream, logits: ExpertLogits) -> dict[str, Any]:
     """What a run reports beside its answers, in order of arrival: subgroups, the experts' predictions, and groups."""
     order = torch.as_tensor(np.concatenate(list(stream)))
@@ -109,7 +118,7 @@ def arrivals(data: DomainData, stream: Stream, logits: ExpertLogits) -> dict[str
 
 
 def _restore(method: Method, stored: Any) -> tuple[StepLines, list[Tensor]]:
-    """Steps and probabilities written before, and the method as it was then; nothing, if there is nothing sound."""
+    """Restore saved steps and state; start afresh if the file is damaged."""
     try:
         method.load_state_dict({**method.provenance, "state": stored["state"]})
         steps = StepLines.from_tensor(stored["steps"])
@@ -134,10 +143,10 @@ def _require_fitting(stream: Stream, data: DomainData) -> None:
 
 
 @torch.no_grad()
-def domain_logits(pool: ExpertPool, data: DomainData, view: str, *, batch_size: int | None = None) -> Tensor:
+def domain_logits(pool: ExpertPool, data: DomainData, view: str) -> Tensor:
     """Expert logits [K,N,C] of a whole domain, in one view of it or as it is ('original')."""
     shown = None if view == ORIGINAL else view
-    chunks = torch.arange(len(data)).split(batch_size or (GPU_CHUNK if pool.device.type == "cuda" else CPU_CHUNK))
+    chunks = torch.arange(len(data)).split(GPU_CHUNK if pool.device.type == "cuda" else CPU_CHUNK)
     return torch.cat([pool.logits(data.batch(chunk).to(pool.device), shown).cpu() for chunk in chunks], dim=1)
 
 

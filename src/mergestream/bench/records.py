@@ -1,4 +1,4 @@
-"""A run on disk: `run.json` (all arguments), `steps.jsonl` (one line a step), `predictions.npz`. Named by its hash."""
+"""A run on disk, named by its hash: `run.json` (arguments), `steps.jsonl` (one line per step), `predictions.npz`."""
 
 import json
 import platform

@@ -3,6 +3,7 @@
 import logging
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -17,9 +18,9 @@ from mergestream.cli.drift import DriftCommand, drift
 from mergestream.cli.landscape import landscape
 from mergestream.cli.methods import methods
 from mergestream.cli.pool import pool
-from mergestream.cli.pool_cards import register_cards
-from mergestream.cli.pool_statistics import register_statistics
-from mergestream.cli.pool_trust import register
+from mergestream.cli.pool_cards import card, export, init
+from mergestream.cli.pool_statistics import statistics
+from mergestream.cli.pool_trust import make_key, remove, revoke, sign
 from mergestream.cli.report import report
 from mergestream.cli.reproduce import reproduce
 from mergestream.cli.serve import serve, serve_token
@@ -41,9 +42,18 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.add_typer(data, name="data")
-register(pool)
-register_cards(pool)
-register_statistics(pool)
+POOL_COMMANDS: dict[str, Callable[..., None]] = {
+    "key": make_key,
+    "sign": sign,
+    "remove": remove,
+    "revoke": revoke,
+    "init": init,
+    "card": card,
+    "export": export,
+    "statistics": statistics,
+}
+for name, pool_command in POOL_COMMANDS.items():
+    pool.command(name)(pool_command)
 app.add_typer(pool, name="pool")
 app.add_typer(audit, name="audit")
 for command in (

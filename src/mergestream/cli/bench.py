@@ -6,14 +6,25 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mergestream.cli.shared_options import AllowMissingClasses, AsJson, DataOption, Device, Engine, Plugin, SkipBad
-from mergestream.cli.terminal import command_text, echo, progress, show
+from mergestream.cli.shared_options import (
+    AllowMissingClasses,
+    AsJson,
+    DataOption,
+    Device,
+    Engine,
+    Jobs,
+    OptionalDatasetName,
+    Plugin,
+    SkipBad,
+)
+from mergestream.cli.terminal import command_text, progress, show, show_result
 
 SHOWN = 12  # warnings in the terminal; all of them are in the files
+ONLY_HERE = ("init", "stages", "later", "plugin", "as_json")  # options that the function for Python lacks
 
 
 def bench(
-    dataset: Annotated[str | None, typer.Option(help="A data set by its name in 'data list'.")] = None,
+    dataset: OptionalDatasetName = None,
     pool: Annotated[list[str] | None, typer.Option(help="A pool's folder; repeatable, for other seeds.")] = None,
     root: Annotated[
         list[str] | None, typer.Option(help="The data set's folder or zip; 'pacs=FILE' where a plan has several sets.")
@@ -24,7 +35,7 @@ def bench(
         typer.Option(
             "--plan",
             "--preset",
-            help="paper-table1, paper-table3, paper-fig4, paper-sweep (mu and tau), or 'results': docs/results.md.",
+            help="paper-table1, paper-table3, paper-fig4, paper-sweep (mu and tau), or 'results': a study on a GPU.",
         ),
     ] = None,
     methods: Annotated[
@@ -40,7 +51,7 @@ def bench(
         str, typer.Option(help="lodo: leave each domain out; ood: all experts on the set's outside test sets.")
     ] = "lodo",
     data_option: DataOption = None,
-    images: Annotated[int | None, typer.Option(help="At most so many images of each target, always the same.")] = None,
+    images: Annotated[int | None, typer.Option(help="At most this many images per target, always the same.")] = None,
     reference: Annotated[
         str | None, typer.Option(help="The method that others are compared with.", show_default="entropy_adaptive")
     ] = None,
@@ -58,19 +69,18 @@ def bench(
     later: Annotated[
         bool, typer.Option("--later", help="Mark the record of 'results': its rule has met these data before.")
     ] = False,
-    jobs: Annotated[
-        int | None, typer.Option(help="Processes on this machine.", show_default="one per core; one on a GPU")
-    ] = None,
+    jobs: Jobs = None,
     engine: Engine = "local",
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",
-    plugin: Plugin = None,  # noqa: ARG001
+    plugin: Plugin = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare methods: leave each domain out, stream it through every method, and print tables with intervals.
 
     All methods see the same batches. What is done already under --out is not done again, also after a kill.
     """
+    options = dict(locals())  # named as in the function for Python
     from mergestream.bench.analysis.duels import describe_duels
     from mergestream.bench.python_calls import bench as compare
     from mergestream.bench.report.bench_tables import terminal_tables
@@ -87,38 +97,12 @@ def bench(
         return
     if dataset is None or not pool:
         raise typer.BadParameter("A benchmark of your own needs --dataset and --pool; --plan results has its own.")
-    findings = compare(
-        dataset,
-        pool,
-        root=root[0] if root else None,
-        out=out,
-        plan=plan,
-        methods=methods,
-        streams=streams,
-        targets=targets,
-        seeds=seeds,
-        batch_size=batch_size,
-        protocol=protocol,
-        data_option=data_option,
-        images=images,
-        reference=reference,
-        skip_bad=skip_bad,
-        allow_missing_classes=allow_missing_classes,
-        allow_seen=allow_seen,
-        loud_heads=loud_heads,
-        timed=timed,
-        jobs=workers,
-        engine=engine,
-        device=device,
-        dtype=dtype,
-        track=progress(console),
-        command=command_text(),
-    )
-    if as_json:
-        echo(*(out / "results.json").read_text(encoding="utf-8").split("\n"))
-        return
+    own = {name: value for name, value in options.items() if name not in ONLY_HERE}
+    own |= {"root": root[0] if root else None, "jobs": workers}
+    findings = compare(**own, track=progress(console), command=command_text())
     warnings = [f"Warning: {sentence}" for sentence in findings.sentences]
     rest = [f"{len(warnings) - SHOWN} more warnings: {out / 'results.md'}"] if len(warnings) > SHOWN else []
     files = {"Tables": out / "results.md", "LaTeX": out / "results.tex", "Every run": out / "results.csv"}
     files["Records"] = out / "runs"
-    show(console, terminal_tables(findings), [*describe_duels(findings.duels), *warnings[:SHOWN], *rest], files)
+    sentences = [*describe_duels(findings.duels), *warnings[:SHOWN], *rest]
+    show_result(as_json, findings.to_json(), console, terminal_tables(findings), sentences, files)

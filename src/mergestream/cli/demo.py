@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from mergestream.cli.shared_options import AsJson
-from mergestream.cli.terminal import echo, progress, show
+from mergestream.cli.terminal import progress, show_result
 
 
 def demo(
@@ -21,18 +21,16 @@ def demo(
 
     The data are synthetic. What is done already under --out is not done again.
     """
-    from mergestream.bench.demo import FULL, QUICK, SYNTHETIC, run_demo
+    from mergestream.bench.demo import FULL, QUICK, run_demo
     from mergestream.bench.report.bench_tables import terminal_tables
     from mergestream.bench.report.demo_story import story_sentences
-    from mergestream.bench.report.page import NOTICE
+    from mergestream.bench.report.page import page_notice
 
     out = out or Path("demo-quick" if quick else "demo")
     console = Console(stderr=as_json)
-    console.print(f"{SYNTHETIC} {NOTICE}", soft_wrap=True)
+    console.print(page_notice(synthetic=True), soft_wrap=True)
     command = f"mergestream demo --out {out}" + (" --quick" if quick else "")
     report = run_demo(out, QUICK if quick else FULL, progress(console), command)
-    if as_json:
-        echo(*(out / "results.json").read_text(encoding="utf-8").split("\n"))
-        return
     files = {"Report": out / "report.html", "Numbers": out / "results.json", "Records": out / "runs"}
-    show(console, terminal_tables(report.bench)[:1], story_sentences(report), files)
+    tables, sentences = terminal_tables(report.bench)[:1], story_sentences(report)
+    show_result(as_json, report.provenance.results, console, tables, sentences, files)

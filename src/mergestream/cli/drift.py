@@ -8,7 +8,7 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from mergestream.cli.shared_options import AsJson
-from mergestream.cli.terminal import command_text, print_result, progress, show
+from mergestream.cli.terminal import command_text, progress, show_result
 from mergestream.runtime.errors import InputError
 
 
@@ -37,8 +37,5 @@ def drift(
 
     console = Console(stderr=as_json)
     measured = run_drift(pool, out, progress(console), command_text(), without or ())
-    if as_json:
-        print_result(True, measured.to_json())
-        return
     files = {"Page": out / PAGE, "Figures": out / FIGURES, "Numbers": out / RECORD}
-    show(console, [], describe_drift(measured), files)
+    show_result(as_json, measured.to_json(), console, [], describe_drift(measured), files)

@@ -6,18 +6,27 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mergestream.cli.shared_options import AllowMissingClasses, AsJson, DataOption, Device, Plugin, SkipBad
-from mergestream.cli.terminal import command_text, print_result, progress, show
+from mergestream.cli.shared_options import (
+    AllowMissingClasses,
+    AsJson,
+    DataOption,
+    DatasetName,
+    Device,
+    Plugin,
+    Root,
+    SkipBad,
+)
+from mergestream.cli.terminal import command_text, progress, show_result
 
 
 def landscape(
     pool: Annotated[Path, typer.Argument(help="A pool's folder.")],
-    dataset: Annotated[str, typer.Option(help="A data set by its name in 'data list'.")],
+    dataset: DatasetName,
     target: Annotated[
         str, typer.Option(help="The domain on whose images the loss is measured; its own expert is left out.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for the numbers and figures.")],
-    root: Annotated[Path | None, typer.Option(help="The data set's folder or zip.")] = None,
+    root: Root = None,
     experts: Annotated[
         str | None, typer.Option(help="Three experts that span the plane, as in 'a,b,c'.", show_default="the first")
     ] = None,
@@ -63,7 +72,5 @@ def landscape(
     )
     console = Console(stderr=as_json)
     surface = run_landscape(request, out, progress(console), command=command_text())
-    if as_json:
-        print_result(True, surface.to_json())
-        return
-    show(console, [], describe_landscape(surface), {"Figures": out / FIGURES, "Numbers": out / RECORD})
+    files = {"Figures": out / FIGURES, "Numbers": out / RECORD}
+    show_result(as_json, surface.to_json(), console, [], describe_landscape(surface), files)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mergestream.cli.shared_options import AsJson, Plugin, RequireSignedBy
+from mergestream.cli.shared_options import Arg, AsJson, Plugin, RequireSignedBy
 from mergestream.cli.terminal import echo, print_result
 from mergestream.runtime.errors import InputError
 
@@ -115,9 +115,7 @@ def import_checkpoint(
     head: Annotated[
         str | None, typer.Option(help="The head's module, as in 'fc'.", show_default="found by the network's library")
     ] = None,
-    arg: Annotated[
-        list[str] | None, typer.Option(help="An argument of the network, as in 'img_size=126'; repeatable.")
-    ] = None,
+    arg: Arg = None,
     ignore: Annotated[
         list[str] | None,
         typer.Option(help="Ignore tensors whose names start so, as in 'criterion'; repeatable."),

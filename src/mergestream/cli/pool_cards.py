@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mergestream.cli.pool import Expert
-from mergestream.cli.shared_options import AsJson, RequireSignedBy
+from mergestream.cli.shared_options import Arg, AsJson, RequireSignedBy
 from mergestream.cli.terminal import print_result
 
 
@@ -18,9 +18,7 @@ def init(
         str, typer.Option("--init", help="Initial encoder weights: pretrained (timm's), a safetensors file, or random.")
     ] = "pretrained",
     head_init: Annotated[str, typer.Option(help="Initial heads: shared, independent or zero.")] = "shared",
-    arg: Annotated[
-        list[str] | None, typer.Option(help="An argument of the network, as in 'img_size=126'; repeatable.")
-    ] = None,
+    arg: Arg = None,
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -72,9 +70,3 @@ def export(
 
     exported = export_hub(expert, hf)
     print_result(as_json, exported.to_json(), [f"'{exported.name}' for the hub: {hf}"])
-
-
-def register_cards(pool: typer.Typer) -> None:
-    """Make these the commands of `mergestream pool`."""
-    for command in (init, card, export):
-        pool.command(command.__name__)(command)

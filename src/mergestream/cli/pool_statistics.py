@@ -1,20 +1,28 @@
 """`mergestream pool statistics`: measure what fisher, regmean and regmean_pp need."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from mergestream.cli.pool import Pool
-from mergestream.cli.shared_options import AllowMissingClasses, AsJson, DataOption, Device, Plugin, SkipBad
+from mergestream.cli.shared_options import (
+    AllowMissingClasses,
+    AsJson,
+    DataOption,
+    DatasetName,
+    Device,
+    Plugin,
+    Root,
+    SkipBad,
+)
 from mergestream.cli.terminal import print_result, progress
 
 
 def statistics(
     folder: Pool,
-    dataset: Annotated[str, typer.Option(help="A data set by its name in 'data list'.")],
-    root: Annotated[Path | None, typer.Option(help="The data set's folder or zip.")] = None,
+    dataset: DatasetName,
+    root: Root = None,
     gram: Annotated[int, typer.Option(help="Images per expert for regmean; 0 measures none.")] = 0,
     fisher: Annotated[
         int, typer.Option(help="Images per expert for fisher(fisher=mergelm), FusionBench's form and the paper's row.")
@@ -60,8 +68,3 @@ def statistics(
         track=progress(Console(stderr=True)),
     )
     print_result(as_json, counts, list(describe_counts(counts)))
-
-
-def register_statistics(pool: typer.Typer) -> None:
-    """Make this a command of `mergestream pool`."""
-    pool.command("statistics")(statistics)

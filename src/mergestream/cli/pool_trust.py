@@ -70,11 +70,3 @@ def revoke(
         f"'{expert}' is revoked, in version {revocations.version} of the list. Send revoked.json and revoked.json.sig."
     )
     print_result(as_json, revocations.to_json(), [line])
-
-
-def register(pool: typer.Typer) -> None:
-    """Make these the commands of `mergestream pool`."""
-    pool.command("key")(make_key)
-    pool.command("sign")(sign)
-    pool.command("remove")(remove)
-    pool.command("revoke")(revoke)

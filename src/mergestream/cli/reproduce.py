@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mergestream.cli.shared_options import Device, Engine
+from mergestream.cli.shared_options import Arg, Device, Engine, Jobs
 from mergestream.cli.terminal import command_text, echo, progress, show
 
 
@@ -34,9 +34,7 @@ def reproduce(
             help="First weights of the encoders: pretrained, a safetensors file, or random.", show_default="pretrained"
         ),
     ] = None,
-    argument: Annotated[
-        list[str] | None, typer.Option("--arg", help="An argument of the networks, as in 'img_size=126'; repeatable.")
-    ] = None,
+    arg: Arg = None,
     settings: Annotated[
         str | None, typer.Option(help="Recipes to try at every site, as in 'train'.", show_default="the paper's sweep")
     ] = None,
@@ -47,9 +45,7 @@ def reproduce(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Look for the data sets, estimate the hours, and stop.")
     ] = False,
-    jobs: Annotated[
-        int | None, typer.Option(help="Processes on this machine.", show_default="one per core, or one per GPU")
-    ] = None,
+    jobs: Jobs = None,
     engine: Engine = "local",
     device: Device = "auto",
 ) -> None:
@@ -75,7 +71,7 @@ def reproduce(
         seeds=seeds,
         smoke=smoke,
         init=init or ("random" if smoke else "pretrained"),
-        arguments=tuple(argument or ()),
+        arguments=tuple(arg or ()),
         settings=settings,
         steps=steps,
         device=device,

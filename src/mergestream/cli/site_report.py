@@ -6,15 +6,24 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mergestream.cli.shared_options import AllowMissingClasses, AsJson, DataOption, RequireSignedBy, SkipBad
-from mergestream.cli.terminal import command_text, print_result, progress, show
+from mergestream.cli.shared_options import (
+    AllowMissingClasses,
+    AsJson,
+    DataOption,
+    Device,
+    Nested,
+    RequireSignedBy,
+    Root,
+    SkipBad,
+)
+from mergestream.cli.terminal import command_text, progress, show_result
 
 
 def site_report(
     pool: Annotated[Path, typer.Argument(help="The pool: a folder of expert folders.")],
     dataset: Annotated[str, typer.Option(help="This site's images: a data set by its name in 'data list'.")],
     out: Annotated[Path, typer.Option(help="The JSON file to write. It holds masked counts, no images.")],
-    root: Annotated[Path | None, typer.Option(help="The data set's folder or zip.")] = None,
+    root: Root = None,
     domain: Annotated[
         str | None, typer.Option(help="This site's domain in the data set.", show_default="the only one")
     ] = None,
@@ -22,13 +31,11 @@ def site_report(
     key: Annotated[
         Path | None, typer.Option(help="Sign the file with this private key, as 'pool key' writes one: OUT.sig.")
     ] = None,
-    nested: Annotated[
-        bool, typer.Option("--nested", help="Also measure for pools that leave one site out, as 'choose --nested'.")
-    ] = False,
+    nested: Nested = False,
     data_option: DataOption = None,
     skip_bad: SkipBad = 0,
     allow_missing_classes: AllowMissingClasses = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Measure a pool's experts and the candidates of 'choose' on this site's own labelled images.
@@ -49,10 +56,7 @@ def site_report(
     report = report_site(request, progress(console))
     report.save(out)
     files = {"Report": out} | ({"Signature": sign_file(out, key)} if key else {})
-    if as_json:
-        print_result(True, report.to_json())
-        return
-    show(console, [report_table(report)], describe_report(report), files)
+    show_result(as_json, report.to_json(), console, [report_table(report)], describe_report(report), files)
 
 
 def matrix(
@@ -68,7 +72,5 @@ def matrix(
 
     read, signers = read_reports(reports, require_signed_by)
     write_matrix(read, out, command_text(), signers)
-    if as_json:
-        print_result(True, scores_by_site(read))
-        return
-    show(Console(), [matrix_table(read)], describe_matrix(read), {"Page": out})
+    tables, sentences = [matrix_table(read)], describe_matrix(read)
+    show_result(as_json, scores_by_site(read), Console(), tables, sentences, {"Page": out})

@@ -46,6 +46,21 @@ def show(console: Console, tables: Sequence["ResultTable"], sentences: Sequence[
         console.print(printable(line), highlight=False, soft_wrap=True, markup=False)
 
 
+def show_result(
+    as_json: bool,
+    value: Any,
+    console: Console,
+    tables: Sequence["ResultTable"],
+    sentences: Sequence[str],
+    files: dict[str, Path],
+) -> None:
+    """Print the value as JSON and nothing else, or what `show` prints."""
+    if as_json:
+        print_result(True, value)
+    else:
+        show(console, tables, sentences, files)
+
+
 def progress(console: Console) -> "Track":
     """Return a `Track` that draws a progress bar for every stage of work."""
 

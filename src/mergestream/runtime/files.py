@@ -145,6 +145,11 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def json_round_trip(value: dict[str, Any]) -> dict[str, Any]:
+    """The value as reading its JSON gives it back: lists for tuples."""
+    return dict(json.loads(json.dumps(value)))
+
+
 def read_json(path: Path, schema_version: int, *older: int, sha256: str | None = None) -> dict[str, Any]:
     """Read a JSON object and refuse any other schema version than this one and the `older` ones.
 
@@ -154,10 +159,18 @@ def read_json(path: Path, schema_version: int, *older: int, sha256: str | None =
         content = path.read_bytes()
         if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
             raise CheckpointError(f"{path} was changed while it was read. Try again.")
-        value = json.loads(content.decode("utf-8"))
     except FileNotFoundError as error:
         raise MissingPathError(f"{path} is missing. Is this the folder you meant?") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error}). Restore it from its source.") from error
+    return parse_json(content, path, schema_version, *older)
+
+
+def parse_json(content: bytes, path: Path, schema_version: int, *older: int) -> dict[str, Any]:
+    """Parse a JSON object that was read from `path`, as `read_json` does."""
+    try:
+        value = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON ({error}). Restore it from its source.") from error
     version = value.get("schema_version") if isinstance(value, dict) else None
     readable = (*older, schema_version)

@@ -1,6 +1,5 @@
 """The shared base and the experts on disk: each expert is trained on its own domain, and nothing is trained twice."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -23,7 +22,7 @@ from mergestream.runtime.errors import (
     TrainingError,
     some,
 )
-from mergestream.runtime.files import sha256_of_json
+from mergestream.runtime.files import json_round_trip, sha256_of_json
 from mergestream.runtime.option_checks import one_of
 from mergestream.runtime.seeding import cpu_threads, seeded
 from mergestream.runtime.state_file import SavedState
@@ -114,7 +113,7 @@ def _unfinished(folder: Path, full_recipe: dict[str, Any]) -> Path:
 
 def _full_recipe(recipe: Recipe, data: DomainData, **more: Any) -> dict[str, Any]:
     """Everything that decides the weights, as the card stores it."""
-    return as_json({**asdict(recipe), "data": data.fingerprint(), "revision": REVISION, **more})
+    return json_round_trip({**asdict(recipe), "data": data.fingerprint(), "revision": REVISION, **more})
 
 
 def _cached_card(folder: Path, full_recipe: dict[str, Any]) -> ExpertCard | None:
@@ -156,6 +155,13 @@ def write_start(
     return write_expert(folder, start.module.state_dict(), card)
 
 
+def base_recipe(
+    network: str, arguments: dict[str, Any], init: str, classes: Sequence[str], head_init: str, seed: int
+) -> dict[str, Any]:
+    """What decides a base that is not trained, as its card stores it."""
+    return json_round_trip(dict(locals()))
+
+
 def write_base(
     pool: Path, network: str, arguments: dict[str, Any], classes: Sequence[str], init: str, head_init: str, seed: int
 ) -> ExpertCard:
@@ -166,9 +172,9 @@ def write_base(
         raise InputError("head_init='linear_probe' is fitted on images: use 'mergestream train', or another start.")
     if len(set(classes)) < max(2, len(classes)) or not all(classes):
         raise InputError(f"Give two classes or more, all different, as in 'benign,malignant'; got {list(classes)}.")
-    recipe = {"network": network, "arguments": arguments, "init": init, "classes": list(classes), "seed": seed}
+    recipe = base_recipe(network, arguments, init, classes, head_init, seed)
     encoder = encoder_weights(network, arguments, init)
-    return write_start(pool / BASE, network, arguments, classes, encoder, head_init, seed, as_json(recipe))
+    return write_start(pool / BASE, network, arguments, classes, encoder, head_init, seed, recipe)
 
 
 def copy_expert(source: Path, target: Path) -> ExpertCard:
@@ -200,11 +206,6 @@ def put_probes(base: Path, heads: Sequence[Mapping[str, Tensor]]) -> ExpertCard:
     card = read_card(base)
     average = {name: torch.stack([head[name] for head in heads]).mean(dim=0) for name in heads[0]}
     return write_expert(base, {**dict(open_weights(base, card)), **average}, card)
-
-
-def as_json(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert values to what a card will return for them: JSON has no tuples."""
-    return dict(json.loads(json.dumps(values)))
 
 
 def encoder_weights(network: str, arguments: dict[str, Any], init: str) -> dict[str, Tensor] | None:

@@ -23,7 +23,7 @@ def load_published(network: str, arguments: dict[str, Any]) -> dict[str, Tensor]
 
     if not timm.is_model(network):
         raise unknown_name("network in timm", network, timm.list_models())
-    online = answers(constants.ENDPOINT)
+    online = is_reachable(constants.ENDPOINT)
     try:
         with _offline(not online):
             return timm.create_model(network, pretrained=True, **arguments).state_dict()
@@ -35,7 +35,7 @@ def load_published(network: str, arguments: dict[str, Any]) -> dict[str, Tensor]
         ) from error
 
 
-def answers(url: str, patience: float = PATIENCE) -> bool:
+def is_reachable(url: str, patience: float = PATIENCE) -> bool:
     """Whether a server answers anything at all in time; the look-up of its name counts."""
     reached = []
 

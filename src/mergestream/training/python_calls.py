@@ -30,6 +30,21 @@ class TrainedPool:
         return ExpertPool.load(self.folder)
 
     @property
+    def sentences(self) -> list[str]:
+        """Every expert in a sentence, why recipes failed, and the pool's folder."""
+        lines = []
+        for card, candidates in self.experts:
+            report = card.metrics["validation"]
+            scores = f"accuracy {100 * report['accuracy']:.1f} %, balanced {100 * report['balanced_accuracy']:.1f} %"
+            lines.append(
+                f"{card.domain}: {scores}, cross-entropy {report['nll']:.3f} on its own validation split; step "
+                f"{card.metrics['best_step']}, temperature {card.temperature:.2f}, best of {len(candidates)}."
+            )
+            reasons = dict.fromkeys(candidate.failed for candidate in candidates if candidate.failed)
+            lines += [f"  a setting failed: {reason}" for reason in reasons]
+        return [*lines, f"Pool: {self.folder}"]
+
+    @property
     def warnings(self) -> list[str]:
         """Sentences about experts that a user should look at before using them."""
         return [sentence for card, _ in self.experts for sentence in training_warnings(card)]

@@ -107,24 +107,18 @@ PAPER_SETTINGS = 20  # of the 72 combinations, as many as DiWA and DomainBed try
 class NamedRecipe:
     """What `train --recipe NAME` stands for; options on the command line replace its own."""
 
-    about: str
     options: Mapping[str, Any]  # of Recipe
     settings: str = "one"
     head_init: str = "shared"
 
 
 RECIPES = {
+    # Keeps what a transformer was pretrained for.
     "default": NamedRecipe(
-        "AdamW at 3e-5, weight decay 0.05, cosine with warm-up: keeps what a transformer was pretrained for",
         {"optimiser": "adamw", "schedule": "cosine", "learning_rate": 3e-5, "weight_decay": 0.05},
     ),
-    "paper": NamedRecipe(
-        "5,000 steps, every site's head from scratch, the best of 20 settings by validation loss",
-        {"steps": 5000},
-        f"paper:{PAPER_SETTINGS}",
-        "independent",
-    ),
-    "domainbed": NamedRecipe("Adam at a constant 5e-5 without weight decay, 5,001 steps", {}),
+    "paper": NamedRecipe({"steps": 5000}, f"paper:{PAPER_SETTINGS}", "independent"),
+    "domainbed": NamedRecipe({}),
 }
 
 

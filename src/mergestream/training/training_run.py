@@ -23,7 +23,7 @@ from mergestream.runtime.errors import InputError, MergestreamError, TrainingErr
 from mergestream.runtime.files import make_folder, sha256_of_json, write_json
 from mergestream.runtime.parallel import Track, run_jobs
 from mergestream.training.expert_training import (
-    as_json,
+    base_recipe,
     copy_expert,
     encoder_weights,
     probe,
@@ -175,15 +175,14 @@ def _write_base(
     engine: str,
 ) -> None:
     """Write the plan's base unless it exists; a single site uses the consortium's base."""
-    recipe: dict[str, Any] = {"network": plan.network, "arguments": dict(plan.arguments), "init": plan.init}
-    recipe |= {"classes": list(dataset.classes), "head_init": plan.head_init, "seed": plan.seed}
+    arguments = dict(plan.arguments)
+    recipe = base_recipe(plan.network, arguments, plan.init, dataset.classes, plan.head_init, plan.seed)
     if (out / BASE / CARD).exists():
         _require_same_base(read_card(out / BASE), recipe, single_site=plan.domain is not None)
         return
     if plan.domain is not None:
         raise InputError(f"{out / BASE} is missing: one site trains from the consortium's base. Copy its folder there.")
     scratch = work_folder(out) / BASE
-    arguments = dict(plan.arguments)
     write_start(scratch, plan.network, arguments, dataset.classes, encoder, plan.head_init, plan.seed, recipe)
     if plan.head_init == "linear_probe":
         fits = [(scratch, plan, preprocessing, domain) for domain in dataset.domains]
@@ -199,10 +198,9 @@ def _probe(base: Path, plan: TrainPlan, preprocessing: Preprocessing, domain: st
 
 def _require_same_base(card: ExpertCard, recipe: dict[str, Any], *, single_site: bool) -> None:
     """Refuse a base that this plan would not have written; a single site only needs the same classes."""
-    required = as_json(recipe)
-    for key in ("classes",) if single_site else required:
-        if card.recipe.get(key, list(card.classes) if key == "classes" else None) != required[key]:
+    for key in ("classes",) if single_site else recipe:
+        if card.recipe.get(key, list(card.classes) if key == "classes" else None) != recipe[key]:
             raise TrainingError(
-                f"The existing base has {key} {card.recipe.get(key)!r}, this training needs {required[key]!r}. "
+                f"The existing base has {key} {card.recipe.get(key)!r}, this training needs {recipe[key]!r}. "
                 f"Choose another --out, or train with the base's settings."
             )

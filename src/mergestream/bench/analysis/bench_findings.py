@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,18 +18,18 @@ from mergestream.bench.analysis.comparison import (
     pairing_of,
     rows_of,
 )
-from mergestream.bench.analysis.duels import Duel
+from mergestream.bench.analysis.duels import Duel, duel
 from mergestream.bench.records import Run
 from mergestream.functional.intervals import FEW_BATCHES
 from mergestream.pool.expert_card import library_versions
 
-SCHEMA_VERSION = 2
+RESULTS_VERSION = 2  # of results.json
 # A class is common from this share of the labels, and rarely predicted below this share of the experts' answers.
 COMMON, RARE = 0.05, 0.01
 
 
 @dataclass(frozen=True)
-class Standing:
+class MethodRank:
     """A method's mean rank on one stream over (target, pool, stream seed), 1 for the best, with its wins and losses."""
 
     label: str
@@ -39,9 +39,9 @@ class Standing:
     losses: int
 
 
-def rank_methods(runs: Sequence[Run]) -> list[Standing]:
+def rank_methods(runs: Sequence[Run]) -> list[MethodRank]:
     """Rank by accuracy; equal values share a rank. Cells without all methods are left out, so that ranks compare."""
-    standings: list[Standing] = []
+    standings: list[MethodRank] = []
     for stream, here in grouped(runs, "stream").items():
         labels = list(dict.fromkeys(run.label for run in here))
         table: dict[Pairing, dict[str, float]] = defaultdict(dict)
@@ -55,7 +55,7 @@ def rank_methods(runs: Sequence[Run]) -> list[Standing]:
         ranks = 1 + below + (len(labels) - 1 - above - below) / 2
         for m, label in enumerate(labels):
             standings.append(
-                Standing(label, stream, float(ranks[:, m].mean()), int(above[:, m].sum()), int(below[:, m].sum()))
+                MethodRank(label, stream, float(ranks[:, m].mean()), int(above[:, m].sum()), int(below[:, m].sum()))
             )
     return standings
 
@@ -121,7 +121,7 @@ def line_of(run: Run) -> dict[str, Any]:
     """One run as a line of results.csv."""
     arguments = run.arguments
     numbers = {key: value for key, value in run.metrics.items() if value is None or isinstance(value, int | float)}
-    by_class = {"recall": run.metrics["recall"], "calibration": run.metrics.get("calibration_by_class", {})}
+    by_class = {"recall": run.metrics["recall"], "calibration": run.metrics["calibration_by_class"]}
     per_class = {f"{key}.{name}": value for key, values in by_class.items() for name, value in values.items()}
     return {
         "run": run.hash,
@@ -203,7 +203,7 @@ class BenchFindings:
     command: str
     rows: list[ResultRow]
     duels: list[Duel]
-    standings: list[Standing]
+    standings: list[MethodRank]
     majority_shares: dict[str, float]
     subgroups: list[SubgroupRow]
     collapses: list[Collapse]
@@ -216,11 +216,32 @@ class BenchFindings:
     grouped: list[GroupedRow] = field(default_factory=list)  # where the data name slides or patients
 
     @classmethod
-    def of(cls, runs: Sequence[Run], **about: Any) -> "BenchFindings":
-        """Findings of a benchmark's runs; `about` are the fields that the runs do not tell."""
+    def of(
+        cls,
+        runs: Sequence[Run],
+        ours: str,
+        *,
+        dataset: str,
+        overlap: str,
+        warnings: Iterable[str],
+        on_duel: Callable[[], None] = lambda: None,
+        **about: Any,
+    ) -> "BenchFindings":
+        """Compare `ours` with all other methods; `about` are the fields that the runs do not tell.
+
+        `overlap` says which of the data set's images are also elsewhere; warnings that the runs give are added.
+        """
         merged = [run for run in runs if not run.is_single]
+        duels: list[Duel] = []
+        for theirs in dict.fromkeys(run.label for run in merged if run.label != ours):
+            duels += duel(merged, ours, theirs)
+            on_duel()
+        overlaps = [f"'{dataset}': {overlap}"] if overlap else []
         return cls(
             rows=rows_of(runs),
+            duels=duels,
+            dataset=dataset,
+            warnings=list(dict.fromkeys([*warnings, *overlaps, *few_batches(runs), *unpredicted_classes(runs)])),
             standings=rank_methods(merged),
             majority_shares=majority_shares(runs),
             subgroups=subgroup_rows(merged),
@@ -256,4 +277,4 @@ class BenchFindings:
             del fields["grouped"]
         fields["results"] = fields.pop("rows")
         fields["left_out"] = [{"method": label, "why": reason} for label, reason in self.left_out]
-        return {"schema_version": SCHEMA_VERSION, **fields, "environment": library_versions()}
+        return {"schema_version": RESULTS_VERSION, **fields, "environment": library_versions()}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mergestream.bench.analysis.bench_findings import RESULTS_VERSION
 from mergestream.bench.records import HEADER, SCHEMA_VERSION, Run
 from mergestream.methods import list_methods
 from mergestream.runtime.errors import InputError
@@ -13,7 +14,6 @@ from mergestream.runtime.files import read_json
 from mergestream.runtime.parallel import Track, quiet
 
 RUNS, RESULTS, LINES = "runs", "results.json", "results.csv"
-RESULTS_VERSIONS = (2, 1)  # of results.json: this one, and an older one with other fields of duels
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def collect(folder: Path, track: Track = quiet, names: Sequence[str] = ()) -> Ru
             f"There is no finished run in {root}. Give the folder that 'mergestream bench --out' or "
             f"'mergestream demo --out' wrote."
         )
-    results = read_json(folder / RESULTS, *RESULTS_VERSIONS) if (folder / RESULTS).is_file() else {}
+    results = read_json(folder / RESULTS, RESULTS_VERSION) if (folder / RESULTS).is_file() else {}
     listed = names or results.get("runs") or _listed(folder / LINES)
     absent = [name for name in listed if name not in finished]
     if absent:

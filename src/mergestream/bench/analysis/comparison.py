@@ -73,7 +73,7 @@ class ResultRow:
     nll: float
     brier: float
     ece: float
-    calibration_in_the_large: float | None  # None: of runs that were written before it was measured
+    calibration_in_the_large: float
     aurc: float
     per_target: dict[str, float]
     worst_target: str
@@ -145,9 +145,7 @@ def _result_row(label: str, stream: str, runs: Sequence[Run]) -> ResultRow:
 
 
 def _target_mean(runs: Sequence[Run], metric: str) -> Any:
-    """Mean over the targets that define it; None where no run does, or where some were written without it."""
-    if not all(metric in run.metrics for run in runs):
-        return None
+    """Mean over the targets that define it; None where no run does."""
     own = [(run.metrics[metric], run.target) for run in runs if run.metrics[metric] is not None]
     return target_mean(*zip(*own, strict=True)) if own else None
 

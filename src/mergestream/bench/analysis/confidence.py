@@ -35,17 +35,17 @@ class RiskCoverage:
     risk: np.ndarray
 
 
-def reliabilities(runs: Sequence[Run], bins: int = BINS, smallest: float = 0.0) -> list[Reliability]:
+def reliabilities(runs: Sequence[Run], smallest: float = 0.0) -> list[Reliability]:
     """All images of a method's runs on a stream together; bins without images, or a smaller share, are left out."""
     curves = []
     for (label, stream), own in grouped(runs, "label", "stream").items():
         confidence = torch.cat([run.probabilities.amax(dim=-1) for run in own]).numpy().astype(float)
         right = torch.cat([run.predictions == run.labels for run in own]).numpy().astype(float)
         # A confidence on an edge belongs to the bin below, as in torchmetrics' calibration error.
-        place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-        counts = np.bincount(place, minlength=bins)
+        place = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+        counts = np.bincount(place, minlength=BINS)
         filled = (counts > 0) & (counts / len(place) >= smallest)
-        sums = [np.bincount(place, weights=values, minlength=bins)[filled] for values in (confidence, right)]
+        sums = [np.bincount(place, weights=values, minlength=BINS)[filled] for values in (confidence, right)]
         means = [each / counts[filled] for each in sums]
         curves.append(Reliability(label, stream, means[0], means[1], counts[filled] / len(place)))
     return curves

@@ -6,16 +6,14 @@ from dataclasses import dataclass
 from mergestream.bench.analysis.comparison import SINGLES, grouped
 from mergestream.bench.records import Run
 
-NOT_COUNTED = "not counted"
-
 
 @dataclass(frozen=True)
 class Cost:
     """Passes per image, and models in memory with the K experts included (docs/methods.md)."""
 
     label: str
-    forwards: float | None  # of experts and merged models; None in a run that was recorded before they were counted
-    backwards: float | None
+    forwards: float  # of experts and merged models
+    backwards: float
     models: float
     at_start: str = ""  # what is done once, before most batches
 
@@ -30,22 +28,19 @@ def costs(runs: Sequence[Run]) -> list[Cost]:
     ]
 
 
-def forwards_of(run: Run) -> float | None:
-    """Forward passes per image of a run, through experts and merged models; None where they were not counted."""
-    expert, merged = per_image(run, "expert_forwards"), per_image(run, "merged_forwards")
-    return None if expert is None or merged is None else expert + merged
+def forwards_of(run: Run) -> float:
+    """Forward passes per image of a run, through experts and merged models."""
+    return per_image(run, "expert_forwards") + per_image(run, "merged_forwards")
 
 
-def per_image(run: Run, passes: str) -> float | None:
-    """The mean over a run's images of what its steps counted; None where a step did not."""
-    counted = [(step.get(passes), step["images"]) for step in run.steps]
-    if any(each is None for each, _ in counted):
-        return None
+def per_image(run: Run, passes: str) -> float:
+    """The mean over a run's images of what its steps counted."""
+    counted = [(step[passes], step["images"]) for step in run.steps]
     return float(sum(each * images for each, images in counted) / sum(images for _, images in counted))
 
 
-def shown(passes: float | None) -> str:
-    return NOT_COUNTED if passes is None else f"{passes:.4g}"
+def shown(passes: float) -> str:
+    return f"{passes:.4g}"
 
 
 def _models_held(run: Run) -> tuple[int, str]:
@@ -57,7 +52,7 @@ def _models_held(run: Run) -> tuple[int, str]:
     if "plugin" in described:
         return experts + 1, "memory is not measured: one merged model is assumed"
     options = described["options"]
-    method = options.get("base", described["method"])  # runs before 0.2.0 name a base without describing it
+    method = described["method"]
     from_target = options.get("statistics") == "target"
     if method == "fisher":
         if from_target:

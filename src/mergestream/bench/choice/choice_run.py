@@ -1,6 +1,5 @@
 """`mergestream choose`: measure sites as pseudo-targets, join their parts, and record the recommendation."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,18 +15,56 @@ from mergestream.bench.choice.pseudo_targets import (
 )
 from mergestream.bench.engine.pool_at_target import close_all, load_pool
 from mergestream.bench.report.result_table import ResultTable, format_number
-from mergestream.data.datasets import open_data
+from mergestream.bench.sites.site_report import SiteReport, read_joined
+from mergestream.data.datasets import DataRequest, open_data
 from mergestream.methods.recommendation import Choice, ChoiceEvidence, SitePart, choose, hashes_of, site_of, sites_of
 from mergestream.methods.site_evidence import SiteEvidence, require_fitting_sites
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.pool_folder import read_pool, write_recommendation
 from mergestream.runtime.errors import InputError, PoolError, unknown_name
-from mergestream.runtime.files import sha256_of_json
+from mergestream.runtime.files import json_round_trip, sha256_of_json
 from mergestream.runtime.parallel import Track, quiet, run_jobs
+from mergestream.training.training_run import work_folder
 
 ALL = "all"
 COMPARED = ("revision", "candidates", "reference")
+
+
+def run_choice(
+    pool: Path,
+    data: DataRequest | None,
+    parts: Sequence[Path],
+    *,
+    site: str,
+    out: Path | None,
+    nested: bool,
+    require_signed_by: Path | None,
+    device: str,
+    jobs: int,
+    track: Track,
+) -> tuple[ChoiceEvidence, Choice | None]:
+    """Measure the pool's sites, or join the `parts` that they measured, and record the choice.
+
+    The evidence is also written to `out`. One site alone measures its part, which gives no choice.
+    """
+    if bool(parts) == (data is not None):
+        raise InputError("Give --dataset to measure, or --join with files that sites have measured.")
+    if site != ALL and out is None:
+        raise InputError("The part of one site goes into a file: add --out FILE.json.")
+    reports: list[SiteReport] = []
+    if data is None:
+        joined, reports = read_joined(parts, require_signed_by)
+        evidence = join(joined)
+    else:
+        folder = pool.resolve()
+        request = ChoiceRequest(str(folder), data, work_folder(folder), nested, device)
+        evidence = measure_sites(request, site, track, jobs=jobs)
+    if out is not None:
+        evidence.save(out)
+    if site != ALL:
+        return evidence, None
+    return evidence, recommend(pool, evidence, [report.evidence() for report in reports])
 
 
 def measure_sites(request: ChoiceRequest, site: str, track: Track, *, jobs: int = 1) -> ChoiceEvidence:
@@ -93,7 +130,7 @@ def recommend(folder: Path, evidence: ChoiceEvidence, sites: Sequence[SiteEviden
     hashes = {"experts": hashes_of(cards), "experts_sha256": sha256_of_json(hashes_of(cards))}
     value = {**asdict(choice), **hashes, **asdict(evidence)}
     value |= {"sites": [asdict(site) for site in sites]} if sites else {}
-    write_recommendation(folder, json.loads(json.dumps(value)))  # JSON has no tuples
+    write_recommendation(folder, json_round_trip(value))
     return choice
 
 

@@ -1,6 +1,6 @@
 """One site as a pseudo-target: its validation images, answered by the experts of all other sites."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,12 +44,7 @@ from mergestream.runtime.seeding import cpu_threads
 from mergestream.training import split_of
 
 Logits = Mapping[str, Tensor]  # [K,N,C] by view
-Reading = Callable[[Run], Numbers]
-
-
-def read_metrics(run: Run) -> Numbers:
-    """The metrics of a run that the rule of choice uses."""
-    return {name: run.metrics[name] for name in METRICS}
+PartRuns = dict[str, dict[str, Run]]  # by method, then by stream and prevalence
 
 
 @dataclass(frozen=True)
@@ -76,27 +71,28 @@ def measure(pool: ExpertPool, folder: Path, dataset: Dataset, site: str, *, nest
     whole = dataset[domain_of(site, dataset)]
     sources = sources_for(pool, folder, [site], [whole], leave_out=True, allow_seen=False)
     data = validation_images(whole, next(card for card in pool.cards if site_of(card) == site))
-    return measure_images(site, sources, data, dataset, nested=nested)
+    return measure_images(site, sources, data, dataset, nested=nested)[0]
 
 
 def measure_images(
-    site: str, sources: ExpertPool, data: DomainData, dataset: Dataset, *, nested: bool, read: Reading = read_metrics
-) -> ChoiceEvidence:
-    """Every candidate on a site's images, with the experts that may answer there."""
+    site: str, sources: ExpertPool, data: DomainData, dataset: Dataset, *, nested: bool
+) -> tuple[ChoiceEvidence, list[PartRuns]]:
+    """Every candidate on a site's images, with the experts that may answer there; and the runs of every part."""
     methods = [method_of(variant, sources, dataset) for variant in variants_for(dataset, CANDIDATES)]
     views = {ORIGINAL, *(view for method in methods for view in method.asked_views())}
     logits = {view: domain_logits(sources, data, view) for view in sorted(views)}
     others = listed_sites(sources.cards)
-    parts = [measure_part(site, sources, data, dataset, logits, read)]
+    measured = [measure_part(site, sources, data, dataset, logits)]
     # A pool of fewer sites gets the default rule, whatever is measured.
     for left_out in others if nested and len(others) >= FEWEST_SITES else ():
         rest = sources.without(*(card.name for card in sources.cards if site_of(card) == left_out))
         rows = [sources.index(name) for name in rest.names]
         own_logits = {view: values[rows] for view, values in logits.items()}
-        parts.append(measure_part(site, rest, data, dataset, own_logits, read))
+        measured.append(measure_part(site, rest, data, dataset, own_logits))
     (reference,) = (method_of(variant, sources, dataset).label() for variant in variants_for(dataset, (REFERENCE,)))
     candidates = candidates_of(sources, dataset)
-    return ChoiceEvidence(dataset.name, REVISION, candidates, reference, tuple(parts))
+    parts = tuple(part for part, _ in measured)
+    return ChoiceEvidence(dataset.name, REVISION, candidates, reference, parts), [runs for _, runs in measured]
 
 
 def candidates_of(pool: ExpertPool, dataset: Dataset) -> dict[str, int]:
@@ -106,30 +102,35 @@ def candidates_of(pool: ExpertPool, dataset: Dataset) -> dict[str, int]:
 
 
 def measure_part(
-    site: str, pool: ExpertPool, data: DomainData, dataset: Dataset, logits: Logits, read: Reading = read_metrics
-) -> SitePart:
+    site: str, pool: ExpertPool, data: DomainData, dataset: Dataset, logits: Logits
+) -> tuple[SitePart, PartRuns]:
     """Run every candidate on all streams and prevalences of a site's images."""
     mixes = {OWN: torch.arange(len(data)), RARE: with_rare_class(data.labels)}
-    runs: dict[str, dict[str, Numbers]] = {}
+    runs: PartRuns = {}
     for variant in variants_for(dataset, CANDIDATES):
         method = method_of(variant, pool, dataset)
-        own = runs[method.label()] = dict[str, Numbers]()
+        own = runs[method.label()] = dict[str, Run]()
         for mix, chosen in mixes.items():
             part, part_logits = data.subset(chosen), {view: values[:, chosen] for view, values in logits.items()}
-            own |= {f"{stream}, {mix}": each for stream, each in run_streams(method, part, part_logits, read).items()}
-    return SitePart(site, hashes_of(pool.cards), {mix: len(chosen) for mix, chosen in mixes.items()}, runs)
+            own |= {f"{stream}, {mix}": run for stream, run in run_streams(method, part, part_logits).items()}
+    numbers: dict[str, dict[str, Numbers]] = {
+        method: {at: {name: run.metrics[name] for name in METRICS} for at, run in own.items()}
+        for method, own in runs.items()
+    }
+    images = {mix: len(chosen) for mix, chosen in mixes.items()}
+    return SitePart(site, hashes_of(pool.cards), images, numbers), runs
 
 
-def run_streams(method: Method, data: DomainData, logits: Logits, read: Reading = read_metrics) -> dict[str, Numbers]:
-    """Metrics by stream. A static method answers once: a stream only reorders its answers."""
-    results: dict[str, Numbers] = {}
+def run_streams(method: Method, data: DomainData, logits: Logits) -> dict[str, Run]:
+    """Runs by stream. A static method answers once: a stream only reorders its answers."""
+    results: dict[str, Run] = {}
     for spec in STREAMS:
         if method.static and results:
             results[spec] = next(iter(results.values()))
             continue
         stream = create_stream(spec, data.labels, batch_size=BATCH_SIZE, seed=SEED)
         batches = in_order(len(data), BATCH_SIZE) if method.static else stream
-        results[spec] = read(evaluate(method, data, batches, expert_logits=dict(logits)))
+        results[spec] = evaluate(method, data, batches, expert_logits=dict(logits))
     return results
 
 

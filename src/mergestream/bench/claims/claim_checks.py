@@ -20,6 +20,7 @@ from mergestream.bench.claims.claim_finding import (
     UNKNOWN,
     ClaimFinding,
     estimate_over_targets,
+    finding_over_targets,
     missing,
     verdict_of,
 )
@@ -147,8 +148,9 @@ def share_of(part: Gains, whole: Gains, targets: Sequence[str]) -> Estimate:
     return Estimate(share, _falls_to_zero(lambda s: contrast(s).low), _falls_to_zero(lambda s: contrast(s).high))
 
 
-def _falls_to_zero(function: Callable[[float], float], low: float = -100.0, high: float = 100.0) -> float:
+def _falls_to_zero(function: Callable[[float], float]) -> float:
     """Where a falling function crosses 0, by bisection."""
+    low, high = -100.0, 100.0
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if function(middle) > 0 else (low, middle)
@@ -244,12 +246,8 @@ def _finding(
         batches = len(each.error)
         counts = random.multinomial(batches, np.full(batches, 1 / batches), size=RESAMPLES)
         results.append((each.target, *statistic(each, counts)))
-    defined = [result for result in results if np.isfinite(result[1])]
-    if not defined:
-        reason = f"On {stream} no batch decides: all experts have the same error, or the same score."
-        return ClaimFinding(claim, stream, reason=reason)
-    targets, points, draws = zip(*defined, strict=True)
-    filled = [np.where(np.isfinite(drawn), drawn, point) for point, drawn in zip(points, draws, strict=True)]
-    estimate = estimate_over_targets(np.array(points), np.stack(filled), targets)
-    few = min(len(each.error) for each in here) < FEW_BATCHES
-    return ClaimFinding(claim, stream, measure, CORRELATION, estimate, UNKNOWN if few else verdict_of(estimate))
+    fewest = min(len(each.error) for each in here)
+    undefined = f"On {stream} no batch decides: all experts have the same error, or the same score."
+    return finding_over_targets(
+        claim, stream, measure, CORRELATION, results, fewest_batches=fewest, undefined=undefined
+    )

@@ -8,7 +8,7 @@ import numpy as np
 
 from mergestream.bench.analysis.comparison import Estimate
 from mergestream.bench.report.result_table import ResultTable
-from mergestream.functional.intervals import by_target, percentiles, target_mean
+from mergestream.functional.intervals import FEW_BATCHES, by_target, percentiles, target_mean
 
 RESAMPLES = 1000
 Verdict = Literal["holds", "does not hold", "cannot be told here"]
@@ -49,6 +49,30 @@ def verdict_of(estimate: Estimate, at_least: float = 0.0) -> Verdict:
 def estimate_over_targets(points: np.ndarray, draws: np.ndarray, targets: Sequence[str]) -> Estimate:
     """Mean over targets of values [R], with the interval of their resamples [R,RESAMPLES], runs of a target tied."""
     return Estimate(target_mean(points, targets), *percentiles(by_target(draws, targets).mean(axis=0)))
+
+
+def finding_over_targets(
+    claim: str,
+    stream: str,
+    measure: str,
+    unit: str,
+    drawn: Sequence[tuple[str, float, np.ndarray]],
+    *,
+    fewest_batches: int,
+    undefined: str,
+) -> ClaimFinding:
+    """Average a statistic over targets, from each target, its value and resamples; undefined values are left out.
+
+    `undefined` is the reason where no target defines it. Few batches allow no verdict.
+    """
+    defined = [each for each in drawn if np.isfinite(each[1])]
+    if not defined:
+        return ClaimFinding(claim, stream, reason=undefined)
+    targets, points, draws = zip(*defined, strict=True)
+    filled = [np.where(np.isfinite(each), each, point) for point, each in zip(points, draws, strict=True)]
+    estimate = estimate_over_targets(np.array(points), np.stack(filled), targets)
+    verdict = UNKNOWN if fewest_batches < FEW_BATCHES else verdict_of(estimate)
+    return ClaimFinding(claim, stream, measure, unit, estimate, verdict)
 
 
 def missing(claim: str, needed: str) -> ClaimFinding:

@@ -11,14 +11,13 @@ from mergestream.bench.claims.claim_finding import (
     ERROR,
     RESAMPLES,
     SHARE,
-    UNKNOWN,
     ClaimFinding,
-    estimate_over_targets,
+    finding_over_targets,
     missing,
     verdict_of,
 )
 from mergestream.bench.records import Run
-from mergestream.functional.intervals import FEW_BATCHES, percentiles
+from mergestream.functional.intervals import percentiles
 from mergestream.functional.rank_correlation import spearman
 
 DIVERSE = "Experts of different sites make different errors, so that averaging helps."
@@ -72,9 +71,9 @@ class DriftPoint:
     failure: float  # accuracy of the experts on average less that of their mean, 0 to 1
 
 
-def answers_of(runs: Sequence[Run], stream: str = "iid") -> list[TargetAnswers]:
-    """Group the runs of single experts and of the mean by target; of every stream seed the first one."""
-    here = [run for run in runs if run.stream == stream and (run.is_single or run.label == "mean")]
+def answers_of(runs: Sequence[Run]) -> list[TargetAnswers]:
+    """Group the runs of single experts and of the mean on i.i.d. streams by target; of the stream seeds the first."""
+    here = [run for run in runs if run.stream == "iid" and (run.is_single or run.label == "mean")]
     answers = []
     for target, own in grouped(here, "target").items():
         first = min(run.stream_seed for run in own)
@@ -122,16 +121,12 @@ def check_theory(
     parts = [_drawn(_error_terms(each), each.sizes) for each in answers]
     spreads = [_drawn(_logit_spreads(each), each.sizes) for each in answers]
     targets = [each.target for each in answers]
-    few = min(len(each.sizes) for each in answers) < FEW_BATCHES
+    fewest = min(len(each.sizes) for each in answers)
+    undefined = "All shares or all answers are equal."
 
     def finding(claim: str, measure: str, unit: str, drawn: list[tuple[float, np.ndarray]]) -> ClaimFinding:
-        defined = [(target, *each) for target, each in zip(targets, drawn, strict=True) if np.isfinite(each[0])]
-        if not defined:
-            return ClaimFinding(claim, where, reason="All shares or all answers are equal.")
-        names, points, draws = zip(*defined, strict=True)
-        filled = [np.where(np.isfinite(each), each, point) for point, each in zip(points, draws, strict=True)]
-        estimate = estimate_over_targets(np.array(points), np.stack(filled), names)
-        return ClaimFinding(claim, where, measure, unit, estimate, UNKNOWN if few else verdict_of(estimate))
+        by_target = [(target, *each) for target, each in zip(targets, drawn, strict=True)]
+        return finding_over_targets(claim, where, measure, unit, by_target, fewest_batches=fewest, undefined=undefined)
 
     gaps = [(point[1] - point[2], draws[:, 1] - draws[:, 2]) for point, draws in parts]
     costs = [(point[4] - point[3], draws[:, 4] - draws[:, 3]) for point, draws in parts]

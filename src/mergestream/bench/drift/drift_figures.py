@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from mergestream.bench.drift.pool_drift import Drift, LayerDrift
 from mergestream.bench.drift.spread import BaseSpread, Spread
-from mergestream.bench.report.figures import PALETTE, colours_of, new_figure
+from mergestream.bench.report.figures import PALETTE, Panel, colours_of, draw_heat, new_figure, panel
 
 GUIDES = (45, 80)  # degrees, after Model Stock
 HALF = 50  # percent of the signal
@@ -155,6 +155,15 @@ def static_figure(figure: DriftFigure) -> Figure:
     return drawing
 
 
+def layer_panel(name: str, figure: DriftFigure, alternative: str) -> Panel:
+    """The figure for a page."""
+    width = min(6.6, max(5.4, 0.34 * len(figure.layers) + 1.6))
+    is_heat = figure.heat is not None
+    height = 0.36 * len(figure.heat_rows) + 1.6 if is_heat else 3.6
+    shown: dict[str, Any] = {"title": figure.title, "width": width, "height": height, "is_card": is_heat}
+    return panel(name, alternative, draw, figure, **shown)
+
+
 def draw(ax: Axes, figure: DriftFigure) -> None:
     """Draw lines, pairs and guides, or the heat map, over the layers."""
     if figure.heat is not None:
@@ -186,15 +195,13 @@ def draw(ax: Axes, figure: DriftFigure) -> None:
 
 def _draw_heat_map(ax: Axes, figure: DriftFigure, angles: np.ndarray) -> None:
     highest = max(figure.heat_top, float(np.nanmax(angles)))
-    image = ax.imshow(angles, cmap="cividis", vmin=0, vmax=highest, aspect="auto")
-    if len(figure.layers) <= 20:  # beyond, the numbers do not fit in the cells
-        for (row, column), angle in np.ndenumerate(angles):
-            if np.isfinite(angle):
-                ink = "white" if angle < 0.55 * highest else "black"
-                ax.text(column, row, f"{angle:.0f}", ha="center", va="center", fontsize=7, color=ink)
-    ax.set_yticks(range(len(figure.heat_rows)), figure.heat_rows)
+    fits = len(figure.layers) <= 20  # beyond, the numbers do not fit in the cells
+
+    def number(angle: float) -> str:
+        return f"{angle:.0f}" if fits and np.isfinite(angle) else ""
+
+    image = draw_heat(ax, angles, figure.heat_rows, 0.0, highest, number, size=7)
     _label_layers(ax, figure)
-    ax.spines[:].set_visible(False)
     ax.figure.colorbar(image, ax=ax, label="angle, degrees", pad=0.02)
 
 

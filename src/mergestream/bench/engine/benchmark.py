@@ -6,13 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mergestream.bench.analysis.bench_findings import BenchFindings, few_batches, unpredicted_classes
+from mergestream.bench.analysis.bench_findings import BenchFindings
 from mergestream.bench.analysis.comparison import grouped_rows
-from mergestream.bench.analysis.duels import duel
 from mergestream.bench.engine.missing_statistics import require_statistics, with_command
 from mergestream.bench.engine.plan import BenchPlan, Target, targets_of
-from mergestream.bench.engine.pool_at_target import close_all, load_pool, method_of, open_target, strangers
-from mergestream.bench.evaluation import arrivals, evaluate
+from mergestream.bench.engine.pool_at_target import (
+    close_all,
+    experts_of_other_domains,
+    load_pool,
+    method_of,
+    open_target,
+)
+from mergestream.bench.evaluation import arrivals, evaluate, require_same_classes
 from mergestream.bench.records import Run, is_finished, run_hash
 from mergestream.bench.report.bench_tables import write_findings
 from mergestream.data.datasets import Dataset, open_data
@@ -20,8 +25,8 @@ from mergestream.data.streams import in_order
 from mergestream.methods import ORIGINAL
 from mergestream.methods.spelling import Variant
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.runtime.errors import InputError, PoolError, some
-from mergestream.runtime.files import make_folder
+from mergestream.runtime.errors import InputError, PoolError
+from mergestream.runtime.files import json_round_trip, make_folder
 from mergestream.runtime.parallel import Track, run_jobs
 from mergestream.runtime.seeding import cpu_threads
 from mergestream.runtime.state_file import SavedState
@@ -31,7 +36,7 @@ Place = tuple[str, Target, float]  # a pool's folder, a target, a factor of the 
 Planned = dict[Variant, tuple[str, tuple[Path, ...]]]  # the label and the folders of the runs at one place
 
 
-def survey(plan: BenchPlan, out: Path, place: Place) -> tuple[Planned, dict[str, str]]:
+def plan_runs(plan: BenchPlan, out: Path, place: Place) -> tuple[Planned, dict[str, str]]:
     """All runs of a place, and which methods cannot run there, with the reason.
 
     If anything is to be done there, the experts' logits are computed first.
@@ -58,7 +63,7 @@ def survey(plan: BenchPlan, out: Path, place: Place) -> tuple[Planned, dict[str,
     return planned, impossible
 
 
-def answer(plan: BenchPlan, out: Path, place: Place, variant: Variant) -> None:
+def run_variant(plan: BenchPlan, out: Path, place: Place, variant: Variant) -> None:
     """Run one variant on every stream of one place that is not done yet.
 
     A static method answers once, in batches of one size in the order of the data, so that its answers do not depend on
@@ -104,24 +109,21 @@ def run_bench(
     """Do all that is not done yet, then write tables and records under `out`."""
     done = run_plan(plan, out, track, jobs=jobs, engine=engine)
     runs = [Run.load(folder) for folder in done.folders]
-    merged = [run for run in runs if not run.is_single]
     ours, warnings = _reference(done)
-    rivals = [label for label in dict.fromkeys(run.label for run in merged) if label != ours]
-    dataset = done.dataset
-    overlap = [f"'{dataset.name}': {dataset.overlap}"] if dataset.overlap else []
-    warnings = [*done.warnings, *warnings, *overlap, *few_batches(runs), *unpredicted_classes(runs)]
+    # Draws of whole groups count every image of a target once.
+    drawn = [run for run in runs if not run.is_single and not run.arguments["stream"].get("repeats")]
     findings = BenchFindings.of(
         runs,
-        duels=[each for theirs in rivals for each in duel(merged, ours, theirs)],
+        ours,
+        dataset=done.dataset.name,
+        overlap=done.dataset.overlap,
+        warnings=[*done.warnings, *warnings, *_replaced(out, plan)],
         plan=plan.to_json(),
         command=command,
         left_out=done.left_out,
-        warnings=[*warnings, *_replaced(out, plan)],
-        dataset=dataset.name,
-        synthetic=dataset.synthetic,
+        synthetic=done.dataset.synthetic,
         network=done.network,
-        # Draws of whole groups count every image of a target once.
-        grouped=grouped_rows([run for run in merged if not run.arguments["stream"].get("repeats")]),
+        grouped=grouped_rows(drawn),
     )
     write_findings(findings, out)
     return findings
@@ -139,18 +141,18 @@ def run_plan(plan: BenchPlan, out: Path, track: Track, *, jobs: int = 1, engine:
         dataset, targets, network, warnings = _prepare(plan, out, track)
         places = [(pool, target, head) for pool in plan.pools for target in targets for head in plan.loud_heads]
         with track("scoring the experts on every target", len(places)) as advance:
-            surveys = run_jobs(survey, [(plan, out, place) for place in places], on_done=advance, **where)
+            planned_runs = run_jobs(plan_runs, [(plan, out, place) for place in places], on_done=advance, **where)
         work = [
             (plan, out, place, variant)
-            for place, (planned, _) in zip(places, surveys, strict=True)
+            for place, (planned, _) in zip(places, planned_runs, strict=True)
             for variant, (_, folders) in planned.items()
             if not all(map(is_finished, folders))
         ]
         with track("running the methods", len(work)) as advance:
-            run_jobs(answer, work, on_done=advance, **where)
+            run_jobs(run_variant, work, on_done=advance, **where)
     by_pool: dict[str, list[Path]] = {pool: [] for pool in plan.pools}
     labels, left_out = dict[Variant, str](), dict[str, str]()
-    for (pool, _, _), (planned, impossible) in zip(places, surveys, strict=True):
+    for (pool, _, _), (planned, impossible) in zip(places, planned_runs, strict=True):
         by_pool[pool] += [folder for _, folders in planned.values() for folder in folders]
         labels |= {variant: label for variant, (label, _) in planned.items()}
         left_out = impossible | left_out
@@ -179,7 +181,7 @@ def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[T
         other = folder_of.setdefault(pool.fingerprint(), folder)
         if other != folder:
             raise PoolError(f"The pools {other} and {folder} hold the same experts, which would count twice.")
-        unknown = strangers(pool, dataset.domains) if dataset.domains else []
+        unknown = experts_of_other_domains(pool, dataset.domains) if dataset.domains else []
         if unknown:
             warnings.append(
                 f"The domain of {', '.join(unknown)} in {folder} is none of '{dataset.name}': it was never left out. "
@@ -208,19 +210,16 @@ def _reference(done: FinishedPlan) -> tuple[str, list[str]]:
 def _require_runnable(
     plan: BenchPlan, pools: Mapping[str, ExpertPool], dataset: Dataset, targets: Sequence[Target]
 ) -> None:
-    """What can be known to fail fails now, before hours of reading and scoring."""
+    """Refuse early what cannot run."""
     for folder, pool in pools.items():
-        if pool.classes != dataset.classes:
-            raise InputError(
-                f"The classes of '{dataset.name}', {some(dataset.classes)}, are not those of {folder} in their order: "
-                f"{some(pool.classes)}. For a table of your own: --data-option 'classes=({', '.join(pool.classes)})'."
-            )
+        hint = f"For a table of your own: --data-option 'classes=({', '.join(pool.classes)})'."
+        require_same_classes(dataset.classes, pool, folder, hint)
         if plan.skip_impossible:
             continue
         require_statistics(plan, folder, pool, dataset, targets)
         for variant in plan.variants:
             try:
-                # Single experts and RegMean++'s statistics depend on who is left out: the survey checks them.
+                # Single experts and RegMean++'s statistics depend on who is left out: `plan_runs` checks them.
                 if variant.innermost not in ("single_expert", "regmean_pp"):
                     method_of(variant, pool, dataset)
             except PoolError as error:
@@ -231,7 +230,7 @@ def _replaced(out: Path, plan: BenchPlan) -> list[str]:
     """A sentence if the tables of another benchmark are overwritten; its runs stay."""
     try:
         before = json.loads((out / "results.json").read_text(encoding="utf-8"))
-        other = before["plan"] != json.loads(json.dumps(plan.to_json())) and before["command"]
+        other = before["plan"] != json_round_trip(plan.to_json()) and before["command"]
     except (OSError, ValueError, KeyError):
         return []
     sentence = f"The tables of an earlier benchmark in this folder were replaced (its runs are kept): {other}"

@@ -79,8 +79,8 @@ def trained_at(pool: ExpertPool, targets: Collection[str]) -> list[str]:
     return [card.name for card in pool.cards if plain_name(_domain(card)) in _plain(targets)]
 
 
-def strangers(pool: ExpertPool, domains: Collection[str]) -> list[str]:
-    """Experts whose domain is none of these: their names do not show what they have seen."""
+def experts_of_other_domains(pool: ExpertPool, domains: Collection[str]) -> list[str]:
+    """Experts whose domain is none of these: it does not show what they have seen."""
     return [card.name for card in pool.cards if not _plain(_domain(card).split("+")) & _plain(domains)]
 
 

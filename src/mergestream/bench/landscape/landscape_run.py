@@ -6,6 +6,7 @@ from typing import Any
 
 from mergestream.bench.engine.plan import DEVICES
 from mergestream.bench.engine.pool_at_target import load_pool, method_of, some_images, sources_for, trained_at
+from mergestream.bench.evaluation import require_same_classes
 from mergestream.bench.landscape.landscape_figures import landscape_figure
 from mergestream.bench.landscape.landscape_measurement import StreamedMethod, measure_landscape
 from mergestream.bench.landscape.landscape_record import Landscape
@@ -73,9 +74,7 @@ def run_landscape(request: LandscapeRequest, out: Path, track: Track, *, command
         raise InputError(f"Name the target: --target and one of {some((*dataset.domains, *dataset.outside))}.")
     target = dataset[request.target]
     pool = _sources(whole, request, target)
-    if target.classes != pool.classes:
-        ours, theirs = some(pool.classes), some(target.classes)
-        raise InputError(f"The data's classes, {theirs}, are not the pool's, {ours}, in this order.")
+    require_same_classes(target.classes, pool)
     shown = some_images(target, request.data.images)
     path = None if request.path is None else _streamed(request, request.path, pool, dataset, target)
     landscape = measure_landscape(

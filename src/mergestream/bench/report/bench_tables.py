@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from mergestream.bench.analysis.bench_findings import BenchFindings, Standing, SubgroupRow
+from mergestream.bench.analysis.bench_findings import BenchFindings, MethodRank, SubgroupRow
 from mergestream.bench.analysis.comparison import (
     EXPERT_ROWS,
     Estimate,
@@ -18,7 +19,6 @@ from mergestream.bench.analysis.comparison import (
 )
 from mergestream.bench.analysis.duels import describe_duels
 from mergestream.bench.report.duel_tables import duel_tables
-from mergestream.bench.report.lone_table import lone_tables
 from mergestream.bench.report.page import render_text
 from mergestream.bench.report.result_table import (
     ResultTable,
@@ -80,8 +80,8 @@ def all_tables(findings: BenchFindings) -> list[ResultTable]:
     tables += [target_table(findings.rows, stream) for stream in streams]
     tables += [table(findings.rows, stream) for stream in streams for table in (_ranking_table, _probabilities_table)]
     tables += [_recall_table(findings.rows, stream) for stream in streams]
-    tables += lone_tables(findings)
-    tables += [_standings_table(findings.standings)] if findings.standings else []
+    tables += _lone_tables(findings.runs)
+    tables += [_ranks_table(findings.standings)] if findings.standings else []
     kinds = list(dict.fromkeys(row.kind for row in findings.subgroups))
     tables += [_subgroups_table(findings.subgroups, kind, stream) for kind in kinds for stream in streams]
     by_stream = [set(table.columns[1:]) <= set(streams) for table in tables]
@@ -169,14 +169,26 @@ def _ranking_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
 def _probabilities_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
     note = (
         "Means over targets, lower is better. Brier: summed over classes; ECE: 15 bins; calibration in the large: mean "
-        "predicted probability less observed share in points, of the class where it is farthest from 0. A dash: of "
-        "runs that were written before it was measured."
+        "predicted probability less observed share in points, of the class where it is farthest from 0."
     )
     here = [row for row in rows if row.stream == stream]
     return _metrics_table(f"Probabilities, {stream}", here, PROBABILITIES, note)
 
 
-def _standings_table(standings: Sequence[Standing]) -> ResultTable:
+def _lone_tables(runs: Sequence[Mapping[str, Any]]) -> list[ResultTable]:
+    """How often the one image of a rare class in a batch is recognised; no table without streams of lone positives."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for line in runs:
+        if line["method"] != "single_expert" and line.get("lone_sensitivity") is not None:
+            values.setdefault((line["label"], line["stream"]), []).append(line["lone_sensitivity"])
+    note = (
+        "Recall of the rare class in %, of which no batch has more than one image; mean over targets, seeds and pools."
+    )
+    means = {cell: mean(own) for cell, own in values.items()}
+    return [_percent_table("Sensitivity of the lone positive", means, note)] if means else []
+
+
+def _ranks_table(standings: Sequence[MethodRank]) -> ResultTable:
     entries = {(each.label, each.stream): each for each in standings}
     first = {min(own, key=lambda each: each.mean_rank) for own in grouped(standings, "stream").values()}
     note = "Mean rank by accuracy over targets, seeds and pools, 1 is best; in brackets wins–losses against all others."

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from statistics import mean, median
+from statistics import mean
 
 import numpy as np
 
-from mergestream.bench.analysis.comparison import SINGLES, grouped
+from mergestream.bench.analysis.comparison import SINGLES
 from mergestream.bench.analysis.cost import shown
 from mergestream.bench.analysis.traces import trace_of
 from mergestream.bench.report.figures import new_figure, panel, to_data_uri
@@ -178,17 +178,10 @@ def _percent(value: float | None) -> str:
 
 def _price(report: ReportFindings) -> PageSection:
     """Forward passes and milliseconds of the story's methods."""
-    forwards = {cost.label: cost.forwards for cost in report.costs}
-    times = {
-        label: [row.milliseconds for row in own if row.milliseconds is not None]
-        for label, own in grouped(report.bench.rows, "label").items()
-    }
+    forwards, milliseconds = report.forwards, report.milliseconds
     labels = [label for label in STORY_METHODS if label in forwards]
     listed = ", ".join(f"{plain_method(label)} {shown(forwards[label])}" for label in labels)
-    rows = tuple(
-        (label, shown(forwards[label]), format_number(median(times[label]) if times[label] else None, 1))
-        for label in labels
-    )
+    rows = tuple((label, shown(forwards[label]), format_number(milliseconds[label], 1)) for label in labels)
     note = (
         "Forwards: counted, the experts' scoring included. ms: a step with the experts' logits given. More under Cost."
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from matplotlib.axes import Axes
 
 from mergestream.bench.claims.claim_finding import CORRELATION, FAILS, HOLDS, POINTS, UNKNOWN, ClaimFinding, Verdict
-from mergestream.bench.drift.drift_figures import draw, figures_of
+from mergestream.bench.drift.drift_figures import figures_of, layer_panel
 from mergestream.bench.drift.pool_drift import Drift, LayerDrift
 from mergestream.bench.landscape.landscape_figures import draw_plane, draw_segments
 from mergestream.bench.landscape.landscape_record import Landscape, Mark, describe_landscape
@@ -61,20 +61,8 @@ def claims_panels(findings: Sequence[ClaimFinding]) -> list[Panel]:
 
 
 def drift_panels(drift: Drift) -> list[Panel]:
-    width = min(6.6, max(5.4, 0.34 * len(drift.layers) + 1.6))
-    return [
-        panel(
-            f"drift-{figure.name}",
-            f"{figure.title}. {_extremes(drift)}",
-            draw,
-            figure,
-            width=width,
-            height=3.6 if figure.heat is None else 0.36 * len(drift.components) + 1.6,
-            title=figure.title,
-            is_card=figure.heat is not None,
-        )
-        for figure in figures_of(drift)
-    ]
+    extremes = _extremes(drift)
+    return [layer_panel(f"drift-{each.name}", each, f"{each.title}. {extremes}") for each in figures_of(drift)]
 
 
 def _extremes(drift: Drift) -> str:

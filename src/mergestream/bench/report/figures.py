@@ -13,8 +13,10 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from mergestream.runtime.files import write_atomically
 
@@ -52,6 +54,20 @@ def _colour(position: int) -> str:
         return PALETTE[position]
     lightness = (0.42, 0.5, 0.58)[position % 3]
     return str(to_hex(hls_to_rgb(position * GOLDEN_RATIO % 1, lightness, 0.55)))
+
+
+def draw_heat(
+    ax: Axes, grid: np.ndarray, rows: Sequence[str], low: float, high: float, number: Callable[[float], str], size: int
+) -> AxesImage:
+    """A heat map [rows, columns] with `number` of every value in its cell, in a font of `size`."""
+    image = ax.imshow(grid, cmap="cividis", vmin=low, vmax=high, aspect="auto")
+    for (row, column), value in np.ndenumerate(grid):
+        ink = "white" if value < low + 0.55 * (high - low) else "black"
+        if text := number(value):
+            ax.text(column, row, text, ha="center", va="center", fontsize=size, color=ink)
+    ax.set_yticks(range(len(rows)), rows)
+    ax.spines[:].set_visible(False)
+    return image
 
 
 def write_figure(figure: Figure, folder: Path, name: str, dpi: int) -> None:

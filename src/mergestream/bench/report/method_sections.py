@@ -1,12 +1,10 @@
 """Parts of the report's sections on methods: coefficients over each stream, cost, confidence."""
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import numpy as np
 
-from mergestream.bench.analysis.comparison import grouped
 from mergestream.bench.analysis.confidence import RiskCoverage
 from mergestream.bench.analysis.cost import Cost, shown
 from mergestream.bench.analysis.traces import Trace
@@ -100,14 +98,12 @@ def _accuracy(trace: Trace) -> str:
 
 
 def cost_table(report: ReportFindings) -> ResultTable:
-    size = report.model_bytes
-    rows = grouped(report.bench.rows, "label")
-    times = {label: [row.milliseconds for row in own if row.milliseconds is not None] for label, own in rows.items()}
+    size, milliseconds = report.model_bytes, report.milliseconds
     columns: dict[str, Callable[[Cost], str]] = {
         "method": lambda cost: cost.label,
         "forwards per image": lambda cost: shown(cost.forwards),
         "backwards per image": lambda cost: shown(cost.backwards),
-        "ms per step": lambda cost: format_number(median(times[cost.label]) if times[cost.label] else None, 1),
+        "ms per step": lambda cost: format_number(milliseconds[cost.label], 1),
         "models held": lambda cost: f"{cost.models:g}",
         "MB held": lambda cost: "–" if size is None else f"{cost.models * size / 1e6:,.1f}",
         "at the start": lambda cost: cost.at_start or "–",
@@ -125,11 +121,11 @@ def cost_table(report: ReportFindings) -> ResultTable:
 
 def cost_figure(report: ReportFindings) -> tuple[Panel, list[LegendKey]]:
     """Accuracy on the first stream against forward passes."""
-    stream, forwards = report.bench.streams[0], {each.label: each.forwards for each in report.costs}
+    stream, forwards = report.bench.streams[0], report.forwards
     rows = [row for row in report.bench.rows if row.stream == stream and row.label in report.plain_methods]
-    points = {row.label: (x, row.accuracy.mean) for row in rows if (x := forwards[row.label]) is not None}
+    points = {row.label: (forwards[row.label], row.accuracy.mean) for row in rows}
     listed = "; ".join(f"{label} {shown(x)} forwards, {100 * y:.1f} %" for label, (x, y) in points.items())
-    alternative = f"Accuracy on {stream} against forward passes per image: {listed or 'not counted'}."
+    alternative = f"Accuracy on {stream} against forward passes per image: {listed}."
     return panel("cost", alternative, draw_cost, points, title=stream), keys_of(points)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -14,8 +15,10 @@ from markupsafe import Markup, escape
 from mergestream.bench.report.figures import Panel
 from mergestream.bench.report.plain_names import explained
 from mergestream.bench.report.result_table import ResultTable, to_latex, to_markdown
+from mergestream.runtime.files import write_text
 
 NOTICE = "For research. Not a medical device."
+SYNTHETIC = "The data are synthetic: generated images, no patients."
 # The browser itself refuses everything from outside the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
@@ -59,6 +62,18 @@ def render(
     return page.render(title=title, notice=notice, methods=methods, contents=contents, sections=sections), tables
 
 
+def page_notice(synthetic: bool) -> str:
+    return f"{SYNTHETIC} {NOTICE}" if synthetic else NOTICE
+
+
+def write_tables(tables: Sequence[ResultTable], folder: Path) -> None:
+    """Write every table as FOLDER/title.md and .tex."""
+    for table in tables:
+        name = slug(table.title)
+        write_text(folder / f"{name}.md", f"{to_markdown(table)}\n{table.note}\n".rstrip("\n") + "\n")
+        write_text(folder / f"{name}.tex", to_latex(table))
+
+
 def render_text(template: str, **values: Any) -> str:
     """Render a template that is not a page."""
     return environment().get_template(template).render(values)
@@ -83,6 +98,7 @@ def environment() -> Environment:
     result.globals |= {
         "policy": POLICY,
         "medical_notice": NOTICE,
+        "synthetic_notice": SYNTHETIC,
         "style": _asset("report.css"),
         "script": _asset("report.js"),
         "exports": {"Markdown": to_markdown, "LaTeX": to_latex},

@@ -1,21 +1,20 @@
 """Everything that a report shows, computed from the runs before any text is written."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from mergestream.bench.analysis.bench_findings import (
     BenchFindings,
     collapses,
-    few_batches,
     seen_targets,
-    unpredicted_classes,
 )
 from mergestream.bench.analysis.collection import RunCollection
 from mergestream.bench.analysis.comparison import grouped
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage, reliabilities, risk_coverages
 from mergestream.bench.analysis.cost import Cost, costs
-from mergestream.bench.analysis.duels import Duel, duel
+from mergestream.bench.analysis.duels import Duel
 from mergestream.bench.analysis.traces import Trace, trace_of
 from mergestream.bench.claims.claim_checks import check_claims
 from mergestream.bench.claims.claim_finding import ClaimFinding
@@ -28,7 +27,7 @@ from mergestream.data.datasets.dataset_sources import GeneratedSource
 from mergestream.pool.expert_card import read_card
 from mergestream.pool.pool_folder import is_expert_folder
 from mergestream.runtime.errors import MergestreamError
-from mergestream.runtime.parallel import Track
+from mergestream.runtime.parallel import Advance, Track
 
 SMALLEST_BIN = 0.005  # of a reliability diagram, as a share of the images; with fewer the accuracy is noise
 USUAL_REFERENCE = "entropy_adaptive"
@@ -61,6 +60,20 @@ class ReportFindings:
         return [label for label in self.bench.methods if "(" not in label] or self.bench.methods
 
     @property
+    def forwards(self) -> dict[str, float]:
+        """Forward passes per image by label."""
+        return {cost.label: cost.forwards for cost in self.costs}
+
+    @property
+    def milliseconds(self) -> dict[str, float | None]:
+        """Median over streams of a step's milliseconds, by label; None where they were not measured."""
+        rows = grouped(self.bench.rows, "label")
+        times = {
+            label: [row.milliseconds for row in own if row.milliseconds is not None] for label, own in rows.items()
+        }
+        return {label: median(own) if own else None for label, own in times.items()}
+
+    @property
     def figure_streams(self) -> list[str]:
         """The first stream and the one with the most skewed batches."""
         skewed = max(self.bench.streams, key=lambda name: self.bench.majority_shares.get(name, 0.0))
@@ -71,23 +84,16 @@ def analyse_runs(collection: RunCollection, track: Track, *, command: str) -> Re
     """Compute what a report shows."""
     runs = collection.runs
     merged = [run for run in runs if not run.is_single]
-    ours = _reference(collection, merged)
-    others = [label for label in dict.fromkeys(run.label for run in merged) if label != ours]
-    duels: list[Duel] = []
-    with track("comparing methods", 2 + len(others)) as advance:
-        for theirs in others:
-            duels += duel(runs, ours, theirs)
-            advance()
-        variants = [each for each in duels if each.theirs.startswith(f"{ours}(")]
-        network, model_bytes = _model(collection)
-        bench = _bench_findings(collection, [each for each in duels if each not in variants], network)
-        advance()
+    ours, (network, model_bytes) = _reference(collection, merged), _model(collection)
+    with track("comparing methods", 1 + len({run.label for run in merged} - {ours})) as advance:
+        bench = _bench_findings(collection, ours, network, advance)
         claims = check_claims(runs)
         advance()
+    variants = [each for each in bench.duels if each.theirs.startswith(f"{ours}(")]
     datasets = dict.fromkeys(run.arguments["data"]["dataset"] for run in runs)
     return ReportFindings(
         title=DEMO_TITLE if collection.is_demo else f"mergestream on {', '.join(datasets)}",
-        bench=bench,
+        bench=replace(bench, duels=[each for each in bench.duels if each not in variants]),
         traces=_traces(runs, ours),
         ablation=variants,
         costs=costs(runs),
@@ -108,30 +114,23 @@ def _reference(collection: RunCollection, merged: Sequence[Run]) -> str:
     return next((label for label in preferred if label in labels), "")
 
 
-def _bench_findings(collection: RunCollection, duels: list[Duel], network: str) -> BenchFindings:
+def _bench_findings(collection: RunCollection, ours: str, network: str, on_duel: Advance) -> BenchFindings:
     results, name = collection.results, collection.runs[0].arguments["data"]["dataset"]
-    source = DATASETS.get(name)
+    source, older = DATASETS.get(name), collection.older_runs
+    uncounted = [f"{older:,} older runs in {collection.folder} are not counted."] if older else []
     return BenchFindings.of(
         collection.runs,
-        duels=duels,
+        ours,
+        dataset=name,
+        overlap="" if source is None else source.card.overlap,
+        warnings=[*results.get("warnings", []), *seen_targets(collection.runs), *uncounted],
+        on_duel=on_duel,
         plan=results.get("plan", {}),
         command=results.get("command", ""),
         left_out=[(each["method"], each["why"]) for each in results.get("left_out", [])],
-        warnings=_warnings(collection, "" if source is None else source.card.overlap),
-        dataset=name,
         synthetic=bool(results.get("synthetic", isinstance(source, GeneratedSource))),
         network=results.get("network", network),
     )
-
-
-def _warnings(collection: RunCollection, overlap: str) -> list[str]:
-    """The benchmark's own warnings, and those that the runs give."""
-    runs = collection.runs
-    warnings = [*seen_targets(runs), *few_batches(runs), *unpredicted_classes(runs)]
-    warnings += [f"'{runs[0].arguments['data']['dataset']}': {overlap}"] if overlap else []
-    if collection.older_runs:
-        warnings.append(f"{collection.older_runs:,} older runs in {collection.folder} are not counted.")
-    return list(dict.fromkeys([*collection.results.get("warnings", []), *warnings]))
 
 
 def _passed_checks(runs: Sequence[Run]) -> list[str]:

@@ -19,14 +19,12 @@ from mergestream.bench.report import (
     result_sections,
 )
 from mergestream.bench.report.demo_story import with_story
-from mergestream.bench.report.page import NOTICE, render, slug
+from mergestream.bench.report.page import page_notice, render, write_tables
 from mergestream.bench.report.report_findings import ReportFindings, analyse_runs
-from mergestream.bench.report.result_table import to_latex, to_markdown
 from mergestream.data.datasets import load_dataset
 from mergestream.runtime.files import make_folder, write_text
 from mergestream.runtime.parallel import Track
 
-SYNTHETIC = "The data are synthetic: generated images, no patients."
 # Modules whose functions the template calls.
 SECTIONS = (answer, expert_sections, method_sections, provenance_sections, result_sections)
 DESCRIPTIONS = (bench_tables, claim_finding, drift_report, duels, landscape_record)
@@ -59,17 +57,12 @@ def make_report(
 
 def write_report(report: ReportFindings, out: Path, tables: Path | None = None) -> None:
     """Write the page to `out`, and every table as Markdown and LaTeX to `tables` (default: beside the page)."""
-    notice = f"{SYNTHETIC} {NOTICE}" if report.bench.synthetic else NOTICE
+    notice = page_notice(report.bench.synthetic)
     values: dict[str, Any] = {each.__name__.rpartition(".")[2]: each for each in (*SECTIONS, *DESCRIPTIONS)}
     values["streams"] = report.bench.streams
     page, shown = render("report.html.j2", report.title, notice, report.bench.labels, report=report, **values)
     write_text(out, page)
-    folder = tables or tables_beside(out)
-    make_folder(folder)
-    for table in shown:
-        name = slug(table.title)
-        write_text(folder / f"{name}.md", f"{to_markdown(table)}\n{table.note}\n".rstrip("\n") + "\n")
-        write_text(folder / f"{name}.tex", to_latex(table))
+    write_tables(shown, make_folder(tables or tables_beside(out)))
 
 
 def tables_beside(out: Path) -> Path:

@@ -1,16 +1,11 @@
-"""Parts of the report's sections on results: summary, tables, accuracy, ablation."""
+"""Parts of the report's sections on results: tables, accuracy, ablation."""
 
-from collections.abc import Callable, Sequence
-
-from mergestream.bench.analysis.comparison import ResultRow, grouped
-from mergestream.bench.analysis.cost import shown
-from mergestream.bench.analysis.duels import PHRASES, Duel, describe_levels
+from mergestream.bench.analysis.duels import describe_levels
 from mergestream.bench.report.bench_tables import all_tables
 from mergestream.bench.report.figures import Panel, panel
 from mergestream.bench.report.method_figures import draw_accuracies, draw_differences
 from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.bench.report.result_table import ResultTable, format_number, grid_table
-from mergestream.functional.non_inferiority import OUTCOMES
 
 DIFFERENCES = (
     "In brackets: the difference in points on the same batches; its interval and the margin decide which word is used."
@@ -30,66 +25,6 @@ MEANINGS = {
     "recalibrate_bn=True": "BatchNorm re-estimated on every batch",
     "head_rows=seen": "head rows of experts that saw the class",
 }
-
-
-def summary_sentences(report: ReportFindings) -> list[str]:
-    """The verdicts against rivals, the best methods, the cost, the number of warnings."""
-    sentences = [
-        *describe_across_streams(report.bench.duels),
-        *describe_worst_targets(report.bench.duels),
-        _winner(report, "Highest accuracy", lambda row: row.accuracy.mean, max),
-        _winner(report, "Lowest calibration error (ECE)", lambda row: row.ece, min),
-    ]
-    counted = sorted((cost.forwards, cost.label) for cost in report.costs if cost.forwards is not None)
-    if counted and counted[-1][0] > counted[0][0]:
-        (least, lowest), (most, highest) = counted[0], counted[-1]
-        sentences.append(f"Forward passes per image: {highest} {shown(most)}, {lowest} {shown(least)}.")
-    count = len(report.bench.sentences)
-    return [*sentences, f"{count} warning{'s' * (count != 1)}: see Warnings." if count else "No warnings."]
-
-
-def describe_across_streams(duels: Sequence[Duel]) -> list[str]:
-    """One sentence per outcome for rivals with the same outcome on every stream, then one for the others."""
-    outcomes = {theirs: [each.outcome for each in own] for theirs, own in grouped(duels, "theirs").items()}
-    streams = len({each.stream for each in duels})
-    where = "" if streams == 1 else f" on all {streams} streams"
-    where += f" (margin {100 * duels[0].margin:g} points)" if duels else ""
-    sentences = []
-    for outcome in OUTCOMES:
-        always = [name for name, own in outcomes.items() if set(own) == {outcome}]
-        sentences += [f"{duels[0].ours} is {PHRASES[outcome]} {', '.join(always)}{where}."] if always else []
-    counts = {
-        name: [f"{outcome} {own.count(outcome)}" for outcome in OUTCOMES if outcome in own]
-        for name, own in outcomes.items()
-    }
-    mixed = [f"{name} ({', '.join(own)})" for name, own in counts.items() if len(own) > 1]
-    return sentences + ([f"It depends on the stream against {', '.join(mixed)}."] if mixed else [])
-
-
-def describe_worst_targets(duels: Sequence[Duel]) -> list[str]:
-    """One sentence: rivals to which the reference is inferior at its worst target, each with its worst case."""
-    lost = grouped([each for each in duels if each.worst.outcome == "inferior"], "theirs")
-    lowest = {name: min(own, key=lambda each: each.worst.difference.mean) for name, own in lost.items()}
-    cases = [
-        f"{name} ({100 * each.worst.difference.mean:+.1f} points at {each.worst.target}, {each.stream})"
-        for name, each in lowest.items()
-    ]
-    return [f"At the worst target it is inferior to {', '.join(cases) or 'none'}."] if duels else []
-
-
-def _winner(
-    report: ReportFindings, what: str, value: Callable[[ResultRow], float], best: Callable[..., ResultRow]
-) -> str:
-    """One sentence: the best methods, and on which streams."""
-    rows = [row for row in report.bench.rows if row.label in report.bench.methods]
-    winners = grouped([best(own, key=value) for own in grouped(rows, "stream").values()], "label")
-    clauses = []
-    for label, rows in winners.items():
-        numbers = sorted(round(100 * value(row), 1) for row in rows)
-        spread = f"{numbers[0]}" if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
-        where = "" if len(winners) == 1 else f" on {', '.join(row.stream for row in rows)}"
-        clauses.append(f"{label} ({spread} %){where}")
-    return f"{what}: {'; '.join(clauses)}."
 
 
 def result_tables(report: ReportFindings) -> tuple[list[ResultTable], dict[str, list[ResultTable]]]:

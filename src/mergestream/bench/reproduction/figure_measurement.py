@@ -15,7 +15,7 @@ from mergestream.bench.reproduction.reproduction_record import PoolMemory
 from mergestream.methods import create_method
 from mergestream.pool.pool_folder import read_pool
 from mergestream.runtime.errors import MergestreamError
-from mergestream.runtime.files import make_folder
+from mergestream.runtime.files import json_round_trip, make_folder
 from mergestream.runtime.parallel import Track
 
 DRIFT, LANDSCAPE = "fig2", "fig3"
@@ -45,7 +45,7 @@ def measure_landscape_of(request: ReproductionRequest, place: DatasetPlace, trac
     """The loss on the target's images over the plane through three experts, with the path of the paper's method."""
     pool = request.pool_folder(place.name, request.backbones[0])
     size, out = request.size, request.out / LANDSCAPE
-    wanted = LandscapeRequest(
+    landscape_request = LandscapeRequest(
         str(pool),
         replace(request.data(place), images=size.landscape_images),
         TARGET,
@@ -58,11 +58,11 @@ def measure_landscape_of(request: ReproductionRequest, place: DatasetPlace, trac
         stored = Landscape.load(out / landscape_run.RECORD)
         whole = load_pool(str(pool), "cpu")
         same = stored.provenance["pool"] == whole.without(*trained_at(whole, (TARGET,))).fingerprint()
-        if same and stored.provenance["arguments"]["resolution"] == asdict(wanted)["resolution"]:
+        if same and stored.provenance["arguments"] == json_round_trip(asdict(landscape_request)):
             return stored
     except (OSError, KeyError, MergestreamError):
         pass
-    return run_landscape(wanted, out, track, command=command)
+    return run_landscape(landscape_request, out, track, command=command)
 
 
 def measure_memory(request: ReproductionRequest, place: DatasetPlace) -> PoolMemory:

@@ -26,26 +26,19 @@ BACKWARD = 3  # a step with gradients, in forward passes
 
 
 @dataclass(frozen=True)
-class RemainingWork:
-    """What one backbone still has to do, in images that pass through the network."""
+class HoursEstimate:
+    """Fits that one backbone still has to train, those that are finished, and the hours of the work that is left."""
 
+    network: str
     fits: int
     finished: int
-    trained_images: int  # with gradients
-    answered_images: int  # forward only
-
-
-@dataclass(frozen=True)
-class HoursEstimate:
-    network: str
-    work: RemainingWork
     training: float
     benchmark: float
 
     def sentence(self) -> str:
-        done = f" ({self.work.finished} are done)" if self.work.finished else ""
+        done = f" ({self.finished} are done)" if self.finished else ""
         return (
-            f"{self.network}: {self.work.fits} fits to train{done}, about {_shown(self.training)}; statistics and "
+            f"{self.network}: {self.fits} fits to train{done}, about {_shown(self.training)}; statistics and "
             f"benchmark about {_shown(self.benchmark)}."
         )
 
@@ -55,14 +48,11 @@ def estimate_hours(request: ReproductionRequest) -> list[HoursEstimate]:
     estimates = []
     for backbone in request.backbones:
         places = [place for place in request.usable if request.parts_of(place.name, backbone)]
-        works = [_remaining(request, place, backbone) for place in places]
-        total = RemainingWork(*(sum(getattr(work, name) for work in works) for name in RemainingWork.__annotations__))
-        training, forward = _seconds_per_image(request, backbone)
-        hours = [
-            images * seconds / request.jobs / 3600
-            for images, seconds in ((total.trained_images, training), (total.answered_images, forward))
-        ]
-        estimates.append(HoursEstimate(backbone, total, *hours))
+        work = [_remaining(request, place, backbone) for place in places]
+        fits, finished, *images = (sum(column) for column in zip(*work, strict=True)) if work else (0, 0, 0, 0)
+        seconds = _seconds_per_image(request, backbone)
+        hours = [count * each / request.jobs / 3600 for count, each in zip(images, seconds, strict=True)]
+        estimates.append(HoursEstimate(backbone, fits, finished, *hours))
     return estimates
 
 
@@ -79,7 +69,8 @@ def _shown(hours: float) -> str:
     return f"{hours:.1f} hours" if hours >= 1 else f"{max(1, ceil(60 * hours))} min"
 
 
-def _remaining(request: ReproductionRequest, place: DatasetPlace, backbone: str) -> RemainingWork:
+def _remaining(request: ReproductionRequest, place: DatasetPlace, backbone: str) -> tuple[int, int, int, int]:
+    """Fits to train, finished ones, and images that still pass through the network: with gradients, forward only."""
     fits = [
         (request.pool_folder(place.name, backbone, seed), domain, recipe)
         for seed in request.training_seeds
@@ -103,7 +94,7 @@ def _remaining(request: ReproductionRequest, place: DatasetPlace, backbone: str)
         * BACKWARD
     )
     trained = sum(recipe.steps * recipe.batch_size for recipe in left)
-    return RemainingWork(len(left), len(fits) - len(left), trained, answered)
+    return len(left), len(fits) - len(left), trained, answered
 
 
 def _seconds_per_image(request: ReproductionRequest, backbone: str) -> tuple[float, float]:

@@ -6,7 +6,14 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from mergestream.bench.claims.theory_checks import DriftPoint
-from mergestream.bench.drift.drift_figures import GREY, DriftFigure, draw, figures_of, pair_heat_maps, static_figure
+from mergestream.bench.drift.drift_figures import (
+    GREY,
+    DriftFigure,
+    figures_of,
+    layer_panel,
+    pair_heat_maps,
+    static_figure,
+)
 from mergestream.bench.drift.pool_drift import Drift
 from mergestream.bench.landscape.landscape_figures import landscape_figure
 from mergestream.bench.landscape.landscape_record import Landscape
@@ -34,12 +41,8 @@ def pair_panels(drift: Drift) -> list[Panel]:
 
 
 def _drift_panel(name: str, figure: DriftFigure) -> Panel:
-    is_heat = figure.heat is not None
-    width = min(6.6, max(5.4, 0.34 * len(figure.layers) + 1.6))
     alternative = f"{figure.title}, over {len(figure.layers)} layers in order of depth. The numbers are in the table."
-    height = 0.36 * len(figure.heat_rows) + 1.6 if is_heat else 3.6
-    shown = {"width": width, "height": height}
-    return panel(f"{name}-{slug(figure.name)}", alternative, draw, figure, title=figure.title, is_card=is_heat, **shown)
+    return layer_panel(f"{name}-{slug(figure.name)}", figure, alternative)
 
 
 def skew_panels(record: ReproductionRecord) -> list[Panel]:

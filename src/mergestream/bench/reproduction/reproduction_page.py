@@ -6,8 +6,8 @@ from mergestream.bench.drift.drift_report import describe_drift
 from mergestream.bench.drift.pool_drift import Drift
 from mergestream.bench.landscape.landscape_record import Landscape, describe_landscape
 from mergestream.bench.report import expert_sections
-from mergestream.bench.report.page import NOTICE, render, slug
-from mergestream.bench.report.result_table import ResultTable, to_latex, to_markdown
+from mergestream.bench.report.page import NOTICE, render, slug, write_tables
+from mergestream.bench.report.result_table import ResultTable
 from mergestream.bench.reproduction import reproduction_figures, reproduction_tables
 from mergestream.bench.reproduction.dataset_search import describe_places
 from mergestream.bench.reproduction.paper_values import ROWS
@@ -42,15 +42,12 @@ def write_page(
     )
     write_text(out, page)
     write_tables(shown, make_folder(tables))
+    write_text(tables / DOCUMENT, _document(shown))
 
 
-def write_tables(tables: list[ResultTable], folder: Path) -> None:
-    """Every table as Markdown and LaTeX, and one LaTeX document with all of them."""
-    for table in tables:
-        name = slug(table.title)
-        write_text(folder / f"{name}.md", f"{to_markdown(table)}\n{table.note}\n")
-        write_text(folder / f"{name}.tex", to_latex(table))
+def _document(tables: list[ResultTable]) -> str:
+    """One LaTeX document with all tables."""
     inputs = "\n".join(f"\\input{{{slug(table.title)}}}\n\\clearpage" for table in tables)
     head = "\\documentclass[landscape]{article}\n\\usepackage[utf8]{inputenc}\n\\usepackage{booktabs}\n"
     head += "\\usepackage[margin=1cm]{geometry}\n\\tabcolsep=2pt\n"
-    write_text(folder / DOCUMENT, f"{head}\\begin{{document}}\n\\scriptsize\n{inputs}\n\\end{{document}}\n")
+    return f"{head}\\begin{{document}}\n\\scriptsize\n{inputs}\n\\end{{document}}\n"

@@ -23,7 +23,7 @@ class MeasuredRow:
     accuracy: Estimate  # 0 to 1
     per_target: dict[str, float]
     majority: float  # mean share of a batch's commonest class
-    forwards: float | None  # per image, experts and merged models together
+    forwards: float  # per image, experts and merged models together
     seconds: float | None  # of all steps together, where they were timed
     runs: list[str]
 
@@ -82,13 +82,9 @@ class ReproductionRecord(JsonRecord):
     def of_part(self, part: str) -> list[MeasuredRow]:
         return [row for row in self.rows if row.part == part]
 
-    def find(self, part: str, dataset: str, network: str, row: str, stream: str | None = None) -> MeasuredRow | None:
-        """The first row that matches; any stream if none is named."""
-        return next(
-            (
-                each
-                for each in self.of_part(part)
-                if (each.dataset, each.network, each.row) == (dataset, network, row) and stream in (None, each.stream)
-            ),
-            None,
+    def find(self, part: str, dataset: str, network: str, row: str) -> MeasuredRow | None:
+        """The first row that matches, of any stream."""
+        rows = (
+            each for each in self.of_part(part) if (each.dataset, each.network, each.row) == (dataset, network, row)
         )
+        return next(rows, None)

@@ -1,6 +1,5 @@
 """Tables of a reproduction: ours, the paper's, and the difference."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from mergestream.bench.analysis.comparison import grouped
@@ -115,25 +114,22 @@ def ablation_table(record: ReproductionRecord) -> ResultTable:
 
 def skew_table(record: ReproductionRecord) -> ResultTable:
     """Numbers behind the chart of Figure 4."""
-    cells = {
-        (row.row, f"{DATASETS[row.dataset]} {row.stream}"): 100 * row.accuracy.mean for row in record.of_part("fig4")
-    }
-    note = f"Accuracy in %, {backbone_title(record.backbones[0])}. {SILENT['fig4']}"
-    return mark_best(
-        grid_table("Figure 4: accuracy against class skew", "method", cells, lambda x: f"{x:.2f}", note=note)
-    )
+    return mark_best(_stream_table(record, "fig4", "Figure 4: accuracy against class skew", SILENT["fig4"]))
 
 
 def sweep_table(record: ReproductionRecord) -> ResultTable:
     """The paper's rule with other values of mu and tau, which it does not print."""
+    more = "The paper gives neither mu nor tau; no row is chosen by these labels."
+    return _stream_table(record, "sweep", "The rule with other mu and tau", more)
+
+
+def _stream_table(record: ReproductionRecord, part: str, title: str, more: str) -> ResultTable:
+    """Methods by data sets and streams."""
     cells = {
-        (row.row, f"{DATASETS[row.dataset]} {row.stream}"): 100 * row.accuracy.mean for row in record.of_part("sweep")
+        (row.row, f"{DATASETS[row.dataset]} {row.stream}"): 100 * row.accuracy.mean for row in record.of_part(part)
     }
-    note = (
-        f"Accuracy in %, {backbone_title(record.backbones[0])}. The paper gives neither mu nor tau; no row is chosen "
-        "by these labels."
-    )
-    return grid_table("The rule with other mu and tau", "method", cells, lambda x: f"{x:.2f}", note=note)
+    note = f"Accuracy in %, {backbone_title(record.backbones[0])}. {more}"
+    return grid_table(title, "method", cells, lambda x: f"{x:.2f}", note=note)
 
 
 def cost_table(record: ReproductionRecord) -> ResultTable:
@@ -207,8 +203,8 @@ def theory_sentences(record: ReproductionRecord) -> list[str]:
     drift = check_drift([point for check in record.theory for point in check.drift])
     shown = "" if drift.estimate is None else format_estimate(drift.estimate, drift.unit)
     sentences = [f"{drift.claim} {drift.reason or f'{drift.measure.capitalize()}: {shown}; {drift.verdict}.'}"]
-    untold = grouped((each for each in theory_findings(record) if each.reason), "claim", "reason")
-    for (claim, reason), own in untold.items():
+    unmeasured = grouped((each for each in theory_findings(record) if each.reason), "claim", "reason")
+    for (claim, reason), own in unmeasured.items():
         sentences.append(f"{claim} Not measured on {', '.join(str(each.stream) for each in own)}. {reason}")
     return sentences
 
@@ -245,20 +241,10 @@ def left_out(record: ReproductionRecord) -> list[str]:
     networks = [title for name, title in BACKBONES.items() if name not in record.backbones]
     sentences += [f"Not asked for (--backbones): {', '.join(networks)}."] if networks else []
     for part in ("table3", "sweep", "fig2", "fig3", "fig4", "fig5", "cost"):
-        gone = [p.title for p in record.places if p.root is None and p.name in SETS[part]]
-        sentences += [f"{PARTS[part]} lacks {', '.join(gone)}."] if gone and part in record.parts else []
+        missing_sets = [p.title for p in record.places if p.root is None and p.name in SETS[part]]
+        if missing_sets and part in record.parts:
+            sentences.append(f"{PARTS[part]} lacks {', '.join(missing_sets)}.")
     return [*sentences, *(text for part, text in SILENT.items() if part in record.parts)]
-
-
-def missing_cells(tables: Sequence[ResultTable]) -> list[str]:
-    """Cells of ours that hold no number."""
-    return [
-        f"{table.title}: {row[0]}, {column}"
-        for table in tables
-        for row in table.rows
-        for column, cell in zip(table.columns[1:], row[1:], strict=True)
-        if cell == "–" and not column.endswith((PAPER, DIFFERENCE))
-    ]
 
 
 def _number(value: float | None) -> str:

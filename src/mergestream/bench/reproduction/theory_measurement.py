@@ -45,7 +45,7 @@ def _drift_points(
 
 def _angle(drift: Drift, experts: Sequence[str]) -> float | None:
     """Mean angle over encoder blocks and pairs of these experts, in degrees."""
-    kept = [place for place, pair in enumerate(drift.pairs) if set(pair) <= set(experts)]
-    angles = [layer.whole.angles[place] for layer in drift.of_kind("block") for place in kept]
+    pair_positions = [place for place, pair in enumerate(drift.pairs) if set(pair) <= set(experts)]
+    angles = [layer.whole.angles[place] for layer in drift.of_kind("block") for place in pair_positions]
     defined = [angle for angle in angles if angle is not None]
     return mean(defined) if defined else None

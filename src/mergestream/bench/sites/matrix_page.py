@@ -8,9 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from mergestream.bench.report.figures import PALETTE, Panel, colours_of, css_colour, panel
-from mergestream.bench.report.page import NOTICE, LegendKey, render, slug
-from mergestream.bench.report.report_page import SYNTHETIC
+from mergestream.bench.report.figures import PALETTE, Panel, colours_of, css_colour, draw_heat, panel
+from mergestream.bench.report.page import LegendKey, page_notice, render, slug
 from mergestream.bench.sites import site_matrix
 from mergestream.bench.sites.site_matrix import SCORES, distance_grid, experts_of, methods_of, score_grid
 from mergestream.bench.sites.site_report import ModelAnswers, SiteReport
@@ -22,11 +21,10 @@ def write_matrix(reports: Sequence[SiteReport], out: Path, command: str, signers
     """Write the page; `signers`: who signed each report, where signatures were checked."""
     experts, methods = experts_of(reports), methods_of(reports)
     title = f"{len(experts)} experts at {len(reports)} sites"
-    synthetic = any(report.synthetic for report in reports)
     page, _ = render(
         "matrix.html.j2",
         title,
-        f"{SYNTHETIC} {NOTICE}" if synthetic else NOTICE,
+        page_notice(any(report.synthetic for report in reports)),
         reports=reports,
         site_matrix=site_matrix,
         expert_panels=_heat_maps(reports, experts, "experts"),
@@ -76,19 +74,17 @@ def _draw_heat(
     digits: int = 0,
 ) -> None:
     low = 0.0 if top <= 1 else min(50.0, float(np.nanmin(grid, initial=50.0)))
-    ax.imshow(grid, cmap="cividis", vmin=low, vmax=top, aspect="auto")
-    for (row, column), value in np.ndenumerate(grid):
-        text = f"{value:.{digits}f}" if np.isfinite(value) else "–"
-        dark = np.isfinite(value) and value < low + 0.55 * (top - low)
-        ax.text(column, row, text, ha="center", va="center", fontsize=9, color="white" if dark else "black")
+
+    def number(value: float) -> str:
+        return f"{value:.{digits}f}" if np.isfinite(value) else "–"
+
+    draw_heat(ax, grid, rows, low, top, number, size=9)
     for row, column in framed:
         ax.add_patch(
             Rectangle((column - 0.47, row - 0.46), 0.94, 0.92, fill=False, edgecolor=PALETTE[1], linewidth=2.2)
         )
-    ax.set_yticks(range(len(rows)), rows)
     crowded = max(map(len, columns)) > 9
     ax.set_xticks(range(len(columns)), columns, rotation=30 if crowded else 0, ha="right" if crowded else "center")
-    ax.spines[:].set_visible(False)
 
 
 def _distance_map(reports: Sequence[SiteReport], experts: Sequence[str]) -> Panel | None:

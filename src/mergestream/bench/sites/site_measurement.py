@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from mergestream.bench.choice.candidates import OWN, RARE, STREAMS
-from mergestream.bench.choice.pseudo_targets import measure_images, read_metrics, validation_images
+from mergestream.bench.choice.pseudo_targets import PartRuns, measure_images, validation_images
 from mergestream.bench.engine.pool_at_target import close_all, load_pool, sources_for
-from mergestream.bench.evaluation import domain_logits
+from mergestream.bench.evaluation import domain_logits, require_same_classes
 from mergestream.bench.records import Run
 from mergestream.bench.sites.site_report import CalibrationBin, ModelAnswers, PairDistance, SiteReport
 from mergestream.data.datasets import DataRequest, Dataset, DomainData, open_data
@@ -60,27 +60,13 @@ class SiteRequest:
     nested: bool = False
 
 
-@dataclass
-class RunList:
-    """Runs of candidates in the order of measurement; `read` notes a run's place among its metrics."""
-
-    runs: list[Run] = field(default_factory=list)
-
-    def read(self, run: Run) -> Numbers:
-        self.runs.append(run)
-        return {**read_metrics(run), "run": len(self.runs) - 1}
-
-
 def report_site(request: SiteRequest, track: Track) -> SiteReport:
     """Run every expert and candidate on a site's images and mask what is counted."""
     close_all()
     pool = load_pool(request.pool, request.device)
     dataset = open_data(request.data.of_pool(pool.classes), pool.template.require_preprocessing(), request.work)
     whole = dataset[_domain(dataset, request.domain)]
-    if dataset.classes != pool.classes:
-        raise InputError(
-            f"'{dataset.name}' has the classes {', '.join(dataset.classes)}, the pool {', '.join(pool.classes)}."
-        )
+    require_same_classes(dataset.classes, pool)
     with track("answering this site's images", 2) as advance, cpu_threads(1):
         return _measured(pool, Path(request.pool), dataset, whole, request, advance)
 
@@ -113,12 +99,12 @@ def _measured(
     home = {card.name for card in own}
     answers = torch.softmax(SeenClasses.of(pool).filled(domain_logits(pool, data, ORIGINAL)).float(), dim=-1)
     advance()
-    evidence, runs = None, RunList()
+    evidence, runs = None, list[PartRuns]()
     if len(home) < len(pool):
         sources = sources_for(pool, folder, [site], [whole], leave_out=bool(home), allow_seen=False)
-        evidence = measure_images(site, sources, data, dataset, nested=request.nested, read=runs.read)
+        evidence, runs = measure_images(site, sources, data, dataset, nested=request.nested)
     advance()
-    tables = _Tables(data, answers, runs.runs)
+    tables = _Tables(data, answers, runs)
     experts = {
         name: tables.answers(k, answers[k], data.labels, is_home=name in home) for k, name in enumerate(pool.names)
     }
@@ -130,7 +116,7 @@ def _measured(
         tables.totals,
         hashes_of(pool.cards),
         experts,
-        {} if evidence is None else tables.candidates(evidence),
+        tables.candidates(),
         _distances(pool.names, answers),
         tables.choice(evidence) if evidence is not None and home else None,
         version_of("mergestream"),
@@ -146,13 +132,16 @@ def _distances(names: Sequence[str], answers: Tensor) -> tuple[PairDistance, ...
 class _Tables:
     """All confusion tables that a report is computed from, masked together: rows of one class have one sum."""
 
-    def __init__(self, data: DomainData, answers: Tensor, runs: Sequence[Run]) -> None:
-        self._experts, self._runs = len(answers), runs
+    def __init__(self, data: DomainData, answers: Tensor, parts: Sequence[PartRuns]) -> None:
+        self._parts = parts
+        # A static method has one run for all streams.
+        runs = {id(run): run for part in parts for own in part.values() for run in own.values()}
+        self._table_of = {key: len(answers) + number for number, key in enumerate(runs)}
         size = len(data.classes)
         counts = np.bincount(data.labels.numpy(), minlength=size).tolist()
         self.totals = masked_class_counts(counts)
         tables = [confusion(each.argmax(dim=-1), data.labels, size) for each in answers]
-        tables += [np.asarray(run.metrics["confusion"]) for run in runs]
+        tables += [np.asarray(run.metrics["confusion"]) for run in runs.values()]
         self._rows = [self._masked_class(place, tables, counts[place]) for place in range(size)]
         self._whole = [  # the rows of a class whose images are all counted
             [row for number, row in rows.items() if tables[number][place].sum() == counts[place]]
@@ -190,29 +179,28 @@ class _Tables:
             is_home,
         )
 
-    def candidates(self, evidence: ChoiceEvidence) -> dict[str, ModelAnswers]:
+    def candidates(self) -> dict[str, ModelAnswers]:
         """The candidates' answers to the first stream of the site's own mix, all other sites' experts asked."""
         result = {}
-        for method, runs in evidence.parts[0].runs.items():
-            number = int(runs[f"{STREAMS[0]}, {OWN}"]["run"] or 0)
-            run = self._runs[number]
-            result[method] = self.answers(self._experts + number, run.probabilities, run.labels)
+        for method, runs in self._parts[0].items() if self._parts else ():
+            run = runs[f"{STREAMS[0]}, {OWN}"]
+            result[method] = self.answers(self._table_of[id(run)], run.probabilities, run.labels)
         return result
 
     def choice(self, evidence: ChoiceEvidence) -> ChoiceEvidence:
         """The site's part with every number computed from masked counts, or rounded."""
         sizes = [int(estimated_total(total)) for total in self.totals]
         parts = []
-        for part in evidence.parts:
+        for part, runs_by_method in zip(evidence.parts, self._parts, strict=True):
             runs = {
-                method: {stream: self._numbers(int(each["run"] or 0)) for stream, each in own.items()}
-                for method, own in part.runs.items()
+                method: {stream: self._numbers(run) for stream, run in own.items()}
+                for method, own in runs_by_method.items()
             }
             parts.append(replace(part, runs=runs, images=dict.fromkeys((OWN, RARE), max(1, sum(sizes)))))
         return replace(evidence, parts=tuple(parts))
 
-    def _numbers(self, number: int) -> Numbers:
-        run, rows = self._runs[number], self.rows(self._experts + number)
+    def _numbers(self, run: Run) -> Numbers:
+        rows = self.rows(self._table_of[id(run)])
         totals = masked_class_counts(np.asarray(run.metrics["confusion"]).sum(axis=1).tolist())
         scores = {key: round(value, 6) for key, value in estimated_scores(rows, totals).items()}
         return {**scores, "nll": round(run.metrics["nll"], 3), "auroc": _auroc(run.probabilities, run.labels)}

@@ -3,7 +3,6 @@
 It holds masked counts and rounded means: no image, no identifier, no name of a file, patient or scanner.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,9 @@ import numpy as np
 from mergestream.functional.masked_counts import Masked, MaskedRow, estimated_scores, estimated_total
 from mergestream.methods.recommendation import ChoiceEvidence
 from mergestream.methods.site_evidence import SiteEvidence
-from mergestream.pool.trust.trusted_signers import trusted_signers
+from mergestream.pool.trust.trusted_signers import TrustedSigners, trusted_signers
 from mergestream.runtime.errors import CheckpointError
-from mergestream.runtime.files import read_json
+from mergestream.runtime.files import parse_json, read_json
 from mergestream.runtime.json_record import JsonRecord
 
 
@@ -110,15 +109,11 @@ def read_reports(files: Sequence[Path], require_signed_by: Path | None = None) -
 
     `require_signed_by`: folder of trusted keys; without it no signature is checked, and no signer returned.
     """
-    trusted, signers = trusted_signers(require_signed_by), list[str]()
-    if trusted is None:
-        reports = [SiteReport.load(file) for file in files]
-    else:
-        signed = [trusted.signed_file(file) for file in files]
-        reports = [_parsed(file, content) for file, (_, content) in zip(files, signed, strict=True)]
-        signers = [signer for signer, _ in signed]
+    trusted = trusted_signers(require_signed_by)
+    read = [_read_value(file, trusted) for file in files]
+    reports = [SiteReport.from_json(value) for _, value in read]
     _require_comparable(reports, files)
-    return reports, signers
+    return reports, [signer for signer, _ in read if signer]
 
 
 def scores_abroad(
@@ -137,19 +132,12 @@ def scores_abroad(
     return scores
 
 
-def _parsed(file: Path, content: bytes) -> SiteReport:
-    """A report from the very bytes whose signature was checked."""
-    return SiteReport.from_json(_json(file, content))
-
-
-def _json(file: Path, content: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not readable JSON ({error}).") from error
-    if not isinstance(value, dict) or value.get("schema_version") != SiteReport.schema_version:
-        raise CheckpointError(f"{file} is not a site report of version {SiteReport.schema_version}.")
-    return value
+def _read_value(file: Path, trusted: TrustedSigners | None) -> tuple[str | None, dict[str, Any]]:
+    """Who signed a file, where that is checked, and the JSON of the very bytes that were signed."""
+    if trusted is None:
+        return None, read_json(file, SiteReport.schema_version)
+    signer, content = trusted.signed_file(file)
+    return signer, parse_json(content, file, SiteReport.schema_version)
 
 
 def _require_comparable(reports: Sequence[SiteReport], files: Sequence[Path]) -> None:
@@ -182,8 +170,7 @@ def read_joined(
     """
     trusted, parts, reports = trusted_signers(require_signed_by), list[ChoiceEvidence](), dict[Path, SiteReport]()
     for file in files:
-        version = SiteReport.schema_version
-        value = read_json(file, version) if trusted is None else _json(file, trusted.signed_file(file)[1])
+        _, value = _read_value(file, trusted)
         if "choice" in value:
             reports[file] = SiteReport.from_json(value)
         else:

@@ -1,4 +1,4 @@
-"""The plan 'results', behind docs/results.md: networks, training recipes, pools and stages. Nothing is tuned here."""
+"""The plan 'results': networks, training recipes, pools and stages of the study on a GPU. Nothing is tuned here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

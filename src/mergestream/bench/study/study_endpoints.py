@@ -27,7 +27,7 @@ def endpoints(
 def paired_difference(
     groups: Sequence[Group], ours: str, theirs: str, at: Setting, metric: str
 ) -> PairedDifference | None:
-    """Ours less theirs over targets, pools, stream seeds and images; None in a record without draws per target.
+    """Ours less theirs over targets, pools, stream seeds and images; None without draws.
 
     A pool's draws at a target are means over its stream seeds: each seed has its own difference, and they share what
     other images might have shown.
@@ -47,19 +47,15 @@ def paired_difference(
 
 
 def target_draws(group: Group, method: str, at: Setting, metric: str) -> dict[str, np.ndarray]:
-    """Draws of one pool by target; none where the record has only their mean over targets, or nothing."""
-    stored = group["resamples"].get(f"{method}|{at.stream}|{at.condition}", {}).get(metric)
-    return {target: decoded(text) for target, text in stored.items()} if isinstance(stored, dict) else {}
+    """Draws of one pool by target; none where none were stored."""
+    stored = group["resamples"].get(f"{method}|{at.stream}|{at.condition}", {}).get(metric, {})
+    return {target: decoded(text) for target, text in stored.items()}
 
 
 def stream_scores(group: Group, method: str, at: Setting, metric: str) -> dict[tuple[str, int], float]:
-    """Scores by target and stream seed; older records have one seed, the pool's own."""
+    """Scores by target and stream seed."""
     rows = [row for row in group["rows"] if (row["method"], row["stream"], row["condition"]) == (method, *at.words)]
-    return {
-        (row["target"], row.get("stream_seed", group["seed"])): row[metric]
-        for row in rows
-        if row.get(metric) is not None
-    }
+    return {(row["target"], row["stream_seed"]): row[metric] for row in rows if row.get(metric) is not None}
 
 
 def _resized(draws: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md from a record's groups, each by its name."""
+"""The tables of the plan 'results' from its record's groups, each by its name."""
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import product
@@ -144,7 +144,7 @@ def vanished(groups: Sequence[Group], kind: tuple[str, str, str], method: str) -
 
 
 def seconds_by_stage(groups: Sequence[Group]) -> dict[str, list[float]]:
-    """Seconds of every pool; pools trained or benched again are left out."""
+    """Seconds of every pool; pools benched again are left out."""
     seconds: dict[str, dict[str, float]] = {}
     for group in (group for group in groups if not group["later"]):
         seconds.setdefault(group["stage"], {}).setdefault(group["pool"], group["seconds"])
@@ -176,5 +176,5 @@ def all_blocks(groups: Sequence[Group]) -> dict[str, str]:
 def runs_of(groups: Sequence[Group]) -> dict[str, list[Group]]:
     """Groups of the first run with later rows beside them, and those of later runs alone."""
     late = [{**group, "later": False, "only_later": True} for group in groups if group["later"]]
-    first = list(groups) if any(not group["later"] for group in groups if "ours" in group) else late
+    first = list(groups) if any(not group["later"] for group in groups) else late
     return {"first": first} | ({"later": late} if late else {})

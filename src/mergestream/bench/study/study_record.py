@@ -172,10 +172,8 @@ def read_records(paths: Sequence[Path], *, allow_tries: bool = False) -> list[Gr
         record = read_json(path, SCHEMA_VERSION)
         if record["is_try"] and not allow_tries:
             raise InputError(f"{path} is the record of a try (few images, steps or a tiny network): it shows nothing.")
-        for group in map(_named_by_options, record["groups"]):
-            # A pool may be trained again in another session: both trainings are listed.
-            own = group["fingerprint"] if group["kind"] == "train" else group["ours"]
-            key = group["stage"], group["pool"], own, record["later"]
+        for group in record["groups"]:
+            key = group["stage"], group["pool"], group["ours"], record["later"]
             other = groups.setdefault(key, {**group, "later": record["later"], "file": path.name})
             if other["fingerprint"] != group["fingerprint"]:
                 raise CheckpointError(
@@ -183,13 +181,3 @@ def read_records(paths: Sequence[Path], *, allow_tries: bool = False) -> list[Gr
                     f"pools of that name. Delete one of the records, or mark the newer one with --later."
                 )
     return list(groups.values())
-
-
-def _named_by_options(group: Group) -> Group:
-    """Older records have names for the rows of the ablation, and their methods and options in `specs`."""
-    if "specs" not in group:
-        return group
-    rows = [{**row, "method": group["specs"][row["method"]]} for row in group["rows"]]
-    draws = {tuple(key.split("|", 1)): scores for key, scores in group["resamples"].items()}
-    resamples = {f"{group['specs'][name]}|{at}": scores for (name, at), scores in draws.items()}
-    return {**group, "rows": rows, "resamples": resamples}
