@@ -1,11 +1,10 @@
-"""Methods on streams of real images: every domain of a data set is the target once, the others' experts answer.
+"""Methods on streams of real images, from what `real_pools.py` stored: two cores are enough.
 
-    mergestream train --dataset pacs --root pacs.zip ... --out POOL
-    python3 benchmarks/real_streams.py --pool POOL --dataset pacs --root pacs.zip --out RECORD.json
-    python3 benchmarks/real_streams.py ... --sources    # pairs of domains left out: for choices that no target may see
+    python3 benchmarks/real_streams.py --pool pacs-shared-0.npz --out RECORD.json
+    python3 benchmarks/real_streams.py --pool pacs-shared-0.npz --out RECORD.json --sources   # for choices: no target
 
-Pools, methods, streams and metrics are the product's. What methods share is computed once: the experts' answers, and
-the mean encoder's features, which are all that most methods read of the merged model. So two cores are enough.
+Every domain is the target once, the other domains' experts answer. Methods, streams and metrics are the product's; what
+methods share was computed once. With `--sources` one more domain is left out in turn: sites as pseudo-targets.
 """
 
 import argparse
@@ -13,60 +12,71 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from itertools import permutations, product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from provenance import provenance
+from real_pools import (
+    MAIN_STREAMS,
+    PAPER,
+    USUAL,
+    VIEWS,
+    WHOLE,
+    WITH_BATCHNORM,
+    Setting,
+    features_key,
+    next_domain,
+    settings_of,
+    stream_of,
+)
 from torch import Tensor, nn
 
 import mergestream as ms
 from mergestream.bench.choice.candidates import CANDIDATES, OWN, RARE, REFERENCE
 from mergestream.bench.choice.candidates import STREAMS as PSEUDO_STREAMS
 from mergestream.bench.choice.pseudo_targets import with_rare_class
-from mergestream.data.datasets.domain_data import DomainData, concatenate
-from mergestream.data.streams import create_stream
 from mergestream.functional.metrics import summarise
 from mergestream.functional.nested_bootstrap import NestedRun, hierarchical_difference
+from mergestream.methods import Method, Step
 from mergestream.methods.recommendation import METRICS as CHOICE_METRICS
 from mergestream.methods.recommendation import ChoiceEvidence, SitePart, choose
 from mergestream.methods.spelling import parse_variant
+from mergestream.methods.state import State
+from mergestream.pool.runner import Batch
 
-SHOWN = 256  # images of a pseudo-target for `auto`
-CHUNK = 128  # images of one forward
-USUAL = 32  # images per batch
-STREAMS = {
-    "pacs": (
-        "iid", "dirichlet:0.05", "note:0.1", "sorted", "recurrence", "missing:1", "missing:3",
-        "prevalence:0.02:0", "prevalence:0.5:0",
-    ),
-    "midog": (
-        "iid", "dirichlet:0.05", "slides", "recurrence", "prevalence:0.02", "prevalence:0.05", "prevalence:0.1",
-        "prevalence:0.2", "prevalence:0.5", "lone",
-    ),
-}  # fmt: skip
-MAIN_STREAMS = ("iid", "dirichlet:0.05")  # with all methods
 RULES = ("merge_and_fit", "merge_once(ask_first=256)", "auto")
 RIVALS = (
-    "mean", "ensemble(views=hflip)", "entropy_adaptive", "corrected", "lame(ensemble(views=hflip))", "t3a(mean)",
-    "corrected(mean)",
+    "mean", "ensemble(views=hflip)", PAPER, "corrected", "lame(ensemble(views=hflip))", "t3a(mean)", "corrected(mean)",
 )  # fmt: skip
+# On the main streams only.
 OTHERS = (
-    "ensemble", "entropy_adaptive(momentum=0.9)", "label_shift(ensemble(views=hflip))",
-    "prior_roid(ensemble(views=hflip))", "image_weights", "merge_and_fit(correct=False)",
-    "merge_and_fit(temperature=1)", "merge_and_fit(views=())", "merge_and_fit(ask_first=256, ask_every=4)",
+    "ensemble", "entropy_adaptive(momentum=0.9)", "entropy_adaptive(score_images=8)",
+    "label_shift(ensemble(views=hflip))", "prior_roid(ensemble(views=hflip))", "image_weights", "surgery",
+    "corrected(entropy_adaptive)", "merge_and_fit(correct=False)", "merge_and_fit(temperature=1)",
+    "merge_and_fit(views=())", "merge_and_fit(ask_first=256, ask_every=4)",
 )  # fmt: skip
-# Methods that merge encoders in another way than by their mean; only they need the whole network.
-OTHER_ENCODERS = ("entropy_adaptive", "paper", "tent", "sar", "dawin", "t3_js", "ties", "task_arithmetic")
+SINGLE = ("mean", "ensemble(views=hflip)", PAPER, "corrected", "lame(ensemble(views=hflip))", *RULES[:2])  # other sizes
 COMPARED = ("accuracy", "balanced_accuracy", "auroc")
 METRICS = ("accuracy", "balanced_accuracy", "auroc", "nll", "brier", "ece", "calibration_in_the_large")
 
 
+class StoredAnswers(Method[State]):
+    """Answers that were stored, as a base of wrappers: those of the batch at hand."""
+
+    name: ClassVar[str] = "stored"
+    asks_experts = True
+    at_hand: ClassVar[Tensor]  # probabilities [B,C]
+
+    def advance(self, batch: Batch, state: State) -> tuple[Step, State]:  # noqa: ARG002
+        return Step(self.at_hand.clamp_min(1e-7).log()), state
+
+
 class LastLayer(nn.Module):
-    """An expert's last layer, on features [B,D,1,1] of another network."""
+    """An expert's last layer, on features [B,D,1,1] of the mean encoder."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
@@ -77,136 +87,137 @@ class LastLayer(nn.Module):
         return self.head(features[:, :, 0, 0])
 
 
-def last_layers(pool: ms.ExpertPool) -> ms.ExpertPool:
-    """The experts' last layers as a pool with the same cards."""
-    assert pool.last_layer is not None
-    modules = {name: LastLayer(*pool.last_layer.of_weights(pool.bank[k])) for k, name in enumerate(pool.names)}
-    result = ms.ExpertPool.from_modules(modules, classes=pool.classes, head="head")
-    for card in pool.cards:
-        details = {"class_counts": card.class_counts, "temperature": card.temperature}
-        result = result.annotate(card.name, **details, metrics=card.metrics, recipe=card.recipe)
-    return result.to(dtype=pool.bank.dtype)
-
-
 @dataclass(frozen=True)
 class Subject:
-    """Images of one target as the experts of a pool see them."""
+    """Images of one target as the experts that may answer there see them."""
 
-    pool: ms.ExpertPool
-    last_layers: ms.ExpertPool
-    data: DomainData
-    domains: Sequence[str]  # of each image
+    key: str  # of the answers that were stored
+    pool: ms.ExpertPool  # the experts' last layers
+    labels: Tensor
+    groups: Sequence[str]
+    domains: Sequence[str]
     features: Tensor  # of the mean encoder [N,D,1,1]
     logits: Mapping[str, Tensor]  # of the experts by view [K,N,C]
+    answers: Mapping[str, np.ndarray]
+    passes: Mapping[str, float]  # forwards per image of methods whose answers were stored
 
-    def only(self, chosen: Tensor) -> "Subject":
-        return replace(
-            self,
-            data=self.data.subset(chosen),
-            domains=[self.domains[i] for i in chosen.tolist()],
-            features=self.features[chosen],
-            logits={view: values[:, chosen] for view, values in self.logits.items()},
-        )
+    def stream(self, setting: Setting) -> Any:
+        return stream_of(setting, self.labels, self.pool.classes, groups=self.groups, domains=self.domains)
 
-    def batches(self, spec: str, size: int, seed: int) -> Any:
-        columns = {"groups": self.data.groups, "domains": list(self.domains)}
-        return create_stream(spec, self.data.labels, batch_size=size, seed=seed, classes=self.pool.classes, **columns)
+    def stored(self, setting: Setting, method: str) -> Tensor | None:
+        """Probabilities in the order of the stream, if they were stored."""
+        values = self.answers.get(f"answers/{self.key}/{setting}/{method}")
+        return None if values is None else torch.from_numpy(np.asarray(values)).float()
 
-    def run(self, text: str, batches: Any) -> tuple[Tensor, float]:
-        """Probabilities in the order of the stream, and forwards per image."""
-        variant, whole = parse_variant(text), any(name in text for name in OTHER_ENCODERS)
-        method = ms.create_method(variant.method, self.pool if whole else self.last_layers, **dict(variant.options))
-        answers, forwards = [], 0.0
+    def only(self, chosen: Tensor, key: str) -> "Subject":
+        logits = {view: values[:, chosen] for view, values in self.logits.items()}
+        rows = chosen.tolist()
+        groups, domains = [self.groups[i] for i in rows], [self.domains[i] for i in rows]
+        features, labels = self.features[chosen], self.labels[chosen]
+        return Subject(key, self.pool, labels, groups, domains, features, logits, self.answers, self.passes)
+
+    def run(self, text: str, setting: Setting, batches: Any) -> tuple[Tensor, float] | None:
+        """Probabilities in the order of the stream, and forwards per image; None where they were not stored."""
+        experts = len(self.pool)
+        paper = experts * len(VIEWS) + 1.0
+        if (own := self.stored(setting, text)) is not None:
+            sizes = [len(batch) for batch in batches]
+            if "score_images" in text:
+                paper = 1 + experts * len(VIEWS) * sum(min(8, size) for size in sizes) / sum(sizes)
+            return own, paper if text.startswith(PAPER) else self.passes.get(text, np.nan)
+        base = self.stored(setting, PAPER)
+        if any(name in text for name in (PAPER, *WHOLE)) or text in WITH_BATCHNORM:
+            if base is None or not text.startswith(f"corrected({PAPER}"):
+                return None
+            text = "corrected(stored)"
+        variant = parse_variant(text)
+        method = ms.create_method(variant.method, self.pool, **dict(variant.options))
+        answers, forwards, place = [], 0.0, 0
         for indices in batches:
             picked = torch.as_tensor(indices)
-            images = self.data.batch(picked) if whole else self.features[picked]
-            own = {view: values[:, picked] for view, values in self.logits.items()}
-            step = method.step(images, expert_logits=own)
+            if base is not None:
+                StoredAnswers.at_hand = base[place : place + len(indices)]
+                place += len(indices)
+            own_logits = {view: values[:, picked] for view, values in self.logits.items()}
+            step = method.step(self.features[picked], expert_logits=own_logits)
             answers.append(torch.softmax(step.logits.float(), dim=-1))
             forwards += len(picked) * (step.expert_forwards + step.merged_forwards)
-        return torch.cat(answers), forwards / sum(map(len, batches))
-
-
-@dataclass(frozen=True)
-class RealPool:
-    """All experts, a sample of every domain, and the folder for what is computed once."""
-
-    pool: ms.ExpertPool
-    domains: Mapping[str, DomainData]
-    work: Path
-
-    @classmethod
-    def load(cls, arguments: argparse.Namespace) -> "RealPool":
-        dataset = ms.load_dataset(arguments.dataset, root=arguments.root)
-        pool, domains = ms.ExpertPool.load(arguments.pool).to(dtype=torch.bfloat16), {}
-        for card in pool.cards:
-            data = dataset[card.domain or card.name]
-            chosen = np.sort(np.random.RandomState(0).permutation(len(data))[: arguments.images])
-            domains[card.name] = data.subset(torch.from_numpy(chosen))
-        work = arguments.work / f"{pool.fingerprint()[:16]}-{arguments.images}"
-        work.mkdir(parents=True, exist_ok=True)
-        return cls(pool, domains, work)
-
-    def subject(self, target: Sequence[str], left_out: Sequence[str]) -> Subject:
-        """Images of the target's domains, and the experts but those that are left out."""
-        parts = [self.domains[name] for name in target]
-        data, of_domain = concatenate(parts) if len(parts) > 1 else (parts[0], [target[0]] * len(parts[0]))
-        pool = self.pool.without(*left_out)
-        rows = [self.pool.index(name) for name in pool.names]
-        views = {}
-        for view in ("original", "hflip"):
-            of_parts = [self._logits(name, view)[rows] for name in target]
-            views[view] = torch.cat(of_parts, dim=1)
-        features = torch.cat([self._features(name, pool, left_out) for name in target])
-        return Subject(pool, last_layers(pool), data, of_domain, features[:, :, None, None], views)
-
-    @torch.no_grad()
-    def _logits(self, domain: str, view: str) -> Tensor:
-        """All experts' logits [K,N,C]."""
-        shown = None if view == "original" else view
-        return self._once(
-            f"logits-{view}-{domain}", domain, lambda images: self.pool.logits(images, shown).transpose(0, 1)
-        ).transpose(0, 1)
-
-    @torch.no_grad()
-    def _features(self, domain: str, pool: ms.ExpertPool, left_out: Sequence[str]) -> Tensor:
-        """The mean encoder's features [N,D]."""
-        weights = pool.merge(torch.full((len(pool),), 1 / len(pool)))
-        return self._once(
-            f"features-{domain}-without-{'-'.join(sorted(left_out))}",
-            domain,
-            lambda images: pool.forward_with_inputs(weights, pool.prepare(images))[1],
+        return torch.cat(answers), paper if "stored" in text else forwards / place if place else forwards / sum(
+            len(batch) for batch in batches
         )
 
-    def _once(self, name: str, domain: str, compute: Any) -> Tensor:
-        """A value per image [N,...], read from the work folder if it was computed before."""
-        file, data = self.work / f"{name.replace(' ', '_')}.pt", self.domains[domain]
-        if not file.exists():
-            torch.save(torch.cat([compute(data.batch(part)) for part in torch.arange(len(data)).split(CHUNK)]), file)
-        return torch.load(file)
+
+@dataclass
+class StoredPool:
+    """All that was stored of one pool."""
+
+    name: str
+    about: dict[str, Any]
+    arrays: Mapping[str, np.ndarray]
+    names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = tuple(card["name"] for card in self.about["cards"])
+
+    @classmethod
+    def load(cls, path: Path) -> "StoredPool":
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        return cls(path.stem, json.loads(arrays.pop("about").tobytes()), arrays)
+
+    def subject(self, target: Sequence[str], left_out: Sequence[str]) -> Subject:
+        """As many images of the target's domains as were stored for it, and the experts but those left out."""
+        rows = [k for k, name in enumerate(self.names) if name not in left_out]
+        features = [torch.from_numpy(self.arrays[features_key(name, set(left_out))]).float() for name in target]
+        counts = [len(part) for part in features]
+        logits = [
+            torch.from_numpy(self.arrays[f"{name}/logits"])[:, rows, :count]
+            for name, count in zip(target, counts, strict=True)
+        ]
+        together = dict(zip(VIEWS, torch.cat(logits, dim=2), strict=True))
+        parts = list(zip(target, counts, strict=True))
+        labels = torch.cat([torch.from_numpy(self.arrays[f"{name}/labels"])[:count] for name, count in parts])
+        groups = [f"{name}/{group}" for name, count in parts for group in self.arrays[f"{name}/groups"][:count]]
+        domains = [name for name, count in parts for _ in range(count)]
+        key = "+".join(target)
+        pool, every = self._last_layers(rows), torch.cat(features)[:, :, None, None]
+        passes = self.about["passes"]
+        return Subject(key, pool, labels, groups, domains, every, together, self.arrays, passes)
+
+    def _last_layers(self, rows: Sequence[int]) -> ms.ExpertPool:
+        """The experts' last layers as a pool with their cards."""
+        weight, bias = (torch.from_numpy(self.arrays[f"heads/{part}"]) for part in ("weight", "bias"))
+        modules = {self.names[k]: LastLayer(weight[k], bias[k]) for k in rows}
+        pool = ms.ExpertPool.from_modules(modules, classes=tuple(self.about["classes"]), head="head")
+        for k in rows:
+            card = self.about["cards"][k]
+            details = {key: card[key] for key in ("class_counts", "temperature", "metrics", "recipe")}
+            pool = pool.annotate(card["name"], **details)
+        return pool
 
 
-def part_of(site: str, subject: Subject) -> SitePart:
+def part_of(site: str, target: str, subject: Subject, shown: int) -> SitePart:
     """A source as pseudo-target, as `mergestream choose` measures it: the others' experts answer its images."""
     runs: dict[str, dict[str, Any]] = {}
-    mixes = {OWN: torch.arange(len(subject.data)), RARE: with_rare_class(subject.data.labels)}
+    few = torch.arange(len(subject.labels))[:shown]
+    mixes = {OWN: few, RARE: with_rare_class(subject.labels[few])}
     for text, (mix, chosen), spec in product(CANDIDATES, mixes.items(), PSEUDO_STREAMS):
-        own = subject.only(chosen)
-        batches = own.batches(spec, USUAL, 0)
-        report = summarise(own.run(text, batches)[0], in_order(own.data.labels, batches), subject.pool.classes)
+        own, setting = subject.only(chosen, f"{site}<{target}<{mix}"), Setting(spec)
+        batches = own.stream(setting)
+        result = own.run(text, setting, batches)
+        assert result is not None, f"{text} was not stored for {own.key}"
+        report = summarise(result[0], in_order(own.labels, batches), subject.pool.classes)
         runs.setdefault(text, {})[f"{spec}, {mix}"] = {name: report[name] for name in CHOICE_METRICS}
     names = {name: name for name in subject.pool.names}
     return SitePart(site, names, {mix: len(rows) for mix, rows in mixes.items()}, runs)
 
 
-def auto_of(real: RealPool, target: str, dataset: str) -> dict[str, Any]:
+def auto_of(stored: StoredPool, target: str) -> dict[str, Any]:
     """The method that `mergestream choose` takes for a target's sources: no image, label or expert of the target."""
-    parts = []
-    for site in real.pool.names:
-        if site != target:
-            subject = real.subject((site,), (site, target))
-            parts.append(part_of(site, subject.only(torch.arange(len(subject.data))[:SHOWN])))
-    evidence = ChoiceEvidence(dataset, 0, dict.fromkeys(CANDIDATES, 0), REFERENCE, tuple(parts))
+    sites = [site for site in stored.names if site != target]
+    shown = stored.about["shown"]
+    parts = [part_of(site, target, stored.subject((site,), (site, target)), shown) for site in sites]
+    evidence = ChoiceEvidence(stored.about["dataset"], 0, dict.fromkeys(CANDIDATES, 0), REFERENCE, tuple(parts))
     return asdict(choose(evidence, parts))
 
 
@@ -214,54 +225,69 @@ def in_order(labels: Tensor, batches: Any) -> Tensor:
     return labels[torch.as_tensor(np.concatenate(list(batches)))]
 
 
-def targets_of(names: Sequence[str], specs: Sequence[str], *, sources: bool) -> Iterator[tuple[Any, Any, list[str]]]:
-    """Domains that are streamed, experts that are left out, and streams.
-
-    `recurrence` goes to the next domain and comes back. `sources`: one more domain is left out in turn.
-    """
-    alone = [spec for spec in specs if "recurrence" not in spec]
-    together = [spec for spec in specs if "recurrence" in spec]
+def targets_of(stored: StoredPool, *, sources: bool) -> Iterator[tuple[Subject, str, str]]:
+    """What is streamed, its target, and the kind of streams: 'one' domain, or 'two' for a recurrence."""
     if sources:
-        for site, target in permutations(names, 2):
-            yield (site,), (site, target), alone
+        for site, target in permutations(stored.names, 2):
+            subject = stored.subject((site,), (site, target))
+            shown = torch.arange(min(len(subject.labels), stored.about["shown"]))  # the paper's answers are for these
+            yield subject.only(shown, f"{site}<{target}<{OWN}"), f"{site} without {target}", "one"
+            # Recurrences of pairs that no target's stream has.
+            if next_domain(stored.names, site) != target and next_domain(stored.names, target) != site:
+                yield stored.subject((site, target), (site, target)), f"{site}+{target}", "two"
         return
-    for target, following in zip(names, (*names[1:], names[0]), strict=True):
-        yield (target,), (target,), alone
-        if together:
-            yield (target, following), (target, following), together
+    for target in stored.names:
+        following = next_domain(stored.names, target)
+        yield stored.subject((target,), (target,)), target, "one"
+        yield stored.subject((target, following), (target, following)), f"{target}+{following}", "two"
 
 
-def measured(real: RealPool, arguments: argparse.Namespace, choices: list[Any]) -> Iterator[tuple[Any, NestedRun]]:
+def methods_for(setting: Setting, arguments: argparse.Namespace) -> Sequence[str]:
+    if arguments.methods:
+        return tuple(arguments.methods)
+    if setting.size != USUAL:
+        return SINGLE
+    usual = setting.stream in MAIN_STREAMS and not setting.seed
+    return (*RIVALS, *(OTHERS if usual else ()), *(WHOLE + WITH_BATCHNORM if usual else ()), *RULES)
+
+
+def measured(
+    stored: StoredPool, arguments: argparse.Namespace, choices: list[Any]
+) -> Iterator[tuple[dict[str, Any], NestedRun]]:
     """Every method at every target on every stream: scores and answers."""
-    specs = arguments.streams or STREAMS[arguments.dataset]
-    for streamed, left_out, own_specs in targets_of(real.pool.names, specs, sources=arguments.sources):
-        methods = arguments.methods or (*RIVALS, *OTHERS, *RULES)
-        subject, target = real.subject(streamed, left_out), "+".join(streamed)
-        setting = {"dataset": arguments.dataset, "pool": arguments.pool.name, "target": target}
-        if arguments.sources:
-            setting["also_left_out"] = left_out[1]
+    settings = settings_of(stored.about["dataset"], every_size=arguments.every_size)
+    settings = [each for each in settings if not arguments.streams or each.stream in arguments.streams]
+    settings = [each for each in settings if not arguments.sizes or each.size in arguments.sizes]
+    recipe = stored.about["cards"][0]["recipe"]
+    base = {"dataset": stored.about["dataset"], "pool": stored.name, "heads": stored.name.split("-")[-2]}
+    base["training_seed"] = recipe["seed"]
+    for subject, target, kind in targets_of(stored, sources=arguments.sources):
         choice = None
-        if "auto" in methods and len(left_out) == 1:
-            choice = auto_of(real, target, arguments.dataset)
-            choices.append({**setting, **choice})
-        for spec, size, seed in product(own_specs, arguments.batch_sizes, arguments.seeds):
-            batches = subject.batches(spec, size, seed)
-            truth = in_order(subject.data.labels, batches)
+        if kind == "one" and not arguments.sources and (not arguments.methods or "auto" in arguments.methods):
+            choice = auto_of(stored, target)
+            choices.append({**base, "target": target, **choice})
+        for setting in settings:
+            if (setting.stream == "recurrence") != (kind == "two"):
+                continue
+            batches = subject.stream(setting)
+            truth = in_order(subject.labels, batches)
             units = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
-            for text in methods:
-                if (text == "auto" and choice is None) or (
-                    text in OTHERS and not arguments.methods and (spec not in MAIN_STREAMS or size != USUAL)
-                ):
+            for text in methods_for(setting, arguments):
+                if text == "auto" and choice is None:
                     continue
                 began = time.process_time()
-                name = choice["method"] if choice is not None and text == "auto" else text
-                answers, forwards = subject.run(name, batches)
+                result = subject.run(choice["method"] if choice and text == "auto" else text, setting, batches)
+                if result is None:
+                    continue
+                answers, forwards = result
                 report = summarise(answers, truth, subject.pool.classes)
-                row = {**setting, "stream": spec, "batch": size, "seed": seed, "method": text, "images": len(truth)}
-                row |= {"forwards": round(forwards, 3), "cpu_seconds": round(time.process_time() - began, 2)}
-                row |= {metric: round(report[metric], 5) for metric in METRICS}
+                row = {**base, "target": target, "stream": setting.stream, "batch": setting.size, "seed": setting.seed}
+                row |= {"method": text, "images": len(truth), "forwards": round(forwards, 3)}
+                row |= {"cpu_seconds": round(time.process_time() - began, 2)}
+                row |= {metric: None if report[metric] is None else round(report[metric], 5) for metric in METRICS}
                 chances, predictions = answers.half().numpy(), answers.argmax(dim=1).numpy()
-                yield row, NestedRun(target, "0", seed, truth.numpy(), predictions, chances, units)
+                seed = str(recipe["seed"])
+                yield row, NestedRun(target, seed, setting.seed, truth.numpy(), predictions, chances, units)
 
 
 def differences(runs: Mapping[tuple[Any, ...], list[NestedRun]]) -> Iterator[dict[str, Any]]:
@@ -280,27 +306,29 @@ def differences(runs: Mapping[tuple[Any, ...], list[NestedRun]]) -> Iterator[dic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for name in ("--pool", "--root", "--out", "--work"):
-        parser.add_argument(name, type=Path, required=True)
-    parser.add_argument("--dataset", choices=STREAMS, required=True)
+    parser.add_argument("--pool", type=Path, nargs="+", required=True, help="files of real_pools.py: training seeds")
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sources", action="store_true", help="leave one more domain out, in turn")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[USUAL])
-    parser.add_argument("--images", type=int, default=700, help="per domain, at most")
-    parser.add_argument("--streams", nargs="+", help="instead of those of the table")
-    parser.add_argument("--methods", nargs="+", help="instead of those of the table")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of streams")
+    parser.add_argument("--every-size", action="store_true", help="batches of all sizes on every stream")
+    parser.add_argument("--sizes", type=int, nargs="+", help="of these sizes only")
+    parser.add_argument("--streams", nargs="+", help="these only")
+    parser.add_argument("--methods", nargs="+", help="these only")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    real = RealPool.load(arguments)
+    ms.register_method(StoredAnswers)
     rows, choices = list[dict[str, Any]](), list[Any]()
     runs: dict[tuple[Any, ...], list[NestedRun]] = defaultdict(list)
-    for row, nested in measured(real, arguments, choices):
-        rows.append(row)
-        runs[row["stream"], row["batch"], row["method"]].append(nested)
-        text = f"{row['target']} {row['stream']} {row['batch']} {row['seed']} {row['method']}"
-        print(f"{text}: {100 * row['accuracy']:.1f} in {row['cpu_seconds']} s", flush=True)
+    abouts = {}
+    for path in arguments.pool:
+        stored = StoredPool.load(path)
+        abouts[stored.name] = {k: v for k, v in stored.about.items() if k not in ("cards", "passes")}
+        for row, nested in measured(stored, arguments, choices):
+            rows.append(row)
+            runs[row["stream"], row["batch"], row["method"]].append(nested)
+            text = f"{row['pool']} {row['target']} {row['stream']} {row['batch']} {row['seed']} {row['method']}"
+            print(f"{text}: {100 * row['accuracy']:.1f} in {row['cpu_seconds']} s", flush=True)
     compared = [] if arguments.sources else list(differences(runs))
-    record = {"about": provenance(), "rows": rows, "choices": choices, "differences": compared}
+    record = {"about": provenance(), "pools": abouts, "rows": rows, "choices": choices, "differences": compared}
     arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

@@ -60,6 +60,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("merge_and_fit", {}),
     ("merge_and_fit", {"memory": 20, "correct": False}),
     ("merge_and_fit", {"temperature": (0.5, 1.0, 2.0), "views": ()}),
+    ("merge_and_fit", {"ask_first": 6, "ask_every": 2}),
+    ("merge_once", {"ask_first": 6, "ask_drift": 0.0}),
+    ("merge_once", {"ask_first": 6, "ask_drift": 0.5}),
     ("corrected", {}),
     ("corrected", {"anchor": "experts"}),
     ("corrected", {"base": "mean", "memory": 20}),
@@ -315,6 +318,7 @@ def test_patches_are_products_inside_the_block_alone() -> None:
         ("t3_js", {}),
         ("merge_and_fit", {}),
         ("merge_and_fit", {"correct": False}),
+        ("merge_once", {}),
     ],
     ids=str,
 )
@@ -333,7 +337,7 @@ def test_a_recorded_step_touches_nothing_of_the_host(
         there = pool._with(bank=torch.empty(pool.bank.shape, device="cuda"))
         method.pool, method._temperature = there, torch.empty(len(pool), device="cuda")
         method._rows = there.rows
-        if name == "merge_and_fit":
+        if name.startswith("merge_"):
             mix = torch.empty(len(pool.classes), device="cuda")
             method._coefficients, method._correction = (
                 torch.empty_like(method._temperature),
@@ -341,6 +345,7 @@ def test_a_recorded_step_touches_nothing_of_the_host(
             )
             method._head = replace(method._head, device=there.device)
         state = method.start()
+        state = replace(state, asked=method.ask_first) if name == "merge_once" else state
         images = torch.empty(4, 3, 20, 20, dtype=torch.uint8, device="cuda")
 
         def step() -> None:

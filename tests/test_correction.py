@@ -15,12 +15,10 @@ from conftest import CLASSES, make_images, make_pool
 from mergestream.functional import neighbours
 from mergestream.methods import correction
 from mergestream.methods.correction import (
-    ClumpState,
     Correction,
     CorrectionState,
     LongRun,
     LongRunState,
-    SpreadState,
 )
 from mergestream.methods.fading_window import FadingWindow
 from mergestream.pool.runner import Batch
@@ -56,10 +54,19 @@ def by_enumeration(answers: Tensor, assumed: Tensor, expected: Tensor, concentra
     return (totals / totals.sum(dim=1, keepdim=True)).float()
 
 
+def in_batch(
+    answers: Tensor, assumed: Tensor, expected: Tensor, concentration: float, present: Tensor | None = None
+) -> Tensor:
+    """One set of answers [B,C]."""
+    present = torch.ones(len(answers)) if present is None else present
+    strength = torch.tensor(concentration)
+    return neighbours.answers_in_batch(answers[None], assumed[None], expected[None], strength, present)[0]
+
+
 @given(classes=st.integers(2, 5), seed=st.integers(0, 2**16), concentration=st.floats(0.1, 50))
 def test_two_images_inform_each_other_exactly(classes: int, seed: int, concentration: float) -> None:
     answers, assumed, expected = soft(2, classes, seed), mix(classes, seed), mix(classes, seed + 1)
-    own = neighbours.answers_in_batch(answers, assumed, expected, torch.tensor(concentration), torch.ones(2))
+    own = in_batch(answers, assumed, expected, concentration)
     exact = by_enumeration(answers, assumed, expected, concentration)
     torch.testing.assert_close(own, exact, rtol=1e-3, atol=1e-5)
 
@@ -70,7 +77,7 @@ def test_larger_batches_are_near_the_exact_answers(concentration: float) -> None
     for seed in range(12):
         answers, assumed = soft(5, 3, seed), mix(3, seed)
         exact = by_enumeration(answers, assumed, assumed, concentration)
-        own = neighbours.answers_in_batch(answers, assumed, assumed, torch.tensor(concentration), torch.ones(5))
+        own = in_batch(answers, assumed, assumed, concentration)
         errors.append(float((own - exact).abs().mean()))
         plain.append(float((answers - exact).abs().mean()))
     assert np.mean(errors) < 0.25 * np.mean(plain)
@@ -79,22 +86,21 @@ def test_larger_batches_are_near_the_exact_answers(concentration: float) -> None
 @given(**sizes)
 def test_order_and_padding_change_nothing(images: int, classes: int, seed: int) -> None:
     answers, assumed, expected = soft(images, classes, seed), mix(classes, seed), mix(classes, seed + 1)
-    strength = torch.tensor(0.7)
-    own = neighbours.answers_in_batch(answers, assumed, expected, strength, torch.ones(images))
+    own = in_batch(answers, assumed, expected, 0.7)
     torch.testing.assert_close(own.sum(dim=1), torch.ones(images))
     order = torch.randperm(images, generator=torch.Generator().manual_seed(seed))
-    turned = neighbours.answers_in_batch(answers[order], assumed, expected, strength, torch.ones(images))
+    turned = in_batch(answers[order], assumed, expected, 0.7)
     torch.testing.assert_close(turned, own[order], rtol=1e-3, atol=1e-5)
     padded = torch.cat([answers, soft(2, classes, seed + 2)])
     present = torch.cat([torch.ones(images), torch.zeros(2)])
-    longer = neighbours.answers_in_batch(padded, assumed, expected, strength, present)
+    longer = in_batch(padded, assumed, expected, 0.7, present)
     torch.testing.assert_close(longer[:images], own, rtol=1e-3, atol=1e-5)
 
 
 @given(classes=st.integers(2, 5), seed=st.integers(0, 2**16))
 def test_an_image_is_no_evidence_about_itself(classes: int, seed: int) -> None:
     answers, assumed, expected = soft(1, classes, seed), mix(classes, seed), mix(classes, seed + 1)
-    own = neighbours.answers_in_batch(answers, assumed, expected, torch.tensor(0.01), torch.ones(1))
+    own = in_batch(answers, assumed, expected, 0.01)
     joint = answers * expected / assumed
     torch.testing.assert_close(own, joint / joint.sum(), rtol=1e-4, atol=1e-6)
 
@@ -227,7 +233,7 @@ def test_clumped_batches_gain_at_least_what_the_older_rule_gains(home: Tensor, s
 
 
 @pytest.mark.parametrize("distance", [0.9, 1.5, 3.0])
-@pytest.mark.parametrize("size", [2, 32])
+@pytest.mark.parametrize("size", [2, 32, 128])
 @pytest.mark.parametrize("concentration", [0.3, 3.0])
 def test_the_concentration_is_found(
     concentration: float, size: int, distance: float, monkeypatch: pytest.MonkeyPatch
@@ -235,11 +241,11 @@ def test_the_concentration_is_found(
     """In answers without a bias of their batch; with one, weak answers cannot show it (below)."""
     monkeypatch.setattr(correction, "BATCH_BIAS", 0.0)
     site = Site(SEVEN, distance, 2)
-    none, seen = torch.zeros(()), torch.tensor(1e6)
-    clump, spread = ClumpState(torch.zeros(7), none, none, none, none), SpreadState(torch.zeros(7), none)
+    start = Correction(LongRun(SEVEN, torch.ones(7), 0.0)).start(1)
+    clump, spread = start.clump, start.spread
     for batch in site.answers(site.labels(8000, size, SEVEN, concentration)):
         window = FadingWindow.of(Batch(batch), 1e6)
-        clump = clump.add(batch, SEVEN, seen, window)
+        clump = clump.add(batch, window)
         spread = spread.add(batch, SEVEN, torch.tensor(1.0), window)
     assert 0.1 < float(neighbours.reliability(spread.variance(), SEVEN)) < 0.9
     probable, rho = clump.correlation(spread.variance(), SEVEN)
@@ -260,6 +266,20 @@ def test_a_bias_of_a_batch_is_no_skew(distance: float, size: int, monkeypatch: p
         lost[allowed] = nll(corrected(plain, RARE)[0], labels) - nll(plain, labels)
     assert lost[0.3] < 0.01
     assert lost[0.0] > 2 * lost[0.3]  # so the allowance is needed
+
+
+@pytest.mark.parametrize("distance", [1.0, 1.5])
+def test_another_scanner_for_half_of_the_stream_is_no_skew(distance: float) -> None:
+    """All batches depart from the long run then, but not from their neighbours."""
+    lost = []
+    for seed in range(3):
+        site = Site(SEVEN, distance, seed)
+        labels = site.labels(1600, 32, SEVEN)
+        bias = torch.zeros(len(labels), 1, 7)
+        bias[len(labels) // 2 :, :, 0] = 1.5
+        plain = site.answers(labels, bias)
+        lost.append(accuracy(plain, labels) - accuracy(corrected(plain, SEVEN)[0], labels))
+    assert np.mean(lost) < 1.0  # compared with the long run, it is 5.9 points at distance 1
 
 
 def test_single_images_follow_the_recent_past() -> None:

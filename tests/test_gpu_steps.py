@@ -178,10 +178,20 @@ def test_the_fused_merge_is_the_sum(dtype: torch.dtype, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ensemble", "mean", "single_expert", "select_expert", "task_arithmetic", "merge_and_fit"]
+    ("name", "options"),
+    [
+        *(
+            (name, {})
+            for name in ("ensemble", "mean", "select_expert", "task_arithmetic", "merge_and_fit", "corrected")
+        ),
+        ("single_expert", {"expert": "brest"}),
+        ("entropy_adaptive", {"score_images": 2}),
+        ("merge_and_fit", {"ask_first": 6, "ask_every": 2}),
+        ("merge_once", {"ask_first": 6, "ask_drift": 0.5}),
+    ],
+    ids=str,
 )
-def test_other_methods_are_captured_too(name: str) -> None:
-    options = {"expert": "brest"} if name == "single_expert" else {}
+def test_other_methods_are_captured_too(name: str, options: dict) -> None:
     pool = make_pool("vit", base=True).to("cuda")
     fast = ms.create_method(name, pool, **options)
     slow = ms.create_method(name, pool.to(execution=Execution(capture=False)), **options)

@@ -14,6 +14,7 @@ from conftest import make_images, make_pool
 from mergestream.functional import head_fit
 from mergestream.methods.fading_window import FadingWindow
 from mergestream.methods.fitted_head import FittedHead
+from mergestream.methods.merge_and_fit import together, voice
 from mergestream.networks.layers import LastLayer
 from mergestream.runtime.errors import InputError, NetworkError
 
@@ -189,8 +190,9 @@ def test_the_experts_answer_for_a_network_that_ends_otherwise(kind: str) -> None
     method = ms.create_method("merge_and_fit", pool, views=(), correct=False)
     for seed in range(3):
         images = drawn(seed, 6, 1, 2, 2)
-        mean = torch.softmax(pool.logits(images), dim=-1).mean(dim=0)
-        torch.testing.assert_close(method.step(images).logits, mean.log())
+        merged = pool.forward(pool.merge([1 / len(pool)] * len(pool)), images)
+        voices = [*voice(pool.logits(images)), voice(merged)]
+        torch.testing.assert_close(method.step(images).logits, together(voices).log())
     with pytest.raises(NetworkError, match="cannot answer without the experts"):
         ms.create_method("merge_once", pool, views=()).step(images)
 

@@ -223,7 +223,7 @@ def test_a_card_that_changes_answers_changes_the_run_hash(field: str) -> None:
     for expert in pool.names:
         pool = pool.annotate(expert, class_counts=dict(reversed(COUNTS.items())) | {CLASSES[0]: 7}, temperature=0.7)
     other = pool.annotate(NAMES[0], **CARD_FIELDS[field])
-    methods = [ms.create_method("merge_and_fit", each) for each in (pool, other)]
+    methods = [ms.create_method("merge_and_fit", each, temperature="card") for each in (pool, other)]
     logits = [[method.step(batch).logits for batch in STREAM][-1] for method in methods]
     assert not torch.equal(*logits)
     data = ms.DomainData("test", "nice", CLASSES, STREAM[0], torch.zeros(5, dtype=torch.long))

@@ -12,6 +12,7 @@ IMAGES_AT_MIDDLE = 4.0  # how many images at the common mean each class starts w
 IMAGES_AT_START = 32.0  # how many images, alike in all directions, the covariance starts with
 LEAST_RIDGE = 0.1  # of the mean variance of a feature
 LEAST_SHARE = 1e-4  # of a class
+ROUNDS = 6  # enough from the last fit on: 16 change no accuracy by 0.1 points (docs/log/experiments.md)
 
 
 def discriminant(sums: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,6 +29,6 @@ def discriminant(sums: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
     covariance = sums[1:, 1 : 1 + features] / images - middle[:, None] * middle
     covariance = covariance - (away.T * (counts / images)) @ away
     ridge = (LEAST_RIDGE + IMAGES_AT_START / images) * covariance.diagonal().mean().clamp_min(TINY)
-    weight = conjugate_gradients(covariance, ridge, away, guess)
+    weight = conjugate_gradients(covariance, ridge, away, guess, ROUNDS)
     shares = (counts / counts.sum().clamp_min(TINY)).clamp_min(LEAST_SHARE)
     return weight, shares.log() - 0.5 * (weight * away).sum(dim=1) - weight @ middle

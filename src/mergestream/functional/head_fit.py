@@ -47,22 +47,23 @@ def fitted(sums: Tensor, start: Tensor, bias: Tensor, before: float, guess: Tens
     return torch.where(any_images, change, 0.0), torch.where(any_images, target - (start + change) @ middle, bias)
 
 
-def conjugate_gradients(matrix: Tensor, ridge: Tensor, right: Tensor, guess: Tensor) -> Tensor:
-    """x [C,D] with x (matrix + ridge) = right; matrix [D,D] is a covariance. ROUNDS steps from a guess."""
-    scale = 1 / (matrix.diagonal().clamp_min(0.0) + ridge)
+def conjugate_gradients(matrix: Tensor, ridge: Tensor, right: Tensor, guess: Tensor, rounds: int = ROUNDS) -> Tensor:
+    """x [C,D] with x (matrix + ridge) = right; matrix [D,D] is a covariance. Some steps from a guess."""
+    bent_by = matrix + torch.diag_embed(ridge.expand(len(matrix)))
+    scale = 1 / bent_by.diagonal().clamp_min(TINY)
     x = guess
-    rest = right - x @ matrix - ridge * x
+    rest = right - x @ bent_by
     step = rest * scale
-    size = (rest * step).sum(dim=1, keepdim=True)
-    for _ in range(ROUNDS):
-        image = step @ matrix + ridge * step
-        bent = (step * image).sum(dim=1, keepdim=True)
+    size = torch.linalg.vecdot(rest, step)[:, None]
+    for _ in range(rounds):
+        image = step @ bent_by
+        bent = torch.linalg.vecdot(step, image)[:, None]
         # Rounding can leave a direction without curvature: no step along it.
-        length = torch.where(bent > TINY * (step * step).sum(dim=1, keepdim=True), size / bent.clamp_min(TINY**2), 0.0)
-        x = x + length * step
-        rest = rest - length * image
+        length = torch.where(bent > 0, size / bent.clamp_min(TINY**2), 0.0)
+        x = torch.addcmul(x, length, step)
+        rest = torch.addcmul(rest, length, image, value=-1)
         prepared = rest * scale
-        smaller = (rest * prepared).sum(dim=1, keepdim=True)
-        step = prepared + smaller / size.clamp_min(TINY**2) * step
+        smaller = torch.linalg.vecdot(rest, prepared)[:, None]
+        step = torch.addcmul(prepared, smaller / size.clamp_min(TINY**2), step)
         size = smaller
     return x

@@ -66,22 +66,21 @@ def degrees_of_freedom(variance: Tensor) -> Tensor:
 def answers_in_batch(
     probabilities: Tensor, assumed: Tensor, expected: Tensor, concentration: Tensor, present: Tensor
 ) -> Tensor:
-    """Answers [B,C] that use the other images of a batch as evidence of its mix, and never the image itself.
+    """Answers [S,B,C] that use the other images of a batch as evidence of its mix, and never the image itself.
 
     Belief propagation: image j sends image i its class probabilities, computed without the message from i to j. With
-    two images it is exact. `assumed` [C] is the mix that the answers were made for, `expected` [C] what the batch's
-    mix varies around; `present` [B] is 1 for an image and 0 for padding.
+    two images it is exact. `assumed` [S,C] is the mix that the answers were made for, `expected` [S,C] what the
+    batch's mix varies around; `present` [B] is 1 for an image and 0 for padding. S: sets of answers to one batch.
     """
-    likelihood = probabilities / assumed
-    images = len(present)
+    likelihood = (probabilities / assumed[:, None]).clamp_min(TINY)[:, None]  # [S,1,B,C]
+    images, before = len(present), (concentration * expected)[:, None, None]
     others = present[None, :, None] * (1 - torch.eye(images, device=present.device))[:, :, None]
-    messages = _shares(likelihood * expected).expand(images, -1, -1) * others  # [i,j,C]: from j to i
+    messages = _shares(likelihood * expected[:, None, None]) * others  # [S,i,j,C]: from j to i
     for _ in range(ROUNDS):
-        to_sender = messages.sum(dim=1)[None] - messages.transpose(0, 1)  # [i,j,C]: to j from all but i
-        messages = _shares(likelihood * (concentration * expected + to_sender.clamp_min(0.0))) * others
-    return _shares(likelihood * (concentration * expected + messages.sum(dim=1)))
+        to_sender = messages.sum(dim=2)[:, None] - messages.transpose(1, 2)  # [S,i,j,C]: to j from all but i
+        messages = _shares(likelihood * (before + to_sender.clamp_min(0.0))) * others
+    return _shares(likelihood[:, 0] * (before[:, 0] + messages.sum(dim=2)))
 
 
 def _shares(joint: Tensor) -> Tensor:
-    joint = joint.clamp_min(TINY)
     return joint / joint.sum(dim=-1, keepdim=True)

@@ -4,7 +4,7 @@ import inspect
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import is_not
@@ -18,7 +18,7 @@ from mergestream.functional.scores import require_finite
 from mergestream.methods.capture import Graphs, recorder_for
 from mergestream.methods.recorded_step import ANSWER
 from mergestream.methods.spelling import Variant
-from mergestream.methods.state import S, State, Step, from_plain, to_plain
+from mergestream.methods.state import S, State, Step, from_plain, numbers, to_plain
 from mergestream.networks.preprocessing import ORIGINAL
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import Batch, ExpertLogits
@@ -53,10 +53,8 @@ class Method(ABC, Generic[S]):
     needs: tuple[str, ...] = field(default=(), init=False)
     # A step can be recorded as a CUDA graph if `advance` reads nothing back to the host, ...
     capturable = False
-    # ... a smaller batch can be padded to a recorded size if padding changes no answer, ...
-    takes_padding = True
-    # ... and host decisions depend on the state's whole numbers modulo this period only.
-    period = 1
+    takes_padding = True  # ... a smaller batch can be padded to a recorded size if padding changes no answer, ...
+    period = 1  # ... and host decisions depend on the state's whole numbers modulo this period, or `phase` says on what
 
     def __post_init__(self) -> None:
         """Check the options. A subclass derives what it needs from them afterwards."""
@@ -64,8 +62,7 @@ class Method(ABC, Generic[S]):
             if "check" in about.metadata:
                 checked = about.metadata["check"](about.name.removesuffix("_"), getattr(self, about.name))
                 setattr(self, about.name, checked)
-        # The tensors that the merged weights at hand were merged from.
-        self.held_from: tuple[Tensor, ...] | None = None
+        self.held_from: tuple[Tensor, ...] | None = None  # what the merged weights at hand were merged from
         self.graphs: Graphs | None = None
         self._recorder = recorder_for(self.pool.device)
         self._repeated: tuple[int | None] | None = None  # the graph, or none, that steps must come from; None: any
@@ -78,6 +75,14 @@ class Method(ABC, Generic[S]):
     @abstractmethod
     def advance(self, batch: Batch, state: S) -> tuple[Step, S]:
         """Answer one batch: the step, and the state after it. Neither the state nor the pool is changed."""
+
+    def before_step(self, state: S) -> S:
+        """The state that a step starts from, where finding it reads the device: never part of a graph."""
+        return state
+
+    def phase(self, state: S) -> Hashable | None:
+        """What the host decides for the next step, each with a graph of its own; None: take that step eagerly."""
+        return tuple(value % self.period for value in numbers(state).values())
 
     def merged_from(self, state: S) -> tuple[Tensor, ...]:
         """The tensors of a state that its merged weights are a function of."""
@@ -185,13 +190,11 @@ class Method(ABC, Generic[S]):
         except Exception as error:
             # Whatever a network does that a graph cannot hold. The eager step is the reference, and always works.
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            message = f"Steps of '{self.name}' are taken eagerly: they cannot be captured ({reason})."
-            log_once(_log, logging.WARNING, message)
+            log_once(_log, logging.WARNING, f"Steps of '{self.name}' are eager: they cannot be captured ({reason}).")
             self._not_capturable, self.graphs = True, None
             return None
         if step is not None:
-            message = f"Steps of '{self.name}' on {self.pool.device} are replayed from CUDA graphs."
-            log_once(_log, logging.INFO, message)
+            log_once(_log, logging.INFO, f"Steps of '{self.name}' on {self.pool.device} are replayed from CUDA graphs.")
         return step
 
     # --- options --------------------------------------------------------------------------------------------
@@ -206,9 +209,8 @@ class Method(ABC, Generic[S]):
         """The constructor's options: its own, then those of the classes it is built on."""
         signature = inspect.signature(cls.__init__).parameters
         names = dict.fromkeys(name for kind in cls.__mro__ for name in vars(kind).get("__annotations__", ()))
-        return {
-            name: signature[name] for name in [*names, *signature] if name in signature and name not in ("self", "pool")
-        }
+        known = [name for name in dict.fromkeys([*names, *signature]) if name in signature]
+        return {name: signature[name] for name in known if name not in ("self", "pool")}
 
     def options(self) -> dict[str, Any]:
         """The constructor's options, in a form JSON can hold."""
@@ -217,8 +219,7 @@ class Method(ABC, Generic[S]):
     def label(self) -> str:
         """Its name with the options that differ from their defaults, for tables."""
         defaults = {n.removesuffix("_"): plain(p.default) for n, p in self._parameters().items()}
-        changed = [(name, value) for name, value in self.options().items() if value != defaults[name]]
-        return str(Variant(self.name, tuple(changed)))
+        return str(Variant(self.name, tuple((n, value) for n, value in self.options().items() if value != defaults[n])))
 
     def asked_views(self) -> tuple[str, ...]:
         """The views of a batch that the experts answer for it."""
@@ -261,7 +262,7 @@ class Method(ABC, Generic[S]):
     def provenance(self) -> dict[str, Any]:
         """Everything that answers depend on, beside images and state: collected here and nowhere else.
 
-        Run hashes, state checks, audit lines and reloads go by it. Values that are absent are left out.
+        Run hashes, state checks, audit lines and reloads go by it.
 
         pool    hash of the experts' weights, order and classes, the network, its preprocessing and its type of numbers
         plugin  package and source hash of a method that is not mergestream's own
@@ -295,6 +296,5 @@ class Method(ABC, Generic[S]):
 
 def plain(value: Any) -> Any:
     """A value of an option in a form JSON can hold."""
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        return value.tolist()
-    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+    listed = value.tolist() if isinstance(value, Tensor | np.ndarray | np.generic) else value
+    return [plain(item) for item in listed] if isinstance(listed, tuple | list) else listed

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mergestream.functional.scores import not_finite
 from mergestream.methods.recorded_step import IMAGES, Record, RecordedStep, cuda_graph
-from mergestream.methods.state import Step, numbers
+from mergestream.methods.state import Step
 from mergestream.runtime.errors import InputError
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class Graphs:
     ) -> Step | None:
         """Replay one step; None where this batch is better taken eagerly, as the first of its shape is."""
         self.look(method, wait=len(self._unchecked) >= MOST_UNCHECKED)
+        method.state = method.before_step(method.state)
         inputs, before = {IMAGES: images, **expert_logits}, method.state
         if method.reuses_weights:
             method.merged(before)  # now, if at all: a graph may use the weights without merging them
@@ -110,8 +111,9 @@ class Graphs:
             raise not_finite(*refused, batch)
 
     def _choose(self, method: Method[Any], inputs: Mapping[str, Tensor], with_experts: bool) -> RecordedStep | None:
-        images = inputs[IMAGES]
-        phase = tuple(value % method.period for value in numbers(method.state).values())
+        images, phase = inputs[IMAGES], method.phase(method.state)
+        if phase is None:
+            return None
         kind = (phase, with_experts, images.shape[1:], images.dtype, tuple(sorted(inputs)))
         if method._repeated is not None:
             return self._repeat(method, inputs, kind, method._repeated[0])

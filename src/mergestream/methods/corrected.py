@@ -34,6 +34,7 @@ class Corrected(Wrapper[CorrectedState]):
     """The base answers; then the answers are corrected by what the stream says about its classes."""
 
     name: ClassVar[str] = "corrected"
+    revision: ClassVar[int] = 2
     corrects_mix = True
     base: str = "ensemble(views=(hflip))"
     # Share of the long run's departure from home that is bias; 'experts': by theirs here; 'sites': by site reports.

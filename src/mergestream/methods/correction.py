@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,6 +16,7 @@ CORRELATED_BEFORE = 0.01  # probability, before a stream, that the labels of a b
 HOME_IMAGES = 32.0  # how many images of the home mix the long run starts with
 BATCH_BIAS = 0.3  # nats: how far the stain, scanner or slide of a batch may move the log-odds of its answers
 RECENT_IMAGES = 8.0  # over so many images the recent past fades to 1/e
+NEAR_IMAGES = 128.0  # over so many images the answers fade that a batch is compared with
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class LongRun:
     def mixes(self, state: LongRunState) -> tuple[Tensor, Tensor]:
         """The mix that answers are made for [C], and the same without the bias [C]."""
         assumed = class_mix.as_mix(state.counts + HOME_IMAGES * self.home)
+        if self.anchor == 0:
+            return assumed, assumed
         return assumed, class_mix.as_mix(assumed.log().lerp(self.home.log(), self._bias(state)).exp())
 
     def _bias(self, state: LongRunState) -> Tensor:
@@ -94,25 +98,37 @@ class SpreadState(State):
 
 @dataclass(frozen=True)
 class ClumpState(State):
-    """How far the means of batches are from the long run, summed over batches that fade."""
+    """How far the means of batches are from those of the batches before them, summed over batches that fade.
+
+    Not from the long run: when scanner or site change, all batches depart from that, whatever their classes.
+    """
 
     within: Tensor  # squared distances of images from their batch's mean [C] ...
     free: Tensor  # ... and their degrees of freedom []
-    excess: Tensor  # squared distances of batches' means from the long run, less what chance explains []
+    excess: Tensor  # squared distances of batches' means from those before them, less what chance explains []
     chance: Tensor  # what chance explains []
     batches: Tensor  # how many []
+    before: Tensor  # answers of the batches before, summed over images that fade soon [C] ...
+    sizes: Tensor  # ... and the squared sizes of these batches []
 
-    def add(self, answers: Tensor, usual: Tensor, seen: Tensor, window: FadingWindow) -> ClumpState:
-        """`seen` [] images were in the long run before this batch."""
+    def add(self, answers: Tensor, window: FadingWindow) -> ClumpState:
         mean = (answers * window.shares[:, None]).sum(dim=0)
+        seen = self.before.sum()
+        before = self.before / seen.clamp_min(neighbours.TINY)
         within = window.add(self.within, ((answers - mean).square() * window.shares[:, None]).sum(dim=0))
         free = window.faded * self.free + window.images - 1
         of_one = within.sum() / free.clamp_min(1.0)
         chance = of_one / window.images
-        excess = (mean - usual).square().sum() - chance - of_one / seen.clamp_min(1.0)
+        excess = (mean - before).square().sum() - chance - of_one / seen.clamp_min(1.0)
+        excess = excess / (
+            1 + self.sizes / seen.square().clamp_min(neighbours.TINY)
+        )  # few batches before: clumped, too
         counts = ((seen > 0) & (window.images > MORE_THAN_ONE)).float()  # one image has nothing to share a class with
         sums = zip((self.excess, self.chance, self.batches), (excess, chance, torch.ones_like(chance)), strict=True)
-        return ClumpState(within, free, *(window.faded * old + counts * new for old, new in sums))
+        excess, chance, batches = (window.faded * old + counts * new for old, new in sums)
+        faded = torch.exp(-window.images / NEAR_IMAGES)
+        before, sizes = faded * self.before + window.images * mean, faded**2 * self.sizes + window.images**2
+        return ClumpState(within, free, excess, chance, batches, before, sizes)
 
     def correlation(self, variance: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:
         """How probable it is that the labels of a batch correlate [], and by how much []."""
@@ -162,14 +178,13 @@ class RecentState(State):
         products, squares, pairs = (window.faded * old + value for old, value in zip(before, new, strict=True))
         return RecentState(products, squares, pairs, departure, self.answers)
 
-    def expected(self, expected: Tensor, variance: Tensor, mix: Tensor) -> Tensor:
-        """The mix [C] that is expected next: between `expected` [C] and the recent past, as far as neighbours agree."""
+    def strength(self, variance: Tensor, mix: Tensor) -> Tensor:
+        """How many images the long run counts beside those of the recent past []."""
         pairs = self.pairs.clamp_min(1.0)
         error = self.squares / pairs / (neighbours.degrees_of_freedom(variance) * pairs).sqrt()
         covariance = self.products / pairs - _variance_of_bias(variance, mix)
         probable, rho = _correlation(covariance, error, self.pairs, variance, mix)
-        strength = 1 / (probable * rho).clamp_min(neighbours.LEAST) - 1
-        return (strength * expected + self.answers) / (strength + self.answers.sum())
+        return 1 / (probable * rho).clamp_min(neighbours.LEAST) - 1
 
     def remember(self, corrected: Tensor, window: FadingWindow) -> RecentState:
         total = self.answers + window.images * (corrected * window.shares[:, None]).sum(dim=0)
@@ -184,6 +199,20 @@ class CorrectionState(State):
     spread: SpreadState = field(metadata={"prefix": "spread_"})
     clump: ClumpState = field(metadata={"prefix": "clump_"})
     recent: RecentState = field(metadata={"prefix": "recent_"})
+
+    def remember(self, corrected: Tensor, window: FadingWindow) -> CorrectionState:
+        """The state with a batch's corrected answers [B,C] in the recent past."""
+        return replace(self, recent=self.recent.remember(corrected, window))
+
+
+@dataclass(frozen=True)
+class MixEvidence:
+    """What a stream says about the mix of classes of one batch."""
+
+    probable: Tensor  # how probable it is that its labels correlate [] ...
+    rho: Tensor  # ... and by how much []
+    strength: Tensor  # how many images the long run counts []
+    recent: Tensor  # answers of the recent past, before this batch [C]
 
 
 @dataclass(frozen=True)
@@ -202,33 +231,47 @@ class Correction:
         return CorrectionState(
             self.long_run.start(experts),
             SpreadState(classes, none),
-            ClumpState(classes, none, none, none, none),
+            ClumpState(classes, none, none, none, none, classes, none),
             RecentState(none, none, none, classes, classes),
         )
+
+    def learn(
+        self, state: CorrectionState, answers: Tensor, experts: Tensor | None, window: FadingWindow
+    ) -> tuple[MixEvidence, CorrectionState]:
+        """What the stream says about the mix of a batch, from its answers [B,C], and the state with them.
+
+        `experts` [K,B,C]: where they were asked.
+        """
+        usual = self.long_run.usual(state.long_run)
+        has_past = (state.long_run.images > 0).float()
+        state = CorrectionState(
+            self.long_run.learn(state.long_run, answers, experts, window),
+            state.spread.add(answers, usual, has_past, window),
+            state.clump.add(answers, window),
+            state.recent.add(answers, usual, has_past, window),
+        )
+        variance, (mix, _) = state.spread.variance(), self.long_run.mixes(state.long_run)
+        probable, rho = state.clump.correlation(variance, mix)
+        strength = state.recent.strength(variance, mix)
+        return MixEvidence(probable * (window.images > MORE_THAN_ONE), rho, strength, state.recent.answers), state
+
+    def apply(
+        self, evidence: MixEvidence, answers: Sequence[tuple[LongRunState, Tensor]], window: FadingWindow
+    ) -> Tensor:
+        """Corrected answers [S,B,C] for several [B,C] to the same batch, each with the long run of such answers."""
+        mixes = [self.long_run.mixes(state) for state, _ in answers]
+        assumed, expected = (torch.stack([pair[place] for pair in mixes]) for place in (0, 1))
+        joint = torch.stack([own for _, own in answers])
+        expected = (evidence.strength * expected + evidence.recent) / (evidence.strength + evidence.recent.sum())
+        present = (window.shares > 0).float()
+        together = neighbours.answers_in_batch(joint, assumed, expected, 1 / evidence.rho - 1, present)
+        alone = class_mix.reweighted(joint, expected[:, None], assumed[:, None])
+        return evidence.probable * together + (1 - evidence.probable) * alone
 
     def correct(
         self, state: CorrectionState, answers: Tensor, experts: Tensor | None, window: FadingWindow
     ) -> tuple[Tensor, CorrectionState]:
         """Corrected answers [B,C] for a batch's [B,C] and the experts' [K,B,C], where they were asked."""
-        usual, seen = self.long_run.usual(state.long_run), state.long_run.images
-        has_past = (seen > 0).float()
-        state = CorrectionState(
-            self.long_run.learn(state.long_run, answers, experts, window),
-            state.spread.add(answers, usual, has_past, window),
-            state.clump.add(answers, usual, seen, window),
-            state.recent.add(answers, usual, has_past, window),
-        )
-        corrected = self.apply(state, state.long_run, answers, window)
-        return corrected, replace(state, recent=state.recent.remember(corrected, window))
-
-    def apply(self, state: CorrectionState, long_run: LongRunState, answers: Tensor, window: FadingWindow) -> Tensor:
-        """Other answers [B,C] to the same batch, with a long run of their own, corrected by what a state says."""
-        variance, (usual, _) = state.spread.variance(), self.long_run.mixes(state.long_run)
-        assumed, expected = self.long_run.mixes(long_run)
-        expected = state.recent.expected(expected, variance, usual)
-        probable, rho = state.clump.correlation(variance, usual)
-        present = (window.shares > 0).float()
-        together = neighbours.answers_in_batch(answers, assumed, expected, 1 / rho - 1, present)
-        alone = class_mix.reweighted(answers, expected, assumed)
-        probable = probable * (window.images > MORE_THAN_ONE)
-        return probable * together + (1 - probable) * alone
+        evidence, state = self.learn(state, answers, experts, window)
+        (corrected,) = self.apply(evidence, [(state.long_run, answers)], window)
+        return corrected, state.remember(corrected, window)

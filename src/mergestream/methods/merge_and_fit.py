@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from mergestream.methods.discriminant_head import DiscriminantHead, Discriminant
 from mergestream.methods.fading_window import FadingWindow
 from mergestream.methods.seen_classes import SeenClasses
 from mergestream.methods.state import State, Step
+from mergestream.networks.layers import batchnorm_layers
 from mergestream.networks.preprocessing import ORIGINAL, view_names
 from mergestream.pool.runner import Batch
 from mergestream.runtime.errors import NetworkError
@@ -28,6 +29,17 @@ from mergestream.runtime.option_checks import number, whole_number, yes_or_no
 
 _log = logging.getLogger(__name__)
 RECENT_IMAGES = 256.0  # over so many images distances fade to 1/e
+DOUBT = 0.01  # probability that a voice knows nothing about an image: so none decides alone, however certain
+
+
+def voice(logits: Tensor) -> Tensor:
+    """Log-answers [...,C] of one voice, mixed with a doubt."""
+    return torch.log(torch.softmax(logits, dim=-1) * (1 - DOUBT) + DOUBT / logits.shape[-1])
+
+
+def together(voices: Sequence[Tensor]) -> Tensor:
+    """Answers [B,C] of several voices, each of which counts once."""
+    return torch.softmax(torch.stack(tuple(voices)).mean(dim=0), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -63,17 +75,18 @@ class MergeAndFitState(State):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class MergeAndFit(Method[MergeAndFitState]):
-    """The experts' mean encoder, with a head that learns from the experts' answers on the stream.
+    """Experts, their merged model, and a head that learns from both on the stream: each has one voice.
 
-    Experts that agree label the stream better than any of them: their calibrated answers are averaged, corrected for
-    the classes' mix, and fitted by the head. Then the head answers too, as one voice more, and the answers are
-    corrected likewise. Where the experts are not asked, the head answers alone.
+    Where experts and merged model agree, they label the stream well: their mean answer, corrected for the classes'
+    mix, is what the head learns. It answers an image before it learns from it. All voices together are corrected
+    likewise. Where the experts are not asked, merged model and head answer alone.
     """
 
     name: ClassVar[str] = "merge_and_fit"
+    revision: ClassVar[int] = 2
     asks_experts = True
     views: Sequence[str] = option(("hflip",), view_names)  # label-preserving; the experts answer them too
-    temperature: float | Sequence[float] | str = "card"  # of the experts' answers: one, one per expert, or each card's
+    temperature: float | Sequence[float] | str = 1.0  # of the experts' answers: one, one per expert, or each card's
     memory: float = option(4096, number, low=1)  # over how many images the past fades to 1/e
     correct: bool = option(True, yes_or_no)  # for the mix of classes in the stream
     ask_first: int = option(512, whole_number, low=1)  # images that the experts answer at the start, ...
@@ -83,12 +96,14 @@ class MergeAndFit(Method[MergeAndFitState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        pool, self.capturable = self.pool, self.ask_every == 1
+        pool, self.capturable = self.pool, True
         self._always = self.ask_every == 1
         self._temperature, self._seen = resolve_temperature(self.temperature, pool), SeenClasses.of(pool)
         self._coefficients = simplex.uniform(len(pool), pool.device)
         home = class_mix.as_mix(resolve_home("card", pool)).to(pool.device)
         self._correction = Correction(LongRun(home, variance_between_sites(pool), 0.0))
+        # Averaged BatchNorm statistics do not describe the merged model: it has no say then.
+        self._merged_speaks = not batchnorm_layers(pool.template.module)
         self._head: DiscriminantHead | None = None
         if pool.last_layer is not None:
             classes, features = pool.last_layer.shape
@@ -109,86 +124,115 @@ class MergeAndFit(Method[MergeAndFitState]):
         distance = DistanceState.start(self.pool.device) if self.ask_drift and not self._always else None
         return MergeAndFitState(0, 0, correction, correction.long_run, head, distance)
 
+    def before_step(self, state: MergeAndFitState) -> MergeAndFitState:
+        """Ask again, and fit a new head, where images have come that are unlike those of the fit.
+
+        What is known about the classes' mix stays: an unusual mix of classes, too, moves features.
+        """
+        distance = state.distance
+        if distance is None or not self._is_over(state) or distance.excess() <= self.ask_drift:
+            return state
+        new = self.start()
+        return replace(state, asked=0, head=new.head, distance=new.distance)
+
+    def phase(self, state: MergeAndFitState) -> Hashable | None:
+        return (self._asks(state),) if self._always or self._is_over(state) else None
+
     def advance(self, batch: Batch, state: MergeAndFitState) -> tuple[Step, MergeAndFitState]:
+        state = state if self.pool.records else self.before_step(state)
         asks, window = self._asks(state), FadingWindow.of(batch, self.memory)
-        experts = self._experts(batch) if asks else None
-        features = self._features(batch, state)
-        mix, head, own, asked, distance = state.mix, state.head, None, state.asked, state.distance
-        targets = experts
-        if experts is not None and self.correct:
-            targets, mix = self._correction.correct(mix, experts, None, window)
-        if self._head is not None and head is not None and features is not None:
-            head = head if targets is None else self._head.learn(head, features, targets, window)
-            own = self._head.logits(head, features)
-            if not asks and distance is not None:
-                distance = distance.add(self._head.distance(head, features) @ window.shares, window.images)
-        answers, mix, long_run = self._corrected(self._together(experts, own), mix, state.answers, window, asks)
-        if not asks and distance is not None and self._head is not None and distance.excess() > self.ask_drift:
-            # Another scanner or site: start over.
-            head, distance, asked = self._head.start(), DistanceState.start(self.pool.device), 0
-        asked += len(batch.images) if asks and not self._always else 0
+        merged, features = self._merged_model(batch, state)
+        voices = [*self._experts(batch), *self._merged_voice(merged)] if asks else self._merged_voice(merged)
+        common = together(voices) if asks else None
+        if self._head is not None and state.head is not None and features is not None:
+            voices.append(voice(self._head.logits(state.head, features)))  # before it learns from these images
+        answers, labels, state = self._corrected(common, together(voices), state, window)
+        state = self._learnt(state, features, labels, window)
+        asked = state.asked if self._always or not asks else min(self.ask_first, state.asked + len(batch.images))
         step = Step(answers.clamp_min(TINY).log(), self._coefficients.clone())
-        return step, MergeAndFitState(state.batches + 1, asked, mix, long_run, head, distance)
+        return step, replace(state, batches=state.batches + 1, asked=asked)
+
+    def _is_over(self, state: MergeAndFitState) -> bool:
+        """Whether the images that the experts answer at the start have passed."""
+        return state.asked >= self.ask_first
 
     def _asks(self, state: MergeAndFitState) -> bool:
         """Whether the experts answer the next batch."""
         in_turn = self.ask_every > 0 and state.batches % self.ask_every == 0
-        return self._always or in_turn or state.asked < self.ask_first
+        return self._always or in_turn or not self._is_over(state)
 
     def _experts(self, batch: Batch) -> Tensor:
-        """The mean of the experts' calibrated answers [B,C]; an expert's logits are averaged over views first.
+        """What each expert says [K,B,C]; its logits are averaged over views first.
 
         About a class that an expert never saw, it says what the others say.
         """
         views = (ORIGINAL, *self.views)
         by_view = self.pool.logits_of_views(batch, views)
         logits = torch.stack([by_view[view].float() for view in views]).mean(dim=0)
-        calibrated = self._seen.filled(logits / self._temperature[:, None, None])
-        return torch.softmax(calibrated, dim=-1).mean(dim=0)
+        return voice(self._seen.filled(logits / self._temperature[:, None, None]))
 
-    def _features(self, batch: Batch, state: MergeAndFitState) -> Tensor | None:
-        """The merged encoder's features [B,D]; None where no head can be fitted."""
-        if self._head is None or state.head is None:
-            return None
-        try:
-            return self.pool.forward_with_inputs(self.merged(state), batch.images)[1]
-        except NetworkError as error:
-            self._answer_without_a_head(str(error))
-            return None
+    def _merged_voice(self, merged: Tensor) -> list[Tensor]:
+        return [merged] if self._merged_speaks else []
 
-    def _together(self, experts: Tensor | None, own: Tensor | None) -> Tensor:
-        """Answers [B,C] of the experts, of the head (its log-probabilities), or of both: it is one voice more."""
-        if own is None:
-            assert experts is not None
-            return experts
-        if experts is None:
-            return own.exp()
-        return torch.softmax(torch.lerp(experts.clamp_min(TINY).log(), own, 1 / (1 + len(self.pool))), dim=-1)
+    def _merged_model(self, batch: Batch, state: MergeAndFitState) -> tuple[Tensor, Tensor | None]:
+        """What the merged model says [B,C], and its features [B,D] unless no head can be fitted to them."""
+        weights = self.merged(state)
+        if self._head is not None and state.head is not None:
+            try:
+                logits, features = self.pool.forward_with_inputs(weights, batch.images)
+                return voice(logits), features
+            except NetworkError as error:
+                self._answer_without_a_head(str(error))
+        return voice(self.pool.forward(weights, batch.images)), None
 
     def _corrected(
-        self, answers: Tensor, mix: CorrectionState, long_run: LongRunState, window: FadingWindow, asks: bool
-    ) -> tuple[Tensor, CorrectionState, LongRunState]:
-        """The final answers [B,C], and what is known about the mix of classes and about such answers after them.
+        self, common: Tensor | None, answers: Tensor, state: MergeAndFitState, window: FadingWindow
+    ) -> tuple[Tensor, Tensor | None, MergeAndFitState]:
+        """The final answers [B,C], labels for the head [B,C], and the state after them.
 
-        A head that has just learnt from a batch answers its images alike, whatever their classes. So while the experts
-        are asked, their answers alone say how alike the classes of a batch are.
+        How alike the classes of a batch are is judged without the head: having learnt from such batches, it answers
+        their images alike. Only where the experts are not asked, all voices judge.
         """
         if not self.correct:
-            return answers, mix, long_run
-        if asks:
-            long_run = self._correction.long_run.learn(long_run, answers, None, window)
-            return self._correction.apply(mix, long_run, answers, window), mix, long_run
-        corrected, after = self._correction.correct(replace(mix, long_run=long_run), answers, None, window)
-        return corrected, replace(after, long_run=mix.long_run), after.long_run
+            return answers, common, state
+        unit, before = self._correction, state.mix
+        long_run = unit.long_run.learn(state.answers, answers, None, window)
+        if common is None:
+            corrected, mix = unit.correct(replace(before, long_run=state.answers), answers, None, window)
+            return corrected, None, replace(state, mix=replace(mix, long_run=before.long_run), answers=long_run)
+        evidence, mix = unit.learn(before, common, None, window)
+        labels, corrected = unit.apply(evidence, [(mix.long_run, common), (long_run, answers)], window)
+        return corrected, labels, replace(state, mix=mix.remember(labels, window), answers=long_run)
+
+    def _learnt(
+        self, state: MergeAndFitState, features: Tensor | None, labels: Tensor | None, window: FadingWindow
+    ) -> MergeAndFitState:
+        """The state after the head has learnt from labels [B,C], or has seen how far images are from those it knows."""
+        if self._head is None or state.head is None or features is None:
+            return state
+        if labels is not None:
+            return replace(state, head=self._head.learn(state.head, features, labels, window))
+        if state.distance is None:
+            return state
+        distance = self._head.distance(state.head, features) @ window.shares
+        return replace(state, distance=state.distance.add(distance, window.images))
+
+    @property
+    def reuses_weights(self) -> bool:
+        return True
 
     def merge_into(self, state: MergeAndFitState, out: Tensor) -> None:
         self.pool.merge(self._coefficients, out=out)
 
     def weights(self, state: MergeAndFitState) -> Tensor:
-        """The merged model's weights [P] with the head that was fitted last: a copy."""
-        weights, last = self.merged(state).clone(), self.pool.last_layer
-        if last is not None and state.head is not None:
-            last.write(weights, state.head.weight, state.head.bias - state.head.weight @ state.head.centre)
+        """A copy of the merged model's weights [P] whose last layer is the mean of its own and the fitted head."""
+        weights, last, head = self.merged(state).clone(), self.pool.last_layer, state.head
+        if last is not None and head is not None:
+            weight, bias = head.weight, head.bias - head.weight @ head.centre
+            if self._merged_speaks:
+                own = last.of_weights(weights)
+                weight, bias = (weight + own[0]) / 2, (bias + own[1]) / 2
+            last.write(weights, weight, bias)
         return weights
 
     def card_values(self) -> dict[str, Any]:

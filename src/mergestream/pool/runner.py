@@ -93,7 +93,7 @@ class PoolRunner:
         for view in views:
             if view not in answers:
                 inputs[view] = batch.images if view == ORIGINAL else self._views[view](batch.images)
-            elif view in batch.given:  # somebody ran the experts for it
+            elif view in batch.given:  # the experts were run for it elsewhere
                 batch.given.remove(view)
                 self.passes["expert"] += len(self.names) * len(batch.images)
         if inputs and self._recording is not None:  # one forward per expert: larger products, fewer launches
@@ -104,10 +104,8 @@ class PoolRunner:
             answers.update(zip(inputs, logits.chunk(len(inputs), dim=1), strict=True))
             return answers
         for view, images in inputs.items():
-            own = []
-            for owner, expert in zip(self._owners, self._experts, strict=True):
-                own.append(self._run(owner, expert, images))
-            answers[view] = torch.stack(own)
+            networks = zip(self._owners, self._experts, strict=True)
+            answers[view] = torch.stack([self._run(owner, expert, images) for owner, expert in networks])
         return answers
 
     def expert_logits(self, expert: int, images: Tensor, *, preprocessed: bool = False) -> Tensor:
@@ -120,8 +118,8 @@ class PoolRunner:
 
         `recalibrate_bn` first overwrites the BatchNorm statistics inside `weights` with this batch's.
         """
-        prepared = images.dtype == self.bank.dtype and images.device == self.device
-        batch = images if prepared else self.prepare(images, preprocessed=True)
+        is_prepared = images.dtype == self.bank.dtype and images.device == self.device
+        batch = images if is_prepared else self.prepare(images, preprocessed=True)
         if self._attached is not weights:
             self.module_with(weights)
         if recalibrate_bn:
@@ -137,8 +135,9 @@ class PoolRunner:
         `images`: how many the batch stands for, where a function of one image is vectorised.
         """
         self.passes["merged" if expert is None else "expert"] += images or len(batch)
-        module = self._working if expert is None else self._experts[expert]
-        return logits_of(self.layout.call(module, parameters, batch))
+        return logits_of(
+            self.layout.call(self._working if expert is None else self._experts[expert], parameters, batch)
+        )
 
     def forward_with_inputs(
         self, weights: Tensor, images: Tensor, *, recalibrate_bn: bool = False
@@ -163,15 +162,19 @@ class PoolRunner:
 
     @staticmethod
     def _one_per_image(inputs: Tensor, images: int) -> Tensor:
-        shape = tuple(inputs.shape)
-        if len(shape) != 2 or shape[0] != images:
-            raise NetworkError(f"The last layer read {shape} for {images} images, not one per image.")
+        if inputs.ndim != 2 or len(inputs) != images:
+            raise NetworkError(f"The last layer read {tuple(inputs.shape)} for {images} images, not one per image.")
         return inputs.float()
 
     @cached_property
     def last_layer(self) -> LastLayer | None:
         """The linear layer that writes the logits; None where the network does not end in one."""
         return LastLayer.of(self.template.module, self.template.head, self.layout, len(self.classes))
+
+    @property
+    def records(self) -> bool:
+        """Whether a step is being recorded: nothing may be read back from the device."""
+        return self._recording is not None
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
@@ -210,8 +213,7 @@ class PoolRunner:
         """
         a = self._checked(encoder)
         h = a if head is None else self._checked(head)
-        out = self.new_weights() if out is None else out
-        return merging.merge(rows or self.rows, a, h, out)
+        return merging.merge(rows or self.rows, a, h, self.new_weights() if out is None else out)
 
     def network(self, encoder: Coefficients, head: Coefficients | None = None) -> nn.Module:
         """Build an ordinary frozen module with merged weights of its own, in eval mode."""
