@@ -239,7 +239,11 @@ def targets_of(stored: StoredPool, *, sources: bool) -> Iterator[tuple[Subject, 
     for target in stored.names:
         following = next_domain(stored.names, target)
         yield stored.subject((target,), (target,)), target, "one"
-        yield stored.subject((target, following), (target, following)), f"{target}+{following}", "two"
+        both = stored.subject((target, following), (target, following))
+        shown = len(both.answers[f"answers/{both.key}/{Setting('recurrence')}/{PAPER}"]) // 2  # of each domain
+        of_domain = np.asarray(both.domains)
+        chosen = np.concatenate([np.flatnonzero(of_domain == name)[:shown] for name in (target, following)])
+        yield both.only(torch.from_numpy(chosen), both.key), f"{target}+{following}", "two"
 
 
 def methods_for(setting: Setting, arguments: argparse.Namespace) -> Sequence[str]:
