@@ -92,14 +92,13 @@ def next_domain(names: Sequence[str], target: str) -> str:
 
 
 def streamed_images(data: DomainData, count: int) -> DomainData:
-    """At most so many images: a seeded choice of whole slides where the data name them, in the data's order."""
+    """At most so many images in random order, or whole slides in the data's order where the data name them."""
     random = np.random.RandomState(0)
     if data.groups is None or len(set(data.groups)) == len(data):
-        chosen = random.permutation(len(data))[:count]
-    else:
-        groups = np.asarray(data.groups)
-        order = random.permutation(np.unique(groups))
-        chosen = np.concatenate([np.flatnonzero(groups == group) for group in order])[:count]
+        return data.subset(torch.from_numpy(random.permutation(len(data))[:count]))
+    groups = np.asarray(data.groups)
+    order = random.permutation(np.unique(groups))
+    chosen = np.concatenate([np.flatnonzero(groups == group) for group in order])[:count]
     return data.subset(torch.from_numpy(np.sort(chosen)))
 
 
