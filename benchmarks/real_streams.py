@@ -56,7 +56,7 @@ RIVALS = (
 OTHERS = (
     "ensemble", "entropy_adaptive(momentum=0.9)", "entropy_adaptive(score_images=8)",
     "label_shift(ensemble(views=hflip))", "prior_roid(ensemble(views=hflip))", "image_weights", "surgery",
-    "corrected(entropy_adaptive)", "merge_and_fit(correct=False)", "merge_and_fit(temperature=1)",
+    "corrected(entropy_adaptive)", "merge_and_fit(correct=False)", "merge_and_fit(temperature=card)",
     "merge_and_fit(views=())", "merge_and_fit(ask_first=256, ask_every=4)",
 )  # fmt: skip
 SINGLE = ("mean", "ensemble(views=hflip)", PAPER, "corrected", "lame(ensemble(views=hflip))", *RULES[:2])  # other sizes
@@ -337,8 +337,10 @@ def main() -> None:
             text = f"{row['pool']} {row['target']} {row['stream']} {row['batch']} {row['seed']} {row['method']}"
             print(f"{text}: {100 * row['accuracy']:.1f} in {row['cpu_seconds']} s", flush=True)
     compared = [] if arguments.sources else list(differences(runs))
-    record = {"about": provenance(), "pools": abouts, "rows": rows, "choices": choices, "differences": compared}
-    arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    head = json.dumps({"about": provenance(), "pools": abouts}, indent=1).rstrip("}\n")
+    lists = {"rows": rows, "choices": choices, "differences": compared}
+    listed = [f'"{key}": [\n' + ",\n".join(map(json.dumps, values)) + "\n]" for key, values in lists.items()]
+    arguments.out.write_text(",\n".join([head, *listed]) + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import json
 import re
 import runpy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,55 +23,40 @@ PAGES = (
     "docs/speed.md",
     "docs/dicom_node.md",
     "docs/methods.md",
-    "docs/log/results_confirmation.md",
-    "docs/log/results_first.md",
+    "docs/log/results_all.md",
     "README.md",
 )
-TITLES = {"pacs": "PACS", "midog": "MIDOG"}
-CONFIRMED = {"pacs-clip": "PACS, CLIP", "pacs": "PACS, ViT-S", "midog": "MIDOG, ViT-S"}
-SHOWN = {"pacs-clip": ("accuracy",), "pacs": ("accuracy",), "midog": ("accuracy", "balanced_accuracy", "auroc")}
+SETS = {"pacs": "PACS, ViT-S", "clip": "PACS, CLIP", "midog": "MIDOG, ViT-S"}
+SHOWN = {
+    "pacs": ("accuracy",),
+    "clip": ("accuracy",),
+    "midog": ("accuracy", "balanced_accuracy", "auroc"),
+}
 MAIN = ("iid", "dirichlet:0.05")
-PAPER, RULE, ONCE = "entropy_adaptive", "merge_and_fit", "merge_once(ask_first=256)"
-SUMMARY = ("mean", "ensemble(views=hflip)", PAPER, "corrected", "lame(ensemble(views=hflip))", "t3a(mean)", RULE, ONCE)
-ABLATION = ("ensemble(views=hflip)", "corrected", "merge_and_fit(correct=False)", "merge_and_fit(temperature=1)",
-            "merge_and_fit(views=())", "merge_and_fit(ask_first=256, ask_every=4)", ONCE, RULE)  # fmt: skip
-AUTO = "auto"
-SHORT = (*(method for method in SUMMARY if method != "t3a(mean)"), AUTO)
+USUAL = 32  # images per batch
+ENSEMBLE, PAPER, RULE, ONCE = "ensemble(views=hflip)", "entropy_adaptive", "merge_and_fit", "merge_once(ask_first=256)"
+AUTO, LAME = "auto", "lame(ensemble(views=hflip))"
+SUMMARY = ("mean", ENSEMBLE, PAPER, "corrected", LAME, "t3a(mean)", RULE, ONCE, AUTO)
+ABLATION = ("merge_and_fit(correct=False)", "merge_and_fit(temperature=card)", "merge_and_fit(views=())",
+            "merge_and_fit(ask_first=256, ask_every=4)", ONCE, RULE)  # fmt: skip
+CALIBRATED = (ENSEMBLE, PAPER, "corrected", RULE, ONCE)
 CALIBRATION = ("nll", "brier", "ece", "calibration_in_the_large")
-BEST_OF = ("mean", "ensemble(views=hflip)", PAPER, "corrected", "lame(ensemble(views=hflip))")
+BEST_OF = ("mean", ENSEMBLE, PAPER, "corrected", LAME)
+METRICS = ("accuracy", "balanced_accuracy", "auroc")
 BOUND = 2.0  # points that the rule may be below the ensemble at a single target
 Row = Mapping[str, Any]
 
 
-def two_cores() -> dict[str, Any]:
-    return json.loads((RESULTS / "two_cores.json").read_text(encoding="utf-8"))
-
-
-def confirmation() -> dict[str, Any]:
-    """The runs whose experts had no part in any choice, joined; CLIP's rows count as a data set of their own."""
-    joined: dict[str, Any] = {"rows": [], "differences": [], "choices": []}
-    for file in sorted((RESULTS / "confirmation").glob("*.json")):
+def records() -> dict[str, list[Row]]:
+    """Rows, differences and choices of benchmarks/real_streams.py; each names its set and head start."""
+    joined: dict[str, list[Row]] = {"rows": [], "differences": [], "choices": []}
+    for file in sorted((RESULTS / "streams").glob("*.json")):
         record = json.loads(file.read_text(encoding="utf-8"))
-        suffix = "-clip" if "clip" in record["about"]["network"] else ""
+        name, heads = next(iter(record["pools"])).split("-")[:2]
+        about = {"set": name, "heads": heads, "file": file.stem}
         for key, rows in joined.items():
-            rows += [{**row, "dataset": row["dataset"] + suffix, "confirmed": True} for row in record[key]]
+            rows += [{**row, **about} for row in record[key]]
     return joined
-
-
-def follow_up_table() -> str:
-    """The streams that the confirmation left out: ViT-S/14, training seed 1, shared heads, accuracy."""
-    rows: list[Row] = []
-    for file in sorted((RESULTS / "follow_up").glob("*.json")):
-        rows += json.loads(file.read_text(encoding="utf-8"))["rows"]
-    settings = dict.fromkeys((row["dataset"], row["stream"], row["batch"]) for row in rows)
-    cells = {
-        (method, f"{TITLES[dataset]}: {stream}, batches of {batch}"): scores(
-            picked(rows, dataset=dataset, stream=stream, batch=batch, method=method), ("accuracy",)
-        )
-        for method in dict.fromkeys(row["method"] for row in rows)
-        for dataset, stream, batch in settings
-    }
-    return table("method", cells)
 
 
 def with_blocks(text: str, blocks: Mapping[str, str], page: Path) -> str:
@@ -88,145 +72,95 @@ def with_blocks(text: str, blocks: Mapping[str, str], page: Path) -> str:
     return text
 
 
-def mean_of(rows: Iterable[Row], metric: str) -> float:
-    """Mean over targets of the mean over their seeds; NaN where a target does not define the metric."""
-    by_target: dict[str, list[float]] = {}
-    for row in rows:
-        by_target.setdefault(row["target"], []).append(np.nan if row[metric] is None else row[metric])
-    return float(np.mean([np.mean(values) for values in by_target.values()])) if by_target else np.nan
-
-
 def picked(rows: Iterable[Row], **values: Any) -> list[Row]:
     return [row for row in rows if all(row[key] == value for key, value in values.items())]
 
 
-def table(corner: str, cells: Mapping[tuple[str, str], str]) -> str:
-    return to_markdown(mark_best(grid_table("", corner, cells, str), ())).replace(" / ", "/")
+def mean_of(rows: Iterable[Row], metric: str) -> float:
+    """Mean over head starts of the mean over targets of the mean over seeds; NaN where a metric is not defined."""
+    by_target: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        value = np.nan if row[metric] is None else row[metric]
+        by_target.setdefault(row["heads"], {}).setdefault(row["target"], []).append(value)
+    starts = [np.mean([np.mean(values) for values in targets.values()]) for targets in by_target.values()]
+    return float(np.mean(starts)) if starts else np.nan
 
 
 def scores(rows: Sequence[Row], metrics: Sequence[str]) -> str:
     values = [mean_of(rows, metric) for metric in metrics]
-    return " / ".join("–" if np.isnan(value) else f"{100 * value:.1f}" for value in values) if rows else "–"
+    return "/".join("–" if np.isnan(value) else f"{100 * value:.1f}" for value in values) if rows else "–"
 
 
-def data_table(rows: Sequence[Row], dataset: str, heads: str) -> str:
-    """The methods that ran on every stream, batches of 32."""
-    own = picked(rows, dataset=dataset, heads=heads, batch=32)
-    streams = dict.fromkeys(row["stream"] for row in own)
-    by_method = {
-        name: {row["stream"] for row in picked(own, method=name)} for name in {row["method"]: 0 for row in own}
-    }
-    methods = [name for name, ran in by_method.items() if ran == set(streams)]
+def table(corner: str, cells: Mapping[tuple[str, str], str]) -> str:
+    spread = {key: value.replace("/", " / ") for key, value in cells.items()}
+    return to_markdown(mark_best(grid_table("", corner, spread, str), ())).replace(" / ", "/")
+
+
+def main_table(rows: Sequence[Row], methods: Sequence[str], metrics: int = 3) -> str:
+    """Methods on both main streams of every set, mean over head starts and seeds."""
     cells = {
-        (method, stream): scores(picked(own, method=method, stream=stream), SHOWN[dataset])
+        (method, f"{title}: {stream}"): scores(
+            picked(rows, set=name, stream=stream, batch=USUAL, method=method), SHOWN[name][:metrics]
+        )
         for method in methods
-        for stream in streams
+        for name, title in SETS.items()
+        for stream in MAIN
     }
-    return table(f"{TITLES[dataset]}, {heads} heads", cells)
-
-
-def summary_table(rows: Sequence[Row]) -> str:
-    cells = {}
-    for method in SUMMARY:
-        for dataset in TITLES:
-            for stream in MAIN:
-                own = picked(rows, dataset=dataset, heads="shared", batch=32, method=method, stream=stream)
-                cells[method, f"{TITLES[dataset]}: {stream}"] = scores(own, SHOWN[dataset])
     return table("method", cells)
 
 
-def stream_table(rows: Sequence[Row], dataset: str, methods: Sequence[str] = (*SUMMARY, AUTO)) -> str:
-    """Methods on every stream of a data set, mean of both head starts, batches of 32."""
-    own = picked(rows, dataset=dataset, batch=32)
-    streams = dict.fromkeys(row["stream"] for row in own)
+def stream_table(rows: Sequence[Row], name: str, methods: Sequence[str], metrics: Sequence[str]) -> str:
+    """Methods on every stream of a set, batches of 32."""
+    own = picked(rows, set=name, batch=USUAL)
     cells = {
-        (method, stream): scores(picked(own, method=method, stream=stream), SHOWN[dataset])
+        (method, stream): scores(picked(own, method=method, stream=stream), metrics)
         for method in methods
-        for stream in streams
+        for stream in dict.fromkeys(row["stream"] for row in own)
     }
-    return table(CONFIRMED[dataset], cells)
+    return table(f"{SETS[name]}, {', '.join(metrics).replace('_', ' ')}", cells)
 
 
-def confirmed_table(rows: Sequence[Row]) -> str:
-    """Accuracy, or accuracy / balanced accuracy / AUROC."""
-    cells = {}
-    for method in (*SUMMARY, AUTO):
-        for dataset, title in CONFIRMED.items():
-            for stream in MAIN:
-                own = picked(rows, dataset=dataset, batch=32, method=method, stream=stream)
-                cells[method, f"{title}: {stream}"] = scores(own, SHOWN[dataset])
-    return table("method", cells)
+def size_table(rows: Sequence[Row], name: str) -> str:
+    """Accuracy in batches of all sizes: one pool, shared heads."""
+    own = [row for row in picked(rows, set=name, heads="shared", seed=0) if row["training_seed"] == 0]
+    methods = ("mean", ENSEMBLE, PAPER, "corrected", LAME, RULE, ONCE)
+    cells = {
+        (method, f"{stream}, {size}"): scores(picked(own, method=method, stream=stream, batch=size), SHOWN[name][:1])
+        for method in methods
+        for stream in MAIN
+        for size in (1, 4, 32, 128)
+    }
+    return table(f"{SETS[name]}: stream, images per batch", cells)
 
 
-def calibration_table(
-    rows: Sequence[Row],
-    metrics: Sequence[str] = CALIBRATION,
-    methods: Sequence[str] = ("ensemble(views=hflip)", PAPER, "corrected", RULE, ONCE, AUTO),
-) -> str:
+def probability_table(rows: Sequence[Row], metrics: Sequence[str]) -> str:
+    """How good the probabilities are: lower is better everywhere, so nothing is bold."""
     names = "/".join(name.upper() if len(name) == 3 else name.replace("_", " ") for name in metrics)
-    heads = [f"{title}: {stream}" for title in CONFIRMED.values() for stream in MAIN]
-    lines = [f"| {names} | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
-    for method in methods:
-        cells = []
-        for dataset in CONFIRMED:
-            for stream in MAIN:
-                own = picked(rows, dataset=dataset, batch=32, method=method, stream=stream)
-                cells.append("/".join(f"{mean_of(own, metric):.2f}" for metric in metrics))
+    lines = [f"| {names} | {' | '.join(f'{title}: {stream}' for title in SETS.values() for stream in MAIN)} |"]
+    lines.append("|---|" + "---:|" * (len(SETS) * len(MAIN)))
+    for method in CALIBRATED:
+        cells = [
+            "/".join(f"{mean_of(own, metric):.2f}" for metric in metrics)
+            for name in SETS
+            for stream in MAIN
+            for own in [picked(rows, set=name, stream=stream, batch=USUAL, method=method)]
+        ]
         lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Bars:
-    """How a rule meets the bars of the protocol."""
-
-    rule: str
-    best_rival: list[int]  # settings by outcome: better, not inferior, undecided, inferior
-    paper: list[int]  # the same against the paper's rule
-    far: int  # settings more than BOUND points below the ensemble at a single target ...
-    settings: int  # ... of so many
-    lowest: Row
-
-
-def bars_of(record: Mapping[str, Any], rule: str) -> Bars:
-    """A rule against the best rival of every setting, the ensemble, and the paper's rule."""
-    own = [row for row in record["differences"] if row["ours"] == rule]
-    settings = dict.fromkeys((r["dataset"], r["heads"], r["stream"], r["batch"], r["metric"]) for r in own)
-    against_best = []
-    for dataset, heads, stream, batch, metric in settings:
-        here = picked(own, dataset=dataset, heads=heads, stream=stream, batch=batch, metric=metric)
-        # The best rival is the one that the rule is furthest behind.
-        against_best.append(min((row for row in here if row["rival"] in BEST_OF), key=lambda row: row["mean"]))
-    single = picked(own, rival="ensemble", metric="accuracy")
-    far = [row for row in single if 100 * row["worst"] < -BOUND]
-    lowest = min(single, key=lambda row: row["worst"])
-    paper = outcome_counts(picked(own, rival=PAPER))
-    return Bars(rule, outcome_counts(against_best), paper, len(far), len(single), lowest)
-
-
-def bar_table(record: Mapping[str, Any]) -> str:
-    lines = ["| rule | against the best rival: better | not inferior | undecided | inferior | > 2 points below the "
-             "ensemble at a target | lowest | against the paper's rule: better | inferior |",
-             "|---|---:|---:|---:|---:|---:|---|---:|---:|"]  # fmt: skip
-    for bars in (bars_of(record, rule) for rule in (RULE, ONCE, AUTO)):
-        lowest = bars.lowest
-        lines.append(
-            f"| {bars.rule} | {' | '.join(map(str, bars.best_rival))} | {bars.far} of {bars.settings} | "
-            f"{100 * lowest['worst']:+.1f} ({CONFIRMED[lowest['dataset']]}, {lowest['heads']}, {lowest['stream']}, "
-            f"{lowest['batch']}, {lowest['worst_target']}) | {bars.paper[0]} of {sum(bars.paper)} | {bars.paper[3]} |"
-        )
-    return "\n".join(lines)
-
-
-def short_bars(record: Mapping[str, Any]) -> str:
-    """The outcomes as one word each."""
-    lines = ["| rule | against the best rival | against the paper's rule | far below the ensemble | lowest |",
-             "|---|---:|---:|---:|---:|"]  # fmt: skip
-    for bars in (bars_of(record, rule) for rule in (RULE, ONCE, AUTO)):
-        outcomes = ["/".join(map(str, counts)) for counts in (bars.best_rival, bars.paper)]
-        lines.append(
-            f"| {bars.rule} | {' | '.join(outcomes)} | {bars.far}/{bars.settings} | {100 * bars.lowest['worst']:+.1f} |"
-        )
+def cost_table(rows: Sequence[Row], methods: Sequence[str]) -> str:
+    """Forwards per image beside accuracy (MIDOG: balanced) on i.i.d. streams, cheapest first."""
+    lines = [f"| forwards: accuracy | {' | '.join(SETS.values())}, balanced |", "|---|" + "---:|" * len(SETS)]
+    own = picked(rows, stream="iid", batch=USUAL)
+    ran = {method: picked(own, method=method) for method in methods}
+    for method, here in sorted(ran.items(), key=lambda item: mean_of(picked(item[1], set="pacs"), "forwards")):
+        cells = []
+        for name in SETS:
+            at = picked(here, set=name)
+            value = f"{mean_of(at, 'forwards'):.1f}: {100 * mean_of(at, SHOWN[name][:2][-1]):.1f}"
+            cells.append(value if at else "–")
+        lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -235,107 +169,73 @@ def outcome_counts(rows: Sequence[Row]) -> list[int]:
     return [outcomes.count(name) for name in ("better", "not inferior", "undecided", "inferior")]
 
 
-def losses(record: Mapping[str, Any]) -> str:
+def bar_table(differences: Sequence[Row]) -> str:
+    """How the rules meet the bars: against the best rival of each setting, the paper's rule, and the ensemble.
+
+    The best rival of a setting is the one that the rule is furthest behind, which is harsher than one named before.
+    """
+    lines = ["| rule | against the best rival | against the paper's rule | far below the ensemble | lowest |",
+             "|---|---:|---:|---:|---|"]  # fmt: skip
+    for rule in (RULE, ONCE, AUTO):
+        own = picked(differences, ours=rule)
+        best: dict[tuple[Any, ...], Row] = {}
+        for row in (row for row in own if row["rival"] in BEST_OF):
+            key = tuple(row[part] for part in ("set", "heads", "stream", "batch", "metric"))
+            best[key] = min(best.get(key, row), row, key=lambda each: each["mean"])
+        single = picked(own, rival=ENSEMBLE, metric="accuracy")
+        far = [row for row in single if 100 * row["worst"] < -BOUND]
+        lowest = min(single, key=lambda row: row["worst"])
+        outcomes = [
+            "/".join(map(str, outcome_counts(rows))) for rows in (list(best.values()), picked(own, rival=PAPER))
+        ]
+        lines.append(
+            f"| {rule} | {' | '.join(outcomes)} | {len(far)} of {len(single)} | {100 * lowest['worst']:+.1f} "
+            f"({place(lowest)}, {lowest['worst_target']}) |"
+        )
+    return "\n".join(lines)
+
+
+def endpoint_table(differences: Sequence[Row]) -> str:
+    """The primary endpoints: accuracy of the rule less the ensemble's, mean over targets and worst; batches of 32."""
+    lines = ["| set, heads | stream | mean over targets [95 %] | verdict | worst target |", "|---|---|---:|---|---:|"]
+    own = picked(differences, ours=RULE, rival=ENSEMBLE, metric="accuracy", batch=USUAL)
+    for row in own:
+        verdict = outcome_of(row["low"], row["high"], MARGINS["accuracy"])
+        lines.append(
+            f"| {SETS[row['set']]}, {row['heads']} | {row['stream']} | {interval(row)} | {verdict} | "
+            f"{100 * row['worst']:+.1f} ({row['worst_target'].replace('_', ' ')}) |"
+        )
+    return "\n".join(lines)
+
+
+def losses(differences: Sequence[Row]) -> str:
     """Every setting where the recommended rule is inferior to a rival, worst first."""
-    own = [row for row in record["differences"] if row["ours"] == RULE and row["rival"] in BEST_OF]
+    own = [row for row in differences if row["ours"] == RULE and row["rival"] in BEST_OF]
     lost = [row for row in own if outcome_of(row["low"], row["high"], MARGINS["accuracy"]) == "inferior"]
-    lines = [f"- {place(row)} to {row['rival']}" for row in sorted(lost, key=lambda row: row["mean"])]
+    lines = [
+        f"- {interval(row)} ({place(row)}, {row['metric'].replace('_', ' ')}) to {row['rival']}"
+        for row in sorted(lost, key=lambda row: row["mean"])
+    ]
     return "\n".join(lines) or "None."
 
 
-def choice_list(record: Mapping[str, Any]) -> str:
-    """What `auto` took, and how often."""
-    lines = []
-    for dataset, title in CONFIRMED.items():
-        taken = [row["method"] for row in picked(record["choices"], dataset=dataset)]
-        counted = sorted(((taken.count(name), name) for name in set(taken)), reverse=True)
-        lines.append(f"- {title}: " + ", ".join(f"{name} at {count} of {len(taken)}" for count, name in counted))
-    return "\n".join(lines)
-
-
-def ablation_table(rows: Sequence[Row], titles: Mapping[str, str] = TITLES, methods: Sequence[str] = ABLATION) -> str:
-    cells = {}
-    for method in methods:
-        for dataset, title in titles.items():
-            for stream in MAIN:
-                own = picked(rows, dataset=dataset, batch=32, method=method, stream=stream)
-                cells[method, f"{title}: {stream}"] = scores(own, SHOWN[dataset][:2])
-    return table("method", cells)
-
-
-def probability_table(rows: Sequence[Row]) -> str:
-    """How good the probabilities are: lower is better everywhere, so nothing is bold."""
-    lines = ["| NLL/Brier/ECE/calibration in the large | " + " | ".join(
-        f"{TITLES[dataset]}: {stream}" for dataset in TITLES for stream in MAIN) + " |",
-        "|---|" + "---:|" * (len(TITLES) * len(MAIN))]  # fmt: skip
-    for method in SUMMARY:
-        cells = []
-        for dataset in TITLES:
-            for stream in MAIN:
-                own = picked(rows, dataset=dataset, heads="shared", batch=32, method=method, stream=stream)
-                cells.append("/".join(f"{mean_of(own, metric):.2f}" for metric in CALIBRATION))
-        lines.append(f"| {method} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def cost_table(rows: Sequence[Row], listed: Sequence[str], titles: Mapping[str, str] = TITLES) -> str:
-    """Accuracy against forwards per image, i.i.d. streams of all sets."""
-    heads = [f"forwards per image, {title} | {SHOWN[name][:2][-1].replace('_', ' ')}" for name, title in titles.items()]
-    lines = [f"| method | {' | '.join(heads)} |", "|---|" + "---:|" * (2 * len(titles))]
-
-    def own(method: str, dataset: str) -> list[Row]:
-        return picked(rows, dataset=dataset, stream="iid", batch=32, method=method)
-
-    ran = [name for name in dict.fromkeys(row["method"] for row in rows) if name in listed]
-    for method in sorted(ran, key=lambda name: mean_of(own(name, next(iter(titles))), "forwards")):
-        cells = []
-        for dataset in titles:
-            here, metric = own(method, dataset), SHOWN[dataset][:2][-1]
-            cells += [f"{mean_of(here, 'forwards'):.1f}", f"{100 * mean_of(here, metric):.1f}"]
-        lines.append(f"| {method} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def short_costs(rows: Sequence[Row]) -> str:
-    """Forwards per image, and accuracy or balanced accuracy, in one cell per data set; i.i.d. streams."""
-    lines = [f"| forwards/accuracy | {' | '.join(CONFIRMED.values())}, balanced |", "|---|" + "---:|" * len(CONFIRMED)]
-    own = picked(rows, stream="iid", batch=32)
-    ran = {method: picked(own, method=method) for method in (*SUMMARY, AUTO, "merge_and_fit(views=())")}
-    for method, here in sorted(ran.items(), key=lambda item: mean_of(item[1], "forwards")):
-        cells = []
-        for dataset in CONFIRMED:
-            at = picked(here, dataset=dataset)
-            cells.append(f"{mean_of(at, 'forwards'):.1f}/{100 * mean_of(at, SHOWN[dataset][:2][-1]):.1f}")
-        lines.append(f"| {method} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def verdicts(differences: Sequence[Row]) -> str:
-    """How often the rule is better than, not inferior or inferior to each rival; then every place where it loses."""
-    lines = ["| merge_and_fit against | better | not inferior | undecided | inferior | lowest mean difference |",
-             "|---|---:|---:|---:|---:|---|"]  # fmt: skip
-    own = [row for row in differences if row["ours"] == RULE]
-    for rival in dict.fromkeys(row["rival"] for row in own):
-        mine = picked(own, rival=rival)
-        outcomes = [outcome_of(row["low"], row["high"], MARGINS["accuracy"]) for row in mine]
-        lowest = min(mine, key=lambda row: row["mean"])
-        counts = [outcomes.count(name) for name in ("better", "not inferior", "undecided", "inferior")]
-        lines.append(f"| {rival} | {' | '.join(map(str, counts))} | {place(lowest)} |")
-    far = [row for row in picked(own, rival="ensemble", metric="accuracy") if 100 * row["worst"] < -BOUND]
-    lines += ["", f"More than {BOUND:g} points of accuracy below the ensemble at a single target: {len(far)} of "
-                  f"{len(picked(own, rival='ensemble', metric='accuracy'))} settings."]  # fmt: skip
-    lines += [
-        f"- {TITLES[row['dataset']]}, {row['heads']} heads, {row['stream']}, batches of {row['batch']}: "
-        f"{100 * row['worst']:+.1f} at {row['worst_target']}"
-        for row in far
-    ]
-    return "\n".join(lines)
+def interval(row: Row) -> str:
+    return Estimate(row["mean"], row["low"], row["high"]).points()
 
 
 def place(row: Row) -> str:
-    interval = Estimate(row["mean"], row["low"], row["high"]).points()
-    title = (CONFIRMED if row.get("confirmed") else TITLES)[row["dataset"]]
-    return f"{interval} ({title}, {row['heads']}, {row['stream']}, {row['batch']}, {row['metric'].replace('_', ' ')})"
+    return f"{SETS[row['set']]}, {row['heads']}, {row['stream']}, {row['batch']}"
+
+
+def choice_list(choices: Sequence[Row]) -> str:
+    """What `auto` took, and how often."""
+    lines = []
+    for name, title in SETS.items():
+        taken = [row["method"] for row in picked(choices, set=name)]
+        counted = sorted(((taken.count(method), method) for method in set(taken)), reverse=True)
+        if taken:
+            lines.append(f"- {title}: " + ", ".join(f"{each} at {n} of {len(taken)}" for n, each in counted))
+    return "\n".join(lines)
 
 
 def batchnorm_table() -> str:
@@ -343,61 +243,59 @@ def batchnorm_table() -> str:
     streams = list(dict.fromkeys(row["stream"] for row in record["rows"]))
     lines = [f"| EfficientNet-Lite0, PACS | {' | '.join(streams)} |", "|---|" + "---:|" * len(streams)]
     for method in dict.fromkeys(row["method"] for row in record["rows"]):
-        values = [mean_of(picked(record["rows"], method=method, stream=stream), "accuracy") for stream in streams]
+        rows = picked(record["rows"], method=method)
+        values = [np.mean([row["accuracy"] for row in picked(rows, stream=stream)]) for stream in streams]
         lines.append(f"| {method} | {' | '.join(f'{value:.1f}' for value in values)} |")
     return "\n".join(lines)
 
 
 def all_blocks() -> dict[str, Callable[[], str]]:
     """Every block by its name, not drawn yet."""
-    record, confirmed = two_cores(), confirmation()
-    rows = record["rows"]
+    joined = records()
+    # Batches of all sizes are of one pool: in a table of their own.
+    sized = [row for row in joined["rows"] if row["file"].endswith("-sizes")]
+    rows = [row for row in joined["rows"] if not row["file"].endswith("-sizes")]
+    differences = [row for row in joined["differences"] if not row["file"].endswith("-sizes")]
+    every = list(dict.fromkeys(row["method"] for row in rows))
     blocks: dict[str, Callable[[], str]] = {
-        "summary": partial(summary_table, rows),
-        "ablation": partial(ablation_table, rows),
-        "probabilities": partial(probability_table, rows),
-        "costs": partial(cost_table, rows, list(dict.fromkeys(row["method"] for row in rows))),
-        "verdicts": partial(verdicts, record["differences"]),
-        "confirmed": partial(confirmed_table, confirmed["rows"]),
-        "confirmed-calibration": partial(calibration_table, confirmed["rows"]),
-        "short-calibration": partial(
-            calibration_table, confirmed["rows"], ("nll", "ece"), ("ensemble(views=hflip)", PAPER, "corrected", RULE)
-        ),
-        "short-ablation": partial(ablation_table, confirmed["rows"], CONFIRMED, ABLATION[2:]),
-        "short-costs": partial(short_costs, confirmed["rows"]),
-        "short-bars": partial(short_bars, confirmed),
-        "confirmed-costs": partial(cost_table, confirmed["rows"], (*SUMMARY, AUTO, *ABLATION), CONFIRMED),
-        "confirmed-ablation": partial(ablation_table, confirmed["rows"], CONFIRMED),
-        "bars": partial(bar_table, confirmed),
-        "losses": partial(losses, confirmed),
-        "choices": partial(choice_list, confirmed),
+        "summary": partial(main_table, rows, SUMMARY),
+        "every-method": partial(main_table, rows, every),
+        "ablation": partial(main_table, rows, ABLATION, 2),
+        "probabilities": partial(probability_table, rows, CALIBRATION[:1] + CALIBRATION[2:3]),
+        "all-probabilities": partial(probability_table, rows, CALIBRATION),
+        "costs": partial(cost_table, rows, (*SUMMARY[:-1], "merge_and_fit(ask_first=256, ask_every=4)",
+                                            "merge_and_fit(views=())", "entropy_adaptive(score_images=8)")),
+        "bars": partial(bar_table, differences),
+        "endpoints": partial(endpoint_table, differences),
+        "losses": partial(losses, differences),
+        "choices": partial(choice_list, joined["choices"]),
         "batchnorm": batchnorm_table,
-        "follow-up": follow_up_table,
         **runpy.run_path(str(Path(__file__).with_name("speed_tables.py")))["speed_blocks"](),
-    }
-    for dataset in TITLES:
-        for heads in ("shared", "independent"):
-            blocks[f"{dataset}-{heads}"] = partial(data_table, rows, dataset, heads)
-    for dataset in CONFIRMED:
-        blocks[f"confirmed-{dataset}"] = partial(stream_table, confirmed["rows"], dataset)
-        blocks[f"short-{dataset}"] = partial(stream_table, confirmed["rows"], dataset, SHORT)
+    }  # fmt: skip
+    for name in SETS:
+        blocks[name] = partial(stream_table, rows, name, (*SUMMARY[:5], RULE, ONCE), SHOWN[name])
+        blocks[f"{name}-sizes"] = partial(size_table, [*rows, *sized], name)
+        for metric in (*METRICS, "nll"):
+            blocks[f"{name}-{metric}"] = partial(stream_table, rows, name, SUMMARY, (metric,))
     return blocks
 
 
 def draw_costs(rows: Sequence[Row], path: Path) -> None:
     """Accuracy against forwards per image, one panel per data set."""
-    figure, axes = new_figure(10, 4, columns=len(TITLES))
-    colours = colours_of(list(SUMMARY))
-    for ax, (dataset, metric) in zip(axes[0], (("pacs", "accuracy"), ("midog", "balanced_accuracy")), strict=True):
+    figure, axes = new_figure(12, 4, columns=len(SETS))
+    methods = (*SUMMARY[:-1], "merge_and_fit(ask_first=256, ask_every=4)")
+    colours = colours_of(list(methods))
+    for ax, name in zip(axes[0], SETS, strict=True):
+        metric = SHOWN[name][:2][-1]
         for method, colour in colours.items():
             for stream, marker in zip(MAIN, "o^", strict=True):
-                own = picked(rows, dataset=dataset, stream=stream, batch=32, method=method)
+                own = picked(rows, set=name, stream=stream, batch=USUAL, method=method)
                 label = method if stream == MAIN[0] else None
                 values = mean_of(own, "forwards"), 100 * mean_of(own, metric)
                 ax.plot(*[[value] for value in values], marker, color=colour, label=label)
         ax.set_xlabel("forwards per image")
         ax.set_ylabel(f"{metric.replace('_', ' ')}, %")
-        ax.set_title(f"{TITLES[dataset]}: ● {MAIN[0]}, ▲ {MAIN[1]}", loc="left", fontsize=10)
+        ax.set_title(f"{SETS[name]}: ● {MAIN[0]}, ▲ {MAIN[1]}", loc="left", fontsize=10)
     axes[0][0].legend(frameon=False, fontsize=7)
     figure.savefig(path, dpi=100)
 
@@ -406,4 +304,7 @@ if __name__ == "__main__":
     drawn = {name: draw() for name, draw in all_blocks().items()}
     for page in (ROOT / name for name in PAGES):
         page.write_text(with_blocks(page.read_text(encoding="utf-8"), drawn, page), encoding="utf-8")
-    draw_costs(two_cores()["rows"], ROOT / "docs" / "figures" / "accuracy-and-forwards.png")
+    draw_costs(
+        [row for row in records()["rows"] if not row["file"].endswith("-sizes")],
+        ROOT / "docs" / "figures" / "accuracy-and-forwards.png",
+    )
