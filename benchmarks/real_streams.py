@@ -337,7 +337,7 @@ def main() -> None:
             text = f"{row['pool']} {row['target']} {row['stream']} {row['batch']} {row['seed']} {row['method']}"
             print(f"{text}: {100 * row['accuracy']:.1f} in {row['cpu_seconds']} s", flush=True)
     compared = [] if arguments.sources else list(differences(runs))
-    head = json.dumps({"about": provenance(), "pools": abouts}, indent=1).rstrip("}\n")
+    head = json.dumps({"about": provenance(), "pools": abouts}, indent=1).removesuffix("\n}")
     lists = {"rows": rows, "choices": choices, "differences": compared}
     listed = [f'"{key}": [\n' + ",\n".join(map(json.dumps, values)) + "\n]" for key, values in lists.items()]
     arguments.out.write_text(",\n".join([head, *listed]) + "\n}\n", encoding="utf-8")

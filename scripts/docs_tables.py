@@ -196,7 +196,7 @@ def bar_table(differences: Sequence[Row]) -> str:
 
 
 def endpoint_table(differences: Sequence[Row]) -> str:
-    """The primary endpoints: accuracy of the rule less the ensemble's, mean over targets and worst; batches of 32."""
+    """Primary endpoints: accuracy of the rule less the ensemble's, mean over targets and worst; batches of 32."""
     lines = ["| set, heads | stream | mean over targets [95 %] | verdict | worst target |", "|---|---|---:|---|---:|"]
     own = picked(differences, ours=RULE, rival=ENSEMBLE, metric="accuracy", batch=USUAL)
     for row in own:
