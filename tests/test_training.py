@@ -21,9 +21,9 @@ from mergestream.training import (
     train_expert,
     training_loop,
 )
-from mergestream.training.recipe import PAPER_SWEEP, parse_settings, start_from
+from mergestream.training.recipe import PAPER_SWEEP, TrainPlan, parse_settings, start_from
 from mergestream.training.training_loop import fit_temperature
-from mergestream.training.training_run import expert_name
+from mergestream.training.training_run import expert_name, fits_at_once
 
 MICRO = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 RECIPE = Recipe(
@@ -229,3 +229,14 @@ def test_the_default_recipe_is_gentle_and_what_is_given_replaces_it() -> None:
     assert (changed.learning_rate, changed.seed, settings, head_init) == (1e-3, 4, "diwa", "zero")
     with pytest.raises(ms.MergestreamError, match="papers"):
         start_from("papers", {})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "accelerator", "expected"), [(0, "auto", 4), (1, "auto", 1), (2, "auto", 2), (1, "cpu", 4)]
+)
+def test_fits_that_share_a_gpu_are_made_one_after_the_other(
+    gpus: int, accelerator: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    plan = TrainPlan(DataRequest("phantom"), "vit_tiny_patch16_224", (Recipe(accelerator=accelerator),))
+    assert fits_at_once(plan, 4) == expected

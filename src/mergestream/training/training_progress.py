@@ -13,6 +13,7 @@ from typing import Any
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.files import read_json, write_json
 from mergestream.runtime.parallel import Advance, Track
+from mergestream.training.recipe import Recipe
 
 SCHEMA_VERSION = 1
 SECONDS_BETWEEN_WRITES = 0.5
@@ -65,11 +66,12 @@ def read_progress(path: Path) -> Progress | None:
 
 
 @contextmanager
-def follow_progress(title: str, paths: Sequence[Path], steps: Sequence[int], track: Track) -> Iterator[None]:
-    """Show all fits as one progress bar during a block: the sum of their steps, and the latest losses."""
+def follow_progress(title: str, paths: Sequence[Path], recipes: Sequence[Recipe], track: Track) -> Iterator[None]:
+    """Show all fits as one progress bar during a block: steps, images per second, and the latest losses."""
     done = threading.Event()
-    with track(title, sum(steps)) as advance:
-        watcher = threading.Thread(target=_watch, args=(paths, advance, done), daemon=True)
+    with track(title, sum(recipe.steps for recipe in recipes)) as advance:
+        sizes = [recipe.batch_size for recipe in recipes]
+        watcher = threading.Thread(target=_watch, args=(paths, sizes, advance, done), daemon=True)
         watcher.start()
         try:
             yield
@@ -78,8 +80,10 @@ def follow_progress(title: str, paths: Sequence[Path], steps: Sequence[int], tra
             watcher.join()
 
 
-def _watch(paths: Sequence[Path], advance: Advance, done: threading.Event) -> None:
+def _watch(paths: Sequence[Path], sizes: Sequence[int], advance: Advance, done: threading.Event) -> None:
+    """`sizes`: images per step of each fit."""
     shown, last = [0] * len(paths), False
+    images, began = 0, time.monotonic()
     while not last:
         last = done.wait(SECONDS_BETWEEN_WRITES)
         for number, path in enumerate(paths):
@@ -88,7 +92,10 @@ def _watch(paths: Sequence[Path], advance: Advance, done: threading.Event) -> No
                 latest = f"step {progress['step']}"
                 for line in progress["curve"][-1:]:
                     latest = f"loss {line['training_loss']:.3f}, validation {line['validation_loss']:.3f}"
-                advance(progress["step"] - shown[number], f"{path.stem}: {latest}")
+                steps = progress["step"] - shown[number]
+                images += steps * sizes[number]
+                speed = images / max(time.monotonic() - began, SECONDS_BETWEEN_WRITES)
+                advance(steps, f"{speed:,.0f} images/s, {path.stem}: {latest}")
                 shown[number] = progress["step"]
 
 

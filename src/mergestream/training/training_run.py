@@ -145,8 +145,8 @@ def run_training(
     _write_base(plan, out, preprocessing, dataset, encoder, track, jobs, engine)
     fits = [(plan, out, preprocessing, domain, recipe) for domain in domains for recipe in plan.settings]
     paths = [progress_path(out, domain, recipe) for *_, domain, recipe in fits]
-    with follow_progress("training the experts", paths, [recipe.steps for *_, recipe in fits], track):
-        workers: dict[str, Any] = {"workers": jobs, "engine": engine, "device": plan.accelerator}
+    with follow_progress("training the experts", paths, [recipe for *_, recipe in fits], track):
+        workers: dict[str, Any] = {"workers": fits_at_once(plan, jobs), "engine": engine, "device": plan.accelerator}
         candidates = run_jobs(train_candidate, fits, on_done=lambda: None, **workers)
     described = {key: getattr(plan, key) for key in ("network", "init", "head_init")}
     listed = {"arguments": dict(plan.arguments), "candidates": [candidate.to_json() for candidate in candidates]}
@@ -162,6 +162,12 @@ def run_training(
         names = [card.name for card in cards]
         measure_pool(out, plan.data, Path(plan.decoded), counts, plan.accelerator, experts=names, track=track)
     return list(zip(cards, by_domain.values(), strict=True))
+
+
+def fits_at_once(plan: TrainPlan, jobs: int) -> int:
+    """On GPUs one fit each: processes that share a GPU take turns, so more of them only start up more often."""
+    gpus = 0 if plan.accelerator == "cpu" else torch.cuda.device_count()
+    return min(jobs, gpus) if gpus else jobs
 
 
 def _write_base(
