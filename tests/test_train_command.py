@@ -282,7 +282,8 @@ def test_progress_shows_steps_and_losses_while_it_runs(data: Path, tmp_path: Pat
 
     run_training(plan_for(data, QUICK, replace(QUICK, dropout=0.1)), tmp_path / "p", track)
     assert sum(steps for steps, _ in shown) == 2 * 12 * len(SITES)
-    assert all(re.fullmatch(r"\w+-\w+: (loss [\d.]+, validation [\d.]+|step \d+)", message) for _, message in shown)
+    note = r"[\d,]+ images/s, \w+-\w+: (loss [\d.]+, validation [\d.]+|step \d+)"
+    assert all(re.fullmatch(note, message) for _, message in shown)
     assert any("validation" in message for _, message in shown)
 
 

@@ -238,5 +238,5 @@ def test_fits_that_share_a_gpu_are_made_one_after_the_other(
     gpus: int, accelerator: str, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    plan = TrainPlan(DataRequest("phantom"), "vit_tiny_patch16_224", (Recipe(accelerator=accelerator),))
+    plan = TrainPlan(DataRequest("phantom", None), "vit_tiny_patch16_224", (Recipe(accelerator=accelerator),))
     assert fits_at_once(plan, 4) == expected
