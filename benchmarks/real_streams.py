@@ -301,10 +301,17 @@ def measured(
 
 def differences(runs: Mapping[tuple[Any, ...], list[NestedRun]]) -> Iterator[dict[str, Any]]:
     """Our rules less each rival wherever both ran: mean over targets with its interval, and the worst target."""
-    for (stream, size, ours), mine in runs.items():
+
+    def by_place(own: Sequence[NestedRun]) -> dict[tuple[str, str, int], NestedRun]:
+        return {(run.target, run.training_seed, run.stream_seed): run for run in own}
+
+    for (stream, size, ours), own in runs.items():
         for rival, metric in product((*RIVALS, "merge_and_fit") if ours in RULES else (), COMPARED):
-            other = runs.get((stream, size, rival))
-            result = None if other is None or rival == ours else hierarchical_difference(mine, other, metric)
+            mine, other = by_place(own), by_place(runs.get((stream, size, rival), []))
+            both = [place for place in mine if place in other]
+            if not both or rival == ours:
+                continue
+            result = hierarchical_difference([mine[p] for p in both], [other[p] for p in both], metric)
             if result is not None:
                 low, high = result.interval
                 worst = min(result.by_target, key=result.by_target.__getitem__)
