@@ -1,4 +1,4 @@
-"""Train pools on real images and store what their streams need, on a GPU; `real_streams.py` runs the streams anywhere.
+"""Train pools on real images and store what their streams need; `real_streams.py` runs the streams from that.
 
     python3 benchmarks/real_pools.py --dataset pacs --root pacs.zip --init vit.safetensors --work W --out OUT \
         --network vit_small_patch14_dinov2 --arg img_size=126 --heads shared independent --seeds 0 1 2
@@ -194,13 +194,13 @@ class Target:
 
 
 class PoolAnswers:
-    """A trained pool on the GPU, and everything that is stored of it."""
+    """A trained pool on its device, and everything that is stored of it."""
 
     def __init__(self, folder: Path, dataset: Any, given: argparse.Namespace) -> None:
         self._given = given
         whole = ExpertPool.load(folder)
         self.cards = whole.cards
-        self.pool = whole.to(given.device, dtype=torch.bfloat16)
+        self.pool = whole.to(given.device, dtype=torch.bfloat16 if given.device == "cuda" else None)
         self.names = self.pool.names
         self.data = {card.name: streamed_images(dataset[card.domain or card.name], given.images) for card in self.cards}
         self.arrays: dict[str, np.ndarray] = {}
@@ -399,7 +399,7 @@ def train_pool(given: argparse.Namespace, heads: str, seed: int) -> Path:
         seed=seed,
         arg=given.arg,
         device=given.device,
-        precision="bf16-mixed",
+        precision="bf16-mixed" if given.device == "cuda" else "32-true",
         keep_every=600.0,
     )
     print(f"{folder.name} trained in {time.perf_counter() - began:.1f} s", flush=True)
@@ -428,14 +428,15 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1000, help="per domain, at most")
     parser.add_argument("--recurrence", type=int, default=400, help="images per domain of a recurrence")
     parser.add_argument("--shown", type=int, default=160, help="images of a pseudo-target")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--threads", type=int, default=4, help="of the CPU, for answers; training takes one")
     parser.add_argument("--every-size", type=int, nargs="*", default=[], help="seeds whose pools run all batch sizes")
     parser.add_argument("--whole", type=int, nargs="*", default=[], help="seeds whose first pool runs whole networks")
     parser.add_argument("--batchnorm", action="store_true", help="run the forms that re-estimate BatchNorm, too")
     parser.add_argument("--no-choices", action="store_true", help="store nothing for 'auto'")
     given = parser.parse_args()
     given.label = given.label or given.dataset
-    torch.set_num_threads(4)
+    torch.set_num_threads(given.threads)
     for heads, seed in pools_of(given):
         folder = train_pool(given, heads, seed)
         dataset = ms.load_dataset(given.dataset, root=given.root, size=_image_size(folder))
