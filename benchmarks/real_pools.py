@@ -200,7 +200,7 @@ class PoolAnswers:
         self._given = given
         whole = ExpertPool.load(folder)
         self.cards = whole.cards
-        self.pool = whole.to(given.device, dtype=torch.bfloat16 if given.device == "cuda" else None)
+        self.pool = whole.to(given.device, dtype=torch.bfloat16 if given.precision == "bf16-mixed" else None)
         self.names = self.pool.names
         self.data = {card.name: streamed_images(dataset[card.domain or card.name], given.images) for card in self.cards}
         self.arrays: dict[str, np.ndarray] = {}
@@ -399,7 +399,7 @@ def train_pool(given: argparse.Namespace, heads: str, seed: int) -> Path:
         seed=seed,
         arg=given.arg,
         device=given.device,
-        precision="bf16-mixed" if given.device == "cuda" else "32-true",
+        precision=given.precision,
         keep_every=600.0,
     )
     print(f"{folder.name} trained in {time.perf_counter() - began:.1f} s", flush=True)
@@ -429,6 +429,7 @@ def main() -> None:
     parser.add_argument("--recurrence", type=int, default=400, help="images per domain of a recurrence")
     parser.add_argument("--shown", type=int, default=160, help="images of a pseudo-target")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--precision", choices=("bf16-mixed", "32-true"), default="bf16-mixed")
     parser.add_argument("--threads", type=int, default=4, help="of the CPU, for answers; training takes one")
     parser.add_argument("--every-size", type=int, nargs="*", default=[], help="seeds whose pools run all batch sizes")
     parser.add_argument("--whole", type=int, nargs="*", default=[], help="seeds whose first pool runs whole networks")

@@ -771,7 +771,8 @@ CARD_FIELDS: dict[str, dict] = {
 
 @pytest.mark.parametrize("field", CARD_FIELDS)
 def test_an_edited_card_gives_no_old_runs(consortium: Path, tmp_path: Path, field: str) -> None:
-    """merge_and_fit reads these fields of a card: after an edit, --out must not return the runs of before."""
+    """The method reads these fields of a card: after an edit, --out must not return the runs of before."""
+    method = "merge_and_fit(temperature=card)"
 
     def edit_card(fields: dict) -> None:
         path = tmp_path / "pool" / "brest" / "expert.json"
@@ -779,11 +780,11 @@ def test_an_edited_card_gives_no_old_runs(consortium: Path, tmp_path: Path, fiel
 
     def bench(out: str) -> dict[str, bytes]:
         """The probabilities of every run that the tables are made of."""
-        words = ("--methods", "merge_and_fit", "--streams", "iid", "--seeds", "0", "--targets", "lyon")
+        words = ("--methods", method, "--streams", "iid", "--seeds", "0", "--targets", "lyon")
         done = command(*bench_arguments(tmp_path, tmp_path / out, *words))
         assert done.returncode == 0, done.stderr
         with (tmp_path / out / "results.csv").open() as file:
-            names = [line["run"] for line in csv.DictReader(file) if line["method"] == "merge_and_fit"]
+            names = [line["run"] for line in csv.DictReader(file) if line["method"] == method]
         return {name: contents(tmp_path / out)[name][2]["probabilities"] for name in names}
 
     for part in ("data", "pool"):

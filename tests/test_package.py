@@ -42,7 +42,8 @@ def test_the_public_surface_is_frozen() -> None:
     public = {name for name in dir(ms.ExpertPool) if not name.startswith("_")}
     assert public == {
         "annotate", "base", "base_fingerprint", "candidates", "expert", "expert_logits", "fingerprint",
-        "forward", "forward_with_inputs", "from_modules", "from_state_dicts", "index", "input_errors", "last_layer",
+        "forward", "forward_with_inputs", "from_modules", "from_state_dicts", "index", "input_errors", "is_recording",
+        "last_layer",
         "load", "logits", "logits_of_views", "logits_with",
         "matrices", "merge", "merged_inputs", "module_with", "network", "network_with", "new_weights", "prepare",
         "recommendation",

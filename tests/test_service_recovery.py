@@ -94,7 +94,8 @@ def test_a_changed_card_is_reloaded_as_another_pool_and_refused_by_replay(
         about = {"class_counts": counts, "temperature": 0.7}
         card.write_text(json.dumps({**json.loads(card.read_text()), **about}))
     before = shutil.copytree(used, tmp_path / "before")
-    with LocalService(used, tmp_path / "state", method="merge_and_fit") as service, service.client() as client:
+    chosen = {"method": "merge_and_fit", "options": ["temperature=card"]}
+    with LocalService(used, tmp_path / "state", **chosen) as service, service.client() as client:
         send(service, 1, 2)
         assert client.post("/v1/pool/reload").json()["changed"] is False
         card = used / "lyon" / "expert.json"

@@ -139,7 +139,7 @@ class MergeAndFit(Method[MergeAndFitState]):
         return (self._asks(state),) if self._always or self._is_over(state) else None
 
     def advance(self, batch: Batch, state: MergeAndFitState) -> tuple[Step, MergeAndFitState]:
-        state = state if self.pool.records else self.before_step(state)
+        state = state if self.pool.is_recording else self.before_step(state)
         asks, window = self._asks(state), FadingWindow.of(batch, self.memory)
         merged, features = self._merged_model(batch, state)
         voices = [*self._experts(batch), *self._merged_voice(merged)] if asks else self._merged_voice(merged)

@@ -104,8 +104,10 @@ class PoolRunner:
             answers.update(zip(inputs, logits.chunk(len(inputs), dim=1), strict=True))
             return answers
         for view, images in inputs.items():
-            networks = zip(self._owners, self._experts, strict=True)
-            answers[view] = torch.stack([self._run(owner, expert, images) for owner, expert in networks])
+            own = []
+            for owner, expert in zip(self._owners, self._experts, strict=True):
+                own.append(self._run(owner, expert, images))
+            answers[view] = torch.stack(own)
         return answers
 
     def expert_logits(self, expert: int, images: Tensor, *, preprocessed: bool = False) -> Tensor:
@@ -135,9 +137,8 @@ class PoolRunner:
         `images`: how many the batch stands for, where a function of one image is vectorised.
         """
         self.passes["merged" if expert is None else "expert"] += images or len(batch)
-        return logits_of(
-            self.layout.call(self._working if expert is None else self._experts[expert], parameters, batch)
-        )
+        module = self._working if expert is None else self._experts[expert]
+        return logits_of(self.layout.call(module, parameters, batch))
 
     def forward_with_inputs(
         self, weights: Tensor, images: Tensor, *, recalibrate_bn: bool = False
@@ -172,7 +173,7 @@ class PoolRunner:
         return LastLayer.of(self.template.module, self.template.head, self.layout, len(self.classes))
 
     @property
-    def records(self) -> bool:
+    def is_recording(self) -> bool:
         """Whether a step is being recorded: nothing may be read back from the device."""
         return self._recording is not None
 
