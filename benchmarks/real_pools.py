@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, permutations, product
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,22 @@ def streamed_images(data: DomainData, count: int) -> DomainData:
     order = random.permutation(np.unique(groups))
     chosen = np.concatenate([np.flatnonzero(groups == group) for group in order])[:count]
     return data.subset(torch.from_numpy(np.sort(chosen)))
+
+
+@torch.no_grad()
+def single_models(
+    pool: ExpertPool,
+    encoder: Tensor,
+    head: Tensor,
+    batches: Sequence[np.ndarray],
+    images: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """As `GroupedModels.answers`, one merged model after the other: on a CPU grouping saves nothing."""
+    weights, results = pool.new_weights(), []
+    for own_encoder, own_head, indices in zip(encoder, head, batches, strict=True):
+        pool.merge(own_encoder, own_head, out=weights)
+        results.append(pool.forward(weights, pool.prepare(images(torch.as_tensor(indices)))))
+    return torch.cat(results)
 
 
 class GroupedModels:
@@ -313,7 +330,8 @@ class PoolAnswers:
                 self._paper(f"{site}<{target}<{mix}", part, [Setting(stream) for stream in PSEUDO_STREAMS], forms=())
 
     def _paper(self, key: str, target: Target, settings: Sequence[Setting], forms: Sequence[str] = PAPER_FORMS) -> None:
-        grouped = GroupedModels(target.pool)
+        is_fast = self._given.device == "cuda"
+        answered = GroupedModels(target.pool).answers if is_fast else partial(single_models, target.pool)
         small = ms.ExpertPool.from_modules(
             {name: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 2)) for name in target.pool.names},
             classes=("a", "b"),
@@ -326,7 +344,7 @@ class PoolAnswers:
                 variant = parse_variant(text)
                 method = ms.create_method(variant.method, small, **dict(variant.options))
                 encoder, head = target.coefficients(method, batches)
-                answers = grouped.answers(encoder, head, list(batches), target.images)
+                answers = answered(encoder, head, list(batches), target.images)
                 self._keep(key, setting, text, answers)
 
     def _keep(self, key: str, setting: Setting, method: str, logits: Tensor) -> None:
