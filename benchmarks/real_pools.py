@@ -337,14 +337,23 @@ class PoolAnswers:
             classes=("a", "b"),
             head="1",
         )  # the rule's scores need no network, only as many experts
+
+        def rule(text: str) -> Method[Any]:
+            variant = parse_variant(text)
+            return ms.create_method(variant.method, small, **dict(variant.options))
+
+        alone: Tensor | None = None  # in batches of one an image has the same answer on every stream
         for setting in settings:
-            batches = stream_of(setting, target.labels, self.pool.classes, **target.columns())
+            batches = list(stream_of(setting, target.labels, self.pool.classes, **target.columns()))
+            if setting.size == 1:
+                if alone is None:
+                    every = [np.asarray([i]) for i in range(len(target.labels))]
+                    alone = answered(*target.coefficients(rule(PAPER), every), every, target.images)
+                self._keep(key, setting, PAPER, alone[torch.as_tensor(np.concatenate(batches))])
+                continue
             usual = setting.stream in MAIN_STREAMS and setting.size == USUAL
             for text in (PAPER, *(forms if usual else ())):
-                variant = parse_variant(text)
-                method = ms.create_method(variant.method, small, **dict(variant.options))
-                encoder, head = target.coefficients(method, batches)
-                answers = answered(encoder, head, list(batches), target.images)
+                answers = answered(*target.coefficients(rule(text), batches), batches, target.images)
                 self._keep(key, setting, text, answers)
 
     def _keep(self, key: str, setting: Setting, method: str, logits: Tensor) -> None:
