@@ -253,8 +253,7 @@ class PoolRunner:
             raise
         except (AssertionError, RuntimeError, ValueError) as error:
             expected = f" (the pool's preprocessing is for {self.preprocessing.size})" if self.preprocessing else ""
-            shape = tuple(batch.shape)
-            raise InputError(f"The network cannot take a batch of shape {shape}{expected}: {error}") from error
+            raise InputError(f"The network takes no batch of shape {tuple(batch.shape)}{expected}: {error}") from error
 
     @cached_property
     def _working(self) -> nn.Module:
