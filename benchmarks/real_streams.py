@@ -164,13 +164,6 @@ class StoredPool:
             arrays = {name: file[name] for name in file.files}
         return cls(path.stem, json.loads(arrays.pop("about").tobytes()), arrays)
 
-    def is_fair(self, images: int) -> bool:
-        """Whether the first images of each domain are like all of them.
-
-        The pools of 18 November stored PACS in the order of its classes, so that its first images are of few classes.
-        """
-        return self.about["dataset"] != "pacs" or images >= len(self.arrays[f"{self.names[0]}/labels"])
-
     def subject(self, target: Sequence[str], left_out: Sequence[str]) -> Subject:
         """As many images of the target's domains as were stored for it, and the experts but those left out."""
         rows = [k for k, name in enumerate(self.names) if name not in left_out]
@@ -245,9 +238,7 @@ def targets_of(stored: StoredPool, *, sources: bool) -> Iterator[tuple[Subject, 
     for target in stored.names:
         following = next_domain(stored.names, target)
         yield stored.subject((target,), (target,)), target, "one"
-        both = stored.subject((target, following), (target, following))
-        if stored.is_fair(len(both.labels) // 2):
-            yield both, f"{target}+{following}", "two"
+        yield stored.subject((target, following), (target, following)), f"{target}+{following}", "two"
 
 
 def methods_for(setting: Setting, arguments: argparse.Namespace) -> Sequence[str]:
@@ -272,7 +263,7 @@ def measured(
     for subject, target, kind in targets_of(stored, sources=arguments.sources):
         choice = None
         asked = not arguments.sources and (not arguments.methods or "auto" in arguments.methods)
-        if kind == "one" and asked and stored.is_fair(stored.about["shown"]):
+        if kind == "one" and asked:
             choice = auto_of(stored, target)
             choices.append({**base, "target": target, **choice})
         for setting in settings:
