@@ -252,10 +252,7 @@ def batchnorm_table() -> str:
 def all_blocks() -> dict[str, Callable[[], str]]:
     """Every block by its name, not drawn yet."""
     joined = records()
-    # Batches of all sizes are of one pool: in a table of their own.
-    sized = [row for row in joined["rows"] if row["file"].endswith("-sizes")]
-    rows = [row for row in joined["rows"] if not row["file"].endswith("-sizes")]
-    differences = [row for row in joined["differences"] if not row["file"].endswith("-sizes")]
+    rows, differences = joined["rows"], joined["differences"]
     every = list(dict.fromkeys(row["method"] for row in rows))
     blocks: dict[str, Callable[[], str]] = {
         "summary": partial(main_table, rows, SUMMARY),
@@ -274,7 +271,7 @@ def all_blocks() -> dict[str, Callable[[], str]]:
     }  # fmt: skip
     for name in SETS:
         blocks[name] = partial(stream_table, rows, name, (*SUMMARY[:5], RULE, ONCE), SHOWN[name])
-        blocks[f"{name}-sizes"] = partial(size_table, [*rows, *sized], name)
+        blocks[f"{name}-sizes"] = partial(size_table, rows, name)
         for metric in (*METRICS, "nll"):
             blocks[f"{name}-{metric}"] = partial(stream_table, rows, name, SUMMARY, (metric,))
     return blocks
@@ -304,7 +301,4 @@ if __name__ == "__main__":
     drawn = {name: draw() for name, draw in all_blocks().items()}
     for page in (ROOT / name for name in PAGES):
         page.write_text(with_blocks(page.read_text(encoding="utf-8"), drawn, page), encoding="utf-8")
-    draw_costs(
-        [row for row in records()["rows"] if not row["file"].endswith("-sizes")],
-        ROOT / "docs" / "figures" / "accuracy-and-forwards.png",
-    )
+    draw_costs(records()["rows"], ROOT / "docs" / "figures" / "accuracy-and-forwards.png")
