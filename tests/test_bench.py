@@ -28,6 +28,8 @@ from mergestream.data.datasets import DATASETS, DataRequest
 from mergestream.data.datasets.standins.drawing import SITES
 from mergestream.methods import ORIGINAL, Batch
 from mergestream.methods.spelling import parse_variants
+from mergestream.pool import parts
+from mergestream.pool.expert_card import BASE
 from mergestream.runtime.errors import PoolError
 from mergestream.runtime.parallel import quiet, run_jobs
 from mergestream.training.pool_statistics import measure_pool
@@ -143,6 +145,17 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bits(
     assert resumed.returncode == 0, resumed.stderr
     assert contents(out) == contents(benched[0])
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
+
+
+def test_the_pool_is_read_once(consortium: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = list[str]()
+    open_weights = parts.open_weights
+    monkeypatch.setattr(
+        parts, "open_weights", lambda folder, *more: (opened.append(folder.name), open_weights(folder, *more))[1]
+    )
+    ended = command(*bench_arguments(consortium, tmp_path / "out", "--methods", "mean,ties,task_arithmetic"))
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(opened) == sorted([BASE, *SITES])
 
 
 def test_expert_logits_are_computed_once_for_all_methods(

@@ -156,6 +156,36 @@ def test_a_card_reaches_nothing_in_monai_but_classifiers(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("library", "name", "arguments"),
+    [
+        ("timm", "vit_tiny_patch16_224", {"img_size": 32, "depth": 1}),
+        ("timm", "swin_tiny_patch4_window7_224", {"img_size": 56, "window_size": 7, "depths": [1, 1, 1, 1]}),
+        ("timm", "eva02_tiny_patch14_224", {"img_size": 28, "depth": 1}),
+        ("torchvision", "resnet18", {}),
+        (
+            "transformers",
+            "ResNetForImageClassification",
+            {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]},
+        ),
+    ],
+)
+def test_weights_that_a_file_replaces_are_not_drawn(library: str, name: str, arguments: dict) -> None:
+    """But buffers, which may be in no file, are those of an ordinary network."""
+    architecture = Architecture(library, name, arguments)
+    drawn = architecture.build()
+    before = torch.random.get_rng_state()
+    unwritten = architecture.build(most=sum(p.numel() for p in drawn.parameters()))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert [(k, v.shape) for k, v in unwritten.state_dict().items()] == [
+        (k, v.shape) for k, v in drawn.state_dict().items()
+    ]
+    assert all(p.requires_grad for p in unwritten.parameters())
+    buffers = dict(unwritten.named_buffers())
+    assert buffers.keys() == dict(drawn.named_buffers()).keys()
+    assert all(torch.equal(buffers[key], value) for key, value in drawn.named_buffers())
+
+
+@pytest.mark.parametrize(
     ("kind", "settings"),
     [
         ("ViT", {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}),

@@ -205,6 +205,27 @@ finally:
         assert not HEAVY & set(text.rpartition("loaded:")[2].split())
 
 
+def test_the_service_starts_without_report_writers_and_without_collections(tmp_path: Path) -> None:
+    """Ready in seconds: no library of reports, and no garbage collection while the other libraries are loaded."""
+    script = """
+import gc, sys
+from mergestream.cli.app import main
+early = []
+gc.callbacks.append(lambda *_: "torch" in sys.modules and "uvicorn" not in sys.modules and early.append(1))
+try:
+    main()
+except SystemExit as end:
+    print(f"code {end.code}, {len(early)} collections, collector on: {gc.isenabled()}")
+finally:
+    print("loaded:", *sys.modules)
+"""
+    text = python(script, "serve", str(tmp_path / "none"), "--state", str(tmp_path / "s"), "--port", "0", "--no-audit")
+    assert "code 2, 0 collections, collector on: True" in text
+    loaded = set(text.rpartition("loaded:")[2].split())
+    assert "mergestream.serving.http.server" in loaded
+    assert not {"highdicom", "pydicom", "matplotlib", "timm", "torchvision"} & loaded
+
+
 def test_public_names_are_listed_and_load_on_first_use() -> None:
     assert set(ms.__all__) <= set(dir(ms))
     assert set(ms.__all__) == {name for names in ms._MODULES.values() for name in names}

@@ -10,12 +10,13 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mergestream.runtime.errors import InputError, NetworkError, unknown_name
@@ -148,10 +149,11 @@ LIBRARIES = {"timm": _timm, "torchvision": _torchvision, "transformers": _transf
 def construct(build: Callable[[], nn.Module], title: str, most: int | None = None) -> nn.Module:
     """Build a network without a server, after a trial on the meta device, which takes no memory.
 
-    most: how many numbers its weights hold; a network that is far larger is refused.
+    most: how many numbers its weights hold; a network that is far larger is refused. Its own are then left unwritten,
+    since those replace them.
     """
     limit = MOST_NUMBERS if most is None else 4 * most + (1 << 24)
-    with _offline():
+    with _offline(), nullcontext() if most is None else _Unwritten():
         try:
             with torch.device("meta"), _Meter(title, limit):
                 build()
@@ -161,6 +163,20 @@ def construct(build: Callable[[], nn.Module], title: str, most: int | None = Non
             with _Meter(title, limit):  # its constructor reads numbers, which the meta device does not have
                 return build()
         return build()
+
+
+class _Unwritten(TorchFunctionMode):
+    """Leaves new parameters as they are allocated: random numbers that are replaced anyway take long to draw."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = {**(kwargs or {})}
+        first = args[0] if args else given.get("tensor")
+        name = getattr(function, "__name__", "")
+        if isinstance(first, nn.Parameter) and name.endswith("_") and name[:1] != "_" and name != "requires_grad_":
+            return first
+        return function(*args, **given)
 
 
 class _Meter(TorchDispatchMode):

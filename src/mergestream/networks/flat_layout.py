@@ -1,5 +1,6 @@
 """Layout of a network's tensors in one flat vector [P]: encoder parameters, float buffers, then the head."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -102,13 +103,14 @@ class Layout:
             for other in entry.tied:
                 if other in state and not torch.equal(state[other], tensor):
                     raise CheckpointError(f"{owner}: '{other}' and '{entry.name}' are tied but differ.")
-            written = row[entry.start : entry.stop].copy_(tensor.reshape(-1))
+            row[entry.start : entry.stop].copy_(tensor.reshape(-1))
             row[entry.stop : entry.end].zero_()
-            if not bool(torch.isfinite(written).all()):
-                raise CheckpointError(
-                    f"{owner}: '{entry.name}' holds NaN or Inf in {row.dtype}. Train or export this expert again, "
-                    f"or load it in a wider type."
-                )
+        if not _finite(row):  # once for all tensors: a pass over each would cost far more than the copies
+            first = next(entry.name for entry in self.entries if not _finite(row[entry.start : entry.stop]))
+            raise CheckpointError(
+                f"{owner}: '{first}' holds NaN or Inf in {row.dtype}. Train or export this expert again, "
+                f"or load it in a wider type."
+            )
         return {name: self._integer(state[name], name, owner) for name in self.integers}
 
     def _integer(self, tensor: Tensor, name: str, owner: str) -> Tensor:
@@ -155,6 +157,11 @@ class Layout:
             if name not in self.allowed_names:
                 _assign(module, name, buffer.to(device, dtype if buffer.is_floating_point() else None))
         return module
+
+
+def _finite(values: Tensor) -> bool:
+    """Whether all numbers are finite; takes no memory."""
+    return values.numel() == 0 or all(math.isfinite(end) for end in torch.stack(torch.aminmax(values)).tolist())
 
 
 def require_names(names: Iterable[str], required: set[str], allowed: set[str], owner: str, hint: str) -> None:

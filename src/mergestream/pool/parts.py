@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,8 +128,8 @@ def read_parts(
         tuple(integers),
         blueprint,
         layout,
-        # Only its dtype: the function must not keep the bank alive.
-        partial(_read_base, layout, folder, folder.base, bank.dtype) if folder.base else None,
+        # Read once for all pools derived from this one. Only the bank's dtype: the function must not keep it alive.
+        cache(partial(_read_base, layout, folder, folder.base, bank.dtype)) if folder.base else None,
         tuple(partial(read_statistics, folder.root / card.name, card, folder.hashes(card.name)) for card in cards),
         recommendation=read_recommendation(folder.root),
         signers={name: files.signer for name, files in folder.signed.items()} if trusted else None,

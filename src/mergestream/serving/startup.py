@@ -24,7 +24,6 @@ from mergestream.serving.monitoring import Metrics
 from mergestream.serving.open_engine import guard_settings, open_engine, quality_settings, with_device
 from mergestream.serving.options import ServeOptions
 from mergestream.serving.replicas.ray_cluster import require_ray_serve, start_replicas
-from mergestream.serving.reports.report_delivery import deliver_reports
 from mergestream.serving.service import ENGINE_THREADS, AnyEngine, Service
 from mergestream.serving.stream_owners import StreamOwners
 from mergestream.serving.tracing import start_tracing
@@ -57,7 +56,10 @@ def serve(options: ServeOptions, print_line: Callable[[str], None] = lambda _: N
     if options.webhook is not None:
         service.webhook = Webhook(options.webhook)
     stop_tracing = None if options.otlp is None else start_tracing(options.otlp)
-    deliver_reports(service, options)
+    if service.node is not None or options.destinations is not None or options.shadow:
+        from mergestream.serving.reports.report_delivery import deliver_reports  # it needs highdicom and matplotlib
+
+        deliver_reports(service, options)
     log_to_stderr(as_json=options.json_log)
     for line in _notices(options):
         print_line(line)

@@ -16,7 +16,6 @@ from mergestream.runtime.errors import OutputError
 from mergestream.runtime.files import lock_or_refuse, make_folder
 from mergestream.serving.dropbox import Dropbox, ImageAnswer
 from mergestream.serving.http.routes.image_routes import answer_document
-from mergestream.serving.reports.structured_report import write_report
 from mergestream.serving.service import WATCHED, Service
 from mergestream.serving.worker_thread import BatchingWorker, Pace
 
@@ -25,6 +24,8 @@ Answer = Callable[[list[Picture]], list[ImageAnswer]]
 
 def answer_images(service: Service, reports: bool, pictures: list[Picture]) -> list[ImageAnswer]:
     """Answers of a service to a batch of files; with structured reports where `reports` asks for them."""
+    from mergestream.serving.reports.structured_report import write_report  # highdicom: not while the service starts
+
     answer = service.answer_from_thread(WATCHED, pictures)
     concepts = service.class_concepts() if reports else {}
     return [

@@ -138,7 +138,11 @@ def run_plan(plan: BenchPlan, out: Path, track: Track, *, jobs: int = 1, engine:
     close_all()
     where: dict[str, Any] = {"workers": jobs, "engine": engine, "device": plan.device}
     with cpu_threads(1):
-        dataset, targets, network, warnings = _prepare(plan, out, track)
+        alone = engine == "local" and jobs == 1 and len(plan.pools) == 1  # then the pool that is checked is used
+        device, dtype = (plan.device, plan.dtype) if alone else ("cpu", "float32")
+        pools = {folder: load_pool(folder, device, dtype) for folder in plan.pools}
+        dataset, targets, network, warnings = _prepare(plan, out, pools, track)
+        del pools  # not kept while others are read
         places = [(pool, target, head) for pool in plan.pools for target in targets for head in plan.loud_heads]
         with track("scoring the experts on every target", len(places)) as advance:
             planned_runs = run_jobs(plan_runs, [(plan, out, place) for place in places], on_done=advance, **where)
@@ -159,10 +163,11 @@ def run_plan(plan: BenchPlan, out: Path, track: Track, *, jobs: int = 1, engine:
     return FinishedPlan(plan, dataset, network, by_pool, labels, list(left_out.items()), warnings)
 
 
-def _prepare(plan: BenchPlan, out: Path, track: Track) -> tuple[Dataset, tuple[Target, ...], str, list[str]]:
+def _prepare(
+    plan: BenchPlan, out: Path, pools: Mapping[str, ExpertPool], track: Track
+) -> tuple[Dataset, tuple[Target, ...], str, list[str]]:
     """Open the data, decode every target's images, and collect warnings."""
     warnings: list[str] = []
-    pools = {folder: load_pool(folder, "cpu") for folder in plan.pools}
     targets: tuple[Target, ...] = ()
     kinds = dict.fromkeys(pool.template.require_preprocessing() for pool in pools.values())
     for number, preprocessing in enumerate(kinds):

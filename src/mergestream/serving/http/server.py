@@ -118,6 +118,7 @@ async def _serve(service: Service, options: ServeOptions, sock: socket.socket, o
             await service.start()
             gc.collect()
             gc.freeze()  # pool and libraries stay for good: without them a collection takes a fraction of the time
+            gc.enable()  # the command line switches it off while they are loaded
             server.catch_signals()
             if not server.should_exit:  # a signal may have come meanwhile
                 on_ready(url)

@@ -16,7 +16,6 @@ from mergestream.serving.http.routes import Routes
 from mergestream.serving.http.schemas import BatchAnswer
 from mergestream.serving.http.tokens import CLIENT
 from mergestream.serving.http.uploads import files_of
-from mergestream.serving.reports.structured_report import write_report
 from mergestream.serving.service import Service
 from mergestream.serving.tracing import span
 
@@ -119,5 +118,7 @@ def answer_document(answer: Answer, reports: list[str | None] | None = None) -> 
 
 def encoded_reports(pictures: Sequence[Picture], answer: Answer, concepts: Concepts) -> list[str | None]:
     """A structured report in base64 per image, or None."""
+    from mergestream.serving.reports.structured_report import write_report  # highdicom: not while the service starts
+
     reports = [write_report(picture, answer, row, concepts) for row, picture in enumerate(pictures)]
     return [None if report is None else base64.b64encode(report).decode("ascii") for report in reports]
