@@ -87,6 +87,21 @@ def test_numbers_of_the_story_are_those_of_the_records(out: tuple[Path, str]) ->
     assert gains == pytest.approx(expected, abs=0.051)
 
 
+def test_the_first_screen_names_the_recommended_rule(out: tuple[Path, str]) -> None:
+    text = (out[0] / "report.html").read_text()
+    answer = text[text.index('class="answer"') : text.index('<section id="the-hospitals"')]
+    assert "the recommended rule (merge_and_fit)" in answer
+
+
+def test_the_price_is_in_forwards_alone(out: tuple[Path, str]) -> None:
+    """Milliseconds of a step whose experts' logits are given would make the ensemble look like the fastest method."""
+    text = (out[0] / "report.html").read_text()
+    price = text[text.index('<section id="price"') : text.index('<section id="results"')]
+    assert "forwards per image" in price
+    assert not re.search(r"\bms\b", price)
+    assert "forward passes per batch" not in text
+
+
 def test_demo_leaves_results_records_pool_and_report(out: tuple[Path, str]) -> None:
     folder = out[0]
     results = json.loads((folder / "results.json").read_text())
