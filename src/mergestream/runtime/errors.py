@@ -80,10 +80,19 @@ def some(names: Sequence[str], shown: int = 10) -> str:
 
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UnknownNameError:
     """Build the error for a misspelt name; it suggests the nearest valid one."""
+    return UnknownNameError(f"There is no {kind} called '{name}'. {_suggestion(str(name), valid)}")
+
+
+def unknown_choice(option: str, value: str, valid: Iterable[str]) -> UnknownNameError:
+    """Build the error for a value that an option does not take; it suggests the nearest valid one."""
+    return UnknownNameError(f"'{value}' is not a choice for '{option}'. {_suggestion(value, valid)}")
+
+
+def _suggestion(name: str, valid: Iterable[str]) -> str:
     names = sorted(valid)
-    close = get_close_matches(str(name), names, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
-    return UnknownNameError(f"There is no {kind} called '{name}'.{hint} {_listed(str(name), names)}")
+    close = get_close_matches(name, names, n=1)
+    hint = f"Did you mean '{close[0]}'? " if close else ""
+    return hint + _listed(name, names)
 
 
 def _listed(name: str, names: list[str]) -> str:
