@@ -229,6 +229,14 @@ def test_channels_last_is_named(vit_pool: ms.ExpertPool, shape: tuple[int, ...],
     assert unknown.logits(torch.randn(2, 3, 20, 3)).shape[1] == 2  # narrow images, not channels
 
 
+def test_a_list_and_an_array_are_told_how_to_become_a_batch(vit_pool: ms.ExpertPool) -> None:
+    images = make_images()
+    for given, remedy in ((list(images), "torch.stack(images)"), (images.numpy(), "torch.from_numpy(images)")):
+        with pytest.raises(InputError) as refused:
+            vit_pool.logits(given)
+        assert remedy in str(refused.value)
+
+
 def test_modules_without_names_get_a_short_sentence() -> None:
     modules = [HandWritten(), HandWritten()]
     with pytest.raises(InputError, match=r"Give the modules by name: \{'lyon': …, 'brest': …\}; got list\."):
