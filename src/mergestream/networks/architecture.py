@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mergestream.networks.allow_list import LIBRARIES, TRANSFORMERS, construct, require_arguments
 from mergestream.networks.preprocessing import Preprocessing, find_preprocessing
-from mergestream.runtime.errors import InputError, MergestreamError, NetworkError, unknown_name
+from mergestream.runtime.errors import InputError, MergestreamError, NetworkChoiceError, NetworkError, unknown_name
 
 # Attributes that do not change a network's function: of training, or the path of a checkpoint.
 IGNORED = ("training", "momentum", "grad_checkpointing", "gradient_checkpointing", "name_or_path")
@@ -85,7 +85,10 @@ def create_network(name: str, *, num_classes: int, **arguments: Any) -> Network:
     library, _, rest = name.rpartition(":")
     counted = "num_labels" if library == "transformers" else "num_classes"
     architecture = Architecture(library or "timm", rest, {**arguments, counted: num_classes})
-    return from_architecture(architecture)
+    try:
+        return from_architecture(architecture)
+    except NetworkError as error:
+        raise NetworkChoiceError(str(error)) from error
 
 
 def from_architecture(architecture: Architecture, most: int | None = None) -> Network:

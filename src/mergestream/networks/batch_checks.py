@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SMALLEST_SIDE = 16  # pixels: a shape [B,224,224,3] is then surely one with the channels last
 
 
-def require_batch(images: Tensor, channels: int | None) -> None:
+def require_batch(images: object, channels: int | None) -> None:
     """Refuse what is no batch [B,c,H,W] of uint8 or floats, with the network's number of channels if it is known."""
     if not isinstance(images, Tensor):
         remedy = "torch.stack(images)" if isinstance(images, list | tuple) else "torch.from_numpy(images)"

@@ -59,6 +59,10 @@ class OutputError(MergestreamError, OSError):
     """A file or folder that cannot be written."""
 
 
+class NetworkChoiceError(InputError, NetworkError):
+    """A network in the command or call that cannot be built as it was asked for."""
+
+
 class MissingPathError(InputError, PoolError, CheckpointError, DataError):
     """A path in the command or call that does not exist, or is something else."""
 
@@ -99,5 +103,6 @@ def _listed(name: str, names: list[str]) -> str:
     """List all names, or the nearest and how many more there are."""
     if len(names) <= MOST_LISTED:
         return f"Known: {', '.join(names) or 'none'}."
-    shown = get_close_matches(name, names, n=6, cutoff=0.3) or names[:6]
+    close = get_close_matches(name, names, n=6, cutoff=0.3)
+    shown = [*close, *(each for each in names if each not in close)][:6]
     return f"Known: {', '.join(shown)} and {len(names) - len(shown)} more."
