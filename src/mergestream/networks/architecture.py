@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mergestream.networks.allow_list import LIBRARIES, TRANSFORMERS, construct, require_arguments
 from mergestream.networks.preprocessing import Preprocessing, find_preprocessing
-from mergestream.runtime.errors import InputError, MergestreamError, NetworkChoiceError, NetworkError, unknown_name
+from mergestream.runtime.errors import InputError, MergestreamError, NetworkError, unknown_name
 
 # Attributes that do not change a network's function: of training, or the path of a checkpoint.
 IGNORED = ("training", "momentum", "grad_checkpointing", "gradient_checkpointing", "name_or_path")
@@ -49,7 +49,7 @@ class Architecture:
         except Exception as error:  # a library can fail in any way on arguments from elsewhere
             message, given = str(error).split("\n")[0][:300], reprlib.repr(self.arguments)
             hint = " Give its arguments with --arg, except the number of classes." if self.library == "monai" else ""
-            raise NetworkError(f"Cannot build {self} with {given}: {message!r} (in {self.library}).{hint}") from error
+            raise InputError(f"Cannot build {self} with {given}: {message!r} (in {self.library}).{hint}") from error
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,7 @@ def create_network(name: str, *, num_classes: int, **arguments: Any) -> Network:
     library, _, rest = name.rpartition(":")
     counted = "num_labels" if library == "transformers" else "num_classes"
     architecture = Architecture(library or "timm", rest, {**arguments, counted: num_classes})
-    try:
-        return from_architecture(architecture)
-    except NetworkError as error:
-        raise NetworkChoiceError(str(error)) from error
+    return from_architecture(architecture)
 
 
 def from_architecture(architecture: Architecture, most: int | None = None) -> Network:

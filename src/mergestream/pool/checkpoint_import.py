@@ -24,7 +24,7 @@ from mergestream.pool.checkpoint import WeightsFile, write_expert
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.parts import require_classes
 from mergestream.pool.pool_folder import require_new_folder
-from mergestream.runtime.errors import CheckpointError, InputError, MissingPathError, NetworkChoiceError, NetworkError
+from mergestream.runtime.errors import CheckpointError, InputError, MissingPathError
 from mergestream.runtime.files import sha256_of_file
 from mergestream.runtime.option_checks import parse_numbers, parse_options
 
@@ -227,10 +227,7 @@ def _network(name: str, classes: tuple[str, ...], config: Values, arguments: Val
     listed = config.get("model_args")
     own = listed if isinstance(listed, dict) else {}
     architecture = Architecture(library or "timm", rest, {**own, **arguments, "num_classes": len(classes)})
-    try:
-        return from_architecture(architecture, most)
-    except NetworkError as error:
-        raise NetworkChoiceError(str(error)) if arguments else error from error
+    return from_architecture(architecture, most)
 
 
 def _pixel_config(config: Values, processor: Values) -> dict[str, Any]:

@@ -59,10 +59,6 @@ class OutputError(MergestreamError, OSError):
     """A file or folder that cannot be written."""
 
 
-class NetworkChoiceError(InputError, NetworkError):
-    """A network in the command or call that cannot be built as it was asked for."""
-
-
 class MissingPathError(InputError, PoolError, CheckpointError, DataError):
     """A path in the command or call that does not exist, or is something else."""
 
@@ -84,25 +80,15 @@ def some(names: Sequence[str], shown: int = 10) -> str:
 
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UnknownNameError:
     """Build the error for a misspelt name; it suggests the nearest valid one."""
-    return UnknownNameError(f"There is no {kind} called '{name}'. {_suggestion(str(name), valid)}")
+    return UnknownNameError(f"There is no {kind} called '{name}'. {suggestion(str(name), valid)}")
 
 
-def unknown_choice(option: str, value: str, valid: Iterable[str]) -> UnknownNameError:
-    """Build the error for a value that an option does not take; it suggests the nearest valid one."""
-    return UnknownNameError(f"'{value}' is not a choice for '{option}'. {_suggestion(value, valid)}")
-
-
-def _suggestion(name: str, valid: Iterable[str]) -> str:
+def suggestion(name: str, valid: Iterable[str]) -> str:
+    """The nearest valid name; then all of them, or the first ones and how many more there are."""
     names = sorted(valid)
-    close = get_close_matches(name, names, n=1)
-    hint = f"Did you mean '{close[0]}'? " if close else ""
-    return hint + _listed(name, names)
-
-
-def _listed(name: str, names: list[str]) -> str:
-    """List all names, or the nearest and how many more there are."""
+    hint = "".join(f"Did you mean '{nearest}'? " for nearest in get_close_matches(name, names, n=1))
     if len(names) <= MOST_LISTED:
-        return f"Known: {', '.join(names) or 'none'}."
+        return f"{hint}Known: {', '.join(names) or 'none'}."
     close = get_close_matches(name, names, n=6, cutoff=0.3)
     shown = [*close, *(each for each in names if each not in close)][:6]
-    return f"Known: {', '.join(shown)} and {len(names) - len(shown)} more."
+    return f"{hint}Known: {', '.join(shown)} and {len(names) - len(shown)} more."

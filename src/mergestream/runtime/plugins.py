@@ -40,8 +40,7 @@ def load_plugins(references: Iterable[str], *, must_register: bool = True) -> No
         try:
             module = _import_file(Path(reference)) if reference.endswith(".py") else importlib.import_module(reference)
         except (Exception, SystemExit) as error:  # whatever code of somebody else raises
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise InputError(f"The plugin '{reference}' cannot be loaded. {reason}") from error
+            raise InputError(f"The plugin '{reference}' cannot be loaded. {type(error).__name__}: {error}") from error
         if must_register and len(_registering) == before and module.__name__ not in _registering:
             raise InputError(f"The plugin '{reference}' registers nothing: put @mergestream.register_method in it.")
         _loaded.add(reference)

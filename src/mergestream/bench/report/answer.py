@@ -55,8 +55,7 @@ def _limits(report: ReportFindings) -> str:
         worst = min(lost, key=lambda each: each.worst.difference.mean)
         points, place = -100 * worst.worst.difference.mean, f"{worst.worst.target}, {worst.stream}"
         clauses.append(f"at its worst it loses {points:.1f} points to {plain_method(worst.theirs)} ({place})")
-    forwards = report.forwards[_reference(report)]
-    clauses.append(f"it costs {shown(forwards)} forward passes per image, scoring included")
+    clauses.append(f"it costs {shown(report.forwards[_reference(report)])} forward passes per image, scoring included")
     count = len(report.bench.sentences)
     clauses.append(f"{count} warning{'s' * (count != 1)} below" if count else "there are no warnings")
     text = "; ".join(clauses)

@@ -178,10 +178,6 @@ def _percent(value: float | None) -> str:
 
 def _price(report: ReportFindings) -> PageSection:
     """Forward passes of the story's methods."""
-    forwards = report.forwards
-    labels = [label for label in STORY_METHODS if label in forwards]
-    listed = ", ".join(f"{plain_method(label)} {shown(forwards[label])}" for label in labels)
-    rows = tuple((label, shown(forwards[label])) for label in labels)
-    note = "Counted, the experts' scoring included. Time and memory are under Cost."
-    table = ResultTable("Price of an answer", ("method", "forwards per image"), rows, note=note)
-    return PageSection("Price", f"Forward passes per image: {listed}. No labels, no backward passes.", table=table)
+    forwards = {label: report.forwards[label] for label in STORY_METHODS if label in report.forwards}
+    listed = ", ".join(f"{plain_method(label)} {shown(passes)}" for label, passes in forwards.items())
+    return PageSection("Price", f"Forward passes per image, scoring included: {listed}. No labels, no backward passes.")
