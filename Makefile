@@ -25,6 +25,7 @@ check: $(READY)
 # The documentation site in site/; a broken link fails.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open site/index.html. Its search needs a server: python3 -m http.server --directory site"
 
 # Tables and figures of docs/results.md and the README, from the committed records.
 docs-tables: $(READY)

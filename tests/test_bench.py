@@ -512,7 +512,7 @@ def refusal(folder: Path, out: Path, *more: str) -> str:
         (("--streams", "missing:3"), "no image is left"),
         (("--streams", "long:many"), "'long' is a whole number"),
         (("--streams", "lone+iid"), "subsets, then one order"),
-        (("--streams", "mixture:odd"), "no choice for 'mixture' called 'odd'"),
+        (("--streams", "mixture:odd"), "'odd' is not a choice for 'mixture'"),
         (("--streams", "iid:3"), "takes no value"),
         (("--methods", "entropy_adaptive(momentum=)"), "has no value"),
         (("--methods", "entropy_adaptive(views=3)"), "'views' is a list of names"),

@@ -138,6 +138,10 @@ def test_a_class_may_be_missing_where_that_is_said(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "lyon" / "malignant")
     with pytest.raises(ms.MergestreamError, match=r"'lyon' of 'folder' has no image of the class 'malignant'.*allow"):
         ms.load_dataset("folder", root=tmp_path, size=8)
+    verified = command("data", "verify", "folder", str(tmp_path))
+    assert verified.returncode == 1
+    assert "lyon has no image of 'malignant'.\nIf that is right for this site, train" in verified.stdout
+    assert "with --allow-missing-classes." in verified.stdout
     dataset = ms.load_dataset("folder", root=tmp_path, size=8, allow_missing_classes=True)
     assert dataset["lyon"].class_counts() == {"benign": 6, "malignant": 0, "normal": 6}
     assert dataset["brest"].classes == dataset["lyon"].classes  # no label has shifted

@@ -203,7 +203,7 @@ def test_one_medimeta_folder_is_not_enough(roots: dict[str, Path], tmp_path: Pat
 def test_options_are_checked(roots: dict[str, Path]) -> None:
     with pytest.raises(ms.MergestreamError, match="Did you mean 'density'"):
         index(roots["tcia"], domain="densities")
-    with pytest.raises(ms.MergestreamError, match="no choice for 'image' called 'mask'"):
+    with pytest.raises(ms.MergestreamError, match="'mask' is not a choice for 'image'"):
         index(roots["tcia"], image="mask")
 
 

@@ -87,6 +87,21 @@ def test_numbers_of_the_story_are_those_of_the_records(out: tuple[Path, str]) ->
     assert gains == pytest.approx(expected, abs=0.051)
 
 
+def test_the_first_screen_names_the_recommended_rule(out: tuple[Path, str]) -> None:
+    text = (out[0] / "report.html").read_text()
+    answer = text[text.index('class="answer"') : text.index('<section id="the-hospitals"')]
+    assert "the recommended rule (merge_and_fit)" in answer
+
+
+def test_the_price_is_in_forwards_alone(out: tuple[Path, str]) -> None:
+    """Milliseconds of a step whose experts' logits are given would make the ensemble look like the fastest method."""
+    text = (out[0] / "report.html").read_text()
+    price = text[text.index('<section id="price"') : text.index('<section id="results"')]
+    assert "Forward passes per image, scoring included: the plain average of the experts (mean) 1," in price
+    assert not re.search(r"\bms\b", price)
+    assert "forward passes per batch" not in text
+
+
 def test_demo_leaves_results_records_pool_and_report(out: tuple[Path, str]) -> None:
     folder = out[0]
     results = json.loads((folder / "results.json").read_text())
@@ -227,6 +242,25 @@ def test_experts_of_the_quick_demo_know_their_own_hospital_best(tmp_path: Path) 
     home = sum(expert["validation"]["accuracy"] for expert in results["experts"]) / len(results["experts"])
     (away,) = [r for r in results["results"] if (r["label"], r["stream"]) == ("single_expert, on average", "iid")]
     assert home > away["accuracy"]["mean"] + 0.05
+    assert_tutorial_shows(ms.ExpertPool.load(tmp_path / "out" / "pool"))
+
+
+def assert_tutorial_shows(pool: ms.ExpertPool) -> None:
+    """The outputs in docs/tutorial.md are of this pool; other processors may round other images."""
+    page = (SCHEMAS.parent / "tutorial.md").read_text(encoding="utf-8")
+    for card in pool.cards:
+        (shown,) = re.findall(rf"^{card.domain} +{card.domain} +([\d.]+) %", page, flags=re.MULTILINE)
+        assert card.metrics["validation"]["accuracy"] == pytest.approx(float(shown) / 100, abs=0.03)
+    pool, graz = pool.without("graz"), ms.load_dataset("phantom")["graz"]
+    batches = (
+        ms.streams.iid(graz.labels, batch_size=32, seed=0),
+        ms.streams.dirichlet(graz.labels, alpha=0.05, batch_size=32, seed=0),
+    )
+    rows = re.findall(r"^\| `(\w+)`.*\| ([\d.]+) \| ([\d.]+) \|$", page, flags=re.MULTILINE)
+    assert len(rows) == 4
+    for name, *shown in rows:
+        measured = [ms.evaluate(ms.create_method(name, pool), graz, stream).accuracy for stream in batches]
+        assert measured == pytest.approx([float(each) for each in shown], abs=0.015), name
 
 
 @pytest.mark.slow

@@ -435,11 +435,11 @@ BAD_RULES: dict[str, Any] = {
     },
     "In rule 1: A stream's name": {"rules": [{"stream": "Ward 1"}]},
     "'view' is a text or a list of texts; put numbers": {"rules": [{"stream": "a", "view": False}]},
-    "no choice for 'answer' called 'patient'": {"rules": [{"stream": "a", "answer": "patient"}]},
+    "'patient' is not a choice for 'answer'": {"rules": [{"stream": "a", "answer": "patient"}]},
     "'idle_seconds' needs 'answer: series' or 'answer: study'": {"rules": [{"stream": "a", "idle_seconds": 5}]},
     "'series: worst' and 'worst_class'": {"rules": [{"stream": "a", "answer": "series", "series": "worst"}]},
     "'study: worst' and 'worst_class'": {"rules": [{"stream": "a", "answer": "study", "study": "worst"}]},
-    "no choice for 'study' called 'best'": {"rules": [{"stream": "a", "answer": "study", "study": "best"}]},
+    "'best' is not a choice for 'study'": {"rules": [{"stream": "a", "answer": "study", "study": "best"}]},
     "'series' needs 'answer: series'": {"rules": [{"stream": "a", "answer": "study", "series": "mean"}]},
     "'study' needs 'answer: study'": {"rules": [{"stream": "a", "answer": "series", "study": "mean"}]},
     "'idle_seconds' is a finite number above 0|of at most 3600": {

@@ -190,9 +190,9 @@ def test_a_file_is_a_plugin_and_its_methods_are_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("import no_such_module", "cannot be loaded: ModuleNotFoundError("),
-        ("1 +", "cannot be loaded: SyntaxError"),
-        ("raise SystemExit(3)", "cannot be loaded: SystemExit(3)"),
+        ("import no_such_module", "cannot be loaded. ModuleNotFoundError: No module named 'no_such_module'"),
+        ("1 +", "cannot be loaded. SyntaxError: invalid syntax (bad.py, line 1)"),
+        ("raise SystemExit(3)", "cannot be loaded. SystemExit: 3"),
         ("x = 1", "registers nothing"),
         (PLUGIN.format(name="mean", scale=1.0), "of mergestream itself"),
     ],
@@ -210,6 +210,7 @@ def test_a_plugin_that_is_not_there_is_wrong_usage() -> None:
         done = command("data", "list", "--plugin", name)
         assert done.returncode == 2
         assert name in done.stderr
+    assert "mergestream: There is no plugin file " in done.stderr
 
 
 def named(name: str) -> tuple[str, bool]:

@@ -4,6 +4,7 @@ import ast
 import inspect
 import os
 import re
+import shlex
 import subprocess
 import sys
 import venv
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
+import click
 import pytest
 import typer
 from packaging.requirements import Requirement
@@ -20,6 +22,7 @@ from packaging.utils import canonicalize_name
 import mergestream as ms
 from mergestream.cli import app as cli
 from mergestream.methods import METHODS
+from mergestream.runtime import plugins
 
 ROOT = Path(__file__).parent.parent
 
@@ -152,19 +155,22 @@ def options_of(command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
             yield (*path, name), {o for p in sub.params for o in p.opts}
 
 
-def test_commands_in_the_documents_exist_with_their_options() -> None:
-    options_by_command = dict(options_of(typer.main.get_command(cli.app)))
+def test_commands_in_the_documents_are_read_as_a_shell_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "load_plugins", lambda references: None)
     commands = 0
-    for document in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for document in (ROOT / "README.md", ROOT / "examples/my_method/README.md", *sorted((ROOT / "docs").glob("*.md"))):
         blocks = re.findall(r"^```\w*\n(.*?)^```", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        for line in re.findall(r"^mergestream ([^#\n]*)", "\n".join(blocks), flags=re.MULTILINE):
-            words = line.split("    ")[0].split()
-            path = next((p for p in options_by_command if p == tuple(words[: len(p)])), None)
-            assert path is not None, (document.name, line)
-            used = {word for word in words if word.startswith("--")}
-            assert used <= options_by_command[path], (document.name, line)
+        text = "\n".join(blocks).replace("\\\n", " ")
+        for line in re.findall(r"^(?:\$ |.*&& )?mergestream (.*)$", text, flags=re.MULTILINE):
+            words, command = shlex.split(line, comments=True), typer.main.get_command(cli.app)
+            try:
+                while isinstance(command, typer.core.TyperGroup) and words:
+                    command = command.commands[words.pop(0)]
+                command.make_context("mergestream", words).close()
+            except (KeyError, click.ClickException) as error:
+                pytest.fail(f"{document.name}: {line}: {error!r}")
             commands += 1
-    assert commands >= 80
+    assert commands >= 100
 
 
 def test_options_are_keyword_only_and_documented() -> None:

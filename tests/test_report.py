@@ -339,7 +339,7 @@ def test_the_first_screen_answers_in_three_sentences_with_plain_names(bench: Pat
     assert level in sentences[0]
     assert "the plain average of the experts (mean) on" in sentences[0]
     rivals = {each.theirs for each in findings.bench.duels}
-    assert f"Of {len(rivals)} other methods on dirichlet:0.05, it is" in sentences[1]
+    assert f"Of {len(rivals)} other methods on dirichlet:0.05, the paper's rule is" in sentences[1]
     assert "forward passes per image, scoring included" in sentences[2]
     assert sum(map(int, re.findall(r"(?:than|to|against) (\d+)", sentences[1]))) == len(rivals)
     assert page.index('class="answer"') < page.index("<table")

@@ -33,6 +33,10 @@ WRONG = {
     "an unknown data set": ("data", "verify", "pcas", "."),
     "an option without a value": ("data", "verify", "folder", ".", "--data-option", "group"),
     "an unknown loss": (*TRAIN, "phantom", "--loss", "heavy"),
+    "an argument that the network does not take": (*TRAIN, "phantom", "--arg", "wings=2"),
+    "an argument that an imported network does not take": (
+        *("pool", "import", "site.safetensors", "out", "--network", "resnet18", "--classes", "a,b", "--arg", "wings=2"),
+    ),
     "an unknown device": (*TRAIN, "phantom", "--device", "tpu"),
     "a missing pool to serve": ("serve", NOWHERE, "--port", "0"),
     "an unknown method": ("bench", "--dataset", "phantom", "--pool", "pool", "--methods", "men"),
@@ -64,6 +68,7 @@ WRONG = {
 def test_wrong_usage_ends_with_2_and_one_sentence(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file.txt").write_text("taken")
+    save_file({"weight": torch.zeros(2)}, tmp_path / "site.safetensors")
     done = command(*WRONG[what])
     assert done.returncode == 2, done.stderr
     lines = done.stderr.splitlines()[-1:] if "serve" in WRONG[what] else done.stderr.splitlines()
@@ -115,6 +120,7 @@ def test_long_lists_are_shortened_in_errors() -> None:
     assert "and 994 more" in error
     assert len(error) < 200
     assert "and 14 more" in str(unknown_name("expert", "?", names[:20]))
+    assert "site_0004 and 14 more" in str(unknown_name("expert", "xyz", [*names[:19], "xyz_of"]))  # near ones first
     assert str(unknown_name("expert", "x", names[:3])).endswith("Known: site_0000, site_0001, site_0002.")
 
 
@@ -227,6 +233,14 @@ def test_channels_last_is_named(vit_pool: ms.ExpertPool, shape: tuple[int, ...],
         assert remedy in str(refused.value)
         assert len(str(refused.value)) < 140
     assert unknown.logits(torch.randn(2, 3, 20, 3)).shape[1] == 2  # narrow images, not channels
+
+
+def test_a_list_and_an_array_are_told_how_to_become_a_batch(vit_pool: ms.ExpertPool) -> None:
+    images = make_images()
+    for given, remedy in ((list(images), "torch.stack(images)"), (images.numpy(), "torch.from_numpy(images)")):
+        with pytest.raises(InputError) as refused:
+            vit_pool.logits(given)
+        assert remedy in str(refused.value)
 
 
 def test_modules_without_names_get_a_short_sentence() -> None:

@@ -49,7 +49,7 @@ class Architecture:
         except Exception as error:  # a library can fail in any way on arguments from elsewhere
             message, given = str(error).split("\n")[0][:300], reprlib.repr(self.arguments)
             hint = " Give its arguments with --arg, except the number of classes." if self.library == "monai" else ""
-            raise NetworkError(f"Cannot build {self} with {given}: {message!r} (in {self.library}).{hint}") from error
+            raise InputError(f"Cannot build {self} with {given}: {message!r} (in {self.library}).{hint}") from error
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 SMALLEST_SIDE = 16  # pixels: a shape [B,224,224,3] is then surely one with the channels last
 
 
-def require_batch(images: Tensor, channels: int | None) -> None:
+def require_batch(images: object, channels: int | None) -> None:
     """Refuse what is no batch [B,c,H,W] of uint8 or floats, with the network's number of channels if it is known."""
     if not isinstance(images, Tensor):
-        raise InputError(f"A batch is a torch.Tensor [B,c,H,W], got {type(images).__name__}: torch.from_numpy(…)?")
+        remedy = "torch.stack(images)" if isinstance(images, list | tuple) else "torch.from_numpy(images)"
+        raise InputError(f"A batch is a torch.Tensor [B,c,H,W], got {type(images).__name__}: {remedy}?")
     if _has_channels_last(images.shape, channels):
         order = "permute(0, 3, 1, 2)" if images.ndim == 4 else "permute(2, 0, 1)[None]"
         raise InputError(f"The channels come last in {tuple(images.shape)}; a batch is [B,c,H,W]: images.{order}.")

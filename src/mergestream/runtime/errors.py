@@ -80,15 +80,15 @@ def some(names: Sequence[str], shown: int = 10) -> str:
 
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UnknownNameError:
     """Build the error for a misspelt name; it suggests the nearest valid one."""
+    return UnknownNameError(f"There is no {kind} called '{name}'. {suggestion(str(name), valid)}")
+
+
+def suggestion(name: str, valid: Iterable[str]) -> str:
+    """The nearest valid name; then all of them, or the first ones and how many more there are."""
     names = sorted(valid)
-    close = get_close_matches(str(name), names, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
-    return UnknownNameError(f"There is no {kind} called '{name}'.{hint} {_listed(str(name), names)}")
-
-
-def _listed(name: str, names: list[str]) -> str:
-    """List all names, or the nearest and how many more there are."""
+    hint = "".join(f"Did you mean '{nearest}'? " for nearest in get_close_matches(name, names, n=1))
     if len(names) <= MOST_LISTED:
-        return f"Known: {', '.join(names) or 'none'}."
-    shown = get_close_matches(name, names, n=6, cutoff=0.3) or names[:6]
-    return f"Known: {', '.join(shown)} and {len(names) - len(shown)} more."
+        return f"{hint}Known: {', '.join(names) or 'none'}."
+    close = get_close_matches(name, names, n=6, cutoff=0.3)
+    shown = [*close, *(each for each in names if each not in close)][:6]
+    return f"{hint}Known: {', '.join(shown)} and {len(names) - len(shown)} more."

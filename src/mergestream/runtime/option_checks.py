@@ -6,7 +6,7 @@ from numbers import Integral, Real
 from typing import Any
 from urllib.parse import urlsplit
 
-from mergestream.runtime.errors import InputError, unknown_name
+from mergestream.runtime.errors import InputError, UnknownNameError, suggestion, unknown_name
 
 OPENING, CLOSING = "([", ")]"
 WORDS = {"true": True, "false": False, "none": None}
@@ -16,7 +16,7 @@ def one_of(option: str, value: str, allowed: Sequence[str]) -> str:
     if not isinstance(value, str):
         raise InputError(f"The option '{option}' is one of {', '.join(allowed)}; got {value!r}.")
     if value not in allowed:
-        raise unknown_name(f"choice for '{option}'", value, allowed)
+        raise UnknownNameError(f"'{value}' is not a choice for '{option}'. {suggestion(value, allowed)}")
     return value
 
 

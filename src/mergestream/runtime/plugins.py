@@ -34,11 +34,13 @@ def load_plugins(references: Iterable[str], *, must_register: bool = True) -> No
         reference = str(Path(reference).resolve()) if reference.endswith(".py") else reference
         if reference in _loaded:
             continue
+        if reference.endswith(".py") and not Path(reference).is_file():
+            raise InputError(f"There is no plugin file {reference}.")
         before = len(_registering)
         try:
             module = _import_file(Path(reference)) if reference.endswith(".py") else importlib.import_module(reference)
         except (Exception, SystemExit) as error:  # whatever code of somebody else raises
-            raise InputError(f"The plugin '{reference}' cannot be loaded: {error!r}.") from error
+            raise InputError(f"The plugin '{reference}' cannot be loaded. {type(error).__name__}: {error}") from error
         if must_register and len(_registering) == before and module.__name__ not in _registering:
             raise InputError(f"The plugin '{reference}' registers nothing: put @mergestream.register_method in it.")
         _loaded.add(reference)

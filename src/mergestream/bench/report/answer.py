@@ -5,15 +5,15 @@ from statistics import mean
 from mergestream.bench.analysis.comparison import grouped
 from mergestream.bench.analysis.cost import shown
 from mergestream.bench.analysis.duels import PHRASES
-from mergestream.bench.report.plain_names import plain_method
+from mergestream.bench.report.plain_names import METHODS, plain_method
 from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.functional.non_inferiority import OUTCOMES
 
-AVERAGE = "mean"
+BESIDE = ("merge_and_fit", "mean")  # the recommended rule and the plain average
 
 
 def answer_sentences(report: ReportFindings) -> list[str]:
-    """How accurate the reference is beside the average and the best; against how many it wins; its price and limits."""
+    """The reference beside the recommended rule, the average and the best; its duels; its price and limits."""
     return [sentence for sentence in (_accuracy(report), _verdict(report), _limits(report)) if sentence]
 
 
@@ -26,8 +26,8 @@ def _accuracy(report: ReportFindings) -> str:
     levels = {label: mean(row.accuracy.mean for row in own) for label, own in grouped(rows, "label").items()}
     ours, best = _reference(report), max(levels, key=lambda label: levels[label])
     clauses = [f"{plain_method(ours)} is right on {100 * levels[ours]:.1f} % of the images"]
-    if AVERAGE in levels and ours != AVERAGE:
-        clauses.append(f"{plain_method(AVERAGE)} on {100 * levels[AVERAGE]:.1f} %")
+    others = [label for label in BESIDE if label in levels and label not in (ours, best)]
+    clauses += [f"{plain_method(label)} on {100 * levels[label]:.1f} %" for label in others]
     leader = f"the best, {plain_method(best)}, on {100 * levels[best]:.1f} %"
     clauses.append("no method on more" if best == ours else leader)
     streams = len(report.bench.streams)
@@ -44,7 +44,8 @@ def _verdict(report: ReportFindings) -> str:
     counts = [(PHRASES[name], sum(each.outcome == name for each in here)) for name in OUTCOMES]
     words = [f"{phrase} {count}" for phrase, count in counts if count]
     listed = " and ".join([", ".join(words[:-1]), words[-1]]) if words[1:] else "".join(words)
-    return f"Of {len(here)} other methods on {skewed}, it is {listed} (margin {100 * duels[0].margin:g} points)."
+    ours = METHODS.get(duels[0].ours, duels[0].ours)
+    return f"Of {len(here)} other methods on {skewed}, {ours} is {listed} (margin {100 * duels[0].margin:g} points)."
 
 
 def _limits(report: ReportFindings) -> str:
@@ -54,8 +55,7 @@ def _limits(report: ReportFindings) -> str:
         worst = min(lost, key=lambda each: each.worst.difference.mean)
         points, place = -100 * worst.worst.difference.mean, f"{worst.worst.target}, {worst.stream}"
         clauses.append(f"at its worst it loses {points:.1f} points to {plain_method(worst.theirs)} ({place})")
-    forwards = report.forwards[_reference(report)]
-    clauses.append(f"it costs {shown(forwards)} forward passes per image, scoring included")
+    clauses.append(f"it costs {shown(report.forwards[_reference(report)])} forward passes per image, scoring included")
     count = len(report.bench.sentences)
     clauses.append(f"{count} warning{'s' * (count != 1)} below" if count else "there are no warnings")
     text = "; ".join(clauses)

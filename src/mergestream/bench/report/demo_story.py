@@ -177,13 +177,7 @@ def _percent(value: float | None) -> str:
 
 
 def _price(report: ReportFindings) -> PageSection:
-    """Forward passes and milliseconds of the story's methods."""
-    forwards, milliseconds = report.forwards, report.milliseconds
-    labels = [label for label in STORY_METHODS if label in forwards]
-    listed = ", ".join(f"{plain_method(label)} {shown(forwards[label])}" for label in labels)
-    rows = tuple((label, shown(forwards[label]), format_number(milliseconds[label], 1)) for label in labels)
-    note = (
-        "Forwards: counted, the experts' scoring included. ms: a step with the experts' logits given. More under Cost."
-    )
-    table = ResultTable("Price of an answer", ("method", "forwards per image", "ms per step"), rows, note=note)
-    return PageSection("Price", f"Forward passes per image: {listed}. No labels, no backward passes.", table=table)
+    """Forward passes of the story's methods."""
+    forwards = {label: report.forwards[label] for label in STORY_METHODS if label in report.forwards}
+    listed = ", ".join(f"{plain_method(label)} {shown(passes)}" for label, passes in forwards.items())
+    return PageSection("Price", f"Forward passes per image, scoring included: {listed}. No labels, no backward passes.")

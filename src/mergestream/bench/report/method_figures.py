@@ -72,11 +72,11 @@ def draw_risk_coverage(ax: Axes, curves: Sequence[RiskCoverage]) -> None:
 
 
 def draw_cost(ax: Axes, points: Mapping[str, tuple[float, float]]) -> None:
-    """Accuracy in percent against forward passes per batch; points: method -> (passes, accuracy)."""
+    """Accuracy in percent against forward passes per image; points: method -> (passes, accuracy)."""
     for label, (passes, accuracy) in points.items():
         marker = "D" if is_dashed(label) else "o"
         ax.plot([passes], [100 * accuracy], linestyle="none", marker=marker, color=colour_of(label), gid=METHOD + label)
-    ax.set(xlabel="forward passes per batch", ylabel="accuracy, %")
+    ax.set(xlabel="forward passes per image", ylabel="accuracy, %")
     ax.set_xlim(left=0)
     ax.grid(alpha=0.2)
 

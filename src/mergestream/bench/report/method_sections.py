@@ -103,7 +103,7 @@ def cost_table(report: ReportFindings) -> ResultTable:
         "method": lambda cost: cost.label,
         "forwards per image": lambda cost: shown(cost.forwards),
         "backwards per image": lambda cost: shown(cost.backwards),
-        "ms per step": lambda cost: format_number(milliseconds[cost.label], 1),
+        "ms, logits given": lambda cost: format_number(milliseconds[cost.label], 1),
         "models held": lambda cost: f"{cost.models:g}",
         "MB held": lambda cost: "–" if size is None else f"{cost.models * size / 1e6:,.1f}",
         "at the start": lambda cost: cost.at_start or "–",

@@ -8,6 +8,7 @@ from markupsafe import Markup, escape
 METHODS = {
     "entropy_adaptive": "the paper's rule",
     "merge_and_fit": "the recommended rule",
+    "merge_once": "the recommended rule at the price of one model",
     "mean": "the plain average of the experts",
     "ensemble": "the ensemble of all experts",
     "auto": "the method chosen for the pool",

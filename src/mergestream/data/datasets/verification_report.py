@@ -67,6 +67,8 @@ def describe_verification(verification: "DataVerification") -> list[str]:
         lines.append(f"Unreadable, {len(verification.unreadable):,}: {some(verification.unreadable)}.")
     lines += [f"{d}: {here:,} images, published {there:,}." for d, (here, there) in verification.differing.items()]
     lines += [f"{domain} has no image of {some(names)}." for domain, names in verification.lacking.items()]
+    if verification.lacking and verification.index.card.licence == "yours":
+        lines.append("If that is right for this site, train and compare with --allow-missing-classes.")
     if verification.index.total is not None and verification.index.total != verification.usable:
         lines.append(f"{verification.usable:,} usable images in all, published {verification.index.total:,}.")
     if verification.index.card.overlap:
