@@ -2,17 +2,15 @@
 
 A property describes the experts and their plain average; no adaptive method is run.
 
-    python3 benchmarks/pool_properties.py real --pacs pacs.zip --midog midog.zip --weights vit.safetensors --work W
+    python3 benchmarks/pool_properties.py real --root pacs=pacs.zip midog=m.zip --pool pacs=W/pacs-shared-0
     python3 benchmarks/pool_properties.py phantom demo
     python3 benchmarks/pool_properties.py table      # from the record
 
-Real experts are those of two_cores.py: a ViT-S/14 whose last three blocks are fine-tuned. "Whole network" rows are from
-records: ViT-S/14 fine-tuned on a GPU. Accuracies are balanced over classes.
+Real pools are those of `mergestream train`, as `real_pools.py` makes them. Accuracies are balanced over classes.
 """
 
 import argparse
 import json
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import two_cores
 from provenance import provenance
 from torch import Tensor
 
@@ -31,9 +28,8 @@ from mergestream.bench.drift.pool_drift import Drift, analyse_drift
 from mergestream.functional.metrics import summarise
 from mergestream.training.training_loop import split_of
 
-RESULTS, DRIFT = Path(__file__).parent / "results", Path(__file__).parent.parent / "docs" / "results"
-RECORD, WHOLE = RESULTS / "pool_properties.json", RESULTS / "real" / "2026-11-16-later.json"
-IMAGES = 700  # per target, at most
+RECORD = Path(__file__).parent / "results" / "pool_properties.json"
+IMAGES = 700  # per target, at most; real networks are slow
 # Heading, field of a pool's properties, and the factor for printing.
 COLUMNS = (
     ("heads apart °", "head_angle", 1),
@@ -58,8 +54,8 @@ class Site:
     labels: Tensor
     validation: Tensor
 
-    def sample(self) -> tuple[Tensor, Tensor]:
-        chosen = np.sort(np.random.RandomState(0).permutation(len(self.labels))[:IMAGES])
+    def sample(self, count: int) -> tuple[Tensor, Tensor]:
+        chosen = np.sort(np.random.RandomState(0).permutation(len(self.labels))[:count])
         return self.images[chosen], self.labels[chosen]
 
 
@@ -86,13 +82,13 @@ def angles(drift: Drift) -> dict[str, float]:
     }
 
 
-def properties(pool: ms.ExpertPool, sites: dict[str, Site], drift: Drift) -> dict[str, float]:
+def properties(pool: ms.ExpertPool, sites: dict[str, Site], drift: Drift, count: int = IMAGES) -> dict[str, float]:
     """Means over experts, over pairs, and over targets that are each left out of the average."""
     home, abroad, averages, ensembles = [], [], [], []
     for target, site in sites.items():
-        answers = expert_answers(pool, site.images[site.validation])[pool.index(target)]
+        others, (images, labels) = pool.without(target), site.sample(count)
+        answers = expert_answers(pool.without(*others.names), site.images[site.validation])[0]
         home.append(score(answers, site.labels[site.validation], pool))
-        others, (images, labels) = pool.without(target), site.sample()
         abroad += [score(each, labels, pool) for each in expert_answers(others, images)]
         for name, scores in (("mean", averages), ("ensemble", ensembles)):
             method = ms.create_method(name, others)
@@ -112,22 +108,17 @@ def properties(pool: ms.ExpertPool, sites: dict[str, Site], drift: Drift) -> dic
 
 
 def real_pools(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, float]]]:
-    place = two_cores.Place(two_cores.NETWORKS["small"], arguments.weights, arguments.work, 0)
-    for dataset in arguments.datasets.split(","):
-        data = two_cores.tokens_of(dataset, getattr(arguments, dataset), place)
-        for start in arguments.heads.split(","):
-            experts = {name: two_cores.expert_of(dataset, name, start, data, place) for name in data["domains"]}
-            sites = {name: Site(own["x"], own["y"], experts[name]["val"]) for name, own in data["domains"].items()}
-            pool = two_cores.pool_of(experts, data, dataset, place)
-            classes, modules = tuple(data["classes"]), {}
-            for name, expert in experts.items():
-                modules[name.replace(" ", "_")] = place.tail(len(classes))
-                modules[name.replace(" ", "_")].load_state_dict(expert["state"])
-            base = place.tail(len(classes))
-            with tempfile.TemporaryDirectory() as folder:
-                ms.ExpertPool.from_modules(modules, base=base, classes=classes, head="head").save(folder)
-                drift = analyse_drift(folder, network=base)
-            yield f"{dataset}, {start} heads, last blocks", properties(pool, sites, drift)
+    roots = dict(text.split("=", 1) for text in arguments.root)
+    for name, folder in (text.split("=", 1) for text in arguments.pool):
+        pool, sites = ms.ExpertPool.load(folder), {}
+        size, start = pool.template.require_preprocessing().size[0], pool.cards[0].recipe["head_init"]
+        dataset = ms.load_dataset(name, root=roots[name], size=size)
+        for card in pool.cards:
+            data = dataset[card.domain or card.name]
+            sites[card.name] = Site(data.batch(torch.arange(len(data))), data.labels, split_of(data, card.recipe)[1])
+        network = str(pool.template.architecture).split(":")[-1]
+        narrow = pool.to("cpu", dtype=torch.bfloat16)
+        yield f"{name}, {start} heads, {network}", properties(narrow, sites, analyse_drift(folder), arguments.images)
 
 
 def phantom_pools(folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
@@ -140,39 +131,9 @@ def phantom_pools(folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
         yield f"phantoms, seed {seed}", properties(pool, sites, analyse_drift(path))
 
 
-def recorded_pools() -> dict[str, dict[str, float]]:
-    """Properties of whole ViT-S/14, fine-tuned on a GPU, as far as records hold them; means over seeds."""
-    groups = json.loads(WHOLE.read_text(encoding="utf-8"))["groups"]
-    result: dict[str, dict[str, float]] = {}
-    for dataset, loss in (("pacs", "plain"), ("midog", "weighted")):
-        for start in two_cores.STARTS:
-            own = [
-                each
-                for each in groups
-                if (each["dataset"], each.get("loss"), each["head_init"]) == (dataset, loss, start)
-            ]
-            experts = [each for group in own if group["kind"] == "train" for each in group["experts"].values()]
-            rows = [row for group in own if group["kind"] == "main" for row in group["rows"]]
-            properties = {"home": mean(each["balanced_accuracy"] for each in experts)}
-            properties["temperature"] = mean(each["temperature"] for each in experts)
-            properties["mean"], ensemble, alone = (_iid(rows, name) for name in ("mean", "ensemble", "single_expert("))
-            properties |= {"drop": properties["home"] - alone, "mean_less_ensemble": properties["mean"] - ensemble}
-            drift = DRIFT / f"drift-{dataset}-{start}.json"
-            properties |= angles(Drift.load(drift)) if drift.exists() else {}
-            result[f"{dataset}, {start} heads, whole network"] = properties
-    return result
-
-
-def _iid(rows: list[dict[str, Any]], method: str) -> float:
-    """Balanced accuracy of a method, or of all whose label begins so, on the plain iid stream."""
-    chosen = [row for row in rows if (row["stream"], row["condition"]) == ("iid", "")]
-    return mean(row["balanced_accuracy"] for row in chosen if row["method"].startswith(method))
-
-
 def table(record: dict[str, Any]) -> str:
     """Real pools and the phantoms; a phantom's value outside the range of several real pools is bold."""
-    real = recorded_pools() | record.get("real", {"pools": {}})["pools"]
-    phantom = record["phantom"]["pools"]
+    real, phantom = record["real"]["pools"], record["phantom"]["pools"]
     lines = ["| pool | " + " | ".join(heading for heading, _, _ in COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
     for name, own in {**real, **phantom}.items():
         cells = []
@@ -189,10 +150,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     real, phantom = commands.add_parser("real"), commands.add_parser("phantom")
-    for name in ("--pacs", "--midog", "--weights", "--work"):
-        real.add_argument(name, type=Path, required=True)
-    real.add_argument("--datasets", default="pacs,midog")
-    real.add_argument("--heads", default=",".join(two_cores.STARTS))
+    real.add_argument("--pool", nargs="+", required=True, help="as in pacs=FOLDER")
+    real.add_argument("--images", type=int, default=256, help="per target, at most")
+    real.add_argument("--root", nargs="+", required=True, help="as in pacs=pacs.zip")
     phantom.add_argument("folder", type=Path)
     commands.add_parser("table")
     arguments = parser.parse_args()
@@ -202,7 +162,7 @@ def main() -> None:
         pools = real_pools(arguments) if arguments.command == "real" else phantom_pools(arguments.folder)
         record[arguments.command] = {"about": provenance(), "pools": dict(pools)}
         RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    if "phantom" in record:
+    if "phantom" in record and "real" in record:
         print(table(record))
 
 

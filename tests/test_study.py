@@ -144,7 +144,7 @@ def test_all_stages_from_nothing_to_the_tables(roots: list[str], tmp_path: Path)
 
 
 def test_help_and_docs_do_not_call_the_plan_the_source_of_the_results_page() -> None:
-    """docs/results.md has blocks of scripts/docs_tables.py only, from records that benchmarks/two_cores.py wrote."""
+    """docs/results.md has blocks of scripts/docs_tables.py only, from records that benchmarks/real_streams.py wrote."""
     (row,) = (line for line in (ROOT / "docs" / "bench.md").read_text().splitlines() if line.startswith("| `results`"))
     assert "larger study than" in row
     parameters = {each.name: each for each in typer.main.get_command(cli.app).commands["bench"].params}
