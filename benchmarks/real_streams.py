@@ -255,7 +255,10 @@ def measured(
 ) -> Iterator[tuple[dict[str, Any], NestedRun]]:
     """Every method at every target on every stream: scores and answers."""
     settings = settings_of(stored.about["dataset"], every_size=arguments.every_size)
-    settings = [each for each in settings if not arguments.streams or each.stream in arguments.streams]
+    if arguments.streams:
+        more = [name for name in arguments.streams if all(each.stream != name for each in settings)]
+        settings = [each for each in settings if each.stream in arguments.streams]
+        settings += [Setting(name, size) for name in more for size in arguments.sizes or (USUAL,)]
     settings = [each for each in settings if not arguments.sizes or each.size in arguments.sizes]
     recipe = stored.about["cards"][0]["recipe"]
     base = {"dataset": stored.about["dataset"], "pool": stored.name, "heads": stored.name.split("-")[-2]}
@@ -318,7 +321,7 @@ def main() -> None:
     parser.add_argument("--sources", action="store_true", help="leave one more domain out, in turn")
     parser.add_argument("--every-size", action="store_true", help="batches of all sizes on every stream")
     parser.add_argument("--sizes", type=int, nargs="+", help="of these sizes only")
-    parser.add_argument("--streams", nargs="+", help="these only")
+    parser.add_argument("--streams", nargs="+", help="these only, or any others")
     parser.add_argument("--methods", nargs="+", help="these only")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
