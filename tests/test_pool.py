@@ -381,7 +381,7 @@ def test_damaged_foreign_and_future_cards_are_refused(folder: Path) -> None:
         (torch.zeros(3, 16, 16, dtype=torch.uint8), "images\\[None\\]"),
         (torch.zeros(2, 3, 0, 16, dtype=torch.uint8), "shape"),
         (torch.zeros(2, 3, 16, 16, dtype=torch.int64), "got torch.int64"),
-        (torch.zeros(2, 3, 20, 20), r"takes no batch of shape \(2, 3, 20, 20\) \(the pool's"),
+        (torch.zeros(2, 3, 20, 20), r"cannot take a batch of shape \(2, 3, 20, 20\) \(the pool's"),
         ([[1, 2]], "got list"),
     ],
 )

@@ -252,8 +252,8 @@ class PoolRunner:
         except (torch.OutOfMemoryError, MergestreamError):
             raise
         except (AssertionError, RuntimeError, ValueError) as error:
-            expected = f" (the pool's preprocessing is for {self.preprocessing.size})" if self.preprocessing else ""
-            raise InputError(f"The network takes no batch of shape {tuple(batch.shape)}{expected}: {error}") from error
+            own = f" (the pool's preprocessing is for {self.preprocessing.size})" if self.preprocessing else ""
+            raise InputError(f"The network cannot take a batch of shape {tuple(batch.shape)}{own}: {error}") from error
 
     @cached_property
     def _working(self) -> nn.Module:
