@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 import mergestream as ms
 from conftest import CLASSES, FACTORIES, PREPROCESSING, make_experts, make_images, make_pool, micro_vit
+from mergestream.data.datasets.domain_data import DomainData
 from mergestream.functional.clustering import k_means
+from mergestream.methods.spelling import parse_variant
 from mergestream.methods.state import to_plain
 from mergestream.pool.runner import Batch
 
@@ -323,6 +325,50 @@ def test_dawin_merges_one_model_per_group(factory: Callable[[], nn.Module], opti
     assert len(set(labels)) == options.get("groups", 3)
 
 
+@pytest.mark.parametrize("text", ["dawin(transductive=True)", "lame(dawin(transductive=True))"])
+def test_transductive_dawin_groups_the_whole_target_before_the_stream(text: str) -> None:
+    """As published: k-means over all images; each batch is answered by the models of those groups."""
+    pool, experts = pool_of(micro_vit)
+    variant = parse_variant(text)
+    method = ms.create_method(variant.method, pool, **dict(variant.options))
+    target = make_images(24, seed=9)
+    prepared = pool.prepare(target)
+    logits = torch.stack([module(prepared) for module in experts.values()]).detach().double().numpy()
+    lambdas = lambdas_of(logits, 1.0)
+    labels = k_means_by_hand(lambdas, 3)
+    centres = np.stack([lambdas[labels == group].mean(axis=0) for group in range(3)])
+    method.look_ahead(target)
+    for batch in torch.arange(24).split(7):
+        step = method.step(target[batch])
+        if text.startswith("dawin"):
+            for i, image in enumerate(batch.tolist()):
+                answer = averaged(experts, centres[labels[image]])(prepared[image][None]).detach()
+                torch.testing.assert_close(step.logits[i : i + 1], answer, rtol=1e-4, atol=1e-4)
+    assert len(set(labels[:7])) > 1, "else batches would have the same groups"
+    method.reset()
+    with pytest.raises(ms.MergestreamError, match="look_ahead"):
+        method.step(target[:4])
+
+
+def test_an_evaluation_looks_ahead_and_goes_on_with_the_groups_it_had() -> None:
+    pool, _ = pool_of(micro_vit)
+    images = make_images(24, seed=9)
+    labels = torch.arange(24) % len(pool.classes)
+    data = DomainData("own", "here", pool.classes, images, labels)
+    batches = [part.numpy() for part in torch.arange(24).split(7)]
+    method = ms.create_method("dawin", pool, transductive=True)
+    whole = ms.evaluate(method, data, batches)
+    by_hand = ms.create_method("dawin", pool, transductive=True)
+    by_hand.look_ahead(images)
+    expected = torch.cat([by_hand.step(images[batch]).logits.softmax(dim=-1) for batch in batches])
+    torch.testing.assert_close(whole.probabilities.float(), expected, rtol=1e-3, atol=1e-3)
+    later = ms.create_method("dawin", pool, transductive=True)
+    by_hand.reset()
+    by_hand.look_ahead(images)
+    later.load_state_dict(by_hand.state_dict())
+    assert torch.equal(later.step(images[:5]).logits, by_hand.step(images[:5]).logits)
+
+
 # --- merging and weighting by formulas --------------------------------------------------------------------------------
 
 
@@ -546,7 +592,7 @@ def test_task_vectors_follow_the_cards(name: str, start: str | None, chosen: str
         ("sar", {"reset_below": -0.1}, "reset_below"),
         ("sar", {"frozen_blocks": -1}, "frozen_blocks"),
         ("dawin", {"groups": 0}, "groups"),
-        ("dawin", {"transductive": True}, "no option|transductive"),
+        ("dawin", {"transductive": 1}, "transductive"),
         ("t3_js", {"gamma": -0.5}, "gamma"),
         ("t3_js", {"temperature": 0.0}, "temperature"),
         ("image_weights", {"epsilon": 0.0}, "epsilon"),

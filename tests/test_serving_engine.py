@@ -423,6 +423,12 @@ def test_a_method_that_cannot_do_without_refuses_or_begins_again(pool: ms.Expert
         assert answer.probabilities == tuple(map(tuple, torch.softmax(expected.logits, dim=-1).tolist()))
 
 
+def test_a_method_that_looks_at_the_whole_target_first_cannot_be_served(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    for method, options in (("dawin", {"transductive": True}), ("lame", {"base": "dawin(transductive=True)"})):
+        with pytest.raises(InputError, match="cannot answer a live stream"):
+            Service(tmp_path / method, pool, method, options=options)
+
+
 @dataclass(frozen=True)
 class CarriedState(State):
     """One field of every kind."""

@@ -58,8 +58,11 @@ def evaluate(
     batches = batches if isinstance(batches, Stream) else Stream("given", tuple(map(np.asarray, batches)))
     _require_fitting(batches, data)
     method.reset()
-    steps, answers = _restore(method, partial.load()) if partial else (StepLines(), [])
     logits_of = expert_logits or {}
+    steps, answers = _restore(method, partial.load()) if partial else (StepLines(), [])
+    if method.looks_ahead and not len(steps):
+        whole = logits_of if ORIGINAL in logits_of else {ORIGINAL: domain_logits(method.pool, data, ORIGINAL)}
+        method.look_ahead(expert_logits=whole)
     left = range(len(steps), len(batches))
     for number in left:
         step = _timed_step(method, data, batches[number], logits_of)

@@ -13,16 +13,22 @@ def k_means(points: Tensor, groups: int) -> Tensor:
     start; of equals the first in the batch.
     """
     centres = _starts(points, groups)
-    labels = _nearest(points, centres)
+    labels = nearest(points, centres)
     for _ in range(ROUNDS):
         members = (labels[:, None] == torch.arange(groups, device=points.device)).to(points.dtype)  # [B,G]
         sizes = members.sum(dim=0)[:, None]
         centres = torch.where(sizes > 0, members.T @ points / sizes.clamp_min(1), centres)
-        moved = _nearest(points, centres)
+        moved = nearest(points, centres)
         if torch.equal(moved, labels):
             break
         labels = moved
     return labels
+
+
+def with_centres(points: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """The mean point [G,K] of each group that k-means finds, and the group [B] of each point; no group is empty."""
+    labels = k_means(points, groups).unique(return_inverse=True)[1]
+    return torch.stack([points[labels == group].mean(dim=0) for group in range(int(labels.max()) + 1)]), labels
 
 
 def _starts(points: Tensor, groups: int) -> Tensor:
@@ -35,5 +41,6 @@ def _starts(points: Tensor, groups: int) -> Tensor:
     return torch.stack(starts)
 
 
-def _nearest(points: Tensor, centres: Tensor) -> Tensor:
+def nearest(points: Tensor, centres: Tensor) -> Tensor:
+    """The centre [B] that is closest to each point; of equals the first."""
     return (points[:, None] - centres).square().sum(dim=-1).argmin(dim=1)

@@ -48,6 +48,7 @@ class Method(ABC, Generic[S]):
     revision: ClassVar[int] = 1
     static = False
     asks_experts = False  # whether every expert answers batches for it
+    looks_ahead = False  # whether it wants the whole target's images before the stream begins
     corrects_mix = False  # whether it is a wrapper that corrects answers for the mix of classes, or has one inside
     # What it cannot do without, beside experts and images: 'base', 'statistics', 'candidates', 'gradients'.
     needs: tuple[str, ...] = field(default=(), init=False)
@@ -75,6 +76,10 @@ class Method(ABC, Generic[S]):
     @abstractmethod
     def advance(self, batch: Batch, state: S) -> tuple[Step, S]:
         """Answer one batch: the step, and the state after it. Neither the state nor the pool is changed."""
+
+    def looked_ahead(self, state: S, expert_logits: ExpertLogits) -> S:
+        """The state after the experts' logits [K,N,C] on the whole target, where the method `looks_ahead`."""
+        return state
 
     def before_step(self, state: S) -> S:
         """The state that a step starts from, where finding it reads the device: never part of a graph."""
@@ -162,6 +167,15 @@ class Method(ABC, Generic[S]):
 
     def __call__(self, images: Tensor, *, preprocessed: bool = False) -> Tensor:
         return self.step(images, preprocessed=preprocessed).logits
+
+    @torch.no_grad()
+    def look_ahead(self, images: Tensor | None = None, *, expert_logits: ExpertLogits | None = None) -> None:
+        """Show the whole target, without labels, to a method that `looks_ahead`: before the first step."""
+        if expert_logits is None:
+            if images is None:
+                raise InputError("look_ahead() takes the target's images, or the experts' logits on them.")
+            expert_logits = self.pool.logits_of_views(Batch(self.pool.prepare(images)))
+        self.state = self.looked_ahead(self.state, expert_logits)
 
     def settle(self) -> None:
         """Wait for the device, and refuse now what a captured step could not refuse at once."""

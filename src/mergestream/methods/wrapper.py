@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from mergestream.methods.base import Method
 from mergestream.methods.spelling import create_from_text
 from mergestream.methods.state import State
+from mergestream.pool.runner import ExpertLogits
 from mergestream.runtime.errors import InputError
 
 
@@ -40,11 +41,14 @@ class Wrapper(Method[W]):
                 f"count twice. Take one of them."
             )
         self.corrects_mix = self.corrects_mix or base.corrects_mix
-        self.needs, self.asks_experts = base.needs, base.asks_experts
+        self.needs, self.asks_experts, self.looks_ahead = base.needs, base.asks_experts, base.looks_ahead
         self.capturable, self.takes_padding, self.period = base.capturable, base.takes_padding, base.period
 
     def start(self) -> W:
         return WrapperState(self._base.start())  # type: ignore[return-value]
+
+    def looked_ahead(self, state: W, expert_logits: ExpertLogits) -> W:
+        return replace(state, base=self._base.looked_ahead(state.base, expert_logits))
 
     # --- taken over from the base ---------------------------------------------------------------------------
 
