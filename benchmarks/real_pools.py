@@ -28,6 +28,7 @@ import mergestream as ms
 from mergestream.bench.choice.candidates import OWN, RARE
 from mergestream.bench.choice.candidates import STREAMS as PSEUDO_STREAMS
 from mergestream.bench.choice.pseudo_targets import with_rare_class
+from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.data.datasets.domain_data import DomainData
 from mergestream.data.streams import Stream, create_stream
 from mergestream.methods import Method
@@ -55,7 +56,9 @@ PAPER = "entropy_adaptive"
 # Forms of the paper's rule, on the main streams only.
 PAPER_FORMS = ("entropy_adaptive(momentum=0.9)", "entropy_adaptive(score_images=8)")
 # Methods that need whole networks, run as they are on the main streams of some pools.
-WHOLE = ("task_arithmetic", "ties", "adamerging", "tent", "sar", "dawin", "t3_js")
+WHOLE = (
+    "task_arithmetic", "ties", "adamerging", "tent", "sar", "dawin", "dawin(transductive=True)", "t3_js",
+)  # fmt: skip
 WITH_BATCHNORM = ("mean(recalibrate_bn=true)", "mean(recalibrate_bn=window)", "entropy_adaptive(recalibrate_bn=window)")
 MODELS_AT_ONCE = 6_000_000_000  # bytes of merged models in one grouped forward
 
@@ -217,6 +220,7 @@ class PoolAnswers:
         self._given = given
         whole = ExpertPool.load(folder)
         self.cards = whole.cards
+        self._angles = angles_of(folder)
         self.pool = whole.to(given.device, dtype=torch.bfloat16 if given.precision == "bf16-mixed" else None)
         self.names = self.pool.names
         self.data = {card.name: streamed_images(dataset[card.domain or card.name], given.images) for card in self.cards}
@@ -247,6 +251,7 @@ class PoolAnswers:
             "classes": list(self.pool.classes),
             "cards": [{**card, "recipe": recipe} for card, recipe in zip(values, recipes, strict=True)],
             "shown": self._given.shown,
+            "angles": self._angles,
             "passes": self.passes,
             "seconds": took,
         }
@@ -369,6 +374,8 @@ class PoolAnswers:
             for setting in (Setting(stream) for stream in MAIN_STREAMS):
                 batches = stream_of(setting, own.labels, self.pool.classes, **own.columns())
                 method.reset()
+                if method.looks_ahead:
+                    method.look_ahead(expert_logits=own.logits)
                 answers, forwards, images = [], 0.0, 0
                 for indices in batches:
                     step = method.step(own.images(torch.as_tensor(indices)))
@@ -397,6 +404,13 @@ def _recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
     names = ("steps", "batch_size", "learning_rate", "optimiser", "schedule", "weight_decay", "augmentation", "loss",
              "criterion", "seed", "head_init")  # fmt: skip
     return {name: recipe[name] for name in names if name in recipe}
+
+
+def angles_of(folder: Path) -> dict[str, float]:
+    """Degrees between the experts of each pair, mean over encoder blocks."""
+    drift = analyse_drift(folder)
+    blocks = [layer.whole.angles for layer in drift.of_kind("block")]
+    return {"|".join(pair): float(np.mean([own[k] for own in blocks])) for k, pair in enumerate(drift.pairs)}
 
 
 def features_key(name: str, left_out: frozenset[str] | set[str]) -> str:

@@ -12,7 +12,9 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -61,6 +63,7 @@ OTHERS = (
 )  # fmt: skip
 SINGLE = ("mean", "ensemble(views=hflip)", PAPER, "corrected", "lame(ensemble(views=hflip))", *RULES[:2])  # other sizes
 COMPARED = ("accuracy", "balanced_accuracy", "auroc")
+PARTS_OF_LONG = 10
 METRICS = ("accuracy", "balanced_accuracy", "auroc", "nll", "brier", "ece", "calibration_in_the_large")
 
 
@@ -220,25 +223,44 @@ def auto_of(stored: StoredPool, target: str) -> dict[str, Any]:
     return asdict(choose(evidence, parts))
 
 
+@lru_cache(maxsize=4)
+def stored_pool(path: Path) -> StoredPool:
+    return StoredPool.load(path)
+
+
 def in_order(labels: Tensor, batches: Any) -> Tensor:
     return labels[torch.as_tensor(np.concatenate(list(batches)))]
 
 
-def targets_of(stored: StoredPool, *, sources: bool) -> Iterator[tuple[Subject, str, str]]:
-    """What is streamed, its target, and the kind of streams: 'one' domain, or 'two' for a recurrence."""
+@dataclass(frozen=True)
+class Place:
+    """What is streamed: domains, the experts that are left out, and 'one' domain or 'two' for a recurrence."""
+
+    domains: tuple[str, ...]
+    left_out: tuple[str, ...]
+    name: str
+    kind: str
+
+    def subject(self, stored: StoredPool) -> Subject:
+        own = stored.subject(self.domains, self.left_out)
+        if self.kind == "two" or len(self.left_out) == 1:
+            return own
+        shown = torch.arange(min(len(own.labels), stored.about["shown"]))  # the paper's answers are for these
+        return own.only(shown, f"{self.domains[0]}<{self.left_out[1]}<{OWN}")
+
+
+def places_of(names: Sequence[str], *, sources: bool) -> Iterator[Place]:
     if sources:
-        for site, target in permutations(stored.names, 2):
-            subject = stored.subject((site,), (site, target))
-            shown = torch.arange(min(len(subject.labels), stored.about["shown"]))  # the paper's answers are for these
-            yield subject.only(shown, f"{site}<{target}<{OWN}"), f"{site} without {target}", "one"
+        for site, target in permutations(names, 2):
+            yield Place((site,), (site, target), f"{site} without {target}", "one")
             # Recurrences of pairs that no target's stream has.
-            if next_domain(stored.names, site) != target and next_domain(stored.names, target) != site:
-                yield stored.subject((site, target), (site, target)), f"{site}+{target}", "two"
+            if next_domain(names, site) != target and next_domain(names, target) != site:
+                yield Place((site, target), (site, target), f"{site}+{target}", "two")
         return
-    for target in stored.names:
-        following = next_domain(stored.names, target)
-        yield stored.subject((target,), (target,)), target, "one"
-        yield stored.subject((target, following), (target, following)), f"{target}+{following}", "two"
+    for target in names:
+        both = (target, next_domain(names, target))
+        yield Place((target,), (target,), target, "one")
+        yield Place(both, both, "+".join(both), "two")
 
 
 def methods_for(setting: Setting, arguments: argparse.Namespace) -> Sequence[str]:
@@ -250,47 +272,61 @@ def methods_for(setting: Setting, arguments: argparse.Namespace) -> Sequence[str
     return (*RIVALS, *(OTHERS if usual else ()), *(WHOLE + WITH_BATCHNORM if usual else ()), *RULES)
 
 
-def measured(
-    stored: StoredPool, arguments: argparse.Namespace, choices: list[Any]
-) -> Iterator[tuple[dict[str, Any], NestedRun]]:
-    """Every method at every target on every stream: scores and answers."""
-    settings = settings_of(stored.about["dataset"], every_size=arguments.every_size)
+def chosen_settings(dataset: str, arguments: argparse.Namespace) -> list[Setting]:
+    settings = settings_of(dataset, every_size=arguments.every_size)
     if arguments.streams:
         more = [name for name in arguments.streams if all(each.stream != name for each in settings)]
         settings = [each for each in settings if each.stream in arguments.streams]
         settings += [Setting(name, size) for name in more for size in arguments.sizes or (USUAL,)]
-    settings = [each for each in settings if not arguments.sizes or each.size in arguments.sizes]
-    recipe = stored.about["cards"][0]["recipe"]
+    return [each for each in settings if not arguments.sizes or each.size in arguments.sizes]
+
+
+@dataclass
+class Measured:
+    """Scores and answers of every method at one place, and what `auto` took there."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    runs: list[NestedRun] = field(default_factory=list)
+    choice: dict[str, Any] | None = None
+
+
+def measured(path: Path, place: Place, arguments: argparse.Namespace) -> Measured:
+    """Every method on every stream of one place."""
+    torch.set_num_threads(1)
+    stored, result = stored_pool(path), Measured()
+    subject, recipe = place.subject(stored), stored.about["cards"][0]["recipe"]
     base = {"dataset": stored.about["dataset"], "pool": stored.name, "heads": stored.name.split("-")[-2]}
     base["training_seed"] = recipe["seed"]
-    for subject, target, kind in targets_of(stored, sources=arguments.sources):
-        choice = None
-        asked = not arguments.sources and (not arguments.methods or "auto" in arguments.methods)
-        if kind == "one" and asked:
-            choice = auto_of(stored, target)
-            choices.append({**base, "target": target, **choice})
-        for setting in settings:
-            if (setting.stream == "recurrence") != (kind == "two"):
+    if place.kind == "one" and not arguments.sources and (not arguments.methods or "auto" in arguments.methods):
+        result.choice = {**base, "target": place.name, **auto_of(stored, place.name)}
+    for setting in chosen_settings(stored.about["dataset"], arguments):
+        if (setting.stream == "recurrence") != (place.kind == "two"):
+            continue
+        batches = subject.stream(setting)
+        truth = in_order(subject.labels, batches)
+        units = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
+        for text in methods_for(setting, arguments):
+            if text == "auto" and result.choice is None:
                 continue
-            batches = subject.stream(setting)
-            truth = in_order(subject.labels, batches)
-            units = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
-            for text in methods_for(setting, arguments):
-                if text == "auto" and choice is None:
-                    continue
-                began = time.process_time()
-                result = subject.run(choice["method"] if choice and text == "auto" else text, setting, batches)
-                if result is None:
-                    continue
-                answers, forwards = result
-                report = summarise(answers, truth, subject.pool.classes)
-                row = {**base, "target": target, "stream": setting.stream, "batch": setting.size, "seed": setting.seed}
-                row |= {"method": text, "images": len(truth), "forwards": round(forwards, 3)}
-                row |= {"cpu_seconds": round(time.process_time() - began, 2)}
-                row |= {metric: None if report[metric] is None else round(report[metric], 5) for metric in METRICS}
-                chances, predictions = answers.half().numpy(), answers.argmax(dim=1).numpy()
-                seed = str(recipe["seed"])
-                yield row, NestedRun(target, seed, setting.seed, truth.numpy(), predictions, chances, units)
+            began = time.process_time()
+            ran = subject.run(result.choice["method"] if result.choice and text == "auto" else text, setting, batches)
+            if ran is None:
+                continue
+            answers, forwards = ran
+            report = summarise(answers, truth, subject.pool.classes)
+            row = {**base, "target": place.name, "stream": setting.stream, "batch": setting.size, "seed": setting.seed}
+            row |= {"method": text, "images": len(truth), "forwards": round(forwards, 3)}
+            row |= {"cpu_seconds": round(time.process_time() - began, 2)}
+            row |= {metric: None if report[metric] is None else round(report[metric], 5) for metric in METRICS}
+            predictions = answers.argmax(dim=1)
+            if "long:" in setting.stream:
+                parts = (predictions == truth).float().tensor_split(PARTS_OF_LONG)
+                row["parts"] = [round(float(part.mean()), 5) for part in parts]
+            result.rows.append(row)
+            seed, chances = str(recipe["seed"]), answers.half().numpy()
+            own = place.name, seed, setting.seed, truth.numpy(), predictions.numpy(), chances, units
+            result.runs.append(NestedRun(*own))
+    return result
 
 
 def differences(runs: Mapping[tuple[Any, ...], list[NestedRun]]) -> Iterator[dict[str, Any]]:
@@ -323,25 +359,50 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", help="of these sizes only")
     parser.add_argument("--streams", nargs="+", help="these only, or any others")
     parser.add_argument("--methods", nargs="+", help="these only")
+    parser.add_argument("--targets", nargs="+", help="these only")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    ms.register_method(StoredAnswers)
+    torch.set_num_threads(1)  # before processes are forked
+    tasks = [
+        (path, place)
+        for path in arguments.pool
+        for place in places_of(stored_pool(path).names, sources=arguments.sources)
+        if not arguments.targets or place.name in arguments.targets
+    ]
     rows, choices = list[dict[str, Any]](), list[Any]()
     runs: dict[tuple[Any, ...], list[NestedRun]] = defaultdict(list)
-    abouts = {}
-    for path in arguments.pool:
-        stored = StoredPool.load(path)
-        abouts[stored.name] = {k: v for k, v in stored.about.items() if k not in ("cards", "passes")}
-        for row, nested in measured(stored, arguments, choices):
-            rows.append(row)
+    for own in in_processes(tasks, arguments):
+        rows += own.rows
+        choices += [own.choice] if own.choice else []
+        for row, nested in zip(own.rows, own.runs, strict=True):
             runs[row["stream"], row["batch"], row["method"]].append(nested)
-            text = f"{row['pool']} {row['target']} {row['stream']} {row['batch']} {row['seed']} {row['method']}"
-            print(f"{text}: {100 * row['accuracy']:.1f} in {row['cpu_seconds']} s", flush=True)
+    abouts = {path.stem: stored_pool(path).about for path in arguments.pool}
+    described = {
+        name: {k: v for k, v in about.items() if k not in ("cards", "passes")} for name, about in abouts.items()
+    }
+    head = json.dumps({"about": provenance(), "pools": described}, indent=1).removesuffix("\n}")
     compared = [] if arguments.sources else list(differences(runs))
-    head = json.dumps({"about": provenance(), "pools": abouts}, indent=1).removesuffix("\n}")
-    lists = {"rows": rows, "choices": choices, "differences": compared}
-    listed = [f'"{key}": [\n' + ",\n".join(map(json.dumps, values)) + "\n]" for key, values in lists.items()]
-    arguments.out.write_text(",\n".join([head, *listed]) + "\n}\n", encoding="utf-8")
+    tables = {"rows": rows, "choices": choices, "differences": compared}
+    written = [f'"{name}": {as_table(values)}' for name, values in tables.items()]
+    arguments.out.write_text(",\n".join([head, *written]) + "\n}\n", encoding="utf-8")
+
+
+def in_processes(tasks: Sequence[tuple[Path, Place]], arguments: argparse.Namespace) -> Iterator[Measured]:
+    """The results of all tasks in their order."""
+    with ProcessPoolExecutor(arguments.jobs, initializer=ms.register_method, initargs=(StoredAnswers,)) as workers:
+        futures = [workers.submit(measured, *task, arguments) for task in tasks]
+        for (path, place), future in zip(tasks, futures, strict=True):
+            own = future.result()
+            yield own
+            seconds = sum(row["cpu_seconds"] for row in own.rows)
+            print(f"{path.stem} {place.name}: {len(own.rows)} rows, {seconds:.0f} s of CPU", flush=True)
+
+
+def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """JSON with the names of the columns once; a row lacks its last values where it has none."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [json.dumps([row.get(name) for name in columns], separators=(",", ":")) for row in rows]
+    return f'{{"columns": {json.dumps(columns)}, "rows": [\n' + ",\n".join(lines) + "\n]}"
 
 
 if __name__ == "__main__":

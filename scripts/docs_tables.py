@@ -55,7 +55,8 @@ def records() -> dict[str, list[Row]]:
         name, heads = next(iter(record["pools"])).split("-")[:2]
         about = {"set": name, "heads": heads, "file": file.stem}
         for key, rows in joined.items():
-            rows += [{**row, **about} for row in record[key]]
+            columns = record[key]["columns"]
+            rows += [{**dict(zip(columns, row, strict=True)), **about} for row in record[key]["rows"]]
     return joined
 
 
