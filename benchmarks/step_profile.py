@@ -9,6 +9,7 @@ other, beside each other, as one grouped product, in eight bits), and the merge 
 import argparse
 import json
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,9 @@ from step import _network, forward_floor, timed
 from torch import Tensor
 
 import mergestream as ms
+from mergestream.methods.correction import Correction
+from mergestream.methods.discriminant_head import DiscriminantHead
+from mergestream.methods.spelling import create_from_text
 
 KINDS = (
     ("merge", ("weighted", "merge")),
@@ -29,6 +33,14 @@ KINDS = (
     ("copy", ("memcpy", "memset", "copy", "cat")),
 )
 STEPS = 40
+METHODS = (
+    "mean",
+    "ensemble(views=hflip)",
+    "entropy_adaptive",
+    "entropy_adaptive(score_images=8)",
+    "merge_and_fit",
+    "merge_once(ask_first=32)",  # after its first images one network answers
+)
 
 
 def main() -> None:
@@ -38,6 +50,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--arg", action="append", default=[], help="name=number, an argument of the network")
     parser.add_argument("--device", default="cuda", help="'cpu' only tries this script: nothing is captured there")
+    parser.add_argument("--compiled", action="store_true", help="also with what follows the networks compiled")
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
     network = _network(given, 0)
@@ -50,26 +63,34 @@ def main() -> None:
         **provenance(given.device),
         **{k: v for k, v in vars(given).items() if k not in ("json", "arg")},
     }
-    record["steps"] = {
-        text: kernels_of(ms.create_method(name, pool, **options), images)
-        for text, name, options in (
-            ("entropy_adaptive", "entropy_adaptive", {}),
-            ("entropy_adaptive(score_images=8)", "entropy_adaptive", {"score_images": 8}),
-            ("merge_and_fit", "merge_and_fit", {}),
-            # After its first images one network answers, unless images come that are unlike those of the fit.
-            ("merge_once, late", "merge_once", {"ask_first": 32}),
-            ("mean", "mean", {}),
-        )
-    }
     one = forward_floor(network, given.batch, given.device)
-    for step in record["steps"].values():
-        step["floor_ms"] = None if one is None else one * (step["expert_forwards"] + step["merged_forwards"])
+    record["steps"] = {text: profiled(text, pool, images, one) for text in METHODS}
     reference = record["steps"]["entropy_adaptive"]["ms"]
     record["times_entropy_adaptive"] = {name: step["ms"] / reference for name, step in record["steps"].items()}
     record["products"] = products(pool, given.batch, size)
     record["merge"] = merge_of(pool)
     given.json.write_text(json.dumps(record, indent=1) + "\n")
+    if given.compiled:  # it changes the classes for the rest of this process
+        began = time.perf_counter()
+        compile_small_parts()
+        fits = [text for text in METHODS if text.startswith("merge_")]
+        record["compiled"] = {text: profiled(text, pool, images, one) for text in fits}
+        record["compiled_seconds"] = time.perf_counter() - began
+    given.json.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1))
+
+
+def profiled(text: str, pool: ms.ExpertPool, images: Tensor, one: float | None) -> dict[str, Any]:
+    """A method's step beside the floor of its forwards, of which `one` takes so many milliseconds."""
+    result = kernels_of(create_from_text(text, pool, inside="the benchmark"), images)
+    result["floor_ms"] = None if one is None else one * (result["expert_forwards"] + result["merged_forwards"])
+    return result
+
+
+def compile_small_parts() -> None:
+    """What follows the networks is hundreds of operations on a few numbers each: let torch.compile fuse them."""
+    for owner, name in ((Correction, "learn"), (Correction, "apply"), (DiscriminantHead, "learn")):
+        setattr(owner, name, torch.compile(getattr(owner, name), dynamic=False, fullgraph=True))
 
 
 def kernels_of(method: ms.Method, images: Tensor) -> dict[str, Any]:
