@@ -273,7 +273,9 @@ def methods_for(setting: Setting, arguments: argparse.Namespace) -> Sequence[str
 
 
 def chosen_settings(dataset: str, arguments: argparse.Namespace) -> list[Setting]:
-    settings = settings_of(dataset, every_size=arguments.every_size)
+    settings = settings_of(dataset, every_size=False)
+    if arguments.other_sizes:
+        settings = [each for each in settings_of(dataset, every_size=True) if each not in settings]
     if arguments.streams:
         more = [name for name in arguments.streams if all(each.stream != name for each in settings)]
         settings = [each for each in settings if each.stream in arguments.streams]
@@ -355,7 +357,7 @@ def main() -> None:
     parser.add_argument("--pool", type=Path, nargs="+", required=True, help="files of real_pools.py: training seeds")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sources", action="store_true", help="leave one more domain out, in turn")
-    parser.add_argument("--every-size", action="store_true", help="batches of all sizes on every stream")
+    parser.add_argument("--other-sizes", action="store_true", help="only the batch sizes that are left out without it")
     parser.add_argument("--sizes", type=int, nargs="+", help="of these sizes only")
     parser.add_argument("--streams", nargs="+", help="these only, or any others")
     parser.add_argument("--methods", nargs="+", help="these only")
