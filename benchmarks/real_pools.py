@@ -377,7 +377,7 @@ class PoolAnswers:
                 batches = stream_of(setting, own.labels, self.pool.classes, **own.columns())
                 method.reset()
                 if method.looks_ahead:
-                    method.look_ahead(expert_logits=own.logits)
+                    method.look_ahead(Batch(torch.empty(len(own.labels), 0), dict(own.logits)))
                 answers, forwards, images = [], 0.0, 0
                 for indices in batches:
                     step = method.step(own.images(torch.as_tensor(indices)))
