@@ -5,6 +5,7 @@ import re
 import runpy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,19 @@ SHOWN = {
     "midog": ("accuracy", "balanced_accuracy", "auroc"),
 }
 MAIN = ("iid", "dirichlet:0.05")
-LOG_ONLY = ("note:0.1", "missing:1", "prevalence:0.05", "prevalence:0.1", "prevalence:0.2")  # not in the short tables
+LOG_ONLY = (
+    "note:0.1", "missing:1", "prevalence:0.05", "prevalence:0.1", "prevalence:0.2",
+    "prevalence:0.05:0", "prevalence:0.1:0", "prevalence:0.2:0",
+)  # fmt: skip
 USUAL = 32  # images per batch
 ENSEMBLE, PAPER, RULE, ONCE = "ensemble(views=hflip)", "entropy_adaptive", "merge_and_fit", "merge_once(ask_first=256)"
 AUTO, LAME = "auto", "lame(ensemble(views=hflip))"
 SUMMARY = ("mean", ENSEMBLE, PAPER, "corrected", LAME, "t3a(mean)", RULE, ONCE, AUTO)
 ABLATION = ("merge_and_fit(correct=False)", "merge_and_fit(temperature=card)", "merge_and_fit(views=())", RULE)
+WHOLE = (
+    "mean", "task_arithmetic", "ties", "adamerging", "tent", "sar", "t3_js", "dawin", "dawin(transductive=True)",
+    PAPER, "entropy_adaptive(momentum=0.9)", ENSEMBLE, ONCE, RULE,
+)  # fmt: skip
 CALIBRATED = (ENSEMBLE, PAPER, "corrected", RULE, ONCE)
 CALIBRATION = ("nll", "brier", "ece", "calibration_in_the_large")
 BEST_OF = ("mean", ENSEMBLE, PAPER, "corrected", LAME)
@@ -167,6 +175,17 @@ def cost_table(rows: Sequence[Row], methods: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def whole_table(rows: Sequence[Row]) -> str:
+    """Methods that merge or adapt whole networks: `iid`, `dirichlet:0.05`; accuracy (MIDOG: balanced); one pool each."""
+    own = picked(rows, heads="shared", training_seed=0, batch=USUAL, seed=0)
+    cells = {}
+    for method, (name, title) in product(WHOLE, SETS.items()):
+        metric = SHOWN[name][:2][-1:]
+        values = [scores(picked(own, set=name, method=method, stream=stream), metric) for stream in MAIN]
+        cells[method, f"{title}{', balanced' * (len(SHOWN[name]) > 1)}"] = ",".join(values)
+    return to_markdown(grid_table("", "method", cells, str))
+
+
 def outcome_counts(rows: Sequence[Row]) -> list[int]:
     outcomes = [outcome_of(row["low"], row["high"], MARGINS["accuracy"]) for row in rows]
     return [outcomes.count(name) for name in ("better", "not inferior", "undecided", "inferior")]
@@ -256,7 +275,8 @@ def all_blocks() -> dict[str, Callable[[], str]]:
     """Every block by its name, not drawn yet."""
     joined = records()
     rows, differences = joined["rows"], joined["differences"]
-    every = list(dict.fromkeys(row["method"] for row in rows))
+    of_few = {row["method"] for row in rows} - {row["method"] for row in picked(rows, heads="independent")}
+    every = list(dict.fromkeys(row["method"] for row in rows if row["method"] not in of_few))
     blocks: dict[str, Callable[[], str]] = {
         "summary": partial(main_table, rows, SUMMARY),
         "every-method": partial(main_table, rows, every),
@@ -265,6 +285,7 @@ def all_blocks() -> dict[str, Callable[[], str]]:
         "all-probabilities": partial(probability_table, rows, CALIBRATION),
         "costs": partial(cost_table, rows, ("mean", "entropy_adaptive(score_images=8)", ONCE,
                                             "merge_and_fit(ask_first=256, ask_every=4)", ENSEMBLE, PAPER, RULE)),
+        "whole": partial(whole_table, rows),
         "bars": partial(bar_table, differences),
         "endpoints": partial(endpoint_table, differences),
         "losses": partial(losses, differences),
