@@ -176,7 +176,7 @@ def cost_table(rows: Sequence[Row], methods: Sequence[str]) -> str:
 
 
 def whole_table(rows: Sequence[Row]) -> str:
-    """Methods that merge or adapt whole networks: `iid`, `dirichlet:0.05`; accuracy (MIDOG: balanced); one pool each."""
+    """Methods that merge or adapt whole networks on one pool: `iid`, `dirichlet:0.05`; accuracy (MIDOG: balanced)."""
     own = picked(rows, heads="shared", training_seed=0, batch=USUAL, seed=0)
     cells = {}
     for method, (name, title) in product(WHOLE, SETS.items()):
