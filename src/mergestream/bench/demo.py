@@ -28,7 +28,8 @@ REPORT, DRIFT, LANDSCAPE = "report.html", "drift.json", "landscape.json"
 IMAGES = 200  # of the landscape's target
 OURS = "entropy_adaptive"
 NETWORK = "vit_tiny_patch16_224"
-MICRO = {"img_size": phantom.PIXELS, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 2}
+SIZE = {"img_size": phantom.PIXELS, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 2}
+MICRO = {**SIZE, "weight_init": "reset"}  # PyTorch's own initial weights, larger than timm's
 
 
 @dataclass(frozen=True)
