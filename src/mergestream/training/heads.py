@@ -29,7 +29,7 @@ def redraw_head(network: Network, seed: int, domain: str, size: int) -> None:
     with seeded(zlib.crc32(f"{domain}:{seed}".encode())):
         fresh = from_architecture(network.architecture)
     drawn = {name: size * tensor for name, tensor in head_state(fresh).items()}
-    network.module.load_state_dict({**network.module.state_dict(), **drawn})
+    network.module.load_state_dict(network.module.state_dict() | drawn)
 
 
 def head_of(network: Network) -> nn.Module:
