@@ -317,7 +317,7 @@ def draw_costs(rows: Sequence[Row], path: Path) -> None:
         ax.set_xlabel("forwards per image")
         ax.set_ylabel(f"{metric.replace('_', ' ')}, %")
         ax.set_title(f"{SETS[name]}: ● {MAIN[0]}, ▲ {MAIN[1]}", loc="left", fontsize=10)
-    axes[0][0].legend(frameon=False, fontsize=7)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=8, ncols=5, loc="outside lower center")
     figure.savefig(path, dpi=100)
 
 
