@@ -55,10 +55,10 @@ BOUND = 2.0  # points that the rule may be below the ensemble at a single target
 Row = Mapping[str, Any]
 
 
-def records() -> dict[str, list[Row]]:
+def records(folder: str = "streams") -> dict[str, list[Row]]:
     """Rows, differences and choices of benchmarks/real_streams.py; each names its set and head start."""
     joined: dict[str, list[Row]] = {"rows": [], "differences": [], "choices": []}
-    for file in sorted((RESULTS / "streams").glob("*.json")):
+    for file in sorted((RESULTS / folder).glob("*.json")):
         record = json.loads(file.read_text(encoding="utf-8"))
         name, heads = next(iter(record["pools"])).split("-")[:2]
         about = {"set": name, "heads": heads, "file": file.stem}
@@ -142,6 +142,21 @@ def size_table(rows: Sequence[Row], name: str) -> str:
         for size in (1, 4, 32, 128)
     }
     return table(f"{SETS[name]}: stream, images per batch", cells)
+
+
+def long_table(rows: Sequence[Row]) -> str:
+    """Streams of 100,000 batches: accuracy in tenths of the stream, and the processor's time without forwards."""
+    lines = ["| target, stream | method | whole | first tenth | lowest tenth | last tenth | ms per step |",
+             "|---|---|---:|---:|---:|---:|---:|"]  # fmt: skip
+    for row in rows:
+        parts = row["parts"]
+        values = " | ".join(f"{100 * value:.2f}" for value in (row["accuracy"], parts[0], min(parts), parts[-1]))
+        steps = row["images"] / row["batch"]
+        lines.append(
+            f"| {SETS[row['set']]}: {row['target'].replace('_', ' ')}, {row['stream']} | {row['method']} | {values} | "
+            f"{1000 * row['cpu_seconds'] / steps:.1f} |"
+        )
+    return "\n".join(lines)
 
 
 def probability_table(rows: Sequence[Row], metrics: Sequence[str]) -> str:
@@ -286,6 +301,7 @@ def all_blocks() -> dict[str, Callable[[], str]]:
         "costs": partial(cost_table, rows, ("mean", "entropy_adaptive(score_images=8)", ONCE,
                                             "merge_and_fit(ask_first=256, ask_every=4)", ENSEMBLE, PAPER, RULE)),
         "whole": partial(whole_table, rows),
+        "long": lambda: long_table(records("long_streams")["rows"]),
         "bars": partial(bar_table, differences),
         "endpoints": partial(endpoint_table, differences),
         "losses": partial(losses, differences),
@@ -317,7 +333,9 @@ def draw_costs(rows: Sequence[Row], path: Path) -> None:
         ax.set_xlabel("forwards per image")
         ax.set_ylabel(f"{metric.replace('_', ' ')}, %")
         ax.set_title(f"{SETS[name]}: ● {MAIN[0]}, ▲ {MAIN[1]}", loc="left", fontsize=10)
-    figure.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=8, ncols=5, loc="outside lower center")
+    figure.legend(
+        *axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=8, ncols=5, loc="outside lower center"
+    )
     figure.savefig(path, dpi=100)
 
 
