@@ -39,6 +39,7 @@ from mergestream.bench.reproduction.reproduction_tables import (
     left_out,
     main_tables,
     skew_table,
+    summary,
     sweep_table,
 )
 from mergestream.data.datasets import file_source_of
@@ -115,6 +116,14 @@ def test_one_data_set_from_pictures_to_the_page(tmp_path: Path) -> None:
         "--steps 3",
     ):
         assert text in page
+    shown = ReproductionRecord.load(tmp_path / "reproduction.json")
+    assert [(each.title, each.columns) for each in main_tables(shown)] == [
+        ("Table 2: natural data sets", ("method", "PACS"))
+    ]
+    assert len(summary(shown)) == 3
+    others = tuple(replace(row, network="resnet50") for row in shown.rows)  # with which the paper has no number
+    (sentence,) = summary(replace(shown, backbones=("resnet50",), rows=others))
+    assert "of 1 measured columns" in sentence
     times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
     again = command(*words, "--out", str(tmp_path))
     assert "0 fits to train (4 are done)" in again.stdout
