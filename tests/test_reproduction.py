@@ -212,3 +212,4 @@ def compile_latex(folder: Path) -> None:
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
     assert (folder / "tables.pdf").stat().st_size > 10_000
+    assert [line for line in done.stdout.splitlines() if "Overfull" in line or "too large" in line] == []
