@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benching import command, process
-from mergestream.bench.reproduction import paper_values, reproduction_plan
-from mergestream.bench.reproduction.dataset_search import FOLDERS, find_datasets
+from mergestream.bench.reproduction import hours, paper_values, reproduction_plan
+from mergestream.bench.reproduction.dataset_search import FOLDERS, DatasetPlace, find_datasets
 from mergestream.bench.reproduction.figure_measurement import measure_landscape_of
 from mergestream.bench.reproduction.paper_values import (
     ABLATION_ROWS,
@@ -128,6 +128,19 @@ def test_one_data_set_from_pictures_to_the_page(tmp_path: Path) -> None:
     again = command(*words, "--out", str(tmp_path))
     assert "0 fits to train (4 are done)" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")} == times
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "expected"), [("auto", 1, 1), ("auto", 0, 8), ("cpu", 1, 8), ("cuda", 2, 2)]
+)
+def test_the_estimate_trains_one_fit_per_gpu(
+    device: str, gpus: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = DatasetPlace("pacs", str(tmp_path), ("photo", "sketch"), 4)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    words = {"smoke": False, "init": "random", "jobs": 8, "device": device}
+    request = ReproductionRequest(tmp_path, (place,), ("table1",), (B32,), **words)
+    assert hours._fits_at_once(request) == expected
 
 
 def test_a_stored_landscape_of_other_images_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
