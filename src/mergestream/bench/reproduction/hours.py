@@ -48,8 +48,10 @@ def estimate_hours(request: ReproductionRequest) -> list[HoursEstimate]:
     estimates = []
     for backbone in request.backbones:
         places = [place for place in request.usable if request.parts_of(place.name, backbone)]
+        if not places:
+            continue
         work = [_remaining(request, place, backbone) for place in places]
-        fits, finished, *images = (sum(column) for column in zip(*work, strict=True)) if work else (0, 0, 0, 0)
+        fits, finished, *images = (sum(column) for column in zip(*work, strict=True))
         seconds = _seconds_per_image(request, backbone)
         processes = _fits_at_once(request), request.jobs
         hours = [count * each / jobs / 3600 for count, each, jobs in zip(images, seconds, processes, strict=True)]

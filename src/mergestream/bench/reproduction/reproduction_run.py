@@ -73,7 +73,8 @@ def _device(request: ReproductionRequest) -> str:
 
 def _changes(request: ReproductionRequest) -> list[str]:
     """Options that replace the paper's training."""
-    given = {"--settings": request.settings, "--steps": request.steps, "--init": Path(request.init).name}
+    init = dict.fromkeys(Path(request.init_of(backbone)).name for backbone in request.backbones)
+    given = {"--settings": request.settings, "--steps": request.steps, "--init": ",".join(init)}
     given["--arg"] = " --arg ".join(request.arguments) or None
     usual = {"--init": request.size.init}
     changed = [f"{name} {value}" for name, value in given.items() if value != usual.get(name)]
