@@ -2,6 +2,7 @@
 
 from mergestream.bench.analysis.comparison import grouped
 from mergestream.bench.analysis.cost import shown
+from mergestream.bench.claims.claim_checks import AMONG, GAINS, OVER
 from mergestream.bench.claims.claim_finding import MARKS, NOTE, ClaimFinding, format_estimate
 from mergestream.bench.claims.theory_checks import DIVERSE, LOCAL, PRIORS, WEAKER, check_drift
 from mergestream.bench.report.result_table import ResultTable, format_number, grid_table, mark_best, record_table
@@ -22,11 +23,14 @@ from mergestream.bench.reproduction.reproduction_record import MeasuredRow, Repr
 
 OURS, PAPER, DIFFERENCE = "ours", "paper", "difference"
 OWN_ROW = "entropy-adaptive"
-CLAIMS = {
+CLAIMS = {  # by claim, or by what is measured for it
     DIVERSE: "different errors",
     LOCAL: "cost of averaging weights",
     WEAKER: "weaker logits",
     PRIORS: "certainty by class share",
+    f"Spearman {OVER}": "entropy and error over time",
+    f"Spearman {AMONG}": "entropy and error among experts",
+    GAINS: "gain over the mean, points",
 }
 SILENT = {
     "fig2": "The paper prints Figure 2 as a drawing: there are no numbers to compare with.",
@@ -208,7 +212,7 @@ def theory_findings(record: ReproductionRecord) -> list[ClaimFinding]:
 
 def theory_table(record: ReproductionRecord) -> ResultTable:
     """Data sets by claims: nine sets with two networks are too many columns for paper."""
-    findings = [(CLAIMS[each.claim], each) for each in theory_findings(record)]
+    findings = [(CLAIMS.get(each.measure) or CLAIMS[each.claim], each) for each in theory_findings(record)]
     cells = {
         (str(each.stream), title): f"{format_estimate(each.estimate, each.unit)} {MARKS[each.verdict]}"
         for title, each in findings
