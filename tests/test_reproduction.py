@@ -114,7 +114,7 @@ def test_one_data_set_from_pictures_to_the_page(tmp_path: Path) -> None:
         "None of these numbers means anything",
         "Not asked for (--sets): MIDOG",
         "--steps 3",
-        "gain over the mean, points",
+        "“gain over the mean”: ",
     ):
         assert text in page
     shown = ReproductionRecord.load(tmp_path / "reproduction.json")

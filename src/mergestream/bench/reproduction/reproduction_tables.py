@@ -30,7 +30,7 @@ CLAIMS = {  # by claim, or by what is measured for it
     PRIORS: "certainty by class share",
     f"Spearman {OVER}": "entropy and error over time",
     f"Spearman {AMONG}": "entropy and error among experts",
-    GAINS: "gain over the mean, points",
+    GAINS: "gain over the mean",
 }
 SILENT = {
     "fig2": "The paper prints Figure 2 as a drawing: there are no numbers to compare with.",
@@ -218,7 +218,7 @@ def theory_table(record: ReproductionRecord) -> ResultTable:
         for title, each in findings
         if each.estimate
     }
-    about = {title: f"{title}: {each.claim} Measured: {each.measure}." for title, each in findings if each.estimate}
+    about = {title: f"“{title}”: {each.claim} Measured: {each.measure}." for title, each in findings if each.estimate}
     return grid_table("Claims of the theory", "data set", cells, str, note=" ".join([NOTE, *about.values()]))
 
 
