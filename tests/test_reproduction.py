@@ -180,6 +180,21 @@ def test_an_empty_folder_names_every_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_cluster_measures_what_one_machine_does(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs mergestream[ray]")
+    words = ("reproduce", "--smoke", "--only", "table1", "--sets", "pacs,vlcs", "--backbones", B32, "--jobs", "1")
+    measured = []
+    for engine in ("local", "ray"):
+        options = ("--steps", "2", "--settings", "one", "--engine", engine, "--out", str(tmp_path / engine))
+        result = process(*words, *options)
+        assert result.returncode == 0, result.stderr
+        measured.append(ReproductionRecord.load(tmp_path / engine / "reproduction.json"))
+    local, cluster = measured
+    assert [row.runs for row in cluster.rows] == [row.runs for row in local.rows]
+    assert [row.accuracy for row in cluster.rows] == [row.accuracy for row in local.rows]
+
+
+@pytest.mark.slow
 def test_the_whole_rehearsal(tmp_path: Path) -> None:
     """All nine stand-ins, both backbones: no table lacks a row or a number, and LaTeX accepts all of them."""
     result = process("reproduce", "--smoke", "--out", str(tmp_path), "--jobs", "2")
