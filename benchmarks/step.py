@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--naive-steps", type=int, help="of the naive loop, which needs no more", metavar="STEPS")
     parser.add_argument("--overlap", type=int, default=Execution().overlap, help="experts beside each other")
     parser.add_argument("--only", default="naive,eager,fast", help="which of the three")
     parser.add_argument("--json", type=Path)
@@ -48,9 +49,10 @@ def main() -> None:
     networks = [_network(given, seed) for seed in range(given.experts)]
     preprocessing = networks[0].preprocessing
     size = preprocessing.size
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (given.steps + 5, given.batch, 3, *size), dtype=torch.uint8, generator=generator)
-    images = images.to(given.device)
+    generator = torch.Generator(given.device).manual_seed(0)
+    images = torch.randint(
+        0, 256, (given.steps + 5, given.batch, 3, *size), dtype=torch.uint8, generator=generator, device=given.device
+    )
     views = tuple(view for view in given.views.split(",") if view)
     record: dict[str, Any] = about(given, views)
     timings: dict[str, list[float]] = {}
@@ -81,7 +83,8 @@ def main() -> None:
         del method
     if "naive" in chosen:
         naive = Naive(networks[0], states, views, given.device)
-        timings["naive"] = timed(naive, images, given.device)
+        count = len(images) if given.naive_steps is None else given.naive_steps + 5
+        timings["naive"] = timed(naive, images[:count], given.device)
         record["same_predictions"] = _same(naive(images[0]), answers)
     for name in ("naive", "eager", "fast"):
         record[f"{name}_ms"] = 1000 * statistics.median(timings[name]) if name in timings else None
@@ -161,16 +164,21 @@ def _timed_there(function: Callable[[Tensor], Tensor], images: Tensor) -> list[f
 
 
 def floor(given: argparse.Namespace, network: Any, views: int) -> float | None:
-    """Multiply-adds of K(1+V) + 1 forwards at the device's peak."""
-    name = torch.cuda.get_device_name() if given.device == "cuda" else platform.processor()
+    """Milliseconds of K(1+V) + 1 forwards' multiply-adds at the device's peak."""
+    one = forward_floor(network, given.batch, given.device)
+    return None if one is None else one * (given.experts * (1 + views) + 1)
+
+
+def forward_floor(network: Any, batch: int, device: str) -> float | None:
+    """Milliseconds of one forward's multiply-adds at the device's peak; None where that is not known."""
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor()
     peak = PEAK_TFLOPS.get(name)
     if peak is None:
         return None
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad():
-        network.module.eval()(torch.zeros(1, 3, *network.preprocessing.size))
-    forwards = given.experts * (1 + views) + 1
-    return counter.get_total_flops() * given.batch * forwards / (peak * 1e12) * 1000
+        network.module.cpu().eval()(torch.zeros(1, 3, *network.preprocessing.size))
+    return counter.get_total_flops() * batch / (peak * 1e12) * 1000
 
 
 def about(given: argparse.Namespace, views: tuple[str, ...]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The captured step against the number of experts and the size of the batch: curves, and whether they are straight.
+"""The captured step against experts, images, classes and the network's size: curves, and whether they are straight.
 
     python3 benchmarks/step_curves.py --network vit_base_patch32_224 --json curves.json --png curves.png
     python3 benchmarks/step_curves.py --from-json curves.json --png curves.png  # drawn anew, nothing measured
@@ -14,17 +14,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from step import _network, about, require_captured, timed
+from step import about, require_captured, timed
 
 import mergestream as ms
+from mergestream.networks.architecture import create_network
 from mergestream.pool.execution import Execution
 
-EXPERTS, BATCHES = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 16, 32, 64, 128, 256)
+EXPERTS, BATCHES, CLASSES = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 16, 32, 64, 128, 256), (2, 10, 100, 1000)
+SIZES = "vit_tiny_patch16_224,vit_small_patch16_224,vit_base_patch16_224,vit_large_patch16_224"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", default="vit_base_patch32_224")
+    parser.add_argument("--sizes", default=SIZES, help="networks of other sizes, by name; 3 experts, 32 images")
     parser.add_argument("--arg", action="append", default=[])
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -46,47 +49,68 @@ def main() -> None:
 def measured(given: argparse.Namespace) -> dict[str, Any]:
     given.experts, given.batch = "1 to 64", "1 to 256"
     record: dict[str, Any] = about(given, ("hflip",))
-    record["by_experts"] = [measure(given, k, 32) for k in EXPERTS if k <= given.experts_up_to]
-    record["by_batch"] = [measure(given, 3, size) for size in BATCHES if size <= given.batches_up_to]
+    pool = noisy_pool(given, given.network)
+    batches = [size for size in BATCHES if size <= given.batches_up_to]
+    record["by_experts"] = [measure(given, many(pool, k), 32) for k in EXPERTS if k <= given.experts_up_to]
+    record["by_batch"] = [measure(given, many(pool, 3), size) for size in batches]
+    record["by_classes"] = [measure(given, many(noisy_pool(given, given.network, c), 3), 32) for c in CLASSES]
+    record["by_size"] = []
+    for name in given.sizes.split(","):
+        row = measure(given, many(noisy_pool(given, name), 3), 32)
+        record["by_size"].append({"network": name, **row})
+    for key, unit in (("by_size", "parameters"), ("by_batch", "batch")):
+        line = straight_line([(row[unit], row["ms"]) for row in record[key]])
+        record[f"{key}_line"] = {f"per_{unit}_ms" if name == "per_expert_ms" else name: v for name, v in line.items()}
     record["per_expert"] = straight_line([(row["experts"], row["ms"]) for row in record["by_experts"]])
-    printed = {key: record[key] for key in ("by_experts", "by_batch", "per_expert")}
-    print(json.dumps(printed, indent=1, default=str)[-3000:])
+    print(json.dumps({key: bare(value) for key, value in record.items()}, default=str)[-3000:])
     return record
 
 
-def measure(given: argparse.Namespace, experts: int, size: int) -> dict[str, Any]:
-    network = _network(given, 0)
-    generator = torch.Generator().manual_seed(experts)
-    state = network.module.state_dict()
+def bare(value: Any) -> Any:
+    """A part of the record without single timings."""
+    rows = value if isinstance(value, list) else []
+    return [{k: v for k, v in row.items() if k != "timings"} for row in rows if isinstance(row, dict)] or value
+
+
+def noisy_pool(given: argparse.Namespace, name: str, classes: int = 7) -> ms.ExpertPool:
+    """Four experts, made on the device."""
+    arguments = {key: int(value) for key, _, value in (item.partition("=") for item in given.arg)}
+    torch.manual_seed(0)
+    with torch.device(given.device):
+        network = create_network(name, num_classes=classes, **arguments)
+    state, dtype = network.module.state_dict(), getattr(torch, given.dtype)
+    generator = torch.Generator(given.device).manual_seed(0)
     noisy = {
         f"expert{k}": {
-            n: t + 0.01 * torch.randn(t.shape, generator=generator) if t.is_floating_point() else t
+            n: t + 0.01 * torch.randn(t.shape, generator=generator, device=t.device) if t.is_floating_point() else t
             for n, t in state.items()
         }
-        for k in range(min(experts, 4))
+        for k in range(4)
     }
     pool = ms.ExpertPool.from_state_dicts(noisy, network.module, preprocessing=network.preprocessing)
-    pool = many(pool, experts).to(
-        given.device,
-        dtype=getattr(torch, given.dtype),
-        execution=Execution(overlap=given.overlap),
-    )
-    images = torch.randint(0, 256, (given.steps + 5, size, 3, *network.preprocessing.size), dtype=torch.uint8).to(
-        given.device
-    )
+    return pool.to(given.device, dtype=dtype, execution=Execution(overlap=given.overlap))
+
+
+def measure(given: argparse.Namespace, pool: ms.ExpertPool, size: int) -> dict[str, Any]:
+    shape = (given.steps + 5, size, 3, *pool.template.require_preprocessing().size)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, device=given.device)
     if given.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     method = ms.create_method("entropy_adaptive", pool)
     values = timed(lambda batch: method.step(batch).logits, images, given.device)
     require_captured(method, given.device)
     memory = (torch.cuda.max_memory_allocated() - images.numel()) / 2**30 if given.device == "cuda" else None
-    return {
-        "experts": experts,
+    row = {
+        "experts": len(pool),
         "batch": size,
+        "classes": len(pool.classes),
+        "parameters": pool.layout.size,
         "ms": 1000 * statistics.median(values),
         "memory_gib": memory,
         "timings": [round(1000 * v, 4) for v in values],
     }
+    print(json.dumps(bare([row])[0]), flush=True)
+    return row
 
 
 def many(pool: ms.ExpertPool, count: int) -> ms.ExpertPool:

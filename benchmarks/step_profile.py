@@ -9,18 +9,21 @@ other, beside each other, as one grouped product, in eight bits), and the merge 
 import argparse
 import json
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from provenance import provenance
+from step import _network, forward_floor, timed
 from torch import Tensor
 
 import mergestream as ms
-from mergestream.networks.architecture import create_network
+from mergestream.methods.correction import Correction
+from mergestream.methods.discriminant_head import DiscriminantHead
+from mergestream.methods.spelling import create_from_text
 
 KINDS = (
     ("merge", ("weighted", "merge")),
@@ -30,6 +33,14 @@ KINDS = (
     ("copy", ("memcpy", "memset", "copy", "cat")),
 )
 STEPS = 40
+METHODS = (
+    "mean",
+    "ensemble(views=hflip)",
+    "entropy_adaptive",
+    "entropy_adaptive(score_images=8)",
+    "merge_and_fit",
+    "merge_once(ask_first=32)",  # after its first images one network answers
+)
 
 
 def main() -> None:
@@ -37,43 +48,62 @@ def main() -> None:
     parser.add_argument("--network", default="vit_base_patch32_224")
     parser.add_argument("--experts", type=int, default=3)
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--arg", action="append", default=[], help="name=number, an argument of the network")
+    parser.add_argument("--device", default="cuda", help="'cpu' only tries this script: nothing is captured there")
+    parser.add_argument("--compiled", action="store_true", help="also with what follows the networks compiled")
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
-    network = create_network(given.network, num_classes=7)
-    states = {}
-    for seed in range(given.experts):
-        torch.manual_seed(seed)
-        states[f"expert{seed}"] = create_network(given.network, num_classes=7).module.state_dict()
+    network = _network(given, 0)
+    states = {f"expert{seed}": _network(given, seed).module.state_dict() for seed in range(given.experts)}
     pool = ms.ExpertPool.from_state_dicts(states, network.module, preprocessing=network.preprocessing)
-    pool = pool.to("cuda", dtype=torch.bfloat16)
+    pool = pool.to(given.device, dtype=torch.bfloat16)
     size = network.require_preprocessing().size
-    images = torch.randint(0, 256, (given.batch, 3, *size), dtype=torch.uint8, device="cuda")
-    record: dict[str, Any] = {**provenance("cuda"), **{k: v for k, v in vars(given).items() if k != "json"}}
-    record["steps"] = {
-        text: kernels_of(ms.create_method(name, pool, **options), images)
-        for text, name, options in (
-            ("entropy_adaptive", "entropy_adaptive", {}),
-            ("entropy_adaptive(score_images=8)", "entropy_adaptive", {"score_images": 8}),
-            ("merge_and_fit", "merge_and_fit", {}),
-            ("mean", "mean", {}),
-        )
+    images = torch.randint(0, 256, (given.batch, 3, *size), dtype=torch.uint8, device=given.device)
+    record: dict[str, Any] = {
+        **provenance(given.device),
+        **{k: v for k, v in vars(given).items() if k not in ("json", "arg")},
     }
+    one = forward_floor(network, given.batch, given.device)
+    record["steps"] = {text: profiled(text, pool, images, one) for text in METHODS}
+    reference = record["steps"]["entropy_adaptive"]["ms"]
+    record["times_entropy_adaptive"] = {name: step["ms"] / reference for name, step in record["steps"].items()}
     record["products"] = products(pool, given.batch, size)
     record["merge"] = merge_of(pool)
     given.json.write_text(json.dumps(record, indent=1) + "\n")
+    if given.compiled:  # it changes the classes for the rest of this process
+        began = time.perf_counter()
+        compile_small_parts()
+        fits = [text for text in METHODS if text.startswith("merge_")]
+        record["compiled"] = {text: profiled(text, pool, images, one) for text in fits}
+        record["compiled_seconds"] = time.perf_counter() - began
+    given.json.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1))
+
+
+def profiled(text: str, pool: ms.ExpertPool, images: Tensor, one: float | None) -> dict[str, Any]:
+    """A method's step beside the floor of its forwards, of which `one` takes so many milliseconds."""
+    result = kernels_of(create_from_text(text, pool, inside="the benchmark"), images)
+    result["floor_ms"] = None if one is None else one * (result["expert_forwards"] + result["merged_forwards"])
+    return result
+
+
+def compile_small_parts() -> None:
+    """What follows the networks is hundreds of operations on a few numbers each: let torch.compile fuse them."""
+    for owner, name in ((Correction, "learn"), (Correction, "apply"), (DiscriminantHead, "learn")):
+        setattr(owner, name, torch.compile(getattr(owner, name), dynamic=False, fullgraph=True))
 
 
 def kernels_of(method: ms.Method, images: Tensor) -> dict[str, Any]:
     """Milliseconds per step by the device's clock, and its kernels by kind."""
     for _ in range(5):
         method.step(images)
-    torch.cuda.synchronize()
     milliseconds = median_ms(lambda: method.step(images))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    kind = "CUDA" if images.is_cuda else "CPU"
+    with torch.profiler.profile(activities=[getattr(torch.profiler.ProfilerActivity, kind)]) as profile:
         for _ in range(STEPS):
             method.step(images)
-        torch.cuda.synchronize()
+        method.settle()
+    step = method.step(images)
     method.settle()
     by_kind: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     longest: dict[str, float] = defaultdict(float)
@@ -93,7 +123,9 @@ def kernels_of(method: ms.Method, images: Tensor) -> dict[str, Any]:
         "device_busy_ms": covered(spans) / STEPS / 1000,
         "kinds": {kind: {"ms": round(ms_, 4), "launches": round(count, 1)} for kind, (ms_, count) in by_kind.items()},
         "longest": {name: round(value, 4) for name, value in top},
-        "captured": method.graphs is not None and bool(method.graphs.recorded),
+        "captured": step.graph is not None,
+        "expert_forwards": step.expert_forwards,
+        "merged_forwards": step.merged_forwards,
     }
 
 
@@ -116,10 +148,11 @@ def products(pool: ms.ExpertPool, batch: int, size: tuple[int, int]) -> dict[str
     for name, layer in layers.items():
         out, width = layer.weight.shape
         count = len(pool)
-        x = torch.randn(count, tokens, width, device="cuda").bfloat16()
-        w = torch.randn(count, out, width, device="cuda").bfloat16() / width**0.5
-        bias = torch.randn(out, device="cuda").bfloat16()
-        streams = [torch.cuda.Stream() for _ in range(count)]
+        there = pool.device
+        x = torch.randn(count, tokens, width, device=there).bfloat16()
+        w = torch.randn(count, out, width, device=there).bfloat16() / width**0.5
+        bias = torch.randn(out, device=there).bfloat16()
+        streams = [torch.cuda.Stream() for _ in range(count)] if there.type == "cuda" else []
 
         def one_by_one(x: Tensor = x, w: Tensor = w, bias: Tensor = bias) -> None:
             for k in range(len(x)):
@@ -143,8 +176,8 @@ def products(pool: ms.ExpertPool, batch: int, size: tuple[int, int]) -> dict[str
         }
         if hasattr(torch, "_scaled_mm"):
             x8, w8 = x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn)
-            scale_x = torch.ones(tokens, 1, device="cuda")
-            scale_w = torch.ones(1, out, device="cuda")
+            scale_x = torch.ones(tokens, 1, device=there)
+            scale_w = torch.ones(1, out, device=there)
 
             def eight_bits(x8: Tensor = x8, w8: Tensor = w8, a: Tensor = scale_x, b: Tensor = scale_w) -> None:
                 for k in range(len(x8)):
@@ -165,7 +198,7 @@ def products(pool: ms.ExpertPool, batch: int, size: tuple[int, int]) -> dict[str
 
 def merge_of(pool: ms.ExpertPool) -> dict[str, float]:
     """The merge's milliseconds and the memory traffic that it needs at least."""
-    out, shares = pool.new_weights(), torch.full((len(pool),), 1 / len(pool), device="cuda")
+    out, shares = pool.new_weights(), torch.full((len(pool),), 1 / len(pool), device=pool.device)
     milliseconds = median_ms(lambda: pool.merge(shares, out=out))
     traffic = (len(pool) + 1) * out.numel() * out.element_size()
     return {"ms": milliseconds, "gigabytes_per_second": traffic / milliseconds / 1e6}
@@ -175,6 +208,8 @@ def captured(function: Callable[[], None]) -> Callable[[], None]:
     """The same as a graph, so that launches count little."""
     for _ in range(3):
         function()
+    if not torch.cuda.is_available():
+        return function
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -183,15 +218,8 @@ def captured(function: Callable[[], None]) -> Callable[[], None]:
 
 
 def median_ms(function: Callable[[], object], repeats: int = 60) -> float:
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    for _ in range(5):
-        function()
-    marks[0].record()
-    for mark in marks[1:]:
-        function()
-        mark.record()
-    torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in pairwise(marks))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return 1000 * statistics.median(timed(lambda _: function(), [None] * (repeats + 5), device))  # type: ignore
 
 
 if __name__ == "__main__":

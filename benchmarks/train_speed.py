@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from provenance import provenance
 
 from mergestream.data.datasets import DataRequest, open_data
 from mergestream.networks.architecture import create_network, logits_of
@@ -34,7 +35,7 @@ WARM_UP = 20
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dataset", default="pacs")
-    parser.add_argument("--root", required=True)
+    parser.add_argument("--root", help="of the data; 'phantom' needs none")
     parser.add_argument("--init", required=True, help="a safetensors file, or random")
     parser.add_argument("--network", default="vit_small_patch14_dinov2")
     parser.add_argument("--img-size", type=int, default=126)
@@ -42,6 +43,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--timed-steps", type=int, default=300)
+    parser.add_argument("--ways", default="never,auto,always", help="of compiling a single fit; always takes 40 s")
+    parser.add_argument("--compare-jobs", type=int, help="train the pool with --jobs 1 and with so many, in turn")
     parser.add_argument("--pool", type=Path, help="keep the pool here")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -54,6 +57,7 @@ def main() -> None:
         "batch_size": given.batch_size,
         "device": torch.cuda.get_device_name(),
         "versions": library_versions(),
+        "commit": provenance("cuda")["commit"],
         "command": " ".join(["python3", *(Path(word).name if word.startswith("/") else word for word in sys.argv)]),
         "steps": one_fit(given, recipe),
     }
@@ -63,9 +67,22 @@ def main() -> None:
         first = f"first step {row['first_step_seconds']:.1f} s, {row['memory_gib']:.2f} GiB"
         print(f"{row['name']:24} {speed}, {row['times_the_rival']:.2f} x, {first}")
     write(given.json, record)  # a lease that ends during the pool keeps this much
-    record["pool"] = whole_pool(given, recipe)
-    print(f"pool: {record['pool']['fits']} fits in {record['pool']['seconds']:.1f} s, everything included")
+    if given.compare_jobs:
+        record["jobs"] = compared_jobs(given, replace(recipe, compile="auto"))
+    else:
+        record["pool"] = whole_pool(given, recipe)
+        print(f"pool: {record['pool']['fits']} fits in {record['pool']['seconds']:.1f} s, everything included")
     write(given.json, record)
+
+
+def compared_jobs(given: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
+    """Seconds of a whole pool with one job and with several, in turn on the same GPU."""
+    seconds: dict[str, list[float]] = {}
+    for jobs in (1, given.compare_jobs, given.compare_jobs, 1):
+        result = whole_pool(given, recipe, jobs)
+        seconds.setdefault(str(jobs), []).append(result["seconds"])
+        print(f"--jobs {jobs}: {result['fits']} fits of {recipe.steps} steps in {result['seconds']:.1f} s", flush=True)
+    return {"steps": recipe.steps, "fits": result["fits"], "seconds": seconds}
 
 
 def write(path: Path | None, record: dict[str, Any]) -> None:
@@ -84,6 +101,8 @@ def one_fit(given: argparse.Namespace, recipe: Recipe) -> list[dict[str, Any]]:
     batches = torch.randint(len(images), (count, recipe.batch_size), generator=torch.Generator().manual_seed(0)).cuda()
     rows = [timed("eager TF32 loop (rival)", rival(given, recipe, images, labels, batches), recipe, count)]
     for name, choice in (("eager", "never"), ("graph", "auto"), ("compiled graph", "always")):
+        if choice not in given.ways.split(","):
+            continue
         chosen = replace(recipe, compile=choice)
         stepper = Stepper(fresh(given), images, labels, batches, chosen)
         stepper.module.train()
@@ -103,9 +122,8 @@ def rival(given: argparse.Namespace, recipe: Recipe, images: Any, labels: Any, b
     def take(step: int) -> None:
         picked = batches[step - 1]
         draws = augmentation.draw(len(picked), recipe.augmentation, recipe.views, picked.device)
-        inputs = augmentation.prepare_batch(
-            images[picked], draws, recipe.augmentation, recipe.views, network.preprocessing
-        )
+        settings = recipe.augmentation, recipe.views, network.preprocessing
+        inputs = augmentation.prepare_batch(*settings, images[picked], draws)
         loss = torch.nn.functional.cross_entropy(logits_of(module(inputs)), labels[picked])
         optimiser.zero_grad()
         loss.backward()
@@ -137,7 +155,7 @@ def timed(name: str, take: Callable[[int], None], recipe: Recipe, count: int) ->
     }
 
 
-def whole_pool(given: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
+def whole_pool(given: argparse.Namespace, recipe: Recipe, jobs: int = 1) -> dict[str, Any]:
     """`mergestream train`, from the zip to the pool's folder."""
     folder = given.pool or Path(tempfile.mkdtemp()) / "pool"
     plan = TrainPlan(
@@ -149,7 +167,7 @@ def whole_pool(given: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         keep_every=30.0,
     )
     began = time.perf_counter()
-    trained = run_training(plan, folder, quiet)
+    trained = run_training(plan, folder, quiet, jobs=jobs)
     seconds = time.perf_counter() - began
     fits = [candidate for _, candidates in trained for candidate in candidates]
     result = {

@@ -328,6 +328,7 @@ def test_a_recorded_step_touches_nothing_of_the_host(
     """On tensors that only claim to lie on a GPU, where there is no kernel to launch nor a stream to launch it on."""
     monkeypatch.setattr(merging.weighted_sums, "kernel_can_run", lambda *_: False)
     monkeypatch.setattr(Recording, "side_by_side", lambda _, tasks, device: [task() for task in tasks])
+    monkeypatch.setattr(Recording, "both", lambda _, first, second, device: (first(), second()))
     from mergestream.networks import preprocessing
 
     pool = make_pool("vit")

@@ -3,16 +3,20 @@
 import inspect
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 import mergestream as ms
 from benching import NETWORK
 from mergestream.bench import python_calls as bench_calls
 from mergestream.cli import app as cli
+from mergestream.serving.open_engine import load_pool
+from mergestream.serving.options import ServeOptions
 from mergestream.training.python_calls import train
 
 # Python registers its own methods, prints nothing, and starts no processes unless it is asked to.
@@ -37,6 +41,20 @@ def test_options_and_defaults_are_those_of_the_command(verb: str) -> None:
         if name in command and name != "jobs" and parameter.default is not parameter.empty:
             stated = command[name]
             assert parameter.default == (str(stated) if isinstance(stated, Path) else stated), name
+
+
+@pytest.mark.parametrize(("instructions", "chosen"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_is_the_type_that_this_processor_multiplies_fast(
+    consortium: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instructions: bool, chosen: str
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    request = {"methods": "mean", "targets": "lyon", "root": consortium / "data", "device": "cpu", "dtype": "auto"}
+    findings = ms.bench("table", consortium / "pool", out=tmp_path, **request)
+    assert findings.plan["dtype"] == chosen
+    about = ServeOptions(pool=consortium / "pool", device="cpu", dtype="auto")
+    assert load_pool(about).bank.dtype == getattr(torch, chosen)
+    assert load_pool(replace(about, dtype=None)).bank.dtype == torch.float32
 
 
 def test_bench_and_report_in_python(consortium: Path, tmp_path: Path) -> None:

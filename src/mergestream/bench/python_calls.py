@@ -49,6 +49,7 @@ def bench(
     """
     from mergestream.bench.engine.benchmark import run_bench
     from mergestream.bench.engine.plan import plan_from
+    from mergestream.runtime.devices import resolve_dtype
 
     limits = {"images": images, "skip_bad": skip_bad, "allow_missing_classes": allow_missing_classes}
     request = plan_from(
@@ -66,7 +67,7 @@ def bench(
         loud_heads=_text(loud_heads) or "1",
         timed=timed,
         device=device,
-        dtype=dtype,
+        dtype=resolve_dtype(dtype, device),
     )
     return run_bench(request, Path(out), track, jobs=jobs, engine=engine, command=command)
 

@@ -72,7 +72,9 @@ def bench(
     jobs: Jobs = None,
     engine: Engine = "local",
     device: Device = "auto",
-    dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(help="Of the weights: float32, bfloat16, float16 or auto, which is fast.")
+    ] = "float32",
     plugin: Plugin = None,
     as_json: AsJson = False,
 ) -> None:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mergestream.methods import METHODS
-from mergestream.methods.base import Method, plain
+from mergestream.methods.base import Method
 from mergestream.methods.spelling import unknown_method
 from mergestream.runtime.errors import MergestreamError
+from mergestream.runtime.option_checks import plain
 
 # Forwards per image of our own methods with K experts, at their defaults; in brackets what the first images cost.
 FORWARDS = {

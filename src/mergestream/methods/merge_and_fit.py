@@ -141,8 +141,15 @@ class MergeAndFit(Method[MergeAndFitState]):
     def advance(self, batch: Batch, state: MergeAndFitState) -> tuple[Step, MergeAndFitState]:
         state = state if self.pool.is_recording else self.before_step(state)
         asks, window = self._asks(state), FadingWindow.of(batch, self.memory)
-        merged, features = self._merged_model(batch, state)
-        voices = [*self._experts(batch), *self._merged_voice(merged)] if asks else self._merged_voice(merged)
+        voices: list[Tensor] = []
+        if asks:
+            (merged, features), own = self.pool.both(
+                lambda: self._merged_model(batch, state), lambda: self._experts(batch)
+            )
+            voices = [*own]
+        else:
+            merged, features = self._merged_model(batch, state)
+        voices += self._merged_voice(merged)
         common = together(voices) if asks else None
         if self._head is not None and state.head is not None and features is not None:
             voices.append(voice(self._head.logits(state.head, features)))  # before it learns from these images

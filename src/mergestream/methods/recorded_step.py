@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -126,9 +126,9 @@ class RecordedStep:
             place.narrow(dim, 0, count).copy_(given, non_blocking=True)
             if count < place.shape[dim]:  # padded with the first image, which is as finite as the batch is
                 place.narrow(dim, count, place.shape[dim] - count).copy_(given.narrow(dim, 0, 1), non_blocking=True)
-        given_tensors = tensors(state)
-        for name, place in tensors(self._state).items():
-            place.copy_(given_tensors[name], non_blocking=True)
+        given_tensors, places = tensors(state), tensors(self._state)
+        if places:  # one launch for all: a state has dozens of small tensors
+            torch._foreach_copy_([*places.values()], [given_tensors[name] for name in places], non_blocking=True)
         if self._shares is not None:
             count = len(inputs[IMAGES])
             self._shares[:count].fill_(1 / count)
@@ -150,11 +150,17 @@ class RecordedStep:
         self._passes = {kind: images - before[kind] for kind, images in method.pool.passes.items()}
         method.pool.passes.update(before)
         finite = torch.cat([finite_images(step.logits), *recording.finite])
-        # A batch that will be refused leaves no trace in the state.
-        sound, places = finite.all(), tensors(self._state)
-        for name, tensor in tensors(self._after).items():
-            results[f"{STATE}{name}"] = torch.where(sound, tensor, places[name])
+        places, after = tensors(self._state), tensors(self._after)
         self._owners = [ANSWER, *recording.owners]
         self._counts = [self.batch, *map(len, recording.finite)]
-        self._pieces = {name: (tensor.shape, tensor.dtype) for name, tensor in results.items()}
-        self._flat = torch.cat([part.reshape(-1).to(torch.float32) for part in (finite, *results.values())])
+        named = {**results, **{f"{STATE}{name}": tensor for name, tensor in after.items()}}
+        self._pieces = {name: (tensor.shape, tensor.dtype) for name, tensor in named.items()}
+        self._flat = flattened([finite, *results.values()])
+        if after:  # a batch that will be refused leaves no trace in the state
+            kept = torch.where(finite.all(), flattened(after.values()), flattened(places[name] for name in after))
+            self._flat = torch.cat([self._flat, kept])
+
+
+def flattened(parts: Iterable[Tensor]) -> Tensor:
+    """All numbers of some tensors, in order, in fp32."""
+    return torch.cat([part.reshape(-1).to(torch.float32) for part in parts])

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,18 @@ class Recording:
         for side in sides:
             here.wait_stream(side)
         return results
+
+    def both(self, first: Callable[[], Any], second: Callable[[], Any], device: torch.device) -> tuple[Any, Any]:
+        """Run two tasks; on a CUDA device beside each other, unless experts run one after the other."""
+        if device.type != "cuda" or self.execution.overlap == 1:
+            return first(), second()
+        here, (side,) = torch.cuda.current_stream(device), _side_streams(device, 1)
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            one = first()
+        two = second()
+        here.wait_stream(side)
+        return one, two
 
 
 def warm_up(function: Callable[[], object]) -> None:

@@ -1,10 +1,11 @@
 """PoolRunner: how a pool's experts and the networks merged from them run on a batch."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,24 +97,20 @@ class PoolRunner:
             elif view in batch.given:  # the experts were run for it elsewhere
                 batch.given.remove(view)
                 self.passes["expert"] += len(self.names) * len(batch.images)
+        networks = list(zip(self._owners, self._experts, strict=True))
         if inputs and self._recording is not None:  # one forward per expert: larger products, fewer launches
             stacked = torch.cat(list(inputs.values()))
-            networks = zip(self._owners, self._experts, strict=True)
-            tasks = [partial(self._run, owner, expert, stacked, len(inputs)) for owner, expert in networks]
+            tasks = [partial(self._run, *network, stacked, len(inputs)) for network in networks]
             logits = torch.stack(self._recording.side_by_side(tasks, self.device))
             answers.update(zip(inputs, logits.chunk(len(inputs), dim=1), strict=True))
             return answers
         for view, images in inputs.items():
-            own = []
-            for owner, expert in zip(self._owners, self._experts, strict=True):
-                own.append(self._run(owner, expert, images))
-            answers[view] = torch.stack(own)
+            answers[view] = torch.stack([self._run(*network, images) for network in networks])
         return answers
 
     def expert_logits(self, expert: int, images: Tensor, *, preprocessed: bool = False) -> Tensor:
         """One expert's logits [B,C] in fp32."""
-        batch = self.prepare(images, preprocessed=preprocessed)
-        return self._run(self._owners[expert], self._experts[expert], batch)
+        return self._run(self._owners[expert], self._experts[expert], self.prepare(images, preprocessed=preprocessed))
 
     def forward(self, weights: Tensor, images: Tensor, *, recalibrate_bn: bool = False) -> Tensor:
         """Logits [B,C] in fp32 of the network whose flat weights [P] are given.
@@ -177,6 +174,10 @@ class PoolRunner:
         """Whether a step is being recorded: nothing may be read back from the device."""
         return self._recording is not None
 
+    def both(self, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
+        """Run two tasks, neither of which needs the other: in a recorded step beside each other on the device."""
+        return self._recording.both(first, second, self.device) if self._recording else (first(), second())
+
     @contextmanager
     def recording(self) -> Iterator[Recording]:
         """Read nothing back to the host inside the block; note on the device what an eager step would refuse."""
@@ -238,9 +239,8 @@ class PoolRunner:
 
     def matrices(self, row: Tensor, prefix: str = "") -> dict[str, Tensor]:
         """Parameters that may be the weight of a linear map or a convolution, by name, as views of a row [P]."""
-        views = self.layout.views(row)
-        names = [e.name for e in self.layout.parameters if len(e.shape) > 1 and e.name.startswith(prefix)]
-        return {name: views[name] for name in names}
+        names = {e.name for e in self.layout.parameters if len(e.shape) > 1 and e.name.startswith(prefix)}
+        return {name: view for name, view in self.layout.views(row).items() if name in names}
 
     # --- inside -------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The device that a command runs on."""
+"""The device that a command runs on, and the type of numbers that is fast there."""
 
 import torch
 
@@ -13,3 +13,11 @@ def resolve_device(device: str) -> str:
     if device == "cuda" and not available:
         raise InputError("There is no CUDA device here: --device cpu, or auto.")
     return "cuda" if available and device != "cpu" else "cpu"
+
+
+def resolve_dtype(dtype: str, device: str) -> str:
+    """A type's name; 'auto' is bfloat16 on a GPU, and on a processor with instructions for it, else float32."""
+    if dtype != "auto":
+        return dtype
+    narrow = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bfloat16" if narrow or resolve_device(device) == "cuda" else "float32"

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.devices import resolve_dtype
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import one_of, parse_options, parse_value
 from mergestream.runtime.plugins import load_plugins
@@ -49,7 +50,7 @@ def open_engine(options: ServeOptions, on_append: Callable[[bool], None] = lambd
 
 def load_pool(options: ServeOptions) -> ExpertPool:
     """Load the experts on their device. The pool must say how pixels are prepared."""
-    dtype = None if options.dtype is None else getattr(torch, options.dtype)
+    dtype = None if options.dtype is None else getattr(torch, resolve_dtype(options.dtype, options.device))
     about: dict[str, Any] = {"device": options.device, "dtype": dtype, "require_signed_by": options.require_signed_by}
     pool = ExpertPool.load(options.pool, **about, keep_revoked=True)  # the engine switches those off
     if pool.preprocessing is None:

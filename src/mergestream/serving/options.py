@@ -50,7 +50,7 @@ class ServeOptions:
         float | None, _option("Give each image a set of classes that holds the true one with this chance, as in 0.9.")
     ] = None
     device: Annotated[str, _option("auto, cpu or cuda.")] = "auto"
-    dtype: Annotated[str | None, _option("float32, bfloat16 or float16.", show_default="that of the pool")] = None
+    dtype: Annotated[str | None, _option("float32, bfloat16, float16 or auto.", show_default="that of the pool")] = None
     state: Annotated[Path, _option("Folder for the streams' states and the audit log.")] = Path("mergestream-service")
     audit: Annotated[File, _option("The audit log.", show_default="audit.jsonl in the --state folder")] = None
     audit_key: Annotated[File, _option("Private key that signs the log, made by 'mergestream audit key'.")] = None
@@ -105,7 +105,7 @@ class ServeOptions:
         one_of("device", self.device, DEVICES)
         one_of("weights_hash", self.weights_hash, ("weights", "recipe"))
         if self.dtype is not None:
-            one_of("dtype", self.dtype, DTYPES)
+            one_of("dtype", self.dtype, (*DTYPES, "auto"))
         if self.no_audit and (self.audit or self.audit_key):
             raise InputError("--no-audit keeps no log: leave out --audit and --audit-key, or leave out --no-audit.")
         if self.replicas > 1 and self.audit is not None:

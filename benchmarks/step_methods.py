@@ -1,0 +1,96 @@
+"""Milliseconds of a step for each method of the results page, on the device at hand, and how often networks run.
+
+    python3 benchmarks/step_methods.py --network vit_base_patch16_224 --dtype bfloat16 --json step_methods.json
+
+Random weights, three experts, batches of 32, one flipped view. `merge_once` is measured after its first images, when
+one network answers. A step's `captured` says that it was replayed from a CUDA graph.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from provenance import provenance
+from step import timed
+
+import mergestream as ms
+from mergestream.methods.spelling import create_from_text
+from mergestream.networks.architecture import create_network
+
+METHODS = (
+    "mean",
+    "ensemble",
+    "ensemble(views=hflip)",
+    "entropy_adaptive",
+    "entropy_adaptive(score_images=8)",
+    "merge_and_fit",
+    "merge_once(ask_first=32)",
+    "corrected",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", action="append", required=True, help="a timm name, or name:img_size; repeatable")
+    parser.add_argument("--arg", action="append", default=[], help="name=number, an argument of every network")
+    parser.add_argument("--experts", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--methods", default="|".join(METHODS), help="separated by |")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    keys = ("experts", "batch", "dtype", "device", "steps")
+    record: dict[str, Any] = {**provenance(given.device), **{key: getattr(given, key) for key in keys}, "rows": []}
+    for name in given.network:
+        pool = random_pool(given, name)
+        shape = (given.steps + 5, given.batch, 3, *pool.template.require_preprocessing().size)
+        images = torch.randint(0, 256, shape, dtype=torch.uint8, device=given.device)
+        for text in given.methods.split("|"):
+            gc.collect()  # the graphs of the method before are in a cycle
+            row = {"network": name, "method": text, **measure(pool, text, images, given.device)}
+            record["rows"].append(row)
+            print(json.dumps({key: value for key, value in row.items() if key != "timings"}), flush=True)
+            if given.json:
+                given.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def random_pool(given: argparse.Namespace, text: str) -> ms.ExpertPool:
+    name, _, size = text.partition(":")
+    arguments = {key: int(value) for key, _, value in (item.partition("=") for item in given.arg)}
+    arguments |= {"img_size": int(size)} if size else {}
+    networks = []
+    for seed in range(given.experts):
+        torch.manual_seed(seed)
+        with torch.device(given.device):
+            networks.append(create_network(name, num_classes=7, **arguments))
+    states = {f"expert{k}": network.module.state_dict() for k, network in enumerate(networks)}
+    pool = ms.ExpertPool.from_state_dicts(states, networks[0].module, preprocessing=networks[0].preprocessing)
+    return pool.to(given.device, dtype=getattr(torch, given.dtype))
+
+
+def measure(pool: ms.ExpertPool, text: str, images: torch.Tensor, device: str) -> dict[str, Any]:
+    method = create_from_text(text, pool, inside="the benchmark")
+
+    def take(batch: torch.Tensor) -> torch.Tensor:
+        return method.step(batch).logits
+
+    values = timed(take, images, device)
+    step = method.step(images[0])
+    method.settle()
+    return {
+        "ms": 1000 * statistics.median(values),
+        "expert_forwards": step.expert_forwards,
+        "merged_forwards": step.merged_forwards,
+        "captured": step.graph is not None,
+        "timings": [round(1000 * value, 4) for value in values],
+    }
+
+
+if __name__ == "__main__":
+    main()
