@@ -126,7 +126,7 @@ def main() -> None:
     settings, points = [], list[DriftPoint]()
     for key, own in paths.items():
         name, heads = key.split("-")
-        described, more = measured([StoredPool.load(path) for path in own], f"{TITLES[name]}, {heads} heads")
+        described, more = measured([StoredPool.load(path) for path in own], f"{TITLES[name]}, {heads}")
         settings.append(described)
         points += more
         print(key, len(own), described["parts"], flush=True)
