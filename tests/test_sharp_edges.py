@@ -121,6 +121,9 @@ def test_long_lists_are_shortened_in_errors() -> None:
     assert len(error) < 200
     assert "and 14 more" in str(unknown_name("expert", "?", names[:20]))
     assert "site_0004 and 14 more" in str(unknown_name("expert", "xyz", [*names[:19], "xyz_of"]))  # near ones first
+    networks = ["gcvit_tiny", "vit_base_patch16_224", "vit_tiny_patch16_224"]
+    assert "Did you mean 'vit_tiny_patch16_224'?" in str(unknown_name("network", "vit_tinny", networks))
+    assert "Did you mean" not in str(unknown_name("network", "unet", networks))
     assert str(unknown_name("expert", "x", names[:3])).endswith("Known: site_0000, site_0001, site_0002.")
 
 
