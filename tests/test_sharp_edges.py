@@ -15,7 +15,7 @@ from benching import NETWORK, command, network
 from conftest import CLASSES, HandWritten, make_images
 from mergestream.data.datasets.standins import drawing
 from mergestream.networks.architecture import create_network
-from mergestream.networks.batch_checks import require_preprocessed
+from mergestream.networks.batch_checks import require_batch, require_preprocessed
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.training.expert_warnings import training_warnings
@@ -221,6 +221,15 @@ def test_preprocessed_floats_pass(vit_pool: ms.ExpertPool) -> None:
     require_preprocessed(255 * dark, ms.Preprocessing((16, 16), mean=(0.0,) * 3, std=(1 / 255,) * 3))
     with pytest.raises(InputError, match="0 to 255"):
         require_preprocessed(255 * dark, ms.Preprocessing((16, 16), mean=(0.0,) * 3, std=(1.0,) * 3))
+
+
+@pytest.mark.parametrize(("channels", "remedy"), [(1, "expand(-1, 3, -1, -1)"), (4, "images[:, :3]"), (2, None)])
+def test_the_remedy_fits_the_number_of_channels(channels: int, remedy: str | None) -> None:
+    with pytest.raises(InputError, match=rf"takes 3 channels, the batch has {channels}") as refused:
+        require_batch(torch.zeros(2, channels, 16, 16, dtype=torch.uint8), 3)
+    assert (remedy in str(refused.value)) if remedy else ("images" not in str(refused.value))
+    with pytest.raises(InputError, match=r"images\.to\(torch\.uint8\)"):
+        require_batch(torch.zeros(2, 3, 16, 16, dtype=torch.int64), 3)
 
 
 @pytest.mark.parametrize(
