@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 STEPS = {"ViT-B/32": "step_vit_b32", "ViT-B/16": "step_vit_b16"}
+KERNELS = ("product", "norm and residual", "attention", "other")
 SERVICES = {"4 streams": "service", "64 streams": "service_many_streams"}
 
 
@@ -32,9 +32,64 @@ def step_table() -> str:
     return markdown(head, rows)
 
 
-def curve_table(key: str, unit: str, title: str) -> str:
-    record = read("step_curves")[key]
-    return markdown([title, *(str(row[unit]) for row in record)], [["ms", *(f"{row['ms']:.1f}" for row in record)]])
+def profile_table() -> str:
+    """Where a captured step's time goes: kernels by kind overlap, so that their sum may exceed the step."""
+    record = read("step_profile")
+    rows, reference = [], record["steps"]["entropy_adaptive"]["ms"]
+    parts = {name.partition("(ask")[0]: step for name, step in record["steps"].items()}
+    parts = {name: step for name, step in parts.items() if not name.startswith("ensemble")}
+    parts |= {f"{name.partition('(ask')[0]}, compiled": step for name, step in record["compiled"].items()}
+    for title, step in parts.items():
+        kinds = step["kinds"]
+        row = [f"{value:.2f}" for value in (step["ms"], step["floor_ms"], *(kinds[kind]["ms"] for kind in KERNELS))]
+        launches = sum(each["launches"] for each in kinds.values())
+        rows.append([f"`{title}`", *row, f"{launches:.0f}", f"{step['ms'] / reference:.2f}"])
+    ways = {
+        way: [each[way]["tflops"] for each in record["products"].values()] for way in ("one by one", "eight bits")
+    }
+    spans = [f"{min(rates):.0f} to {max(rates):.0f} TFLOP/s {way}" for way, rates in ways.items()]
+    head = ("ms", "step", "floor", "products", "norms", "attention", "small", "launches", "ratio")
+    fused = f"`torch.compile` (a flag of the benchmark) fuses the small operations in {record['compiled_seconds']:.0f} s."
+    return f"{markdown(head, rows)}\n\nThe products alone: {', '.join(spans)}. {fused}"
+
+
+def method_table() -> str:
+    record = read("step_methods")
+    ms: dict[str, list[str]] = {}
+    forwards = {}
+    for row in record["rows"]:
+        name = row["method"].partition("(ask")[0]
+        ms.setdefault(name, []).append(f"{row['ms']:.1f}")
+        forwards[name] = f"{row['expert_forwards'] + row['merged_forwards']:.1f}"
+    body = [[f"`{name}`", forwards[name], *times] for name, times in ms.items()]
+    return markdown(["ms per step", "forwards per image", "ViT-S/14, 126 px", "ViT-B/16"], body)
+
+
+def narrow_table() -> str:
+    """The step on one core in bfloat16 against the naive loop in float32, with the share of equal answers."""
+    titles = {
+        "bfloat16_scores": "experts in bf16",
+        "bfloat16": "all in bf16",
+        "bfloat16_8": "and `score_images=8`",
+    }
+    record = read("step_narrow")
+    names = [name for name in titles if name in record["rows"][0]["ratios"]]
+    rows = []
+    for row in record["rows"]:
+        each = [f"{row['ratios'][name]:.1f} x ({100 * row['same_top_1'][name]:.1f} %)" for name in names]
+        rows.append([row["network"], f"{row['naive_ms'] / 1000:.1f} s", *each])
+    return markdown(["one core, 32 images", "naive loop", *(titles[name] for name in names)], rows)
+
+
+def curve_line() -> str:
+    record = read("step_curves")
+    line, images = record["per_expert"], [(row["batch"], row["ms"]) for row in record["by_batch"]]
+    (one, least), (most, longest) = images[0], images[-1]
+    return (
+        f"ViT-B/32: {line['fixed_ms']:.2f} ms and {line['per_expert_ms']:.2f} ms per expert, within "
+        f"{100 * line['largest_departure']:.0f} % up to {record['by_experts'][-1]['experts']} experts; {least:.1f} ms "
+        f"for {one} image and {longest:.1f} ms for {most}."
+    )
 
 
 def refresh_table() -> str:
@@ -136,8 +191,10 @@ def speed_blocks() -> dict[str, Callable[[], str]]:
     """Every block by its name, not drawn yet."""
     return {
         "speed-steps": step_table,
-        "speed-experts": partial(curve_table, "by_experts", "experts", "experts, batches of 32"),
-        "speed-images": partial(curve_table, "by_batch", "batch", "images per batch, 3 experts"),
+        "speed-profile": profile_table,
+        "speed-methods": method_table,
+        "speed-narrow": narrow_table,
+        "speed-curves": curve_line,
         "speed-refresh": refresh_table,
         "speed-cpu": processor_line,
         "speed-merge": merge_line,

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -14,12 +14,12 @@ from mergestream.functional import merging
 from mergestream.functional.coefficients import on_simplex
 from mergestream.functional.scores import finite_images, require_finite
 from mergestream.networks.architecture import logits_of
-from mergestream.networks.batch_checks import require_preprocessed
-from mergestream.networks.layers import LastLayer, reestimate
+from mergestream.networks.batch_checks import input_errors, require_preprocessed
+from mergestream.networks.layers import LastLayer, one_per_image, reestimate
 from mergestream.networks.preprocessing import ORIGINAL, network_input, view_names, views_for
 from mergestream.pool.execution import Execution, Recording, memory_format, patches_as_products
 from mergestream.pool.parts import Parts
-from mergestream.runtime.errors import InputError, MergestreamError, NetworkError
+from mergestream.runtime.errors import NetworkError
 
 MERGED = "The merged model"
 Coefficients = Sequence[float] | Tensor
@@ -93,11 +93,11 @@ class PoolRunner:
         answers, inputs = batch.expert_logits, {}
         for view in views:
             if view not in answers:
-                inputs[view] = batch.images if view == ORIGINAL else self._views[view](batch.images)
+                inputs[view] = self._as_scored(batch.images if view == ORIGINAL else self._views[view](batch.images))
             elif view in batch.given:  # the experts were run for it elsewhere
                 batch.given.remove(view)
                 self.passes["expert"] += len(self.names) * len(batch.images)
-        networks = list(zip(self._owners, self._experts, strict=True))
+        networks = list(zip(self._owners, self._scorers, strict=True))
         if inputs and self._recording is not None:  # one forward per expert: larger products, fewer launches
             stacked = torch.cat(list(inputs.values()))
             tasks = [partial(self._run, *network, stacked, len(inputs)) for network in networks]
@@ -143,7 +143,7 @@ class PoolRunner:
         """Logits [B,C] as from `forward`, and the last layer's input [B,D], in fp32."""
         with self._require_last_layer().recorded_inputs(self.module_with(weights)) as inputs:
             logits = self.forward(weights, images, recalibrate_bn=recalibrate_bn)
-        return logits, self._one_per_image(inputs[-1], len(logits))
+        return logits, one_per_image(inputs[-1], len(logits))
 
     @contextmanager
     def merged_inputs(self, batch: Batch) -> Iterator[list[Tensor]]:
@@ -151,18 +151,12 @@ class PoolRunner:
         features: list[Tensor] = []
         with self._require_last_layer().recorded_inputs(self._working, batch.images) as inputs:
             yield features
-        features += [self._one_per_image(each, len(batch.images)) for each in inputs]
+        features += [one_per_image(each, len(batch.images)) for each in inputs]
 
     def _require_last_layer(self) -> LastLayer:
         if self.last_layer is None:
             raise NetworkError(f"{self.template.architecture} does not end in one linear layer with a bias.")
         return self.last_layer
-
-    @staticmethod
-    def _one_per_image(inputs: Tensor, images: int) -> Tensor:
-        if inputs.ndim != 2 or len(inputs) != images:
-            raise NetworkError(f"The last layer read {tuple(inputs.shape)} for {images} images, not one per image.")
-        return inputs.float()
 
     @cached_property
     def last_layer(self) -> LastLayer | None:
@@ -187,7 +181,7 @@ class PoolRunner:
                 if self.execution.capture:
                     from mergestream.pool.fused_blocks import fused_blocks  # it needs timm
 
-                    modules = [self._working, *self._experts]
+                    modules = [self._working, *self._scorers]
                     fast.enter_context(patches_as_products(modules))
                     fast.enter_context(fused_blocks(modules))
                 yield self._recording
@@ -244,16 +238,9 @@ class PoolRunner:
 
     # --- inside -------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def input_errors(self, batch: Tensor) -> Iterator[None]:
+    def input_errors(self, batch: Tensor) -> AbstractContextManager[None]:
         """Report a network's failure on a batch as an error about the batch."""
-        try:
-            yield
-        except (torch.OutOfMemoryError, MergestreamError):
-            raise
-        except (AssertionError, RuntimeError, ValueError) as error:
-            own = f" (the pool's preprocessing is for {self.preprocessing.size})" if self.preprocessing else ""
-            raise InputError(f"The network cannot take a batch of shape {tuple(batch.shape)}{own}: {error}") from error
+        return input_errors(batch, self.preprocessing)
 
     @cached_property
     def _working(self) -> nn.Module:
@@ -261,14 +248,27 @@ class PoolRunner:
 
     @cached_property
     def _experts(self) -> list[nn.Module]:
-        return [
-            self.layout.attach(copy.deepcopy(self.template.module), row, own).eval()
-            for row, own in zip(self.bank, self.integers, strict=True)
-        ]
+        return self._modules_of(self.bank)
+
+    def _modules_of(self, bank: Tensor) -> list[nn.Module]:
+        make, rows = partial(copy.deepcopy, self.template.module), zip(bank, self.integers, strict=True)
+        return [self.layout.attach(make(), row, own).eval().to(bank.dtype) for row, own in rows]
+
+    @cached_property
+    def _scorers(self) -> list[nn.Module]:
+        """The experts as they answer whole batches."""
+        return self._modules_of(self.bank.to(torch.bfloat16)) if self.execution.narrow_scores else self._experts
+
+    def _as_scored(self, images: Tensor) -> Tensor:
+        return images.bfloat16(memory_format=self._scoring_format) if self.execution.narrow_scores else images
 
     @cached_property
     def _memory_format(self) -> torch.memory_format:
         return memory_format(self._experts[0], self.bank, self.preprocessing)
+
+    @cached_property
+    def _scoring_format(self) -> torch.memory_format:
+        return memory_format(self._scorers[0], self.bank[:, :0].bfloat16(), self.preprocessing)
 
     def _checked(self, coefficients: Coefficients) -> Tensor:
         if self._recording is not None and isinstance(coefficients, Tensor):
