@@ -57,8 +57,7 @@ class PoolRunner:
         self.bank, self.template, self.layout = parts.bank, parts.network, parts.layout
         self.device, self.preprocessing = parts.bank.device, parts.network.preprocessing
         self._views = views_for(self.preprocessing)
-        self.names = tuple(card.name for card in parts.cards)
-        self.classes = parts.cards[0].classes
+        self.names, self.classes = tuple(card.name for card in parts.cards), parts.cards[0].classes
         self.integers = parts.integers
         self.merged_integers = merging.merge_integers(parts.integers)
         self.layout.move_rest(self.layout.strip(self.template.module), self.device, self.bank.dtype)
@@ -119,8 +118,7 @@ class PoolRunner:
         """
         is_prepared = images.dtype == self.bank.dtype and images.device == self.device
         batch = images if is_prepared else self.prepare(images, preprocessed=True)
-        if self._attached is not weights:
-            self.module_with(weights)
+        self.module_with(weights)
         if recalibrate_bn:
             with self.input_errors(batch):
                 self.passes["merged"] += len(batch) * reestimate(self._working, batch)
@@ -221,7 +219,7 @@ class PoolRunner:
         return self.layout.attach(module, weights.clone(), self.merged_integers).eval()
 
     def module_with(self, weights: Tensor) -> nn.Module:
-        """The pool's one working module with its parameters as views of `weights` [P]."""
+        """The pool's one working module, its parameters views of `weights` [P]."""
         if self._attached is not weights:
             self.layout.attach(self._working, weights, self.merged_integers)
             self._attached = weights
@@ -251,16 +249,18 @@ class PoolRunner:
         return self._modules_of(self.bank)
 
     def _modules_of(self, bank: Tensor) -> list[nn.Module]:
-        make, rows = partial(copy.deepcopy, self.template.module), zip(bank, self.integers, strict=True)
-        return [self.layout.attach(make(), row, own).eval().to(bank.dtype) for row, own in rows]
+        copies = (copy.deepcopy(self.template.module) for _ in bank)
+        return [self.layout.attach(*each).eval() for each in zip(copies, bank, self.integers, strict=True)]
 
     @cached_property
-    def _scorers(self) -> list[nn.Module]:
-        """The experts as they answer whole batches."""
-        return self._modules_of(self.bank.to(torch.bfloat16)) if self.execution.narrow_scores else self._experts
+    def _scorers(self) -> list[nn.Module]:  # as they answer whole batches
+        if not self.execution.narrow_scores:
+            return self._experts
+        return [each.bfloat16() for each in self._modules_of(self.bank.bfloat16())]
 
     def _as_scored(self, images: Tensor) -> Tensor:
-        return images.bfloat16(memory_format=self._scoring_format) if self.execution.narrow_scores else images
+        narrow = self.execution.narrow_scores
+        return images.bfloat16().contiguous(memory_format=self._scoring_format) if narrow else images
 
     @cached_property
     def _memory_format(self) -> torch.memory_format:
@@ -293,8 +293,8 @@ class PoolRunner:
         logits = output if isinstance(output, Tensor) else logits_of(output)
         if logits.shape != (len(batch), len(self.classes)):
             raise NetworkError(f"Expected logits [{len(batch)},{len(self.classes)}], got {tuple(logits.shape)}.")
+        logits = logits.float()
         if self._recording is not None:
             self._recording.note(owner, finite_images(logits).view(views, -1).all(dim=0))
-            return logits.float()
-        logits = logits.float()
+            return logits
         return logits if bool(torch.isfinite(logits).all()) else require_finite(logits, owner)
