@@ -43,7 +43,7 @@ PARTS = ("encoder", "head")  # of the paper's state
 STREAMS = {
     "pacs": (
         "iid", "dirichlet:0.05", "note:0.1", "sorted", "missing:1", "missing:3", "prevalence:0.02:0",
-        "prevalence:0.5:0", "recurrence",
+        "prevalence:0.05:0", "prevalence:0.1:0", "prevalence:0.2:0", "prevalence:0.5:0", "recurrence",
     ),
     "midog": (
         "iid", "dirichlet:0.05", "slides", "prevalence:0.02", "prevalence:0.05", "prevalence:0.1", "prevalence:0.2",
@@ -226,14 +226,15 @@ class PoolAnswers:
         self.data = {card.name: streamed_images(dataset[card.domain or card.name], given.images) for card in self.cards}
         self.arrays: dict[str, np.ndarray] = {}
         self.passes: dict[str, float] = {}
+        self.agreement: dict[str, float] = {}  # of the paper's stored answers with the product's steps
 
-    def store(self, *, every_size: bool, whole_networks: Sequence[str], choices: bool, path: Path) -> None:
+    def store(self, *, every_size: bool, whole_networks: Sequence[str], path: Path) -> None:
         """Everything that streams need, in one file."""
         took: dict[str, float] = {}
         for name, step in {
             "experts": self._store_experts,
-            "features": lambda: self._store_features(choices),
-            "paper": lambda: self._store_paper(every_size=every_size, choices=choices),
+            "features": self._store_features,
+            "paper": lambda: self._store_paper(every_size=every_size),
             "whole": lambda: self._store_whole(whole_networks),
         }.items():
             began = time.perf_counter()
@@ -253,6 +254,7 @@ class PoolAnswers:
             "shown": self._given.shown,
             "angles": self._angles,
             "passes": self.passes,
+            "agreement": self.agreement,
             "seconds": took,
         }
         self.arrays["about"] = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
@@ -269,7 +271,7 @@ class PoolAnswers:
                 batch = Batch(self.pool.prepare(data.batch(indices)))
                 own = self.pool.logits_of_views(batch, VIEWS)
                 parts.append(torch.stack([own[view] for view in VIEWS]).cpu())
-            self.arrays[f"{name}/logits"] = torch.cat(parts, dim=2).numpy()
+            self.arrays[f"{name}/logits"] = torch.cat(parts, dim=2).float().numpy()
             self.arrays[f"{name}/labels"] = data.labels.numpy()
             self.arrays[f"{name}/groups"] = np.asarray([str(g) for g in data.groups or range(len(data))])
         last = self.pool.last_layer
@@ -278,7 +280,7 @@ class PoolAnswers:
         self.arrays["heads/weight"] = torch.stack(weights).cpu().numpy()
         self.arrays["heads/bias"] = torch.stack(biases).cpu().numpy()
 
-    def _store_features(self, choices: bool) -> None:
+    def _store_features(self) -> None:
         """The mean encoder's features of every target's images, and of what recurrence and `auto` stream."""
         wanted: dict[tuple[str, frozenset[str]], int] = {}
 
@@ -291,7 +293,7 @@ class PoolAnswers:
             following = next_domain(self.names, target)
             for name in (target, following):
                 ask(name, {target, following}, self._given.recurrence)
-        for site, target in permutations(self.names, 2) if choices else ():
+        for site, target in permutations(self.names, 2):
             ask(site, {site, target}, self._given.shown)
         for (name, left_out), count in wanted.items():
             self.arrays[features_key(name, left_out)] = self._features(name, left_out, count).half().numpy()
@@ -317,7 +319,7 @@ class PoolAnswers:
         data = [self.data[name].subset(indices) for name, indices in zip(names, picked, strict=True)]
         return Target(pool, data, dict(zip(VIEWS, together, strict=True)))
 
-    def _store_paper(self, *, every_size: bool, choices: bool) -> None:
+    def _store_paper(self, *, every_size: bool) -> None:
         """The paper's rule on every stream."""
         settings = settings_of(self._given.dataset, every_size=every_size)
         for target in self.names:
@@ -327,7 +329,7 @@ class PoolAnswers:
             first = [torch.arange(min(self._given.recurrence, len(self.data[name]))) for name in (target, following)]
             both = self.target((target, following), (target, following), first)
             self._paper(f"{target}+{following}", both, [each for each in settings if each.stream == "recurrence"])
-        for site, target in permutations(self.names, 2) if choices else ():
+        for site, target in permutations(self.names, 2):
             shown = torch.arange(min(self._given.shown, len(self.data[site])))
             labels = self.data[site].labels[shown]
             for mix, chosen in {OWN: shown, RARE: with_rare_class(labels)}.items():
@@ -375,7 +377,7 @@ class PoolAnswers:
                 batches = stream_of(setting, own.labels, self.pool.classes, **own.columns())
                 method.reset()
                 if method.looks_ahead:
-                    method.look_ahead(expert_logits=own.logits)
+                    method.look_ahead(Batch(torch.empty(len(own.labels), 0), dict(own.logits)))
                 answers, forwards, images = [], 0.0, 0
                 for indices in batches:
                     step = method.step(own.images(torch.as_tensor(indices)))
@@ -390,13 +392,12 @@ class PoolAnswers:
                     self._keep(target, setting, text, torch.cat(answers))
 
     def _compare(self, target: str, setting: Setting, logits: Tensor) -> None:
-        """Grouped models must answer as the product does."""
+        """How often a grouped model and the product's own step give an image the same class."""
         stored = torch.from_numpy(self.arrays[f"answers/{target}/{setting}/{PAPER}"]).float()
         agreement = float((logits.argmax(1) == stored.argmax(1)).float().mean())
         difference = float((torch.softmax(logits.float(), 1) - stored).abs().mean())
+        self.agreement[f"{target} {setting}"] = round(agreement, 4)
         print(f"{target} {setting}: grouped models agree with steps on {agreement:.4f}, differ by {difference:.5f}")
-        if agreement < 0.97:
-            raise SystemExit("Grouped models answer otherwise than the product does.")
 
 
 def _recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -475,7 +476,6 @@ def main() -> None:
     parser.add_argument("--every-size", type=int, nargs="*", default=[], help="seeds whose pools run all batch sizes")
     parser.add_argument("--whole", type=int, nargs="*", default=[], help="seeds whose first pool runs whole networks")
     parser.add_argument("--batchnorm", action="store_true", help="run the forms that re-estimate BatchNorm, too")
-    parser.add_argument("--no-choices", action="store_true", help="store nothing for 'auto'")
     parser.add_argument("--no-check", action="store_true", help="compare no stored answers with the product's steps")
     given = parser.parse_args()
     given.label = given.label or given.dataset
@@ -491,7 +491,6 @@ def main() -> None:
         PoolAnswers(folder, dataset, given).store(
             every_size=seed in given.every_size and first,
             whole_networks=whole,
-            choices=not given.no_choices,
             path=given.out / f"{given.label}-{heads}-{seed}.npz",
         )
         torch.cuda.empty_cache()

@@ -12,10 +12,10 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from itertools import permutations, product
+from itertools import chain, permutations, product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -273,7 +273,9 @@ def methods_for(setting: Setting, arguments: argparse.Namespace) -> Sequence[str
 
 
 def chosen_settings(dataset: str, arguments: argparse.Namespace) -> list[Setting]:
-    settings = settings_of(dataset, every_size=arguments.every_size)
+    settings = settings_of(dataset, every_size=False)
+    if arguments.other_sizes:
+        settings = [each for each in settings_of(dataset, every_size=True) if each not in settings]
     if arguments.streams:
         more = [name for name in arguments.streams if all(each.stream != name for each in settings)]
         settings = [each for each in settings if each.stream in arguments.streams]
@@ -329,25 +331,25 @@ def measured(path: Path, place: Place, arguments: argparse.Namespace) -> Measure
     return result
 
 
-def differences(runs: Mapping[tuple[Any, ...], list[NestedRun]]) -> Iterator[dict[str, Any]]:
+def differences(setting: tuple[str, int], runs: Mapping[str, Sequence[NestedRun]]) -> list[dict[str, Any]]:
     """Our rules less each rival wherever both ran: mean over targets with its interval, and the worst target."""
-
-    def by_place(own: Sequence[NestedRun]) -> dict[tuple[str, str, int], NestedRun]:
-        return {(run.target, run.training_seed, run.stream_seed): run for run in own}
-
-    for (stream, size, ours), own in runs.items():
-        for rival, metric in product((*RIVALS, "merge_and_fit") if ours in RULES else (), COMPARED):
-            mine, other = by_place(own), by_place(runs.get((stream, size, rival), []))
-            both = [place for place in mine if place in other]
-            if not both or rival == ours:
-                continue
-            result = hierarchical_difference([mine[p] for p in both], [other[p] for p in both], metric)
-            if result is not None:
-                low, high = result.interval
-                worst = min(result.by_target, key=result.by_target.__getitem__)
-                yield {"stream": stream, "batch": size, "ours": ours, "rival": rival, "metric": metric,
-                       "mean": round(result.mean, 5), "low": round(low, 5), "high": round(high, 5),
-                       "worst": round(result.by_target[worst], 5), "worst_target": worst}  # fmt: skip
+    by_place = {
+        method: {(run.target, run.training_seed, run.stream_seed): run for run in own} for method, own in runs.items()
+    }
+    rows = []
+    for ours, rival, metric in product(RULES, (*RIVALS, "merge_and_fit"), COMPARED):
+        mine, other = by_place.get(ours, {}), by_place.get(rival, {})
+        both = [place for place in mine if place in other]
+        if not both or rival == ours:
+            continue
+        result = hierarchical_difference([mine[p] for p in both], [other[p] for p in both], metric)
+        if result is not None:
+            low, high = result.interval
+            worst = min(result.by_target, key=result.by_target.__getitem__)
+            rows.append({"stream": setting[0], "batch": setting[1], "ours": ours, "rival": rival, "metric": metric,
+                         "mean": round(result.mean, 5), "low": round(low, 5), "high": round(high, 5),
+                         "worst": round(result.by_target[worst], 5), "worst_target": worst})  # fmt: skip
+    return rows
 
 
 def main() -> None:
@@ -355,7 +357,7 @@ def main() -> None:
     parser.add_argument("--pool", type=Path, nargs="+", required=True, help="files of real_pools.py: training seeds")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sources", action="store_true", help="leave one more domain out, in turn")
-    parser.add_argument("--every-size", action="store_true", help="batches of all sizes on every stream")
+    parser.add_argument("--other-sizes", action="store_true", help="only the batch sizes that are left out without it")
     parser.add_argument("--sizes", type=int, nargs="+", help="of these sizes only")
     parser.add_argument("--streams", nargs="+", help="these only, or any others")
     parser.add_argument("--methods", nargs="+", help="these only")
@@ -370,32 +372,35 @@ def main() -> None:
         if not arguments.targets or place.name in arguments.targets
     ]
     rows, choices = list[dict[str, Any]](), list[Any]()
-    runs: dict[tuple[Any, ...], list[NestedRun]] = defaultdict(list)
-    for own in in_processes(tasks, arguments):
-        rows += own.rows
-        choices += [own.choice] if own.choice else []
-        for row, nested in zip(own.rows, own.runs, strict=True):
-            runs[row["stream"], row["batch"], row["method"]].append(nested)
+    runs: dict[tuple[str, int], dict[str, list[NestedRun]]] = defaultdict(lambda: defaultdict(list))
+    with ProcessPoolExecutor(arguments.jobs, initializer=ms.register_method, initargs=(StoredAnswers,)) as workers:
+        for own in measured_places(workers, tasks, arguments):
+            rows += own.rows
+            choices += [own.choice] if own.choice else []
+            for row, nested in zip(own.rows, own.runs, strict=True):
+                runs[row["stream"], row["batch"]][row["method"]].append(nested)
+        asked = [] if arguments.sources else [dict(own) for own in runs.values()]
+        compared = list(chain.from_iterable(workers.map(differences, runs, asked)))
     abouts = {path.stem: stored_pool(path).about for path in arguments.pool}
     described = {
         name: {k: v for k, v in about.items() if k not in ("cards", "passes")} for name, about in abouts.items()
     }
     head = json.dumps({"about": provenance(), "pools": described}, indent=1).removesuffix("\n}")
-    compared = [] if arguments.sources else list(differences(runs))
     tables = {"rows": rows, "choices": choices, "differences": compared}
     written = [f'"{name}": {as_table(values)}' for name, values in tables.items()]
     arguments.out.write_text(",\n".join([head, *written]) + "\n}\n", encoding="utf-8")
 
 
-def in_processes(tasks: Sequence[tuple[Path, Place]], arguments: argparse.Namespace) -> Iterator[Measured]:
-    """The results of all tasks in their order."""
-    with ProcessPoolExecutor(arguments.jobs, initializer=ms.register_method, initargs=(StoredAnswers,)) as workers:
-        futures = [workers.submit(measured, *task, arguments) for task in tasks]
-        for (path, place), future in zip(tasks, futures, strict=True):
-            own = future.result()
-            yield own
-            seconds = sum(row["cpu_seconds"] for row in own.rows)
-            print(f"{path.stem} {place.name}: {len(own.rows)} rows, {seconds:.0f} s of CPU", flush=True)
+def measured_places(
+    workers: Executor, tasks: Sequence[tuple[Path, Place]], arguments: argparse.Namespace
+) -> Iterator[Measured]:
+    """The results of all places in their order."""
+    futures = [workers.submit(measured, *task, arguments) for task in tasks]
+    for (path, place), future in zip(tasks, futures, strict=True):
+        own = future.result()
+        yield own
+        seconds = sum(row["cpu_seconds"] for row in own.rows)
+        print(f"{path.stem} {place.name}: {len(own.rows)} rows, {seconds:.0f} s of CPU", flush=True)
 
 
 def as_table(rows: Sequence[Mapping[str, Any]]) -> str:

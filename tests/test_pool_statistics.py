@@ -1,7 +1,11 @@
 """`mergestream pool statistics`: every expert measured on its own training images, for every leave-one-out pool."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -10,6 +14,7 @@ import mergestream as ms
 from benching import SITES, command, write_consortium
 from mergestream.data.datasets import DataRequest, open_data
 from mergestream.pool.checkpoint import SIGNATURE
+from mergestream.pool.statistics.measurement import KINDS
 from mergestream.runtime import devices
 from mergestream.runtime.errors import InputError, PoolError
 from mergestream.training import pool_statistics
@@ -104,6 +109,31 @@ def test_nothing_is_measured_twice_and_other_kinds_are_kept(consortium: Path, mo
     assert counts[SITES[0]]["gram"] == 7
     assert counts[SITES[0]]["fisher_mergelm"] == 4
     assert counts[SITES[1]]["gram"] == 5
+
+
+def test_progress_counts_every_batch_of_every_block_once(consortium: Path) -> None:
+    stages: dict[str, list[int]] = {}
+
+    @contextmanager
+    def track(title: str, total: int) -> Iterator[object]:
+        stages[title] = [0, total]
+
+        def advance(steps: int = 1, note: str = "") -> None:
+            stages[title][0] += steps
+
+        yield advance
+
+    measure(consortium, track=track)
+    assert len(stages) == 2 + len(SITES)
+    assert [title for title, (done, total) in stages.items() if done != total] == []
+
+
+def test_only_gram_matrices_take_larger_batches_on_a_gpu() -> None:
+    pools = {kind: cast("ms.ExpertPool", SimpleNamespace(device=torch.device(kind))) for kind in ("cpu", "cuda")}
+    sizes = {(kind, where): pool_statistics._batch_size(kind, pool) for kind in KINDS for where, pool in pools.items()}
+    larger = {kind for (kind, where), size in sizes.items() if where == "cuda" and size > sizes[kind, "cpu"]}
+    assert larger == {"gram", "gram_pp"}
+    assert {size for (kind, _), size in sizes.items() if kind not in larger} == {32}
 
 
 def test_a_killed_measurement_continues(consortium: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benching import command, process
-from mergestream.bench.reproduction import paper_values, reproduction_plan
-from mergestream.bench.reproduction.dataset_search import FOLDERS, find_datasets
+from mergestream.bench.reproduction import hours, paper_values, reproduction_plan
+from mergestream.bench.reproduction.dataset_search import FOLDERS, DatasetPlace, find_datasets
 from mergestream.bench.reproduction.figure_measurement import measure_landscape_of
 from mergestream.bench.reproduction.paper_values import (
     ABLATION_ROWS,
@@ -39,6 +39,7 @@ from mergestream.bench.reproduction.reproduction_tables import (
     left_out,
     main_tables,
     skew_table,
+    summary,
     sweep_table,
 )
 from mergestream.data.datasets import file_source_of
@@ -113,12 +114,34 @@ def test_one_data_set_from_pictures_to_the_page(tmp_path: Path) -> None:
         "None of these numbers means anything",
         "Not asked for (--sets): MIDOG",
         "--steps 3",
+        "“gain over the mean”: ",
     ):
         assert text in page
+    shown = ReproductionRecord.load(tmp_path / "reproduction.json")
+    assert [(each.title, each.columns) for each in main_tables(shown)] == [
+        ("Table 2: natural data sets", ("method", "PACS"))
+    ]
+    assert len(summary(shown)) == 3
+    others = tuple(replace(row, network="resnet50") for row in shown.rows)  # with which the paper has no number
+    (sentence,) = summary(replace(shown, backbones=("resnet50",), rows=others))
+    assert "of 1 measured columns" in sentence
     times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
     again = command(*words, "--out", str(tmp_path))
     assert "0 fits to train (4 are done)" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")} == times
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "expected"), [("auto", 1, 1), ("auto", 0, 8), ("cpu", 1, 8), ("cuda", 2, 2)]
+)
+def test_the_estimate_trains_one_fit_per_gpu(
+    device: str, gpus: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = DatasetPlace("pacs", str(tmp_path), ("photo", "sketch"), 4)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    words = {"smoke": False, "init": "random", "jobs": 8, "device": device}
+    request = ReproductionRequest(tmp_path, (place,), ("table1",), (B32,), **words)
+    assert hours._fits_at_once(request) == expected
 
 
 def test_a_stored_landscape_of_other_images_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +177,21 @@ def test_an_empty_folder_names_every_source(tmp_path: Path) -> None:
     result = command("reproduce", "--data", str(tmp_path), "--out", str(tmp_path / "out"))
     assert result.returncode == 2
     assert result.stdout.count("Get it from") == len(DATASETS)
+
+
+@pytest.mark.slow
+def test_a_cluster_measures_what_one_machine_does(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs mergestream[ray]")
+    words = ("reproduce", "--smoke", "--only", "table1", "--sets", "pacs,vlcs", "--backbones", B32, "--jobs", "1")
+    measured = []
+    for engine in ("local", "ray"):
+        options = ("--steps", "2", "--settings", "one", "--engine", engine, "--out", str(tmp_path / engine))
+        result = process(*words, *options)
+        assert result.returncode == 0, result.stderr
+        measured.append(ReproductionRecord.load(tmp_path / engine / "reproduction.json"))
+    local, cluster = measured
+    assert [row.runs for row in cluster.rows] == [row.runs for row in local.rows]
+    assert [row.accuracy for row in cluster.rows] == [row.accuracy for row in local.rows]
 
 
 @pytest.mark.slow
@@ -203,3 +241,4 @@ def compile_latex(folder: Path) -> None:
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
     assert (folder / "tables.pdf").stat().st_size > 10_000
+    assert [line for line in done.stdout.splitlines() if "Overfull" in line or "too large" in line] == []

@@ -15,6 +15,7 @@ from mergestream.data.datasets.domain_data import DomainData
 from mergestream.data.streams import Stream
 from mergestream.methods import ORIGINAL, ExpertLogits, Method, Step
 from mergestream.pool.expert_pool import ExpertPool
+from mergestream.pool.runner import Batch
 from mergestream.runtime.errors import InputError, MergestreamError, some
 from mergestream.runtime.files import sha256_of_json
 from mergestream.runtime.state_file import SavedState
@@ -61,8 +62,9 @@ def evaluate(
     logits_of = expert_logits or {}
     steps, answers = _restore(method, partial.load()) if partial else (StepLines(), [])
     if method.looks_ahead and not len(steps):
-        whole = logits_of if ORIGINAL in logits_of else {ORIGINAL: domain_logits(method.pool, data, ORIGINAL)}
-        method.look_ahead(expert_logits=whole)
+        whole = logits_of.get(ORIGINAL)
+        whole = domain_logits(method.pool, data, ORIGINAL) if whole is None else whole
+        method.look_ahead(Batch(torch.empty(whole.shape[1], 0), {ORIGINAL: whole}))
     left = range(len(steps), len(batches))
     for number in left:
         step = _timed_step(method, data, batches[number], logits_of)

@@ -31,7 +31,8 @@ def reproduce(
     init: Annotated[
         str | None,
         typer.Option(
-            help="First weights of the encoders: pretrained, a safetensors file, or random.", show_default="pretrained"
+            help="First weights of the encoders: pretrained, a safetensors file, or random; or BACKBONE=FILE,… each.",
+            show_default="pretrained",
         ),
     ] = None,
     arg: Arg = None,

@@ -10,7 +10,6 @@ from functools import cached_property
 from operator import is_not
 from typing import Any, ClassVar, Generic
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import Batch, ExpertLogits
 from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.messages import log_once
-from mergestream.runtime.option_checks import whole_number
+from mergestream.runtime.option_checks import plain, whole_number
 from mergestream.runtime.plugins import plugin_provenance
 
 _log = logging.getLogger(__name__)
@@ -145,9 +144,7 @@ class Method(ABC, Generic[S]):
         step = None if self._recorder is None else self._replayed(images, expert_logits or {}, with_experts)
         if step is None:
             passes, before = self.pool.passes, self.pool.passes.copy()
-            if not isinstance(images, Batch):
-                images = Batch(self.pool.prepare(images, preprocessed=preprocessed))
-            batch = images
+            batch = images if isinstance(images, Batch) else Batch(self.pool.prepare(images, preprocessed=preprocessed))
             for view, logits in (expert_logits or {}).items():
                 batch.expert_logits[view] = logits.to(self.pool.device)
                 batch.given.add(view)
@@ -169,13 +166,10 @@ class Method(ABC, Generic[S]):
         return self.step(images, preprocessed=preprocessed).logits
 
     @torch.no_grad()
-    def look_ahead(self, images: Tensor | None = None, *, expert_logits: ExpertLogits | None = None) -> None:
+    def look_ahead(self, images: Tensor | Batch) -> None:
         """Show the whole target, without labels, to a method that `looks_ahead`: before the first step."""
-        if expert_logits is None:
-            if images is None:
-                raise InputError("look_ahead() takes the target's images, or the experts' logits on them.")
-            expert_logits = self.pool.logits_of_views(Batch(self.pool.prepare(images)))
-        self.state = self.looked_ahead(self.state, expert_logits)
+        batch = images if isinstance(images, Batch) else Batch(self.pool.prepare(images))
+        self.state = self.looked_ahead(self.state, self.pool.logits_of_views(batch))
 
     def settle(self) -> None:
         """Wait for the device, and refuse now what a captured step could not refuse at once."""
@@ -222,9 +216,8 @@ class Method(ABC, Generic[S]):
     def _parameters(cls) -> dict[str, inspect.Parameter]:
         """The constructor's options: its own, then those of the classes it is built on."""
         signature = inspect.signature(cls.__init__).parameters
-        names = dict.fromkeys(name for kind in cls.__mro__ for name in vars(kind).get("__annotations__", ()))
-        known = [name for name in dict.fromkeys([*names, *signature]) if name in signature]
-        return {name: signature[name] for name in known if name not in ("self", "pool")}
+        names = [name for kind in cls.__mro__ for name in vars(kind).get("__annotations__", ()) if name in signature]
+        return {name: signature[name] for name in [*names, *signature] if name not in ("self", "pool")}
 
     def options(self) -> dict[str, Any]:
         """The constructor's options, in a form JSON can hold."""
@@ -274,9 +267,7 @@ class Method(ABC, Generic[S]):
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Everything that answers depend on, beside images and state: collected here and nowhere else.
-
-        Run hashes, state checks, audit lines and reloads go by it.
+        """Everything that answers depend on, beside images and state: run hashes, state checks, audit lines go by it.
 
         pool    hash of the experts' weights, order and classes, the network, its preprocessing and its type of numbers
         plugin  package and source hash of a method that is not mergestream's own
@@ -306,9 +297,3 @@ class Method(ABC, Generic[S]):
     def card_values(self) -> dict[str, Any]:
         """What it resolved from the experts' cards, exactly, in a form JSON can hold."""
         return {}
-
-
-def plain(value: Any) -> Any:
-    """A value of an option in a form JSON can hold."""
-    listed = value.tolist() if isinstance(value, Tensor | np.ndarray | np.generic) else value
-    return [plain(item) for item in listed] if isinstance(listed, tuple | list) else listed

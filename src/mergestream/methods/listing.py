@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mergestream.methods import METHODS
-from mergestream.methods.base import Method, plain
+from mergestream.methods.base import Method
 from mergestream.methods.spelling import unknown_method
 from mergestream.runtime.errors import MergestreamError
+from mergestream.runtime.option_checks import plain
 
-# Forwards per image of our own methods with K experts, at their defaults; in brackets what the first images cost.
+# Forwards per image of our own methods with K experts, at their defaults.
 FORWARDS = {
     **dict.fromkeys(("mean", "task_arithmetic", "ties", "fisher", "regmean", "regmean_pp", "single_expert"), "1"),
     **dict.fromkeys(("lame", "t3a", "label_shift", "prior_roid"), "1"),
@@ -20,7 +21,7 @@ FORWARDS = {
     **dict.fromkeys(("dawin", "t3_js", "surgery"), "K+1"),
     "corrected": "2K",
     **dict.fromkeys(("entropy_adaptive", "merge_and_fit", "auto"), "2K+1"),
-    "merge_once": "1 (2K+1)",
+    "merge_once": "1 (at first 2K+1)",
 }
 # Where the file's first line is a formula, or is about two methods.
 SENTENCES = {

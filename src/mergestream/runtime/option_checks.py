@@ -143,3 +143,9 @@ def parse_numbers(option: str, text: str | None) -> tuple[float, ...] | None:
         return None if text is None else tuple(map(float, text.split(",")))
     except ValueError:
         raise InputError(f"{option} is numbers with commas between, as in 0.5,0.3,0.2; got {text!r}.") from None
+
+
+def plain(value: Any) -> Any:
+    """A value of an option in a form JSON can hold."""
+    listed = value.tolist() if hasattr(value, "tolist") else value
+    return [plain(item) for item in listed] if isinstance(listed, tuple | list) else listed

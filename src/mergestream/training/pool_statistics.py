@@ -1,8 +1,10 @@
 """Statistics of a pool's experts, each measured on its own site's training images and stored in its folder."""
 
+import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -32,8 +34,10 @@ from mergestream.training.training_loop import split_of
 PAPER_IMAGES = {"gram": 1600, "fisher_mergelm": 500, BLOCKWISE: 1600}
 EACH, NOBODY = "all", "none"  # pools for RegMean++: every one without one expert; the whole pool
 BATCH_SIZE = 32  # the FusionBench Fisher information depends on it
-# Results wait in memory until this many seconds have passed or this many bytes have come together.
-WRITE_AFTER_SECONDS, WRITE_AFTER_BYTES = 60.0, 4 << 30
+GPU_BATCH_SIZE = 128  # Gram matrices do not depend on it: fewer, larger products
+# Every write copies the whole file, so results wait in memory until this many seconds have passed, or until they fill
+# this many bytes and a quarter of the memory that is free.
+WRITE_AFTER_SECONDS, WRITE_AFTER_BYTES = 120.0, 4 << 30
 
 
 def measure_pool(
@@ -63,19 +67,20 @@ def measure_pool(
     for kind in (kind for kind in images if kind != BLOCKWISE):
         counts = {name: sites.count(name, images[kind]) for name in experts or pool.names}
         missing = results.missing(kind, counts)
-        with track(f"measuring {kind}", sum(map(_batches, missing.values()))) as advance:
+        size = _batch_size(kind, pool)
+        with track(f"measuring {kind}", sum(ceil(count / size) for count in missing.values())) as advance:
             for name, count in missing.items():
                 own = {name: sites.images(name, count)}
                 results.add(_measure(results.blank, own, kind, advance))
     groups = left_out_experts(pool, leave_out) if BLOCKWISE in images else []
-    blocks = len(find_blocks(pool.template.module)) if groups else 0
+    blocks, size = len(find_blocks(pool.template.module)) if groups else 0, _batch_size(BLOCKWISE, pool)
     for absent in groups:
         rest = results.blank.without(*absent) if absent else results.blank
         counts = {name: sites.count(name, images[BLOCKWISE]) for name in rest.names}
         kind = blockwise_kind(rest, REGMEAN_PP)
         if results.missing(kind, counts):
             title = f"measuring RegMean++ {'without ' + ', '.join(absent) if absent else 'of the whole pool'}"
-            with track(title, blocks * sum(map(_batches, counts.values()))) as advance:
+            with track(title, blocks * sum(ceil(count / size) for count in counts.values())) as advance:
                 own = {name: sites.images(name, count) for name, count in counts.items()}
                 results.add(_measure(rest, own, BLOCKWISE, advance))
     results.write()
@@ -102,12 +107,13 @@ def left_out_experts(pool: ExpertPool, leave_out: Sequence[str]) -> list[tuple[s
     return rests
 
 
-def _batches(images: int) -> int:
-    return -(-images // BATCH_SIZE)
+def _batch_size(kind: str, pool: ExpertPool) -> int:
+    return GPU_BATCH_SIZE if pool.device.type == "cuda" and not kind.startswith("fisher") else BATCH_SIZE
 
 
 def _measure(pool: ExpertPool, images: dict[str, Tensor], kind: str, advance: Advance) -> dict[str, Statistics]:
-    measured = measure_statistics(pool, images, (kind,), batch_size=BATCH_SIZE, on_batch=advance, **REGMEAN_PP)
+    size = _batch_size(kind, pool)
+    measured = measure_statistics(pool, images, (kind,), batch_size=size, on_batch=advance, **REGMEAN_PP)
     return {name: existing_statistics(measured, measured.index(name)) for name in images}
 
 
@@ -172,7 +178,10 @@ class _Results:
                 self._new[name] = self._new[name].with_kind(kind, tensors, count)
                 self.counts[name][kind] = count
         waiting = sum(tensor.nbytes for own in self._new.values() for tensor in own.tensors.values())
-        if waiting > WRITE_AFTER_BYTES or time.monotonic() - self._written > WRITE_AFTER_SECONDS:
+        if (
+            waiting > max(WRITE_AFTER_BYTES, _free_memory() // 4)
+            or time.monotonic() - self._written > WRITE_AFTER_SECONDS
+        ):
             self.write()
 
     def write(self) -> None:
@@ -186,6 +195,13 @@ class _Results:
             write_statistics(self.folder / name, whole, self.pool.cards[expert])
             self._new[name] = Statistics({}, {})
         self._written = time.monotonic()
+
+
+def _free_memory() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError):  # not Linux
+        return 0
 
 
 def describe_counts(counts: Mapping[str, Mapping[str, int]]) -> Iterable[str]:

@@ -33,10 +33,12 @@ from mergestream.functional.rank_correlation import kendall, spearman
 Coefficient = Callable[..., np.ndarray]
 Drawn = tuple[float, np.ndarray]  # a statistic, and its resamples [R]
 TRACKS = "Low entropy goes with low error."
-RANKS_BETTER = "Our question: entropy tells the better expert more reliably than the maximum softmax does."
+QUESTION = "Our question: "
+RANKS_BETTER = f"{QUESTION}entropy tells the better expert more reliably than the maximum softmax does."
 NEEDED = "the experts' own answers with labels: runs of single_expert for every expert (each benchmark makes them)."
 MEAN, SHARED, DECOUPLED = "mean", "entropy_adaptive(head=shared)", "entropy_adaptive"
 LEAST_SHARE = 0.85  # the paper: decoupling gives 85 to 90 % of what layer-wise coefficients would
+GAINS = "Decoupled coefficients gain over the mean."
 SHARE_CLAIM = "Decoupling gives 85 % or more of what layer-wise coefficients gain over the mean."
 Gains = tuple[np.ndarray, np.ndarray]  # points [cells] and resamples [cells,RESAMPLES]
 
@@ -51,8 +53,8 @@ class OptionClaim(NamedTuple):
     own_options: tuple[str, ...] = ()
 
 
-ENTROPY_IS_BETTER = "Our question: entropy is a better score to merge by than the maximum softmax."
-INVERSE_IS_BETTER = "Our question: weighting by the inverse of the entropy is better than by a softmax of it."
+ENTROPY_IS_BETTER = f"{QUESTION}entropy is a better score to merge by than the maximum softmax."
+INVERSE_IS_BETTER = f"{QUESTION}weighting by the inverse of the entropy is better than by a softmax of it."
 OPTION_CLAIMS = (
     OptionClaim(ENTROPY_IS_BETTER, "score", "entropy", "max_softmax"),
     OptionClaim(INVERSE_IS_BETTER, "weighting", "inverse", "softmax", ("encoder_sharpness",)),

@@ -46,7 +46,7 @@ def draw_plane(ax: Axes, landscape: Landscape) -> None:
     ax.spines[:].set_visible(True)
     ax.set_xlabel("distance in parameters along the first side")
     ax.set_ylabel("distance in parameters across it")
-    title = f"the plane through {', '.join(landscape.experts)}; loss on {landscape.images} images of {landscape.target}"
+    title = f"the plane through {', '.join(landscape.experts)}\nloss on {landscape.images} images of {landscape.target}"
     ax.set_title(title, fontsize=9, loc="left")
 
 

@@ -16,7 +16,7 @@ from mergestream.networks.architecture import create_network
 from mergestream.pool.expert_card import CARD
 from mergestream.runtime.option_checks import parse_options
 from mergestream.runtime.seeding import cpu_threads
-from mergestream.training.training_run import candidate_folder
+from mergestream.training.training_run import candidate_folder, fits_at_once
 
 FEW, BATCH = 4, 32  # images per timed step: few where a network is slow
 SLOW = 0.1  # seconds of a forward pass of a few images
@@ -48,12 +48,20 @@ def estimate_hours(request: ReproductionRequest) -> list[HoursEstimate]:
     estimates = []
     for backbone in request.backbones:
         places = [place for place in request.usable if request.parts_of(place.name, backbone)]
+        if not places:
+            continue
         work = [_remaining(request, place, backbone) for place in places]
-        fits, finished, *images = (sum(column) for column in zip(*work, strict=True)) if work else (0, 0, 0, 0)
+        fits, finished, *images = (sum(column) for column in zip(*work, strict=True))
         seconds = _seconds_per_image(request, backbone)
-        hours = [count * each / request.jobs / 3600 for count, each in zip(images, seconds, strict=True)]
+        processes = _fits_at_once(request), request.jobs
+        hours = [count * each / jobs / 3600 for count, each, jobs in zip(images, seconds, processes, strict=True)]
         estimates.append(HoursEstimate(backbone, fits, finished, *hours))
     return estimates
+
+
+def _fits_at_once(request: ReproductionRequest) -> int:
+    plan = training_plan(request, request.usable[0], request.backbones[0], request.training_seeds[0])
+    return fits_at_once(plan, request.jobs)
 
 
 def describe_hours(estimates: list[HoursEstimate], request: ReproductionRequest) -> list[str]:

@@ -50,7 +50,7 @@ def training_plan(request: ReproductionRequest, place: DatasetPlace, backbone: s
         data=request.data(place),
         network=backbone,
         arguments=request.network_arguments(backbone),
-        init=request.init,
+        init=request.init_of(backbone),
         start=start,
         settings=settings,
         head_init=head_init,

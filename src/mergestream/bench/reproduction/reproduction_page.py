@@ -17,6 +17,7 @@ from mergestream.runtime.files import make_folder, write_text
 TITLE = "The Mean is the Mirage, reproduced"
 INVENTED = "A rehearsal: invented pictures and networks in miniature. None of these numbers means anything."
 DOCUMENT = "tables.tex"  # all tables as one LaTeX document
+MANY_ROWS, MOST_ROWS, MANY_COLUMNS = 40, 80, 9  # of a page in small and in tiny print
 
 
 def write_page(
@@ -46,8 +47,11 @@ def write_page(
 
 
 def _document(tables: list[ResultTable]) -> str:
-    """One LaTeX document with all tables."""
-    inputs = "\n".join(f"\\input{{{slug(table.title)}}}\n\\clearpage" for table in tables)
+    """One LaTeX document with all tables that fit on a page each."""
+    size = {t: "tiny" if len(t.rows) > MANY_ROWS or len(t.columns) > MANY_COLUMNS else "scriptsize" for t in tables}
+    fitting = [t for t in tables if len(t.rows) <= MOST_ROWS]
+    inputs = "\n".join(f"\\let\\size\\{size[t]}\n\\input{{{slug(t.title)}}}\n\\clearpage" for t in fitting)
     head = "\\documentclass[landscape]{article}\n\\usepackage[utf8]{inputenc}\n\\usepackage{booktabs}\n"
     head += "\\usepackage[margin=1cm]{geometry}\n\\tabcolsep=2pt\n"
-    return f"{head}\\begin{{document}}\n\\scriptsize\n{inputs}\n\\end{{document}}\n"
+    head += "\\let\\plaintabular\\tabular\n\\def\\tabular{\\size\\plaintabular}\n"  # a float begins in its usual size
+    return f"{head}\\begin{{document}}\n{inputs}\n\\end{{document}}\n"

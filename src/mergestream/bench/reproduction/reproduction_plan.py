@@ -103,6 +103,15 @@ class ReproductionRequest:
     def parts_of(self, dataset: str, backbone: str) -> list[str]:
         return [part for part in self.parts if dataset in SETS[part] and backbone in self.backbones_of(part)]
 
+    def init_of(self, backbone: str) -> str:
+        """First weights of an encoder: the same words for all, or BACKBONE=FILE for some, separated by commas."""
+        named = dict(
+            item.split("=", 1)
+            for item in self.init.split(",")
+            if item.startswith(tuple(f"{name}=" for name in self.backbones))
+        )
+        return named.get(backbone, self.size.init) if named else self.init
+
     def pool_folder(self, dataset: str, backbone: str, seed: int | None = None) -> Path:
         """The pool of a training seed, by default the first."""
         seed = self.training_seeds[0] if seed is None else seed

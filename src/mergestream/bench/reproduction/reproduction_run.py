@@ -1,5 +1,10 @@
 """Runs a reproduction: every data set, then figures, then one page with the paper's numbers beside ours."""
 
+import os
+from pathlib import Path
+
+import torch
+
 from mergestream.bench.reproduction.figure_measurement import measure_drift, measure_landscape_of, measure_memory
 from mergestream.bench.reproduction.measurement import measure_dataset
 from mergestream.bench.reproduction.reproduction_figures import write_figures
@@ -7,6 +12,7 @@ from mergestream.bench.reproduction.reproduction_page import write_page
 from mergestream.bench.reproduction.reproduction_plan import RECIPE, ReproductionRequest
 from mergestream.bench.reproduction.reproduction_record import ReproductionRecord
 from mergestream.pool.expert_card import library_versions
+from mergestream.runtime.devices import resolve_device
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import make_folder
 from mergestream.runtime.parallel import Track, run_jobs
@@ -53,7 +59,7 @@ def run_reproduction(request: ReproductionRequest, track: Track, command: str) -
         memory=memory,
         recipe={"name": RECIPE, **request.recipe(request.training_seeds[0])},
         changes=_changes(request),
-        environment=library_versions(),
+        environment=library_versions() | {"device": _device(request)},
     )
     record.save(request.out / RECORD)
     write_page(record, drift, landscape, request.out / PAGE, request.out / TABLES_FOLDER)
@@ -61,9 +67,15 @@ def run_reproduction(request: ReproductionRequest, track: Track, command: str) -
     return record
 
 
+def _device(request: ReproductionRequest) -> str:
+    return torch.cuda.get_device_name() if resolve_device(request.device) == "cuda" else f"{os.cpu_count()} cores"
+
+
 def _changes(request: ReproductionRequest) -> list[str]:
     """Options that replace the paper's training."""
-    given = {"--settings": request.settings, "--steps": request.steps, "--init": request.init}
+    init = dict.fromkeys(Path(request.init_of(backbone)).name for backbone in request.backbones)
+    given = {"--settings": request.settings, "--steps": request.steps, "--init": ",".join(init)}
+    given["--arg"] = " --arg ".join(request.arguments) or None
     usual = {"--init": request.size.init}
     changed = [f"{name} {value}" for name, value in given.items() if value != usual.get(name)]
     return [f"Not trained as in the paper: {', '.join(changed)}."] if changed else []

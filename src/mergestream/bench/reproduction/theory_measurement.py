@@ -1,9 +1,12 @@
 """The paper's theory on the pools of one data set and backbone."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import mean
 
 from mergestream.bench.analysis.comparison import grouped
+from mergestream.bench.claims.claim_checks import QUESTION, check_claims
+from mergestream.bench.claims.claim_finding import ClaimFinding
 from mergestream.bench.claims.theory_checks import DriftPoint, answers_of, check_theory, error_parts
 from mergestream.bench.drift.pool_drift import Drift, analyse_drift
 from mergestream.bench.records import Run
@@ -18,12 +21,20 @@ def check_pools(
     request: ReproductionRequest, place: DatasetPlace, backbone: str, runs: Mapping[int, Sequence[Run]]
 ) -> TheoryCheck:
     """Decomposition, claims and drift, from the main comparison's runs by training seed and the experts' weights."""
-    answers = answers_of([run for own in runs.values() for run in own])
+    every = [run for own in runs.values() for run in own]
+    answers = answers_of(every)
     cards = read_pool(request.pool_folder(place.name, backbone)).cards
     counts = {name: [card.class_counts.get(each, 0) for each in card.classes] for name, card in cards.items()}
     where = f"{DATASETS[place.name]} {short_title(backbone)}"
     points = [point for seed, own in runs.items() for point in _drift_points(request, place, backbone, seed, own)]
-    return TheoryCheck(place.name, backbone, error_parts(answers), check_theory(answers, counts, where), points)
+    findings = check_theory(answers, counts, where) + _claims_of_runs(every, where)
+    return TheoryCheck(place.name, backbone, error_parts(answers), findings, points)
+
+
+def _claims_of_runs(runs: Sequence[Run], where: str) -> list[ClaimFinding]:
+    """Whether low entropy goes with low error, and what the paper's rule gains over the mean."""
+    own = [each for each in check_claims(runs) if each.estimate and not each.claim.startswith(QUESTION)]
+    return [replace(each, stream=where) for each in own if not each.measure.startswith("Kendall")]
 
 
 def _drift_points(

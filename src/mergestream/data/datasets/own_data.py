@@ -147,7 +147,7 @@ def read_table(
 
 
 def _group_column(rows: Rows, path: str, group: str | None) -> str:
-    """The column of groups, or ''. A column that seems to name patients is neither ignored nor used unasked."""
+    """The column of groups, or ''. A column that looks like patients is neither ignored nor used unasked."""
     columns = list(rows[0]) if rows else []
     if group in (None, "none"):
         return ""
@@ -159,8 +159,8 @@ def _group_column(rows: Rows, path: str, group: str | None) -> str:
         values = [row[name] for row in rows if row[name]]
         if SUBJECT.fullmatch(name) and len(set(values)) < len(values):
             raise DataError(
-                f"The column '{name}' of {path} seems to name what {LEAK}. If so, say group={name} (--data-option "
-                f"group={name}); if the rows are independent, say group=none."
+                f"The column '{name}' of {path} looks like patients, cases or slides, which {LEAK}. If so, say "
+                f"group={name} (--data-option group={name}); if the rows are independent, say group=none."
             )
     return ""
 

@@ -153,7 +153,8 @@ def measure_statistics(
         batches: Iterable[Tensor] = _batches(pool, own, batch_size, preprocessed)
         if BLOCKWISE in chosen:
             batches = all_batches[name] = list(_batches(pool, own, batch_size, preprocessed))
-        measured[name] = _measure(pool, name, batches, [k for k in chosen if k != BLOCKWISE], measured[name], on_batch)
+        others = [kind for kind in chosen if kind != BLOCKWISE]
+        measured[name] = _measure(pool, name, batches, others, measured[name], on_batch) if others else measured[name]
     if BLOCKWISE in chosen:
         measured |= _measure_blocks(pool, all_batches, measured, settings, on_batch)
     return pool.with_statistics(measured)

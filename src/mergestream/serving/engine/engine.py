@@ -71,10 +71,7 @@ class Engine:
         self._versions = library_versions()
         self._registry = Registry(most_streams)
         # With the defaults written out: another version may have others when it replays the log.
-        first = create_method(method, pool, **options)
-        if first.looks_ahead:
-            raise InputError(f"'{first.label()}' wants all images of a target first: it cannot answer a live stream.")
-        whole = first.options()
+        whole = create_method(method, pool, **options).options()
         self._folder = StateFolder(state_folder)
         try:
             earlier = Recovery(self._folder.streams(), recent, pool.classes)

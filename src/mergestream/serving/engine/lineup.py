@@ -52,9 +52,11 @@ class Lineup:
         chosen = self.options.get("expert")
         if self.method == "single_expert" and chosen in self.off:
             raise InputError(f"The service answers with '{chosen}' alone, which therefore cannot be switched off.")
-        return create_method(
-            self.method, self.active, **options_without(self.options, self.pool.names, self.active.names)
-        )
+        options = options_without(self.options, self.pool.names, self.active.names)
+        method = create_method(self.method, self.active, **options)
+        if method.looks_ahead:
+            raise InputError(f"'{method.label()}' wants all images of a target first: it cannot answer a live stream.")
+        return method
 
     @cached_property
     def identity(self) -> dict[str, Any]:
