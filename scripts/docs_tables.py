@@ -25,6 +25,7 @@ PAGES = (
     "docs/dicom_node.md",
     "docs/methods.md",
     "docs/log/results_all.md",
+    "docs/log/speed.md",
     "README.md",
 )
 SETS = {"pacs": "PACS, ViT-S", "clip": "PACS, CLIP", "midog": "MIDOG, ViT-S"}
