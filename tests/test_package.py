@@ -50,7 +50,7 @@ def test_the_public_surface_is_frozen() -> None:
         "load", "logits", "logits_of_views", "logits_with",
         "matrices", "merge", "merged_inputs", "module_with", "network", "network_with", "new_weights", "prepare",
         "recommendation",
-        "recording", "rows", "save", "signed_by", "statistics", "statistics_of", "temperatures", "to",
+        "recording", "rows", "save", "side_by_side", "signed_by", "statistics", "statistics_of", "temperatures", "to",
         "with_candidates", "with_statistics", "without",
     }  # fmt: skip
 

@@ -143,7 +143,7 @@ class MergeAndFit(Method[MergeAndFitState]):
         asks, window = self._asks(state), FadingWindow.of(batch, self.memory)
         voices: list[Tensor] = []
         if asks:
-            (merged, features), own = self.pool.both(
+            (merged, features), own = self.pool.side_by_side(
                 lambda: self._merged_model(batch, state), lambda: self._experts(batch)
             )
             voices = [*own]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -92,7 +93,9 @@ class PoolRunner:
         answers, inputs = batch.expert_logits, {}
         for view in views:
             if view not in answers:
-                inputs[view] = self._as_scored(batch.images if view == ORIGINAL else self._views[view](batch.images))
+                inputs[view] = batch.images if view == ORIGINAL else self._views[view](batch.images)
+                if self.execution.narrow_scores:
+                    inputs[view] = inputs[view].bfloat16().contiguous(memory_format=self._scoring_format)
             elif view in batch.given:  # the experts were run for it elsewhere
                 batch.given.remove(view)
                 self.passes["expert"] += len(self.names) * len(batch.images)
@@ -104,7 +107,7 @@ class PoolRunner:
             answers.update(zip(inputs, logits.chunk(len(inputs), dim=1), strict=True))
             return answers
         for view, images in inputs.items():
-            answers[view] = torch.stack([self._run(*network, images) for network in networks])
+            answers[view] = torch.stack([*starmap(partial(self._run, batch=images), networks)])
         return answers
 
     def expert_logits(self, expert: int, images: Tensor, *, preprocessed: bool = False) -> Tensor:
@@ -118,7 +121,8 @@ class PoolRunner:
         """
         is_prepared = images.dtype == self.bank.dtype and images.device == self.device
         batch = images if is_prepared else self.prepare(images, preprocessed=True)
-        self.module_with(weights)
+        if self._attached is not weights:
+            self.module_with(weights)
         if recalibrate_bn:
             with self.input_errors(batch):
                 self.passes["merged"] += len(batch) * reestimate(self._working, batch)
@@ -166,7 +170,7 @@ class PoolRunner:
         """Whether a step is being recorded: nothing may be read back from the device."""
         return self._recording is not None
 
-    def both(self, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
+    def side_by_side(self, first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
         """Run two tasks, neither of which needs the other: in a recorded step beside each other on the device."""
         return self._recording.both(first, second, self.device) if self._recording else (first(), second())
 
@@ -249,18 +253,13 @@ class PoolRunner:
         return self._modules_of(self.bank)
 
     def _modules_of(self, bank: Tensor) -> list[nn.Module]:
-        copies = (copy.deepcopy(self.template.module) for _ in bank)
-        return [self.layout.attach(*each).eval() for each in zip(copies, bank, self.integers, strict=True)]
+        rows = zip(bank, self.integers, strict=True)
+        return [self.layout.attach(copy.deepcopy(self.template.module), *row).eval() for row in rows]
 
     @cached_property
     def _scorers(self) -> list[nn.Module]:  # as they answer whole batches
-        if not self.execution.narrow_scores:
-            return self._experts
-        return [each.bfloat16() for each in self._modules_of(self.bank.bfloat16())]
-
-    def _as_scored(self, images: Tensor) -> Tensor:
         narrow = self.execution.narrow_scores
-        return images.bfloat16().contiguous(memory_format=self._scoring_format) if narrow else images
+        return [each.bfloat16() for each in self._modules_of(self.bank.bfloat16())] if narrow else self._experts
 
     @cached_property
     def _memory_format(self) -> torch.memory_format:
