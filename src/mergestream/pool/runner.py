@@ -92,7 +92,7 @@ class PoolRunner:
         answers, inputs = batch.expert_logits, {}
         for view in views:
             if view not in answers:
-                inputs[view] = self._as_scored(batch.images if view == ORIGINAL else self._views[view](batch.images))
+                inputs[view] = batch.images if view == ORIGINAL else self._views[view](batch.images)
             elif view in batch.given:  # the experts were run for it elsewhere
                 batch.given.remove(view)
                 self.passes["expert"] += len(self.names) * len(batch.images)
@@ -104,7 +104,10 @@ class PoolRunner:
             answers.update(zip(inputs, logits.chunk(len(inputs), dim=1), strict=True))
             return answers
         for view, images in inputs.items():
-            answers[view] = torch.stack([self._run(*network, images) for network in networks])
+            own = []
+            for owner, expert in networks:
+                own.append(self._run(owner, expert, images))
+            answers[view] = torch.stack(own)
         return answers
 
     def expert_logits(self, expert: int, images: Tensor, *, preprocessed: bool = False) -> Tensor:
@@ -118,7 +121,8 @@ class PoolRunner:
         """
         is_prepared = images.dtype == self.bank.dtype and images.device == self.device
         batch = images if is_prepared else self.prepare(images, preprocessed=True)
-        self.module_with(weights)
+        if self._attached is not weights:
+            self.module_with(weights)
         if recalibrate_bn:
             with self.input_errors(batch):
                 self.passes["merged"] += len(batch) * reestimate(self._working, batch)
@@ -256,19 +260,15 @@ class PoolRunner:
     def _scorers(self) -> list[nn.Module]:  # as they answer whole batches
         if not self.execution.narrow_scores:
             return self._experts
-        return [each.bfloat16() for each in self._modules_of(self.bank.bfloat16())]
-
-    def _as_scored(self, images: Tensor) -> Tensor:
-        narrow = self.execution.narrow_scores
-        return images.bfloat16().contiguous(memory_format=self._scoring_format) if narrow else images
+        narrow = [each.bfloat16() for each in self._modules_of(self.bank.bfloat16())]
+        form = memory_format(narrow[0], self.bank[:, :0].bfloat16(), self.preprocessing)
+        for each in narrow:
+            each.register_forward_pre_hook(lambda _, given: (given[0].bfloat16().contiguous(memory_format=form),))
+        return narrow
 
     @cached_property
     def _memory_format(self) -> torch.memory_format:
         return memory_format(self._experts[0], self.bank, self.preprocessing)
-
-    @cached_property
-    def _scoring_format(self) -> torch.memory_format:
-        return memory_format(self._scorers[0], self.bank[:, :0].bfloat16(), self.preprocessing)
 
     def _checked(self, coefficients: Coefficients) -> Tensor:
         if self._recording is not None and isinstance(coefficients, Tensor):
