@@ -24,6 +24,9 @@ PAGES = (
     "docs/speed.md",
     "docs/dicom_node.md",
     "docs/methods.md",
+    "docs/paper.md",
+    "docs/reproduce.md",
+    "docs/log/paper_on_real_data.md",
     "docs/log/results_all.md",
     "docs/log/speed.md",
     "README.md",
@@ -202,6 +205,14 @@ def whole_table(rows: Sequence[Row]) -> str:
     return to_markdown(grid_table("", "method", cells, str))
 
 
+def rule_gains(rows: Sequence[Row]) -> list[float]:
+    """Points of accuracy of the paper's rule above the mean, for every set, head start and main stream."""
+    heads = dict.fromkeys((row["set"], row["heads"]) for row in rows)
+    settings = [picked(rows, set=name, heads=start, stream=each, batch=USUAL) for name, start in heads for each in MAIN]
+    scored = [[mean_of(picked(own, method=name), "accuracy") for name in (PAPER, "mean")] for own in settings]
+    return [100 * (ours - theirs) for ours, theirs in scored]
+
+
 def outcome_counts(rows: Sequence[Row]) -> list[int]:
     outcomes = [outcome_of(row["low"], row["high"], MARGINS["accuracy"]) for row in rows]
     return [outcomes.count(name) for name in ("better", "not inferior", "undecided", "inferior")]
@@ -309,6 +320,7 @@ def all_blocks() -> dict[str, Callable[[], str]]:
         "choices": partial(choice_list, joined["choices"]),
         "batchnorm": batchnorm_table,
         **runpy.run_path(str(Path(__file__).with_name("speed_tables.py")))["speed_blocks"](),
+        **runpy.run_path(str(Path(__file__).with_name("paper_tables.py")))["paper_blocks"](rule_gains(rows)),
     }  # fmt: skip
     for name in SETS:
         blocks[name] = partial(stream_table, rows, name, (*SUMMARY[:5], RULE, ONCE), SHOWN[name], LOG_ONLY)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import mergestream as ms
 from conftest import CLASSES, NAMES, HandWritten, make_base, make_experts, make_images, make_pool, micro_vit
 from mergestream.methods import METHODS
+from mergestream.pool.statistics import grams
 
 IMAGES = {name: make_images(6, seed=60 + k) for k, name in enumerate(NAMES)}
 FILE = "statistics.safetensors"
@@ -463,3 +464,12 @@ def test_entropy_adaptive_weighs_a_row_by_those_who_saw_it() -> None:
     torch.testing.assert_close(
         views["head.weight"][0], torch.einsum("k,kd->d", shares, rows[:, 0]), rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("inputs", [8, 9, 37])
+def test_a_gram_matrix_computed_in_half_is_whole(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grams, "LARGE", 8)
+    rows = torch.randn(2, 11, inputs, generator=torch.Generator().manual_seed(inputs))
+    mean = grams.gram_of([rows[:, :4], rows[:, 4:]]).mean
+    torch.testing.assert_close(mean.double(), torch.einsum("gni,gnj->gij", rows.double(), rows.double()) / 11)
+    assert torch.equal(mean, mean.transpose(-1, -2))

@@ -51,9 +51,8 @@ def summary_of(name: str) -> MethodSummary:
         kind = METHODS[name]
     except MergestreamError as error:
         return MethodSummary(name, "", "", {}, origin, str(error))
-    return MethodSummary(
-        name, SENTENCES.get(name) or sentence_of(kind), FORWARDS.get(name, ""), options_of(kind), origin
-    )
+    sentence = SENTENCES.get(name) or sentence_of(kind)
+    return MethodSummary(name, sentence, FORWARDS.get(name, ""), options_of(kind), origin)
 
 
 def in_words(method: MethodSummary, *, with_options: bool) -> list[str]:

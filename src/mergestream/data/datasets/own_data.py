@@ -34,7 +34,7 @@ def read_folder(root: Root, *, group: str | tuple[str, ...] | None = "", classes
     named = present if classes is None else _names(classes)
     strangers = [name for name in present if name not in named]
     if strangers:
-        raise DataError(f"{root.location} has a folder of the class {some(strangers)}, none of {list(named)}.")
+        raise DataError(f"{root.location} has folders of other classes ({some(strangers)}) than {some(named)}.")
     domains = tuple(sorted({parts[0] for parts in split.values()}))
     _require_no_empty_domain(root, inside, domains)
     images = ["/".join(parts) for parts in split.values()]

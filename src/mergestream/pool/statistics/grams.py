@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # At most this many unfolded numbers at a time: unfolding multiplies a convolution's inputs by its kernel size.
 UNFOLDED = 1 << 25
+LARGE = 1024  # inputs of a layer from which half of a Gram matrix is not computed, but copied
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,24 @@ def gram_of(chunks: Iterable[Tensor]) -> Gram:
     total, rows = None, 0
     for chunk in chunks:
         values = chunk.to(torch.promote_types(chunk.dtype, torch.float32))
-        product = values.transpose(-1, -2) @ values
+        product = _self_product(values)
         total = product if total is None else total.add_(product)
         rows += values.shape[1]
     assert total is not None
     return Gram(total / rows, rows)
+
+
+def _self_product(rows: Tensor) -> Tensor:
+    """X^T X [groups,in,in], which is symmetric: for a large layer blocks below the diagonal are copied."""
+    columns, inputs = rows.transpose(-1, -2), rows.shape[-1]
+    if inputs < LARGE:
+        return columns @ rows
+    product, step = rows.new_empty(len(rows), inputs, inputs), -(-inputs // 4)
+    for start in range(0, inputs, step):
+        part = columns[:, start : start + step] @ rows[..., start:]
+        product[:, start : start + step, start:] = part
+        product[:, start:, start : start + step] = part.transpose(-1, -2)
+    return product
 
 
 def _linear_inputs(weight: Tensor, input: Tensor, used: Tensor, *_: Any) -> Iterable[Tensor] | None:
