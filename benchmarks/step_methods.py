@@ -128,7 +128,7 @@ def draw(timings: list[dict[str, Any]], table: dict[str, Any], path: Path) -> No
                 ax.plot([milliseconds, whole], [accuracy, accuracy], "o--", color="#0072B2", mfc="none", lw=0.8)
                 ax.annotate("later", (milliseconds, accuracy), fontsize=8, xytext=(-6, 6), textcoords="offset points")
             ax.plot(whole, accuracy, "o", color="#0072B2")
-            below = name in ("corrected", "entropy_adaptive(score_images=8)")
+            below = name in ("corrected", "ensemble")
             offset = {"xytext": (4, -11 if below else 4), "textcoords": "offset points"}
             ax.annotate(name, (whole, accuracy), fontsize=8, **offset)
         ax.set(xlabel=f"ms per step of 32 images ({network}, H200)", ylabel="accuracy, %", title=stream, xlim=(0, 26))

@@ -76,8 +76,8 @@ def narrow_table() -> str:
     rows = []
     for row in record["rows"]:
         each = [f"{row['ratios'][name]:.1f} x ({100 * row['same_top_1'][name]:.1f} %)" for name in names]
-        rows.append([row["network"], f"{row['naive_ms'] / 1000:.1f} s", *each])
-    return markdown(["one core, 32 images", "naive loop", *(titles[name] for name in names)], rows)
+        rows.append([row["network"], *each])
+    return markdown(["times the naive loop", *(titles[name] for name in names)], rows)
 
 
 def curve_line() -> str:
@@ -131,7 +131,7 @@ def service_line() -> str:
         f"streams, audit log on: {rate:.0f} answers per second, {record['ratio_to_direct']:.2f} of direct calls in "
         f"batches of {record['mean_batch']:.0f}, {record['ratio_to_fastapi']:.1f} times a bare FastAPI endpoint; p99 "
         f"{record['latency_ms']['p99']:.0f} ms. An answer takes {server:.1f} ms of processor time, a direct one "
-        f"{record['direct_cpu_ms']:.1f}; {busy:.1f} cores are busy: one Python process holds one lock."
+        f"{record['direct_cpu_ms']:.1f}; {busy:.1f} cores are busy: one interpreter, one step at a time."
     )
 
 

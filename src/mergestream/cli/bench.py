@@ -72,9 +72,7 @@ def bench(
     jobs: Jobs = None,
     engine: Engine = "local",
     device: Device = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="Of the weights: float32, bfloat16, float16 or auto, which is fast.")
-    ] = "float32",
+    dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16, float16 or auto.")] = "float32",
     plugin: Plugin = None,
     as_json: AsJson = False,
 ) -> None:

@@ -27,9 +27,7 @@ def correlation(estimate: Tensor, error: Tensor, before: float) -> tuple[Tensor,
     low, high = -estimate / error, (1 - estimate) / error
     mass = (torch.special.ndtr(high) - torch.special.ndtr(low)).clamp_min(TINY)
     rho = estimate + error * (_density(low) - _density(high)) / mass
-    without = (
-        -0.5 * low.square() - (error * (2 * torch.pi) ** 0.5).log()
-    )  # log-density of the estimate if there is none
+    without = -0.5 * low.square() - (error * (2 * torch.pi) ** 0.5).log()  # log-density if there is none
     odds = torch.logit(torch.full_like(mass, before))
     return torch.sigmoid(odds + mass.log() - without), rho.clamp(LEAST, MOST)
 

@@ -54,8 +54,7 @@ class LongRun:
         """Add a batch's answers [B,C], and the experts' [K,B,C] where there are any."""
         counts = window.add(state.counts, (answers * window.shares[:, None]).sum(dim=0))
         own = state.expert_counts
-        if experts is not None:
-            own = window.add(own, (experts * window.shares[:, None]).sum(dim=1))
+        own = own if experts is None else window.add(own, (experts * window.shares[:, None]).sum(dim=1))
         return LongRunState(counts, window.faded * state.images + window.images, own)
 
     def mixes(self, state: LongRunState) -> tuple[Tensor, Tensor]:
@@ -120,9 +119,7 @@ class ClumpState(State):
         of_one = within.sum() / free.clamp_min(1.0)
         chance = of_one / window.images
         excess = (mean - before).square().sum() - chance - of_one / seen.clamp_min(1.0)
-        excess = excess / (
-            1 + self.sizes / seen.square().clamp_min(neighbours.TINY)
-        )  # few batches before: clumped, too
+        excess = excess / (1 + self.sizes / seen.square().clamp_min(neighbours.TINY))  # few before: clumped, too
         counts = ((seen > 0) & (window.images > MORE_THAN_ONE)).float()  # one image has nothing to share a class with
         sums = zip((self.excess, self.chance, self.batches), (excess, chance, torch.ones_like(chance)), strict=True)
         excess, chance, batches = (window.faded * old + counts * new for old, new in sums)
@@ -188,9 +185,7 @@ class RecentState(State):
 
     def remember(self, corrected: Tensor, window: FadingWindow) -> RecentState:
         total = self.answers + window.images * (corrected * window.shares[:, None]).sum(dim=0)
-        return RecentState(
-            self.products, self.squares, self.pairs, self.last, torch.exp(-window.images / RECENT_IMAGES) * total
-        )
+        return replace(self, answers=torch.exp(-window.images / RECENT_IMAGES) * total)
 
 
 @dataclass(frozen=True)
@@ -228,12 +223,9 @@ class Correction:
     def start(self, experts: int) -> CorrectionState:
         classes = torch.zeros_like(self.long_run.home)
         none = classes.sum()
-        return CorrectionState(
-            self.long_run.start(experts),
-            SpreadState(classes, none),
-            ClumpState(classes, none, none, none, none, classes, none),
-            RecentState(none, none, none, classes, classes),
-        )
+        spread, recent = SpreadState(classes, none), RecentState(none, none, none, classes, classes)
+        clump = ClumpState(classes, none, none, none, none, classes, none)
+        return CorrectionState(self.long_run.start(experts), spread, clump, recent)
 
     def learn(
         self, state: CorrectionState, answers: Tensor, experts: Tensor | None, window: FadingWindow

@@ -31,12 +31,8 @@ class DiscriminantHead:
     device: torch.device
 
     def start(self) -> DiscriminantState:
-        shapes = (
-            (self.features,),
-            (1 + self.features, 1 + self.features + self.classes),
-            (self.classes, self.features),
-            (self.classes,),
-        )
+        d, c = self.features, self.classes
+        shapes = ((d,), (1 + d, 1 + d + c), (c, d), (c,))
         return DiscriminantState(*(torch.zeros(shape, device=self.device) for shape in shapes))
 
     def learn(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -141,15 +142,11 @@ class MergeAndFit(Method[MergeAndFitState]):
     def advance(self, batch: Batch, state: MergeAndFitState) -> tuple[Step, MergeAndFitState]:
         state = state if self.pool.is_recording else self.before_step(state)
         asks, window = self._asks(state), FadingWindow.of(batch, self.memory)
-        voices: list[Tensor] = []
-        if asks:
-            (merged, features), own = self.pool.side_by_side(
-                lambda: self._merged_model(batch, state), lambda: self._experts(batch)
-            )
-            voices = [*own]
-        else:
-            merged, features = self._merged_model(batch, state)
-        voices += self._merged_voice(merged)
+        answer = partial(self._merged_model, batch, state)
+        (merged, features), own = (
+            self.pool.side_by_side(answer, partial(self._experts, batch)) if asks else (answer(), ())
+        )
+        voices = [*own, *([merged] if self._merged_speaks else [])]
         common = together(voices) if asks else None
         if self._head is not None and state.head is not None and features is not None:
             voices.append(voice(self._head.logits(state.head, features)))  # before it learns from these images
@@ -177,9 +174,6 @@ class MergeAndFit(Method[MergeAndFitState]):
         by_view = self.pool.logits_of_views(batch, views)
         logits = torch.stack([by_view[view].float() for view in views]).mean(dim=0)
         return voice(self._seen.filled(logits / self._temperature[:, None, None]))
-
-    def _merged_voice(self, merged: Tensor) -> list[Tensor]:
-        return [merged] if self._merged_speaks else []
 
     def _merged_model(self, batch: Batch, state: MergeAndFitState) -> tuple[Tensor, Tensor | None]:
         """What the merged model says [B,C], and its features [B,D] unless no head can be fitted to them."""

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import starmap
 from typing import Any
 
 import torch
@@ -94,8 +93,6 @@ class PoolRunner:
         for view in views:
             if view not in answers:
                 inputs[view] = batch.images if view == ORIGINAL else self._views[view](batch.images)
-                if self.execution.narrow_scores:
-                    inputs[view] = inputs[view].bfloat16().contiguous(memory_format=self._scoring_format)
             elif view in batch.given:  # the experts were run for it elsewhere
                 batch.given.remove(view)
                 self.passes["expert"] += len(self.names) * len(batch.images)
@@ -107,7 +104,10 @@ class PoolRunner:
             answers.update(zip(inputs, logits.chunk(len(inputs), dim=1), strict=True))
             return answers
         for view, images in inputs.items():
-            answers[view] = torch.stack([*starmap(partial(self._run, batch=images), networks)])
+            own = []
+            for owner, expert in networks:
+                own.append(self._run(owner, expert, images))
+            answers[view] = torch.stack(own)
         return answers
 
     def expert_logits(self, expert: int, images: Tensor, *, preprocessed: bool = False) -> Tensor:
@@ -258,16 +258,17 @@ class PoolRunner:
 
     @cached_property
     def _scorers(self) -> list[nn.Module]:  # as they answer whole batches
-        narrow = self.execution.narrow_scores
-        return [each.bfloat16() for each in self._modules_of(self.bank.bfloat16())] if narrow else self._experts
+        if not self.execution.narrow_scores:
+            return self._experts
+        narrow = [each.bfloat16() for each in self._modules_of(self.bank.bfloat16())]
+        form = memory_format(narrow[0], self.bank[:, :0].bfloat16(), self.preprocessing)
+        for each in narrow:
+            each.register_forward_pre_hook(lambda _, given: (given[0].bfloat16().contiguous(memory_format=form),))
+        return narrow
 
     @cached_property
     def _memory_format(self) -> torch.memory_format:
         return memory_format(self._experts[0], self.bank, self.preprocessing)
-
-    @cached_property
-    def _scoring_format(self) -> torch.memory_format:
-        return memory_format(self._scorers[0], self.bank[:, :0].bfloat16(), self.preprocessing)
 
     def _checked(self, coefficients: Coefficients) -> Tensor:
         if self._recording is not None and isinstance(coefficients, Tensor):

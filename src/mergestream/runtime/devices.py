@@ -17,7 +17,6 @@ def resolve_device(device: str) -> str:
 
 def resolve_dtype(dtype: str, device: str) -> str:
     """A type's name; 'auto' is bfloat16 on a GPU, and on a processor with instructions for it, else float32."""
-    if dtype != "auto":
-        return dtype
     narrow = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bfloat16" if narrow or resolve_device(device) == "cuda" else "float32"
+    fast = "bfloat16" if narrow or resolve_device(device) == "cuda" else "float32"
+    return fast if dtype == "auto" else dtype
