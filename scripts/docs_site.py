@@ -56,7 +56,7 @@ def python_page() -> str:
         if isinstance(value, str):
             continue
         target = f"{module}.{value.__qualname__}" if module and hasattr(value, "__qualname__") else value.__name__
-        lines += [f"## {public}", "", f"::: {target}", ""]
+        lines += [f"::: {target}", ""]
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ import re
 import runpy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,19 @@ SHOWN = {
     "midog": ("accuracy", "balanced_accuracy", "auroc"),
 }
 MAIN = ("iid", "dirichlet:0.05")
-LOG_ONLY = ("note:0.1", "missing:1", "prevalence:0.05", "prevalence:0.1", "prevalence:0.2")  # not in the short tables
+LOG_ONLY = (
+    "note:0.1", "missing:1", "prevalence:0.05", "prevalence:0.1", "prevalence:0.2",
+    "prevalence:0.05:0", "prevalence:0.1:0", "prevalence:0.2:0",
+)  # fmt: skip
 USUAL = 32  # images per batch
 ENSEMBLE, PAPER, RULE, ONCE = "ensemble(views=hflip)", "entropy_adaptive", "merge_and_fit", "merge_once(ask_first=256)"
 AUTO, LAME = "auto", "lame(ensemble(views=hflip))"
 SUMMARY = ("mean", ENSEMBLE, PAPER, "corrected", LAME, "t3a(mean)", RULE, ONCE, AUTO)
 ABLATION = ("merge_and_fit(correct=False)", "merge_and_fit(temperature=card)", "merge_and_fit(views=())", RULE)
+WHOLE = (
+    "mean", "task_arithmetic", "ties", "adamerging", "tent", "sar", "t3_js", "dawin", "dawin(transductive=True)",
+    PAPER, "entropy_adaptive(momentum=0.9)", ENSEMBLE, ONCE, RULE,
+)  # fmt: skip
 CALIBRATED = (ENSEMBLE, PAPER, "corrected", RULE, ONCE)
 CALIBRATION = ("nll", "brier", "ece", "calibration_in_the_large")
 BEST_OF = ("mean", ENSEMBLE, PAPER, "corrected", LAME)
@@ -50,10 +58,10 @@ BOUND = 2.0  # points that the rule may be below the ensemble at a single target
 Row = Mapping[str, Any]
 
 
-def records() -> dict[str, list[Row]]:
+def records(folder: str = "streams") -> dict[str, list[Row]]:
     """Rows, differences and choices of benchmarks/real_streams.py; each names its set and head start."""
     joined: dict[str, list[Row]] = {"rows": [], "differences": [], "choices": []}
-    for file in sorted((RESULTS / "streams").glob("*.json")):
+    for file in sorted((RESULTS / folder).glob("*.json")):
         record = json.loads(file.read_text(encoding="utf-8"))
         name, heads = next(iter(record["pools"])).split("-")[:2]
         about = {"set": name, "heads": heads, "file": file.stem}
@@ -139,6 +147,21 @@ def size_table(rows: Sequence[Row], name: str) -> str:
     return table(f"{SETS[name]}: stream, images per batch", cells)
 
 
+def long_table(rows: Sequence[Row]) -> str:
+    """Streams of 100,000 batches: accuracy in tenths of the stream, and the processor's time without forwards."""
+    lines = ["| target, stream | method | whole | first tenth | lowest tenth | last tenth | ms per step |",
+             "|---|---|---:|---:|---:|---:|---:|"]  # fmt: skip
+    for row in rows:
+        parts = row["parts"]
+        values = " | ".join(f"{100 * value:.2f}" for value in (row["accuracy"], parts[0], min(parts), parts[-1]))
+        steps = row["images"] / row["batch"]
+        lines.append(
+            f"| {SETS[row['set']]}: {row['target'].replace('_', ' ')}, {row['stream']} | {row['method']} | {values} | "
+            f"{1000 * row['cpu_seconds'] / steps:.1f} |"
+        )
+    return "\n".join(lines)
+
+
 def probability_table(rows: Sequence[Row], metrics: Sequence[str]) -> str:
     """How good the probabilities are: lower is better everywhere, so nothing is bold."""
     names = "/".join(name.upper() if len(name) == 3 else name.replace("_", " ") for name in metrics)
@@ -176,6 +199,17 @@ def rule_gains(rows: Sequence[Row]) -> list[float]:
     settings = [picked(rows, set=name, heads=start, stream=each, batch=USUAL) for name, start in heads for each in MAIN]
     scored = [[mean_of(picked(own, method=name), "accuracy") for name in (PAPER, "mean")] for own in settings]
     return [100 * (ours - theirs) for ours, theirs in scored]
+
+
+def whole_table(rows: Sequence[Row]) -> str:
+    """Methods that merge or adapt whole networks on one pool: `iid`, `dirichlet:0.05`; accuracy (MIDOG: balanced)."""
+    own = picked(rows, heads="shared", training_seed=0, batch=USUAL, seed=0)
+    cells = {}
+    for method, (name, title) in product(WHOLE, SETS.items()):
+        metric = SHOWN[name][:2][-1:]
+        values = [scores(picked(own, set=name, method=method, stream=stream), metric) for stream in MAIN]
+        cells[method, f"{title}{', balanced' * (len(SHOWN[name]) > 1)}"] = ",".join(values)
+    return to_markdown(grid_table("", "method", cells, str))
 
 
 def outcome_counts(rows: Sequence[Row]) -> list[int]:
@@ -267,7 +301,8 @@ def all_blocks() -> dict[str, Callable[[], str]]:
     """Every block by its name, not drawn yet."""
     joined = records()
     rows, differences = joined["rows"], joined["differences"]
-    every = list(dict.fromkeys(row["method"] for row in rows))
+    of_few = {row["method"] for row in rows} - {row["method"] for row in picked(rows, heads="independent")}
+    every = list(dict.fromkeys(row["method"] for row in rows if row["method"] not in of_few))
     blocks: dict[str, Callable[[], str]] = {
         "summary": partial(main_table, rows, SUMMARY),
         "every-method": partial(main_table, rows, every),
@@ -276,6 +311,8 @@ def all_blocks() -> dict[str, Callable[[], str]]:
         "all-probabilities": partial(probability_table, rows, CALIBRATION),
         "costs": partial(cost_table, rows, ("mean", "entropy_adaptive(score_images=8)", ONCE,
                                             "merge_and_fit(ask_first=256, ask_every=4)", ENSEMBLE, PAPER, RULE)),
+        "whole": partial(whole_table, rows),
+        "long": lambda: long_table(records("long_streams")["rows"]),
         "bars": partial(bar_table, differences),
         "endpoints": partial(endpoint_table, differences),
         "losses": partial(losses, differences),
@@ -308,7 +345,9 @@ def draw_costs(rows: Sequence[Row], path: Path) -> None:
         ax.set_xlabel("forwards per image")
         ax.set_ylabel(f"{metric.replace('_', ' ')}, %")
         ax.set_title(f"{SETS[name]}: ● {MAIN[0]}, ▲ {MAIN[1]}", loc="left", fontsize=10)
-    axes[0][0].legend(frameon=False, fontsize=7)
+    figure.legend(
+        *axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=8, ncols=5, loc="outside lower center"
+    )
     figure.savefig(path, dpi=100)
 
 

@@ -93,6 +93,18 @@ def test_the_first_screen_names_the_recommended_rule(out: tuple[Path, str]) -> N
     assert "the recommended rule (merge_and_fit)" in answer
 
 
+def test_headings_are_short_and_points_have_points_in_their_legend(out: tuple[Path, str]) -> None:
+    text = (out[0] / "report.html").read_text()
+    (more,) = re.findall(r"<summary>(More tables: [^<]*)</summary>", text)
+    assert "minus others" in more
+    assert "part" not in more
+    cost = text[text.index('<section id="cost"') : text.index('<section id="confidence"')]
+    assert re.findall(r'<ul class="legend (\w+)">', cost) == ["points"]
+    answer = text[text.index('class="answer"') : text.index('<section id="the-hospitals"')]
+    assert re.search(r"\d\N{NO-BREAK SPACE}%", answer)  # no line ends between a number and its unit
+    assert re.search(r"the head moved by [^<]*it probably did not start there", text)
+
+
 def test_the_price_is_in_forwards_alone(out: tuple[Path, str]) -> None:
     """Milliseconds of a step whose experts' logits are given would make the ensemble look like the fastest method."""
     text = (out[0] / "report.html").read_text()

@@ -1,11 +1,14 @@
 """The documentation site, built as `make docs` does."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import mergestream as ms
 
 ROOT = Path(__file__).parents[1]
 
@@ -18,7 +21,8 @@ def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     reference = tmp_path / "site" / "reference"
     pages = {name: (reference / f"{name}.html").read_text() for name in ("python", "commands", "http")}
-    assert "ExpertPool" in pages["python"]
+    headings = re.findall(r'<h2 id="[\w.]*?(\w+)"', pages["python"])  # one each, under its own name
+    assert sorted(headings) == sorted(name for name in ms.__all__ if not isinstance(getattr(ms, name), str))
     assert "mergestream train" in pages["commands"]
     assert "--learning-rate" in pages["commands"]
     assert "/v1/streams/{stream}/batches" in pages["http"]

@@ -266,7 +266,7 @@ def test_listed_forwards_are_those_that_are_counted() -> None:
     pools = {count: make_pool("vit", NAMES[:count], base=True, statistics=True) for count in (2, 3)}
     assert set(FORWARDS) == set(METHODS.own)
     for name, text in FORWARDS.items():
-        first = text.partition("(")[2].rstrip(")") or text  # in brackets what the first images cost
+        first = text.partition("(at first ")[2].rstrip(")") or text
         for count, pool in pools.items():
             step = ms.create_method(name, pool, **({"expert": "brest"} if name == "single_expert" else {})).step(
                 make_images()

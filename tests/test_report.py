@@ -108,7 +108,7 @@ def test_the_numbers_are_those_of_the_benchmark(page: str, bench: Path) -> None:
         value = row["accuracy"]
         assert f"{100 * value['mean']:.1f} [{100 * value['low']:.1f}, {100 * value['high']:.1f}]" in text
     for sentence in results["warnings"]:
-        assert sentence in unescape(text)
+        assert sentence in unescape(text).replace("\N{NO-BREAK SPACE}", " ")
     assert results["command"] in unescape(text)
     for run in (bench / "runs" / "runs").iterdir():
         assert run.name in text

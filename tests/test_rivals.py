@@ -563,7 +563,13 @@ def test_score_images_of_a_padded_batch_are_those_that_count() -> None:
 
 
 @pytest.mark.parametrize("name", ["task_arithmetic", "ties", "adamerging"])
-@pytest.mark.parametrize(("start", "chosen"), [("independent", "zero"), ("shared", "saved"), (None, "saved")])
+@pytest.mark.parametrize(
+    ("start", "chosen"),
+    [
+        *(("independent", "zero"), ("independent_large", "zero")),
+        *(("shared", "saved"), (None, "saved")),
+    ],
+)
 def test_task_vectors_follow_the_cards(name: str, start: str | None, chosen: str) -> None:
     pool = make_pool("vit", base=True)
     for expert in pool.names:

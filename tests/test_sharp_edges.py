@@ -15,7 +15,7 @@ from benching import NETWORK, command, network
 from conftest import CLASSES, HandWritten, make_images
 from mergestream.data.datasets.standins import drawing
 from mergestream.networks.architecture import create_network
-from mergestream.networks.batch_checks import require_preprocessed
+from mergestream.networks.batch_checks import require_batch, require_preprocessed
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.training.expert_warnings import training_warnings
@@ -121,6 +121,9 @@ def test_long_lists_are_shortened_in_errors() -> None:
     assert len(error) < 200
     assert "and 14 more" in str(unknown_name("expert", "?", names[:20]))
     assert "site_0004 and 14 more" in str(unknown_name("expert", "xyz", [*names[:19], "xyz_of"]))  # near ones first
+    networks = ["gcvit_tiny", "vit_base_patch16_224", "vit_tiny_patch16_224"]
+    assert "Did you mean 'vit_tiny_patch16_224'?" in str(unknown_name("network", "vit_tinny", networks))
+    assert "Did you mean" not in str(unknown_name("network", "unet", networks))
     assert str(unknown_name("expert", "x", names[:3])).endswith("Known: site_0000, site_0001, site_0002.")
 
 
@@ -218,6 +221,15 @@ def test_preprocessed_floats_pass(vit_pool: ms.ExpertPool) -> None:
     require_preprocessed(255 * dark, ms.Preprocessing((16, 16), mean=(0.0,) * 3, std=(1 / 255,) * 3))
     with pytest.raises(InputError, match="0 to 255"):
         require_preprocessed(255 * dark, ms.Preprocessing((16, 16), mean=(0.0,) * 3, std=(1.0,) * 3))
+
+
+@pytest.mark.parametrize(("channels", "remedy"), [(1, "expand(-1, 3, -1, -1)"), (4, "images[:, :3]"), (2, None)])
+def test_the_remedy_fits_the_number_of_channels(channels: int, remedy: str | None) -> None:
+    with pytest.raises(InputError, match=rf"takes 3 channels, the batch has {channels}") as refused:
+        require_batch(torch.zeros(2, channels, 16, 16, dtype=torch.uint8), 3)
+    assert (remedy in str(refused.value)) if remedy else ("images" not in str(refused.value))
+    with pytest.raises(InputError, match=r"images\.to\(torch\.uint8\)"):
+        require_batch(torch.zeros(2, 3, 16, 16, dtype=torch.int64), 3)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from mergestream.runtime.state_file import SavedState
 from mergestream.training import Recipe, fit
 from mergestream.training.augmentation import augment, draw
 from mergestream.training.expert_training import probe
-from mergestream.training.heads import HEAD_INITS, add_dropout
+from mergestream.training.heads import DRAWN, HEAD_INITS, add_dropout
 from mergestream.training.recipe import CHOICES, TrainPlan, parse_settings
 from mergestream.training.stepper import set_rate
 from mergestream.training.training_loop import balanced_loss, class_weights
@@ -135,8 +135,9 @@ def test_where_heads_start(head_init: str, data: Path, tmp_path: Path) -> None:
     start = pool.base[pool.layout.encoder_size :]
     assert torch.allclose(encoder, pool.base[: pool.layout.encoder_size].expand_as(encoder), atol=1e-6)
     cosine = torch.nn.functional.cosine_similarity(heads[0], heads[1], dim=0)
-    if head_init == "independent":
+    if head_init in DRAWN:
         assert abs(float(cosine)) < 0.5
+        assert float(heads.std()) == pytest.approx(DRAWN[head_init] * float(start.std()), rel=0.3)
     else:
         assert torch.allclose(heads, start.expand_as(heads), atol=1e-6)
     assert (start.abs().max() == 0) == (head_init == "zero")

@@ -71,7 +71,7 @@ def resolve_base_head(base_head: str, pool: ExpertPool) -> str:
     """'saved' or 'zero'; 'auto' is 'zero' where a card says that the experts' heads started apart."""
     if base_head != "auto":
         return base_head
-    apart = any(card.recipe.get("head_init") == "independent" for card in pool.cards)
+    apart = any(str(card.recipe.get("head_init")).startswith("independent") for card in pool.cards)
     return "zero" if apart else "saved"
 
 

@@ -11,7 +11,7 @@ from mergestream.methods.spelling import unknown_method
 from mergestream.runtime.errors import MergestreamError
 from mergestream.runtime.option_checks import plain
 
-# Forwards per image of our own methods with K experts, at their defaults; in brackets what the first images cost.
+# Forwards per image of our own methods with K experts, at their defaults.
 FORWARDS = {
     **dict.fromkeys(("mean", "task_arithmetic", "ties", "fisher", "regmean", "regmean_pp", "single_expert"), "1"),
     **dict.fromkeys(("lame", "t3a", "label_shift", "prior_roid"), "1"),
@@ -21,7 +21,7 @@ FORWARDS = {
     **dict.fromkeys(("dawin", "t3_js", "surgery"), "K+1"),
     "corrected": "2K",
     **dict.fromkeys(("entropy_adaptive", "merge_and_fit", "auto"), "2K+1"),
-    "merge_once": "1 (2K+1)",
+    "merge_once": "1 (at first 2K+1)",
 }
 # Where the file's first line is a formula, or is about two methods.
 SENTENCES = {
@@ -51,9 +51,8 @@ def summary_of(name: str) -> MethodSummary:
         kind = METHODS[name]
     except MergestreamError as error:
         return MethodSummary(name, "", "", {}, origin, str(error))
-    return MethodSummary(
-        name, SENTENCES.get(name) or sentence_of(kind), FORWARDS.get(name, ""), options_of(kind), origin
-    )
+    sentence = SENTENCES.get(name) or sentence_of(kind)
+    return MethodSummary(name, sentence, FORWARDS.get(name, ""), options_of(kind), origin)
 
 
 def in_words(method: MethodSummary, *, with_options: bool) -> list[str]:

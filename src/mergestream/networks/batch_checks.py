@@ -27,12 +27,13 @@ def require_batch(images: object, channels: int | None) -> None:
     if len(images) == 0:
         raise InputError("The batch is empty; skip it, or wait for images.")
     if channels not in (None, images.shape[1]):
+        remedies = {1: "; grey to RGB: images.expand(-1, 3, -1, -1)", 4: "; without alpha: images[:, :3]"}
         raise InputError(
             f"The network takes {channels} channels, the batch has {images.shape[1]} (shape {tuple(images.shape)}, "
-            f"expected [B,c,H,W]); grey to RGB: images.expand(-1, 3, -1, -1)."
+            f"expected [B,c,H,W]){remedies.get(images.shape[1], '') if channels == 3 else ''}."
         )
     if images.dtype != torch.uint8 and not images.is_floating_point():
-        raise InputError(f"A batch is uint8 pixels or preprocessed floats, got {images.dtype}.")
+        raise InputError(f"A batch is uint8 pixels or preprocessed floats, got {images.dtype}: images.to(torch.uint8)?")
 
 
 def _has_channels_last(shape: Sequence[int], channels: int | None) -> bool:

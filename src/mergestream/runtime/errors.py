@@ -1,7 +1,7 @@
 """Errors that a user can fix: each message says what is wrong, where, and what to do next."""
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 
 
 class MergestreamError(Exception):
@@ -84,11 +84,12 @@ def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UnknownNameEr
 
 
 def suggestion(name: str, valid: Iterable[str]) -> str:
-    """The nearest valid name; then all of them, or the first ones and how many more there are."""
-    names = sorted(valid)
-    hint = "".join(f"Did you mean '{nearest}'? " for nearest in get_close_matches(name, names, n=1))
+    """The nearest valid name, by all of it or its beginning; then every name, or the nearest and how many more."""
+    names, start = sorted(valid), max(len(name), 3)
+    parts = {each: (each.casefold(), each[:start].casefold()) for each in names}
+    ratios = {each: [SequenceMatcher(None, name.casefold(), part).ratio() for part in parts[each]] for each in names}
+    near = sorted(names, key=lambda each: (max(ratios[each]), ratios[each]), reverse=True)
+    hint = f"Did you mean '{near[0]}'? " if near and max(ratios[near[0]]) >= 0.6 else ""
     if len(names) <= MOST_LISTED:
         return f"{hint}Known: {', '.join(names) or 'none'}."
-    close = get_close_matches(name, names, n=6, cutoff=0.3)
-    shown = [*close, *(each for each in names if each not in close)][:6]
-    return f"{hint}Known: {', '.join(shown)} and {len(names) - len(shown)} more."
+    return f"{hint}Known: {', '.join(near[:6])} and {len(names) - 6} more."

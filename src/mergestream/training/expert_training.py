@@ -26,7 +26,7 @@ from mergestream.runtime.files import json_round_trip, sha256_of_json
 from mergestream.runtime.option_checks import one_of
 from mergestream.runtime.seeding import cpu_threads, seeded
 from mergestream.runtime.state_file import SavedState
-from mergestream.training.heads import HEAD_INITS, fit_probe, head_state, redraw_head, zero_head
+from mergestream.training.heads import DRAWN, HEAD_INITS, fit_probe, head_state, redraw_head, zero_head
 from mergestream.training.published_weights import load_published
 from mergestream.training.recipe import Recipe
 from mergestream.training.stepper import choose_device
@@ -83,8 +83,8 @@ def train_expert(
     if cached := _cached_card(folder, full_recipe):
         return cached
     network = load_network(base, start)
-    if head_init == "independent":
-        redraw_head(network, recipe.seed, data.name)
+    if head_init in DRAWN:
+        redraw_head(network, recipe.seed, data.name, DRAWN[head_init])
     checkpoint = SavedState(_unfinished(folder, full_recipe), keep_every)
     fitted = fit(network, data, recipe, on_step, on_validation=on_validation, checkpoint=checkpoint)
     metrics = {"validation": fitted.metrics, "best_step": fitted.step}

@@ -12,9 +12,10 @@ from mergestream.networks.architecture import Network, from_architecture
 from mergestream.runtime.errors import NetworkError
 from mergestream.runtime.seeding import seeded
 
-# How heads start: one seeded head for all sites; one per site; zero; or the average of the heads that the sites fit
-# on the frozen encoder.
-HEAD_INITS = ("shared", "independent", "zero", "linear_probe")
+# How heads start: one seeded head for all sites; one per site, by its size; zero; or the average of the heads that the
+# sites fit on the frozen encoder.
+DRAWN = {"independent": 1, "independent_large": 3}
+HEAD_INITS = ("shared", *DRAWN, "zero", "linear_probe")
 PROBE_STEPS, PROBE_DECAY = 200, 1e-4
 
 
@@ -23,11 +24,12 @@ def zero_head(network: Network) -> None:
         nn.init.zeros_(parameter)
 
 
-def redraw_head(network: Network, seed: int, domain: str) -> None:
-    """Draw a head for this site from its name and the seed, unrelated to any other site's."""
+def redraw_head(network: Network, seed: int, domain: str, size: int) -> None:
+    """Draw a head for this site from its name and the seed, unrelated to any other site's; `size` times as large."""
     with seeded(zlib.crc32(f"{domain}:{seed}".encode())):
         fresh = from_architecture(network.architecture)
-    network.module.load_state_dict({**network.module.state_dict(), **head_state(fresh)})
+    drawn = {name: size * tensor for name, tensor in head_state(fresh).items()}
+    network.module.load_state_dict(network.module.state_dict() | drawn)
 
 
 def head_of(network: Network) -> nn.Module:

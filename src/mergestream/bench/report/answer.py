@@ -28,7 +28,7 @@ def _accuracy(report: ReportFindings) -> str:
     clauses = [f"{plain_method(ours)} is right on {100 * levels[ours]:.1f} % of the images"]
     others = [label for label in BESIDE if label in levels and label not in (ours, best)]
     clauses += [f"{plain_method(label)} on {100 * levels[label]:.1f} %" for label in others]
-    leader = f"the best, {plain_method(best)}, on {100 * levels[best]:.1f} %"
+    leader = f"the best method, {plain_method(best)}, on {100 * levels[best]:.1f} %"
     clauses.append("no method on more" if best == ours else leader)
     streams = len(report.bench.streams)
     where = f"Over {streams} streams" if streams > 1 else f"On {report.bench.streams[0]}"

@@ -106,10 +106,12 @@ def _averaging(report: ReportFindings) -> PageSection:
     """The average of the weights between one expert and the ensemble."""
     levels = _levels(report, report.bench.streams[0])
     alone, average, together = (levels.get(name, float("nan")) for name in (EXPERT, AVERAGE, TOGETHER))
+    verb = "gains" if average > together else "loses"
     text = (
         f"The plain average of the others' weights is right on {100 * average:.1f} % at a hospital that none of them "
-        f"knows, one of these experts alone on {100 * alone:.1f} %. {_compared(average - together)} the ensemble, "
-        f"which runs every expert and averages their answers ({100 * together:.1f} %)."
+        f"knows, one of these experts alone on {100 * alone:.1f} %. Averaging {verb} "
+        f"{100 * abs(average - together):.1f} points against the ensemble, which runs every expert and "
+        f"averages their answers ({100 * together:.1f} %)."
     )
     heads, blocks = (
         [] if report.drift is None else report.drift.values(kind, "mean_angle") for kind in ("head", "block")
@@ -117,11 +119,6 @@ def _averaging(report: ReportFindings) -> PageSection:
     if heads and blocks:
         text += f" The heads are {mean(heads):.1f} degrees apart, the encoder blocks {mean(blocks):.1f}."
     return PageSection("Averaging", text)
-
-
-def _compared(difference: float) -> str:
-    verb = "gains" if difference > 0 else "loses"
-    return f"In accuracy averaging {verb} {100 * abs(difference):.1f} points against"
 
 
 def _adapting(report: ReportFindings) -> PageSection:

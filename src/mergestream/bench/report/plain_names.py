@@ -44,8 +44,8 @@ def stream_meaning(name: str) -> str:
 
 
 def explained(text: object, streams: Iterable[str]) -> Markup:
-    """Escape a text and give every stream's name in it its meaning on hover."""
-    result = str(escape(text))
+    """Escape a text, keep '%' at its number, and give every stream's name in it its meaning on hover."""
+    result = str(escape(text)).replace(" %", "\N{NO-BREAK SPACE}%")
     names = sorted((str(escape(name)) for name in streams), key=len, reverse=True)
     if not names:
         return Markup(result)  # noqa: S704  (escaped just before)

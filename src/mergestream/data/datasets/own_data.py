@@ -34,7 +34,7 @@ def read_folder(root: Root, *, group: str | tuple[str, ...] | None = "", classes
     named = present if classes is None else _names(classes)
     strangers = [name for name in present if name not in named]
     if strangers:
-        raise DataError(f"{root.location} has a folder of the class {some(strangers)}, none of {list(named)}.")
+        raise DataError(f"{root.location} has folders of other classes ({some(strangers)}) than {some(named)}.")
     domains = tuple(sorted({parts[0] for parts in split.values()}))
     _require_no_empty_domain(root, inside, domains)
     images = ["/".join(parts) for parts in split.values()]
@@ -147,7 +147,7 @@ def read_table(
 
 
 def _group_column(rows: Rows, path: str, group: str | None) -> str:
-    """The column of groups, or ''. A column that seems to name patients is neither ignored nor used unasked."""
+    """The column of groups, or ''. A column that looks like patients is neither ignored nor used unasked."""
     columns = list(rows[0]) if rows else []
     if group in (None, "none"):
         return ""
@@ -159,8 +159,8 @@ def _group_column(rows: Rows, path: str, group: str | None) -> str:
         values = [row[name] for row in rows if row[name]]
         if SUBJECT.fullmatch(name) and len(set(values)) < len(values):
             raise DataError(
-                f"The column '{name}' of {path} seems to name what {LEAK}. If so, say group={name} (--data-option "
-                f"group={name}); if the rows are independent, say group=none."
+                f"The column '{name}' of {path} looks like patients, cases or slides, which {LEAK}. If so, say "
+                f"group={name} (--data-option group={name}); if the rows are independent, say group=none."
             )
     return ""
 
