@@ -1,6 +1,7 @@
 """Milliseconds of a step for each method of the results page, on the device at hand, and how often networks run.
 
     python3 benchmarks/step_methods.py --network vit_base_patch16_224 --dtype bfloat16 --json step_methods.json
+    python3 benchmarks/step_methods.py --from-json step_methods.json --streams streams/clip-shared.json --png figure.png
 
 Random weights, three experts, batches of 32, one flipped view. `merge_once` is measured after its first images, when
 one network answers. A step's `captured` says that it was replayed from a CUDA graph.
@@ -9,6 +10,7 @@ one network answers. A step's `captured` says that it was replayed from a CUDA g
 import argparse
 import gc
 import json
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import mergestream as ms
 from mergestream.methods.spelling import create_from_text
 from mergestream.networks.architecture import create_network
 
+FORWARDS = 7  # per image where three experts and the merged model answer, with one view
 METHODS = (
     "mean",
     "ensemble",
@@ -35,7 +38,7 @@ METHODS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--network", action="append", required=True, help="a timm name, or name:img_size; repeatable")
+    parser.add_argument("--network", action="append", help="a timm name, or name:img_size; repeatable")
     parser.add_argument("--arg", action="append", default=[], help="name=number, an argument of every network")
     parser.add_argument("--experts", type=int, default=3)
     parser.add_argument("--batch", type=int, default=32)
@@ -44,7 +47,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--methods", default="|".join(METHODS), help="separated by |")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--from-json", type=Path, help="a record to draw, instead of measuring")
+    parser.add_argument("--streams", type=Path, help="accuracies of the same methods, from benchmarks/results/streams")
+    parser.add_argument("--png", type=Path, help="accuracy against milliseconds of the last network")
     given = parser.parse_args()
+    if given.from_json:
+        draw(json.loads(given.from_json.read_text())["rows"], json.loads(given.streams.read_text())["rows"], given.png)
+    else:
+        measure_all(given)
+
+
+def measure_all(given: argparse.Namespace) -> None:
     keys = ("experts", "batch", "dtype", "device", "steps")
     record: dict[str, Any] = {**provenance(given.device), **{key: getattr(given, key) for key in keys}, "rows": []}
     for name in given.network:
@@ -90,6 +103,43 @@ def measure(pool: ms.ExpertPool, text: str, images: torch.Tensor, device: str) -
         "captured": step.graph is not None,
         "timings": [round(1000 * value, 4) for value in values],
     }
+
+
+def draw(timings: list[dict[str, Any]], table: dict[str, Any], path: Path) -> None:
+    """Mean accuracy over targets, in batches of 32, against milliseconds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    network = timings[-1]["network"]
+    ms_of = {plain(row["method"]): row["ms"] for row in timings if row["network"] == network}
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
+    for ax, stream in zip(axes, ("iid", "dirichlet:0.05"), strict=True):
+        for name, milliseconds in ms_of.items():
+            own = [r for r in rows if plain(r["method"]) == name and (r["stream"], r["batch"]) == (stream, 32)]
+            if not own:
+                continue
+            accuracy, whole = 100 * statistics.mean(row["accuracy"] for row in own), milliseconds
+            if name == "merge_once":  # in these streams the experts answer many of the images, so that is what it takes
+                asked = (statistics.mean(row["forwards"] for row in own) - 1) / (FORWARDS - 1)
+                whole += asked * (ms_of["merge_and_fit"] - milliseconds)
+                ax.plot([milliseconds, whole], [accuracy, accuracy], "o--", color="#0072B2", mfc="none", lw=0.8)
+                ax.annotate("later", (milliseconds, accuracy), fontsize=8, xytext=(-6, 6), textcoords="offset points")
+            ax.plot(whole, accuracy, "o", color="#0072B2")
+            below = name in ("corrected", "entropy_adaptive(score_images=8)")
+            offset = {"xytext": (4, -11 if below else 4), "textcoords": "offset points"}
+            ax.annotate(name, (whole, accuracy), fontsize=8, **offset)
+        ax.set(xlabel=f"ms per step of 32 images ({network}, H200)", ylabel="accuracy, %", title=stream, xlim=(0, 26))
+        ax.margins(y=0.15)
+        ax.grid(alpha=0.3)
+    figure.savefig(path, dpi=110, facecolor="white")
+
+
+def plain(method: str) -> str:
+    """A method's name without when it asks the experts."""
+    return re.sub(r"\(ask_first=\d+\)$", "", method)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@
 
 All take the same batches in turns, so that whatever else the machine does slows all of them; a ratio above 1 says ours
 is faster. Times are processor time: with one thread (OMP_NUM_THREADS=1) that of a quiet machine, on a busy one too.
-Random weights, three experts, one flipped view. `--narrow` compares our step in bfloat16, and in bfloat16 with experts
-that are scored on eight images. Random networks answer one class, whatever rounding does; so each expert there is
-fitted: one encoder with noise of its own, and a head fitted to a phantom hospital, whose other images the steps
-answer. `same_top_1` is the share of images with the naive loop's class.
+Random weights, three experts, one flipped view. `--narrow` compares our step with experts scored in bfloat16, all in
+bfloat16, and the latter with experts scored on eight images. Random networks answer one class, whatever rounding does;
+so each expert there is fitted: one encoder with noise of its own, and a head fitted to a phantom hospital, whose other
+images the steps answer. `same_top_1` is the share of images with the naive loop's class.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import torch
 from step import Naive, _network, _same, about
 
 import mergestream as ms
+from mergestream.pool.execution import Execution
 from mergestream.training.heads import fit_probe
 
 NOISE, FITTED = 0.01, 128  # of each expert's encoder, in units of a tensor's spread; images that fit a head
@@ -84,6 +85,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "naive": Naive(networks[0], list(states.values()), ("hflip",), "cpu")
     }
     if given.narrow:
+        runs["bfloat16_scores"] = stepper(pool.to(execution=Execution(narrow_scores=True)))
         runs["bfloat16"] = stepper(pool.to(dtype=torch.bfloat16))
         runs["bfloat16_8"] = stepper(pool.to(dtype=torch.bfloat16), score_images=8)
     else:

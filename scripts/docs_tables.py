@@ -28,6 +28,7 @@ PAGES = (
     "docs/reproduce.md",
     "docs/log/paper_on_real_data.md",
     "docs/log/results_all.md",
+    "docs/log/speed.md",
     "README.md",
 )
 SETS = {"pacs": "PACS, ViT-S", "clip": "PACS, CLIP", "midog": "MIDOG, ViT-S"}
@@ -193,14 +194,6 @@ def cost_table(rows: Sequence[Row], methods: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def rule_gains(rows: Sequence[Row]) -> list[float]:
-    """Points of accuracy of the paper's rule above the mean, for every set, head start and main stream."""
-    heads = dict.fromkeys((row["set"], row["heads"]) for row in rows)
-    settings = [picked(rows, set=name, heads=start, stream=each, batch=USUAL) for name, start in heads for each in MAIN]
-    scored = [[mean_of(picked(own, method=name), "accuracy") for name in (PAPER, "mean")] for own in settings]
-    return [100 * (ours - theirs) for ours, theirs in scored]
-
-
 def whole_table(rows: Sequence[Row]) -> str:
     """Methods that merge or adapt whole networks on one pool: `iid`, `dirichlet:0.05`; accuracy (MIDOG: balanced)."""
     own = picked(rows, heads="shared", training_seed=0, batch=USUAL, seed=0)
@@ -210,6 +203,14 @@ def whole_table(rows: Sequence[Row]) -> str:
         values = [scores(picked(own, set=name, method=method, stream=stream), metric) for stream in MAIN]
         cells[method, f"{title}{', balanced' * (len(SHOWN[name]) > 1)}"] = ",".join(values)
     return to_markdown(grid_table("", "method", cells, str))
+
+
+def rule_gains(rows: Sequence[Row]) -> list[float]:
+    """Points of accuracy of the paper's rule above the mean, for every set, head start and main stream."""
+    heads = dict.fromkeys((row["set"], row["heads"]) for row in rows)
+    settings = [picked(rows, set=name, heads=start, stream=each, batch=USUAL) for name, start in heads for each in MAIN]
+    scored = [[mean_of(picked(own, method=name), "accuracy") for name in (PAPER, "mean")] for own in settings]
+    return [100 * (ours - theirs) for ours, theirs in scored]
 
 
 def outcome_counts(rows: Sequence[Row]) -> list[int]:

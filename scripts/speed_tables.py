@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 STEPS = {"ViT-B/32": "step_vit_b32", "ViT-B/16": "step_vit_b16"}
-SERVICES = {"4 streams": "service", "64 streams": "service_many_streams"}
+KERNELS = ("product", "norm and residual", "attention", "other")
 
 
 def read(name: str) -> dict[str, Any]:
@@ -32,22 +31,64 @@ def step_table() -> str:
     return markdown(head, rows)
 
 
-def curve_table(key: str, unit: str, title: str) -> str:
-    record = read("step_curves")[key]
-    return markdown([title, *(str(row[unit]) for row in record)], [["ms", *(f"{row['ms']:.1f}" for row in record)]])
+def profile_table() -> str:
+    """Where a captured step's time goes: kernels by kind overlap, so that their sum may exceed the step."""
+    record = read("step_profile")
+    rows, reference = [], record["steps"]["entropy_adaptive"]["ms"]
+    parts = {name.partition("(ask")[0]: step for name, step in record["steps"].items()}
+    parts = {name: step for name, step in parts.items() if not name.startswith(("ensemble", "mean"))}
+    parts |= {f"{name.partition('(ask')[0]}, compiled": step for name, step in record["compiled"].items()}
+    for title, step in parts.items():
+        kinds = step["kinds"]
+        row = [f"{value:.2f}" for value in (step["ms"], step["floor_ms"], *(kinds[kind]["ms"] for kind in KERNELS))]
+        launches = sum(each["launches"] for each in kinds.values())
+        rows.append([f"`{title}`", *row, f"{launches:.0f}", f"{step['ms'] / reference:.2f}"])
+    ways = {way: [each[way]["tflops"] for each in record["products"].values()] for way in ("one by one", "eight bits")}
+    spans = [f"{min(rates):.0f} to {max(rates):.0f} TFLOP/s {way}" for way, rates in ways.items()]
+    head = ("ms", "step", "floor", "products", "norms", "attention", "small", "launches", "ratio")
+    fused = (
+        f"`torch.compile` (a flag of the benchmark) fuses the small operations in {record['compiled_seconds']:.0f} s."
+    )
+    return f"{markdown(head, rows)}\n\nThe products alone: {', '.join(spans)}. {fused}"
 
 
-def refresh_table() -> str:
-    rows = read("refresh")["rows"]
-    streams = list(dict.fromkeys(row["stream"] for row in rows))
-    plain = [row for row in rows if not row.get("refresh_drift")]
-    every = sorted({row["refresh_every"] for row in plain})
+def method_table() -> str:
+    record = read("step_methods")
+    ms: dict[str, list[str]] = {}
+    forwards = {}
+    for row in record["rows"]:
+        name = row["method"].partition("(ask")[0]
+        ms.setdefault(name, []).append(f"{row['ms']:.1f}")
+        forwards[name] = f"{row['expert_forwards'] + row['merged_forwards']:.1f}"
+    body = [[f"`{name}`", forwards[name], *times] for name, times in ms.items()]
+    return markdown(["ms per step", "forwards per image", "ViT-S/14, 126 px", "ViT-B/16"], body)
 
-    def accuracy(stream: str, each: int) -> str:
-        return next(f"{r['accuracy']:.1f}" for r in plain if (r["stream"], r["refresh_every"]) == (stream, each))
 
-    body = [[stream, *(accuracy(stream, each) for each in every)] for stream in streams]
-    return markdown(["`refresh_every`", *map(str, every)], body)
+def narrow_table() -> str:
+    """The step on one core in bfloat16 against the naive loop in float32, with the share of equal answers."""
+    titles = {
+        "bfloat16_scores": "scores in bf16",
+        "bfloat16": "all in bf16",
+        "bfloat16_8": "and `score_images=8`",
+    }
+    record = read("step_narrow")
+    names = [name for name in titles if name in record["rows"][0]["ratios"]]
+    rows = []
+    for row in record["rows"]:
+        each = [f"{row['ratios'][name]:.1f} x ({100 * row['same_top_1'][name]:.1f} %)" for name in names]
+        rows.append([row["network"], f"{row['naive_ms'] / 1000:.1f} s", *each])
+    return markdown(["one core, 32 images", "naive loop", *(titles[name] for name in names)], rows)
+
+
+def curve_line() -> str:
+    record = read("step_curves")
+    line, images = record["per_expert"], [(row["batch"], row["ms"]) for row in record["by_batch"]]
+    (one, least), (most, longest) = images[0], images[-1]
+    return (
+        f"ViT-B/32: {line['fixed_ms']:.2f} ms and {line['per_expert_ms']:.2f} ms per expert, within "
+        f"{100 * line['largest_departure']:.0f} % up to {record['by_experts'][-1]['experts']} experts; {least:.1f} ms "
+        f"for {one} image and {longest:.1f} ms for {most}."
+    )
 
 
 def processor_line() -> str:
@@ -81,15 +122,16 @@ def load_line() -> str:
     )
 
 
-def service_table() -> str:
-    rows = []
-    for title, name in SERVICES.items():
-        record = read(name)
-        latency = [f"{record['latency_ms'][key]:,.0f}" for key in ("p50", "p95", "p99")]
-        load = [f"{record['clients']}", f"{record['mean_batch']:.0f}", f"{record['requests_per_second']:.0f}"]
-        rows.append([title, *load, *latency, str(record["errors"])])
-    return markdown(
-        ["micro ViT, two cores", "clients", "mean batch", "requests/s", "p50 ms", "p95", "p99", "errors"], rows
+def service_line() -> str:
+    record = read("service")
+    rate, server = record["requests_per_second"], record["server_cpu_ms"]
+    busy = rate * (server + record["client_cpu_ms"]) / 1000
+    return (
+        f"`serve` over a micro ViT on {record['cores']} cores, {record['clients']} clients, {record['streams']} "
+        f"streams, audit log on: {rate:.0f} answers per second, {record['ratio_to_direct']:.2f} of direct calls in "
+        f"batches of {record['mean_batch']:.0f}, {record['ratio_to_fastapi']:.1f} times a bare FastAPI endpoint; p99 "
+        f"{record['latency_ms']['p99']:.0f} ms. An answer takes {server:.1f} ms of processor time, a direct one "
+        f"{record['direct_cpu_ms']:.1f}; {busy:.1f} cores are busy: one Python process holds one lock."
     )
 
 
@@ -119,30 +161,28 @@ def dicom_table() -> str:
     return f"{markdown(head, rows)}\n\n{about} Goal with `TCP_NODELAY=1`, {goal:g} times storescp: {verdict}."
 
 
-def training_table() -> str:
-    rows = [
-        [
-            row["name"],
-            f"{row['ms_per_step']:.1f}",
-            f"{row['images_per_second']:,.0f}",
-            f"{row['times_the_rival']:.1f} x",
-        ]
-        for row in read("train_speed")["steps"]
+def training_line() -> str:
+    record = read("train_speed")
+    rates = [
+        f"{row['images_per_second']:,.0f} ({row['name'].removesuffix(' (ours)').replace(' (rival)', ', rival')})"
+        for row in record["steps"]
     ]
-    return markdown(["training, ViT-S/14, 126 px, batch 64", "ms per step", "images/s", "gain"], rows)
+    network = f"`{record['network']}`, {record['image_size']} px, batches of {record['batch_size']}"
+    return f"Images per second in training ({network}, H200): {', '.join(rates)}."
 
 
 def speed_blocks() -> dict[str, Callable[[], str]]:
     """Every block by its name, not drawn yet."""
     return {
         "speed-steps": step_table,
-        "speed-experts": partial(curve_table, "by_experts", "experts", "experts, batches of 32"),
-        "speed-images": partial(curve_table, "by_batch", "batch", "images per batch, 3 experts"),
-        "speed-refresh": refresh_table,
+        "speed-profile": profile_table,
+        "speed-methods": method_table,
+        "speed-narrow": narrow_table,
+        "speed-curves": curve_line,
         "speed-cpu": processor_line,
         "speed-merge": merge_line,
         "speed-load": load_line,
-        "speed-service": service_table,
-        "speed-training": training_table,
+        "speed-service": service_line,
+        "speed-training": training_line,
         "speed-dicom": dicom_table,
     }

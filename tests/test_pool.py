@@ -11,12 +11,13 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 import mergestream as ms
 from conftest import CLASSES, NAMES, HandWritten, make_experts, make_images, make_pool, micro_vit
-from mergestream.networks.architecture import create_network
+from mergestream.networks.architecture import create_network, logits_of
 from mergestream.pool.checkpoint import write_expert
+from mergestream.pool.execution import Execution
 from mergestream.pool.expert_card import ExpertCard, read_card
 from mergestream.runtime.files import write_json, write_text
 
@@ -517,3 +518,13 @@ def test_state_dicts_of_a_named_network_keep_its_name(name: str, tmp_path: Path)
     pool.save(tmp_path / "pool")
     assert ms.ExpertPool.load(tmp_path / "pool").fingerprint() == pool.fingerprint()
     assert pool.template.architecture.library == ("torchvision" if ":" in name else "timm")
+
+
+def test_narrow_scores_leave_the_merged_model_as_it_is(pool: ms.ExpertPool, images: Tensor) -> None:
+    narrow = pool.to(execution=Execution(narrow_scores=True))
+    exact, rough = (ms.create_method("entropy_adaptive", each).step(images) for each in (pool, narrow))
+    assert 0 < (exact.entropy - rough.entropy).abs().max() < 0.05
+    merged = pool.network(rough.encoder_coefficients, rough.head_coefficients)
+    assert rough.logits.dtype == torch.float32
+    assert narrow.fingerprint() != pool.fingerprint()  # other answers, so another run
+    torch.testing.assert_close(rough.logits, logits_of(merged(pool.prepare(images))))

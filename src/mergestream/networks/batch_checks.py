@@ -1,12 +1,13 @@
 """Checks of a batch of images before a network sees it: its shape, its type, and floats that look like pixels."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from mergestream.runtime.errors import InputError
+from mergestream.runtime.errors import InputError, MergestreamError
 
 if TYPE_CHECKING:
     from mergestream.networks.preprocessing import Preprocessing
@@ -67,3 +68,15 @@ def require_preprocessed(images: Tensor, preprocessing: "Preprocessing | None") 
         f"These floats look like pixels in {scale}, not like preprocessed images. Pass {pixels}, which are resized and "
         f"normalised here; or preprocessed=True if they are the network's input as they are."
     )
+
+
+@contextmanager
+def input_errors(batch: Tensor, preprocessing: "Preprocessing | None") -> Iterator[None]:
+    """Report a network's failure on a batch as an error about the batch."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MergestreamError):
+        raise
+    except (AssertionError, RuntimeError, ValueError) as error:
+        own = f" (the pool's preprocessing is for {preprocessing.size})" if preprocessing else ""
+        raise InputError(f"The network cannot take a batch of shape {tuple(batch.shape)}{own}: {error}") from error

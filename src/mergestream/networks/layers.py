@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mergestream.networks.flat_layout import Layout, LayoutEntry
+from mergestream.runtime.errors import NetworkError
 
 BatchNorm = _BatchNorm
 IDLE = nn.Identity | nn.Dropout  # what changes nothing outside training
@@ -160,3 +161,10 @@ def _measure(place: int, layer: BatchNorm, inputs: Tensor) -> None:  # noqa: ARG
     variance, mean = torch.var_mean(values, dim=dims)
     layer.running_mean.copy_(mean)
     layer.running_var.copy_(variance)
+
+
+def one_per_image(inputs: Tensor, images: int) -> Tensor:
+    """Inputs of the last layer [B,D] in fp32; refused where they are not one per image."""
+    if inputs.ndim != 2 or len(inputs) != images:
+        raise NetworkError(f"The last layer read {tuple(inputs.shape)} for {images} images, not one per image.")
+    return inputs.float()

@@ -18,17 +18,20 @@ WARM_UPS = 3
 
 @dataclass(frozen=True)
 class Execution:
-    """Ways to run faster on a CUDA device; a CPU ignores them.
+    """Ways to run faster. A CPU ignores the first two.
 
-    capture   record a step as one CUDA graph per shape of batch, where the method allows it; else every step is eager
-    overlap   how many experts may run at the same time on the device
+    capture         record a step as one CUDA graph per shape of batch, where the method allows it; else all are eager
+    overlap         how many experts may run at the same time on the device
+    narrow_scores   experts answer batches in bfloat16, from a second bank; the merged model keeps the pool's type
     """
 
     capture: bool = True
     overlap: int = 4
+    narrow_scores: bool = False
 
     def __post_init__(self) -> None:
         yes_or_no("capture", self.capture)
+        yes_or_no("narrow_scores", self.narrow_scores)
         whole_number("overlap", self.overlap, low=1)
 
 

@@ -207,6 +207,7 @@ class ExpertPool(PoolRunner):
             "temperatures": [card.temperature for card in self.cards],
             "class_counts": [card.class_counts for card in self.cards],
             "integers": [{name: tensor.tolist() for name, tensor in own.items()} for own in self.integers],
+            **({"scores": "bfloat16"} if self.execution.narrow_scores else {}),
         }
         text = json.dumps({**header, **self.template.describe()}, sort_keys=True)
         # Hashing takes seconds, so it is done once: torch counts the writes to a tensor.

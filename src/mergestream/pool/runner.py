@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -14,12 +14,12 @@ from mergestream.functional import merging
 from mergestream.functional.coefficients import on_simplex
 from mergestream.functional.scores import finite_images, require_finite
 from mergestream.networks.architecture import logits_of
-from mergestream.networks.batch_checks import require_preprocessed
-from mergestream.networks.layers import LastLayer, reestimate
+from mergestream.networks.batch_checks import input_errors, require_preprocessed
+from mergestream.networks.layers import LastLayer, one_per_image, reestimate
 from mergestream.networks.preprocessing import ORIGINAL, network_input, view_names, views_for
 from mergestream.pool.execution import Execution, Recording, memory_format, patches_as_products
 from mergestream.pool.parts import Parts
-from mergestream.runtime.errors import InputError, MergestreamError, NetworkError
+from mergestream.runtime.errors import NetworkError
 
 MERGED = "The merged model"
 Coefficients = Sequence[float] | Tensor
@@ -57,8 +57,7 @@ class PoolRunner:
         self.bank, self.template, self.layout = parts.bank, parts.network, parts.layout
         self.device, self.preprocessing = parts.bank.device, parts.network.preprocessing
         self._views = views_for(self.preprocessing)
-        self.names = tuple(card.name for card in parts.cards)
-        self.classes = parts.cards[0].classes
+        self.names, self.classes = tuple(card.name for card in parts.cards), parts.cards[0].classes
         self.integers = parts.integers
         self.merged_integers = merging.merge_integers(parts.integers)
         self.layout.move_rest(self.layout.strip(self.template.module), self.device, self.bank.dtype)
@@ -93,11 +92,11 @@ class PoolRunner:
         answers, inputs = batch.expert_logits, {}
         for view in views:
             if view not in answers:
-                inputs[view] = batch.images if view == ORIGINAL else self._views[view](batch.images)
+                inputs[view] = self._as_scored(batch.images if view == ORIGINAL else self._views[view](batch.images))
             elif view in batch.given:  # the experts were run for it elsewhere
                 batch.given.remove(view)
                 self.passes["expert"] += len(self.names) * len(batch.images)
-        networks = list(zip(self._owners, self._experts, strict=True))
+        networks = list(zip(self._owners, self._scorers, strict=True))
         if inputs and self._recording is not None:  # one forward per expert: larger products, fewer launches
             stacked = torch.cat(list(inputs.values()))
             tasks = [partial(self._run, *network, stacked, len(inputs)) for network in networks]
@@ -119,8 +118,7 @@ class PoolRunner:
         """
         is_prepared = images.dtype == self.bank.dtype and images.device == self.device
         batch = images if is_prepared else self.prepare(images, preprocessed=True)
-        if self._attached is not weights:
-            self.module_with(weights)
+        self.module_with(weights)
         if recalibrate_bn:
             with self.input_errors(batch):
                 self.passes["merged"] += len(batch) * reestimate(self._working, batch)
@@ -143,7 +141,7 @@ class PoolRunner:
         """Logits [B,C] as from `forward`, and the last layer's input [B,D], in fp32."""
         with self._require_last_layer().recorded_inputs(self.module_with(weights)) as inputs:
             logits = self.forward(weights, images, recalibrate_bn=recalibrate_bn)
-        return logits, self._one_per_image(inputs[-1], len(logits))
+        return logits, one_per_image(inputs[-1], len(logits))
 
     @contextmanager
     def merged_inputs(self, batch: Batch) -> Iterator[list[Tensor]]:
@@ -151,18 +149,12 @@ class PoolRunner:
         features: list[Tensor] = []
         with self._require_last_layer().recorded_inputs(self._working, batch.images) as inputs:
             yield features
-        features += [self._one_per_image(each, len(batch.images)) for each in inputs]
+        features += [one_per_image(each, len(batch.images)) for each in inputs]
 
     def _require_last_layer(self) -> LastLayer:
         if self.last_layer is None:
             raise NetworkError(f"{self.template.architecture} does not end in one linear layer with a bias.")
         return self.last_layer
-
-    @staticmethod
-    def _one_per_image(inputs: Tensor, images: int) -> Tensor:
-        if inputs.ndim != 2 or len(inputs) != images:
-            raise NetworkError(f"The last layer read {tuple(inputs.shape)} for {images} images, not one per image.")
-        return inputs.float()
 
     @cached_property
     def last_layer(self) -> LastLayer | None:
@@ -187,7 +179,7 @@ class PoolRunner:
                 if self.execution.capture:
                     from mergestream.pool.fused_blocks import fused_blocks  # it needs timm
 
-                    modules = [self._working, *self._experts]
+                    modules = [self._working, *self._scorers]
                     fast.enter_context(patches_as_products(modules))
                     fast.enter_context(fused_blocks(modules))
                 yield self._recording
@@ -227,7 +219,7 @@ class PoolRunner:
         return self.layout.attach(module, weights.clone(), self.merged_integers).eval()
 
     def module_with(self, weights: Tensor) -> nn.Module:
-        """The pool's one working module with its parameters as views of `weights` [P]."""
+        """The pool's one working module, its parameters views of `weights` [P]."""
         if self._attached is not weights:
             self.layout.attach(self._working, weights, self.merged_integers)
             self._attached = weights
@@ -244,16 +236,9 @@ class PoolRunner:
 
     # --- inside -------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def input_errors(self, batch: Tensor) -> Iterator[None]:
+    def input_errors(self, batch: Tensor) -> AbstractContextManager[None]:
         """Report a network's failure on a batch as an error about the batch."""
-        try:
-            yield
-        except (torch.OutOfMemoryError, MergestreamError):
-            raise
-        except (AssertionError, RuntimeError, ValueError) as error:
-            own = f" (the pool's preprocessing is for {self.preprocessing.size})" if self.preprocessing else ""
-            raise InputError(f"The network cannot take a batch of shape {tuple(batch.shape)}{own}: {error}") from error
+        return input_errors(batch, self.preprocessing)
 
     @cached_property
     def _working(self) -> nn.Module:
@@ -261,14 +246,29 @@ class PoolRunner:
 
     @cached_property
     def _experts(self) -> list[nn.Module]:
-        return [
-            self.layout.attach(copy.deepcopy(self.template.module), row, own).eval()
-            for row, own in zip(self.bank, self.integers, strict=True)
-        ]
+        return self._modules_of(self.bank)
+
+    def _modules_of(self, bank: Tensor) -> list[nn.Module]:
+        copies = (copy.deepcopy(self.template.module) for _ in bank)
+        return [self.layout.attach(*each).eval() for each in zip(copies, bank, self.integers, strict=True)]
+
+    @cached_property
+    def _scorers(self) -> list[nn.Module]:  # as they answer whole batches
+        if not self.execution.narrow_scores:
+            return self._experts
+        return [each.bfloat16() for each in self._modules_of(self.bank.bfloat16())]
+
+    def _as_scored(self, images: Tensor) -> Tensor:
+        narrow = self.execution.narrow_scores
+        return images.bfloat16().contiguous(memory_format=self._scoring_format) if narrow else images
 
     @cached_property
     def _memory_format(self) -> torch.memory_format:
         return memory_format(self._experts[0], self.bank, self.preprocessing)
+
+    @cached_property
+    def _scoring_format(self) -> torch.memory_format:
+        return memory_format(self._scorers[0], self.bank[:, :0].bfloat16(), self.preprocessing)
 
     def _checked(self, coefficients: Coefficients) -> Tensor:
         if self._recording is not None and isinstance(coefficients, Tensor):
@@ -293,8 +293,8 @@ class PoolRunner:
         logits = output if isinstance(output, Tensor) else logits_of(output)
         if logits.shape != (len(batch), len(self.classes)):
             raise NetworkError(f"Expected logits [{len(batch)},{len(self.classes)}], got {tuple(logits.shape)}.")
+        logits = logits.float()
         if self._recording is not None:
             self._recording.note(owner, finite_images(logits).view(views, -1).all(dim=0))
-            return logits.float()
-        logits = logits.float()
+            return logits
         return logits if bool(torch.isfinite(logits).all()) else require_finite(logits, owner)
