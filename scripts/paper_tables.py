@@ -111,9 +111,7 @@ def verdict_table(record: Mapping[str, Any], gains: Sequence[float]) -> str:
         rows.append([idea, f"{' to '.join(ends)}{unit}", verdicts(own)])
     drift = record["drift"]
     rows.append([drift["claim"].rstrip("."), format_estimate(estimate_of(drift), drift["unit"]), drift["verdict"]])
-    rows.append(
-        [GAIN, f"{min(gains):+.1f} to {max(gains):+.1f} points", f"yes in {above} of {len(gains)}, two streams each"]
-    )
+    rows.append([GAIN, f"{min(gains):+.1f} to {max(gains):+.1f} points", f"yes in {above} of {len(gains)}"])
     return markdown(["idea", "measured", "verdict"], rows)
 
 

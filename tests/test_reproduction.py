@@ -141,7 +141,10 @@ def test_the_estimate_trains_one_fit_per_gpu(
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     words = {"smoke": False, "init": "random", "jobs": 8, "device": device}
     request = ReproductionRequest(tmp_path, (place,), ("table1",), (B32,), **words)
-    assert hours._fits_at_once(request) == expected
+    monkeypatch.setattr(hours, "_remaining", lambda *_: (4, 0, 8 * 3600, 8 * 3600))
+    monkeypatch.setattr(hours, "_seconds_per_image", lambda *_: (1.0, 1.0))
+    (estimate,) = hours.estimate_hours(request)
+    assert (8 / estimate.training, 8 / estimate.benchmark) == (expected, 8)
 
 
 def test_a_stored_landscape_of_other_images_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

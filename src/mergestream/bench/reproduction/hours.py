@@ -53,15 +53,11 @@ def estimate_hours(request: ReproductionRequest) -> list[HoursEstimate]:
         work = [_remaining(request, place, backbone) for place in places]
         fits, finished, *images = (sum(column) for column in zip(*work, strict=True))
         seconds = _seconds_per_image(request, backbone)
-        processes = _fits_at_once(request), request.jobs
+        plan = training_plan(request, places[0], backbone, request.training_seeds[0])
+        processes = fits_at_once(plan, request.jobs), request.jobs
         hours = [count * each / jobs / 3600 for count, each, jobs in zip(images, seconds, processes, strict=True)]
         estimates.append(HoursEstimate(backbone, fits, finished, *hours))
     return estimates
-
-
-def _fits_at_once(request: ReproductionRequest) -> int:
-    plan = training_plan(request, request.usable[0], request.backbones[0], request.training_seeds[0])
-    return fits_at_once(plan, request.jobs)
 
 
 def describe_hours(estimates: list[HoursEstimate], request: ReproductionRequest) -> list[str]:

@@ -105,11 +105,8 @@ class ReproductionRequest:
 
     def init_of(self, backbone: str) -> str:
         """First weights of an encoder: the same words for all, or BACKBONE=FILE for some, separated by commas."""
-        named = dict(
-            item.split("=", 1)
-            for item in self.init.split(",")
-            if item.startswith(tuple(f"{name}=" for name in self.backbones))
-        )
+        names = tuple(f"{name}=" for name in self.backbones)
+        named = dict(item.split("=", 1) for item in self.init.split(",") if item.startswith(names))
         return named.get(backbone, self.size.init) if named else self.init
 
     def pool_folder(self, dataset: str, backbone: str, seed: int | None = None) -> Path:

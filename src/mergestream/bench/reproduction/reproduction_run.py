@@ -47,6 +47,7 @@ def run_reproduction(request: ReproductionRequest, track: Track, command: str) -
         landscape = measure_landscape_of(request, pacs, track, command)
     if pacs is not None and "cost" in request.parts:
         memory = measure_memory(request, pacs)
+    on_gpu = resolve_device(request.device) == "cuda"
     record = ReproductionRecord(
         command=command,
         smoke=request.smoke,
@@ -59,16 +60,13 @@ def run_reproduction(request: ReproductionRequest, track: Track, command: str) -
         memory=memory,
         recipe={"name": RECIPE, **request.recipe(request.training_seeds[0])},
         changes=_changes(request),
-        environment=library_versions() | {"device": _device(request)},
+        environment=library_versions()
+        | {"device": torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()} cores"},
     )
     record.save(request.out / RECORD)
     write_page(record, drift, landscape, request.out / PAGE, request.out / TABLES_FOLDER)
     write_figures(record, drift, landscape, make_folder(request.out / FIGURES))
     return record
-
-
-def _device(request: ReproductionRequest) -> str:
-    return torch.cuda.get_device_name() if resolve_device(request.device) == "cuda" else f"{os.cpu_count()} cores"
 
 
 def _changes(request: ReproductionRequest) -> list[str]:

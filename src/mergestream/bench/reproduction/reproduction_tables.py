@@ -43,12 +43,13 @@ SILENT = {
 def main_tables(record: ReproductionRecord) -> list[ResultTable]:
     """Tables 1 and 2 in the paper's layout, each cell ours with the difference to the paper's in brackets."""
     note = f"Mean accuracy in %, every domain left out in turn; {', '.join(map(backbone_title, record.backbones))}. "
-    if any(network in BACKBONES for network in record.backbones):
-        note += "In brackets the points above the paper's value. "
-    tables = []
+    note += "In brackets the points above the paper's value. " * any(each in BACKBONES for each in record.backbones)
+    tables, several = [], len(record.backbones) > 1
     for title, sets in MAIN_TABLES.items():
         cells = {
-            (row, _heading(record, dataset, network)): _with_difference(record, dataset, network, row)
+            (row, f"{DATASETS[dataset]} {short_title(network)}" if several else DATASETS[dataset]): _with_difference(
+                record, dataset, network, row
+            )
             for row in ROWS
             for dataset in sets
             for network in record.backbones
@@ -61,10 +62,6 @@ def main_tables(record: ReproductionRecord) -> list[ResultTable]:
 
 def _measured(record: ReproductionRecord) -> list[str]:
     return [name for name in DATASETS if any(row.dataset == name for row in record.of_part("table1"))]
-
-
-def _heading(record: ReproductionRecord, dataset: str, network: str) -> str:
-    return f"{DATASETS[dataset]} {short_title(network)}" if len(record.backbones) > 1 else DATASETS[dataset]
 
 
 def _with_difference(record: ReproductionRecord, dataset: str, network: str, row: str) -> str:
