@@ -60,7 +60,8 @@ WHOLE = (
     "task_arithmetic", "ties", "adamerging", "tent", "sar", "dawin", "dawin(transductive=True)", "t3_js",
 )  # fmt: skip
 WITH_BATCHNORM = ("mean(recalibrate_bn=true)", "mean(recalibrate_bn=window)", "entropy_adaptive(recalibrate_bn=window)")
-MODELS_AT_ONCE = 6_000_000_000  # bytes of merged models in one grouped forward
+MODELS_AT_ONCE = 1_200_000_000  # bytes of merged models in one grouped forward: fifteen pools share a GPU
+LEAST_AGREEMENT = 0.97  # of grouped models with the product's steps
 
 
 @dataclass(frozen=True)
@@ -261,6 +262,8 @@ class PoolAnswers:
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(path, **self.arrays)
         print(f"{path.name}: {path.stat().st_size / 2**20:.1f} MiB, {took}", flush=True)
+        if min(self.agreement.values(), default=1.0) < LEAST_AGREEMENT:
+            raise SystemExit("Grouped models answer otherwise than the product does.")
 
     @torch.no_grad()
     def _store_experts(self) -> None:
