@@ -83,14 +83,16 @@ def sampled_gpu() -> Iterator[dict[str, float]]:
         yield result
         return
     question = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits"]
-    sampler = subprocess.Popen([*question, f"-lms={SAMPLE_MS}"], stdout=subprocess.PIPE, text=True)
+    sampler = subprocess.Popen([*question, f"--loop-ms={SAMPLE_MS}"], stdout=subprocess.PIPE, text=True)
     began = time.perf_counter()
     try:
         yield result
     finally:
         seconds = time.perf_counter() - began
         sampler.terminate()
-        rows = [[float(cell) for cell in row] for row in csv.reader(sampler.communicate()[0].splitlines())]
+        lines = csv.reader(sampler.communicate()[0].splitlines())
+        rows = [[float(cell) for cell in row] for row in lines if all(re.fullmatch(r" *[\d.]+", cell) for cell in row)]
+        rows = [row for row in rows if len(row) == 2]
         if rows:
             result["gpu_busy_seconds"] = round(seconds * sum(use for use, _ in rows) / len(rows) / 100, 1)
             result["peak_gpu_memory_gb"] = round(max(used for _, used in rows) * 2**20 / 1e9, 1)
