@@ -80,8 +80,15 @@ class Method(ABC, Generic[S]):
         """The state after the experts' logits [K,N,C] on the whole target, where the method `looks_ahead`."""
         return state
 
-    def before_step(self, state: S) -> S:
-        """The state that a step starts from, where finding it reads the device: never part of a graph."""
+    def alarm(self, state: S) -> Tensor | None:
+        """A number [] of a state that `before_step` decides by: it travels to the host while the next step runs."""
+        return None
+
+    def before_step(self, state: S, alarm: float | None = None) -> S:
+        """The state that a step starts from, where finding it reads the device: never part of a graph.
+
+        `alarm`: the state's alarm where the host has it.
+        """
         return state
 
     def phase(self, state: S) -> Hashable | None:

@@ -66,7 +66,9 @@ class Corrected(Wrapper[CorrectedState]):
         own = None
         if self.anchor == "experts" and ORIGINAL in batch.expert_logits and ORIGINAL not in batch.given:
             own = torch.softmax(self._seen.filled(batch.expert_logits[ORIGINAL]).float(), dim=-1)
-        corrected, correction = self._correction.correct(state.correction, answers, own, window)
+        (corrected,), _, correction = self._correction.correct_all(
+            state.correction, answers, own, None, window, fused=self.pool.is_recording
+        )
         return replace(step, logits=corrected.clamp_min(TINY).log()), CorrectedState(base, correction)
 
     def own_card_values(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mergestream.functional import class_mix, neighbours
+from mergestream.methods import fused_correction
 from mergestream.methods.fading_window import MORE_THAN_ONE, FadingWindow
 from mergestream.methods.state import PER_EXPERT, State
 
@@ -264,6 +265,28 @@ class Correction:
         self, state: CorrectionState, answers: Tensor, experts: Tensor | None, window: FadingWindow
     ) -> tuple[Tensor, CorrectionState]:
         """Corrected answers [B,C] for a batch's [B,C] and the experts' [K,B,C], where they were asked."""
+        (corrected,), _, state = self.correct_all(state, answers, experts, None, window)
+        return corrected, state
+
+    def correct_all(
+        self,
+        state: CorrectionState,
+        answers: Tensor,
+        experts: Tensor | None,
+        other: tuple[LongRunState, Tensor] | None,
+        window: FadingWindow,
+        *,
+        fused: bool = False,
+    ) -> tuple[Tensor, LongRunState, CorrectionState]:
+        """As `correct`, and likewise another set of answers [B,C] to the same batch with a long run of its own.
+
+        Corrected answers [S,B,C], the last set's long run, and the state. `fused`: in one kernel, where it can run.
+        """
+        if fused and experts is None and self.long_run.anchor == 0 and fused_correction.can_run(answers):
+            return fused_correction.corrected(self.long_run.home, state, answers, other, window)
         evidence, state = self.learn(state, answers, experts, window)
-        (corrected,) = self.apply(evidence, [(state.long_run, answers)], window)
-        return corrected, state.remember(corrected, window)
+        sets = [(state.long_run, answers)]
+        if other is not None:
+            sets.append((self.long_run.learn(*other, None, window), other[1]))
+        corrected = self.apply(evidence, sets, window)
+        return corrected, sets[-1][0], state.remember(corrected[0], window)

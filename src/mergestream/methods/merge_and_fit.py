@@ -38,9 +38,9 @@ def voice(logits: Tensor) -> Tensor:
     return torch.log(torch.softmax(logits, dim=-1) * (1 - DOUBT) + DOUBT / logits.shape[-1])
 
 
-def together(voices: Sequence[Tensor]) -> Tensor:
-    """Answers [B,C] of several voices, each of which counts once."""
-    return torch.softmax(torch.stack(tuple(voices)).mean(dim=0), dim=-1)
+def together(voices: Tensor) -> Tensor:
+    """Answers [B,C] of several voices [V,B,C], each of which counts once."""
+    return torch.softmax(voices.mean(dim=0), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class DistanceState(State):
         left = torch.exp(-images / RECENT_IMAGES)
         return DistanceState(left * self.total + images * distance, left * self.images + images)
 
-    def excess(self) -> float:
-        """What the mean is above the usual one, as a share of it. Reads the device."""
-        return float(self.total / self.images.clamp_min(1.0)) - 1
+    def mean(self) -> Tensor:
+        """The mean [], of which the usual one is 1."""
+        return self.total / self.images.clamp_min(1.0)
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,18 @@ class MergeAndFit(Method[MergeAndFitState]):
         distance = DistanceState.start(self.pool.device) if self.ask_drift and not self._always else None
         return MergeAndFitState(0, 0, correction, correction.long_run, head, distance)
 
-    def before_step(self, state: MergeAndFitState) -> MergeAndFitState:
+    def alarm(self, state: MergeAndFitState) -> Tensor | None:
+        return None if state.distance is None else state.distance.mean()
+
+    def before_step(self, state: MergeAndFitState, alarm: float | None = None) -> MergeAndFitState:
         """Ask again, and fit a new head, where images have come that are unlike those of the fit.
 
         What is known about the classes' mix stays: an unusual mix of classes, too, moves features.
         """
-        distance = state.distance
-        if distance is None or not self._is_over(state) or distance.excess() <= self.ask_drift:
+        if state.distance is None or not self._is_over(state):
+            return state
+        alarm = float(state.distance.mean()) if alarm is None else alarm
+        if alarm - 1 <= self.ask_drift:
             return state
         new = self.start()
         return replace(state, asked=0, head=new.head, distance=new.distance)
@@ -146,10 +151,12 @@ class MergeAndFit(Method[MergeAndFitState]):
         (merged, features), own = (
             self.pool.side_by_side(answer, partial(self._experts, batch)) if asks else (answer(), ())
         )
-        voices = [*own, *([merged] if self._merged_speaks else [])]
-        common = together(voices) if asks else None
+        logits = [*own, *([merged] if self._merged_speaks else [])]
+        without_head = len(logits)
         if self._head is not None and state.head is not None and features is not None:
-            voices.append(voice(self._head.logits(state.head, features)))  # before it learns from these images
+            logits.append(self._head.logits(state.head, features))  # before it learns from these images
+        voices = voice(torch.stack(logits))
+        common = together(voices[:without_head]) if asks else None
         answers, labels, state = self._corrected(common, together(voices), state, window)
         state = self._learnt(state, features, labels, window)
         asked = state.asked if self._always or not asks else min(self.ask_first, state.asked + len(batch.images))
@@ -166,25 +173,24 @@ class MergeAndFit(Method[MergeAndFitState]):
         return self._always or in_turn or not self._is_over(state)
 
     def _experts(self, batch: Batch) -> Tensor:
-        """What each expert says [K,B,C]; its logits are averaged over views first.
+        """Each expert's logits [K,B,C], averaged over views.
 
         About a class that an expert never saw, it says what the others say.
         """
         views = (ORIGINAL, *self.views)
         by_view = self.pool.logits_of_views(batch, views)
         logits = torch.stack([by_view[view].float() for view in views]).mean(dim=0)
-        return voice(self._seen.filled(logits / self._temperature[:, None, None]))
+        return self._seen.filled(logits / self._temperature[:, None, None])
 
     def _merged_model(self, batch: Batch, state: MergeAndFitState) -> tuple[Tensor, Tensor | None]:
-        """What the merged model says [B,C], and its features [B,D] unless no head can be fitted to them."""
+        """The merged model's logits [B,C], and its features [B,D] unless no head can be fitted to them."""
         weights = self.merged(state)
         if self._head is not None and state.head is not None:
             try:
-                logits, features = self.pool.forward_with_inputs(weights, batch.images)
-                return voice(logits), features
+                return self.pool.forward_with_inputs(weights, batch.images)
             except NetworkError as error:
                 self._answer_without_a_head(str(error))
-        return voice(self.pool.forward(weights, batch.images)), None
+        return self.pool.forward(weights, batch.images), None
 
     def _corrected(
         self, common: Tensor | None, answers: Tensor, state: MergeAndFitState, window: FadingWindow
@@ -196,14 +202,12 @@ class MergeAndFit(Method[MergeAndFitState]):
         """
         if not self.correct:
             return answers, common, state
-        unit, before = self._correction, state.mix
-        long_run = unit.long_run.learn(state.answers, answers, None, window)
+        correct, before = partial(self._correction.correct_all, fused=self.pool.is_recording), state.mix
         if common is None:
-            corrected, mix = unit.correct(replace(before, long_run=state.answers), answers, None, window)
-            return corrected, None, replace(state, mix=replace(mix, long_run=before.long_run), answers=long_run)
-        evidence, mix = unit.learn(before, common, None, window)
-        labels, corrected = unit.apply(evidence, [(mix.long_run, common), (long_run, answers)], window)
-        return corrected, labels, replace(state, mix=mix.remember(labels, window), answers=long_run)
+            (corrected,), own, mix = correct(replace(before, long_run=state.answers), answers, None, None, window)
+            return corrected, None, replace(state, mix=replace(mix, long_run=before.long_run), answers=own)
+        (labels, corrected), own, mix = correct(before, common, None, (state.answers, answers), window)
+        return corrected, labels, replace(state, mix=mix, answers=own)
 
     def _learnt(
         self, state: MergeAndFitState, features: Tensor | None, labels: Tensor | None, window: FadingWindow

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from mergestream.functional import merging
 from mergestream.functional.coefficients import on_simplex
-from mergestream.functional.scores import finite_images, require_finite
+from mergestream.functional.scores import require_finite
 from mergestream.networks.architecture import logits_of
 from mergestream.networks.batch_checks import input_errors, require_preprocessed
 from mergestream.networks.layers import LastLayer, one_per_image, reestimate
 from mergestream.networks.preprocessing import ORIGINAL, network_input, view_names, views_for
 from mergestream.pool.execution import Execution, Recording, memory_format, patches_as_products
 from mergestream.pool.parts import Parts
+from mergestream.pool.pixel_kernel import looked_up
 from mergestream.runtime.errors import NetworkError
 
 MERGED = "The merged model"
@@ -74,6 +75,9 @@ class PoolRunner:
 
     def prepare(self, images: Tensor, *, preprocessed: bool = False) -> Tensor:
         """Turn a batch into network input: resize and normalise uint8 of any size, pass preprocessed floats through."""
+        fast = None if self._recording is None else looked_up(images, self.preprocessing, self.bank.dtype)
+        if fast is not None:
+            return fast
         batch = network_input(images, self.preprocessing, self.device)
         if batch is images and not preprocessed and self._recording is None:
             require_preprocessed(images, self.preprocessing)
@@ -104,10 +108,7 @@ class PoolRunner:
             answers.update(zip(inputs, logits.chunk(len(inputs), dim=1), strict=True))
             return answers
         for view, images in inputs.items():
-            own = []
-            for owner, expert in networks:
-                own.append(self._run(owner, expert, images))
-            answers[view] = torch.stack(own)
+            answers[view] = torch.stack([self._run(*network, images) for network in networks])
         return answers
 
     def expert_logits(self, expert: int, images: Tensor, *, preprocessed: bool = False) -> Tensor:
@@ -290,11 +291,10 @@ class PoolRunner:
         except (AssertionError, RuntimeError, ValueError):
             with self.input_errors(batch):
                 raise
-        logits = output if isinstance(output, Tensor) else logits_of(output)
+        logits = (output if isinstance(output, Tensor) else logits_of(output)).float()
         if logits.shape != (len(batch), len(self.classes)):
             raise NetworkError(f"Expected logits [{len(batch)},{len(self.classes)}], got {tuple(logits.shape)}.")
-        logits = logits.float()
         if self._recording is not None:
-            self._recording.note(owner, finite_images(logits).view(views, -1).all(dim=0))
+            self._recording.note(owner, logits.unflatten(0, (views, -1)))
             return logits
         return logits if bool(torch.isfinite(logits).all()) else require_finite(logits, owner)
