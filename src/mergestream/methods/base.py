@@ -85,10 +85,7 @@ class Method(ABC, Generic[S]):
         return None
 
     def before_step(self, state: S, alarm: float | None = None) -> S:
-        """The state that a step starts from, where finding it reads the device: never part of a graph.
-
-        `alarm`: the state's alarm where the host has it.
-        """
+        """The state that a step starts from, never found in a graph: it reads the device, or `alarm` on the host."""
         return state
 
     def phase(self, state: S) -> Hashable | None:
@@ -156,17 +153,12 @@ class Method(ABC, Generic[S]):
                 batch.expert_logits[view] = logits.to(self.pool.device)
                 batch.given.add(view)
             step, state = self.advance(batch, self.state)
-            if not bool(torch.isfinite(step.logits).all()):
-                require_finite(step.logits, ANSWER)
+            require_finite(step.logits, ANSWER)
             if with_experts:
                 step = replace(step, expert_logits=self.pool.logits_of_views(batch)[ORIGINAL])
-            self.state, count = state, len(batch.images)
-            step = replace(
-                step,
-                expert_forwards=(passes["expert"] - before["expert"]) / count,
-                merged_forwards=(passes["merged"] - before["merged"]) / count,
-                backwards=(passes["backward"] - before["backward"]) / count,
-            )
+            self.state = state
+            expert, merged, backward = ((passes[kind] - before[kind]) / len(batch.images) for kind in before)
+            step = replace(step, expert_forwards=expert, merged_forwards=merged, backwards=backward)
         return replace(step, names=self.pool.names, seconds=time.perf_counter() - started)
 
     def __call__(self, images: Tensor, *, preprocessed: bool = False) -> Tensor:

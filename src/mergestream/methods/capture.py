@@ -102,23 +102,26 @@ class Graphs:
                 taken = self._replay(method, inputs, with_experts)
         if taken is None:
             return None
-        recorded, flat = taken
-        recorded.count_passes()
-        before = method.state
-        step, method.state = recorded.split(flat, len(images), before)
+        step, self._last = taken
+        self._last.recorded.count_passes()
+        method.state = self._last.after
         method.held_from = method.merged_from(method.state)
-        message = self._recorder.send(flat[: recorded.checked])
-        self._last = _Unchecked(len(images), recorded, message, before, method.state)
         self._unchecked.append(self._last)
         return step
 
     def _replay(
         self, method: Method[Any], inputs: Mapping[str, Tensor], with_experts: bool
-    ) -> tuple[RecordedStep, Tensor] | None:
+    ) -> tuple[Step, _Unchecked] | None:
+        """A step that changes nothing yet, with all that the host can do before it waits for the device."""
         if method.reuses_weights:
             method.merged(method.state)  # now, if at all: a graph may use the weights without merging them
         recorded = self._choose(method, inputs, with_experts)
-        return None if recorded is None else (recorded, recorded(inputs, method.state))
+        if recorded is None:
+            return None
+        flat, images = recorded(inputs, method.state), len(inputs[IMAGES])
+        step, after = recorded.split(flat, images, method.state)
+        message = self._recorder.send(flat[: recorded.checked])
+        return step, _Unchecked(images, recorded, message, method.state, after)
 
     def look(self, method: Method[Any], *, wait: bool = False) -> None:
         """Check the answers that have arrived; one that was not finite is refused now, late though it is."""

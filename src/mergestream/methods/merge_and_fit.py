@@ -157,8 +157,11 @@ class MergeAndFit(Method[MergeAndFitState]):
             logits.append(self._head.logits(state.head, features))  # before it learns from these images
         voices = voice(torch.stack(logits))
         common = together(voices[:without_head]) if asks else None
-        answers, labels, state = self._corrected(common, together(voices), state, window)
-        state = self._learnt(state, features, labels, window)
+        (answers, labels, after), distance = self.pool.side_by_side(
+            partial(self._corrected, common, together(voices), state, window),
+            partial(self._distance, state, None if asks else features, window),
+        )
+        state = self._learnt(replace(after, distance=distance), features, labels, window)
         asked = state.asked if self._always or not asks else min(self.ask_first, state.asked + len(batch.images))
         step = Step(answers.clamp_min(TINY).log(), self._coefficients.clone())
         return step, replace(state, batches=state.batches + 1, asked=asked)
@@ -212,15 +215,16 @@ class MergeAndFit(Method[MergeAndFitState]):
     def _learnt(
         self, state: MergeAndFitState, features: Tensor | None, labels: Tensor | None, window: FadingWindow
     ) -> MergeAndFitState:
-        """The state after the head has learnt from labels [B,C], or has seen how far images are from those it knows."""
-        if self._head is None or state.head is None or features is None:
+        """The state after the head has learnt from labels [B,C], where there are any."""
+        if self._head is None or state.head is None or features is None or labels is None:
             return state
-        if labels is not None:
-            return replace(state, head=self._head.learn(state.head, features, labels, window))
-        if state.distance is None:
-            return state
-        distance = self._head.distance(state.head, features) @ window.shares
-        return replace(state, distance=state.distance.add(distance, window.images))
+        return replace(state, head=self._head.learn(state.head, features, labels, window))
+
+    def _distance(self, state: MergeAndFitState, features: Tensor | None, window: FadingWindow) -> DistanceState | None:
+        """How far images were from those that the head knows, with features [B,D] that it does not learn from."""
+        if self._head is None or state.head is None or features is None or state.distance is None:
+            return state.distance
+        return state.distance.add(self._head.distance(state.head, features) @ window.shares, window.images)
 
     @property
     def reuses_weights(self) -> bool:

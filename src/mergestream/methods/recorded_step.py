@@ -72,7 +72,9 @@ class RecordedStep:
         self._owners: list[str] = []
         self._flags: list[torch.Size] = []  # of each owner [V,B]: one per image that it saw, in V views
         self.has_alarm = False
-        self._pieces: dict[str, tuple[torch.Size, torch.dtype]] = {}  # of the flat result, in order
+        self._pieces: dict[str, tuple[int, torch.Size, torch.dtype]] = {}  # of the flat result, in order
+        self._large = False
+        self._counted: dict[str, int] = {}  # how a step changes the state's whole numbers
         self._flat = torch.empty(0, device=device)
         self._pool_passes, self._passes = method.pool.passes, dict.fromkeys(method.pool.passes, 0)
         self._fill(inputs, state)
@@ -104,13 +106,12 @@ class RecordedStep:
         return refusal
 
     def split(self, flat: Tensor, batch: int, before: State) -> tuple[Step, State]:
-        """The Step and the next state, as views of a flat result."""
-        sizes = [shape.numel() for shape, _ in self._pieces.values()]
-        large = sum(size for name, size in zip(self._pieces, sizes, strict=True) if name.startswith(STATE)) > LARGE
+        """The Step and the next state, as views of the flat result of the last call, which was on the state before."""
         fields: dict[str, Tensor] = {}
         carried: dict[str, Tensor] = {}
+        large, sizes = self._large, [size for size, _, _ in self._pieces.values()]
         parts = zip(self._pieces.items(), flat[self.checked :].split(sizes), strict=True)
-        for (name, (shape, dtype)), part in parts:
+        for (name, (_, shape, dtype)), part in parts:
             if name.startswith(STATE):
                 carried[name.removeprefix(STATE)] = part.view(shape).to(dtype)
             else:  # Steps may be kept for long, and a view would keep the whole state with them
@@ -118,11 +119,10 @@ class RecordedStep:
         fields["logits"] = fields["logits"][:batch]
         if EXPERTS in fields:
             fields[EXPERTS] = fields[EXPERTS][:, :batch]
-        after, first = numbers(self._after), numbers(self._state)
-        counted = {name: value + after[name] - first[name] for name, value in numbers(before).items()}
+        counted = {name: value + self._counted[name] for name, value in numbers(before).items()}
         expert, merged, backward = (self._passes[kind] / self.batch for kind in ("expert", "merged", "backward"))
         step = Step(**fields, graph=self.batch, expert_forwards=expert, merged_forwards=merged, backwards=backward)  # type: ignore[arg-type]
-        return step, replaced(self._after, {**tensors(before), **carried, **counted})
+        return step, replaced(self._after, {**self._filled, **carried, **counted})
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -163,14 +163,17 @@ class RecordedStep:
         finite = finite_images(torch.cat([logits.flatten(0, 1) for logits in checked]))
         places, alarm = tensors(self._state), method.alarm(self._after)
         after = {name: value for name, value in tensors(self._after).items() if value is not places.get(name)}
-        self._owners = [ANSWER, *recording.owners]
+        self._owners, first = [ANSWER, *recording.owners], numbers(self._state)
+        self._counted = {name: value - first[name] for name, value in numbers(self._after).items() if name in first}
         self._flags, self.has_alarm = [logits.shape[:2] for logits in checked], alarm is not None
         named = {**results, **{f"{STATE}{name}": tensor for name, tensor in after.items()}}
-        self._pieces = {name: (tensor.shape, tensor.dtype) for name, tensor in named.items()}
-        self._flat = flattened([finite, *([] if alarm is None else [alarm]), *results.values()])
+        self._pieces = {name: (tensor.numel(), tensor.shape, tensor.dtype) for name, tensor in named.items()}
+        self._large = sum(tensor.numel() for tensor in after.values()) > LARGE
+        parts = [finite, *([] if alarm is None else [alarm]), *results.values()]
         if after:  # a batch that will be refused leaves no trace in the state
-            kept = torch.where(finite.all(), flattened(after.values()), flattened(places[name] for name in after))
-            self._flat = torch.cat([self._flat, kept])
+            old = flattened(places[name] for name in after)
+            parts.append(torch.where(finite.all(), flattened(after.values()), old))
+        self._flat = flattened(parts)
 
 
 def flattened(parts: Iterable[Tensor]) -> Tensor:
