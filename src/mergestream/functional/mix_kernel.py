@@ -13,8 +13,8 @@ from torch import Tensor
 
 LARGEST = 1 << 15  # B·B·C numbers that one program holds, with both sizes rounded up to a power of two
 LEAST, TINY = tl.constexpr(1e-4), tl.constexpr(1e-12)
-HOME_IMAGES, BATCH_BIAS, MORE_THAN_ONE = tl.constexpr(32.0), tl.constexpr(0.3), tl.constexpr(1.5)
-NEAR_IMAGES, RECENT_IMAGES = tl.constexpr(128.0), tl.constexpr(8.0)
+HOME_IMAGES, NEAR_IMAGES, RECENT_IMAGES = tl.constexpr(32.0), tl.constexpr(128.0), tl.constexpr(8.0)
+MORE_THAN_ONE = tl.constexpr(1.5)
 GRID, HALF_ROUNDS = tl.constexpr(64), tl.constexpr(5)
 LOGIT_BEFORE, LOG_GRID = tl.constexpr(math.log(0.01 / 0.99)), tl.constexpr(math.log(64))
 ROOT = tl.constexpr(math.sqrt(2 * math.pi))
@@ -32,7 +32,7 @@ def can_run(answers: Tensor) -> bool:
 
 
 def answered(
-    answers: list[Tensor], shares: Tensor, images: Tensor, faded: Tensor, home: Tensor, past: Tensor
+    answers: list[Tensor], shares: Tensor, images: Tensor, faded: Tensor, bias: float, home: Tensor, past: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Corrected answers [S,B,C] of one or two sets [B,C], and the vector of the state after `past`.
 
@@ -46,7 +46,7 @@ def answered(
     judged, own = answers[0].contiguous(), answers[-1].contiguous()
     warps = 4 if rows * rows * columns <= 1 << 12 else 8 if rows * rows * columns <= 1 << 13 else 16
     mix_kernel[(len(answers),)](
-        judged, own, shares, images, faded, home, past, corrected, after, batch, classes,
+        judged, own, shares, images, faded, bias, home, past, corrected, after, batch, classes,
         N=rows, C=columns, num_warps=warps,
     )  # fmt: skip
     return corrected, after
@@ -172,13 +172,13 @@ def learn(answer, share, images, faded, home, past, after, column, real, classes
 
 
 @triton.jit
-def evidence(variance, mix, classes, excess, chance, batches, products, lengths, pairs):  # type: ignore[no-untyped-def]
+def evidence(variance, mix, bias, classes, excess, chance, batches, products, lengths, pairs):  # type: ignore[no-untyped-def]
     """How probable a correlation of labels is, rho, and how many images the long run counts."""
     total = tl.sum(variance, 0)
     freedom = tl.maximum(total * total / tl.maximum(tl.sum(variance * variance, 0), 1e-24), 0.0)
     freedom = tl.maximum(freedom * (classes - 1) / classes, 1.0)
     missing = tl.maximum(mix * (1 - mix) - variance, 0.0)
-    of_bias = tl.sum(missing * missing, 0) * BATCH_BIAS * BATCH_BIAS
+    of_bias = tl.sum(missing * missing, 0) * bias * bias
     reliability = total / tl.maximum(tl.sum(mix * (1 - mix), 0), TINY)
     covariance = tl.maximum(total * tl.minimum(tl.maximum(reliability, 1e-3), 1.0), TINY)
     probable, rho = spread_of_means(excess, chance, batches, freedom, covariance, of_bias)
@@ -187,7 +187,7 @@ def evidence(variance, mix, classes, excess, chance, batches, products, lengths,
 
 @triton.jit
 def mix_kernel(  # type: ignore[no-untyped-def]
-    judged, answers, shares, images, faded, home, past, corrected, after, batch, classes,
+    judged, answers, shares, images, faded, bias, home, past, corrected, after, batch, classes,
     N: tl.constexpr, C: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     """Program 0 answers the set that is judged and writes the state; program 1 answers another, with its long run."""
@@ -201,7 +201,7 @@ def mix_kernel(  # type: ignore[no-untyped-def]
         answer, share, images, faded, home, past, after, column, real, classes, which == 0
     )
     mix = as_mix(counts + home * HOME_IMAGES, real)
-    probable, rho, strength = evidence(variance, mix, classes, excess, chance, batches, products, lengths, pairs)
+    probable, rho, strength = evidence(variance, mix, bias, classes, excess, chance, batches, products, lengths, pairs)
     probable = tl.where(images > MORE_THAN_ONE, probable, 0.0)
     if which == 1:
         other, there = past + 6 * classes + 10, after + 6 * classes + 10

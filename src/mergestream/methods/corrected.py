@@ -41,6 +41,7 @@ class Corrected(Wrapper[CorrectedState]):
     anchor: float | str = 0.0
     home: str | Sequence[float] = "card"  # the mix there: 'card' (from the experts' cards), 'uniform', or shares
     memory: float = option(4096, number, low=1)  # over how many images the long run fades to 1/e
+    batch_bias: float = option(Correction.batch_bias, number, low=0, later=True)  # nats; 0: a batch has none
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,9 +54,8 @@ class Corrected(Wrapper[CorrectedState]):
         prevalence, bias = variance_between_sites(self.pool), None
         if self.anchor == "sites":
             prevalence, bias = variances_by_sites(self.pool)
-        self._correction = Correction(
-            LongRun(home, prevalence, None if isinstance(self.anchor, str) else self.anchor, bias)
-        )
+        anchor = None if isinstance(self.anchor, str) else self.anchor
+        self._correction = Correction(LongRun(home, prevalence, anchor, bias), self.batch_bias)
 
     def start(self) -> CorrectedState:
         return CorrectedState(self._base.start(), self._correction.start(len(self.pool)))

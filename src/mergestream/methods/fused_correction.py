@@ -13,7 +13,7 @@ from mergestream.methods.fading_window import FadingWindow
 from mergestream.methods.state import replaced, tensors
 
 if TYPE_CHECKING:
-    from mergestream.methods.correction import CorrectionState, LongRunState
+    from mergestream.methods.correction import Correction, CorrectionState, LongRunState
 
 
 def can_run(answers: Tensor) -> bool:
@@ -22,13 +22,13 @@ def can_run(answers: Tensor) -> bool:
 
 
 def corrected(
-    home: Tensor,
+    unit: Correction,
     state: CorrectionState,
     answers: Tensor,
     other: tuple[LongRunState, Tensor] | None,
     window: FadingWindow,
 ) -> tuple[Tensor, LongRunState, CorrectionState]:
-    """As `Correction.correct_all` without experts and without an anchor."""
+    """As `unit.correct_all` without experts and without an anchor."""
     named = tensors(state)
     del named["long_run_expert_counts"]
     names = sorted(named, key=lambda name: -named[name].ndim)  # vectors [C] first
@@ -37,7 +37,8 @@ def corrected(
     sizes = [value.numel() for value in past]
     sets = [answers] if other is None else [answers, other[1]]
     flat = torch.cat([value.reshape(-1) for value in past])
-    result, after = _kernel().answered(sets, window.shares, window.images, window.faded, home, flat)
+    bias, home = unit.batch_bias, unit.long_run.home
+    result, after = _kernel().answered(sets, window.shares, window.images, window.faded, bias, home, flat)
     values = [part.view(value.shape) for part, value in zip(after.split(sizes), past, strict=True)]
     state = replaced(state, dict(zip(names, values, strict=False)))
     return result, state.long_run if other is None else replace(long_run, counts=values[-2], images=values[-1]), state

@@ -94,6 +94,7 @@ class MergeAndFit(Method[MergeAndFitState]):
     ask_every: int = option(1, whole_number, low=0)  # ... then those of every n-th batch; 0: none
     # Start over when features are further from the stream's mean than usual, by this share; 0: never.
     ask_drift: float = option(0.0, number, low=0)
+    batch_bias: float = option(Correction.batch_bias, number, low=0, later=True)  # of the correction, in nats
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,7 +103,7 @@ class MergeAndFit(Method[MergeAndFitState]):
         self._temperature, self._seen = resolve_temperature(self.temperature, pool), SeenClasses.of(pool)
         self._coefficients = simplex.uniform(len(pool), pool.device)
         home = class_mix.as_mix(resolve_home("card", pool)).to(pool.device)
-        self._correction = Correction(LongRun(home, variance_between_sites(pool), 0.0))
+        self._correction = Correction(LongRun(home, variance_between_sites(pool), 0.0), self.batch_bias)
         # Averaged BatchNorm statistics do not describe the merged model: it has no say then.
         self._merged_speaks = not batchnorm_layers(pool.template.module)
         self._head: DiscriminantHead | None = None

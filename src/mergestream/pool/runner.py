@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -75,8 +76,7 @@ class PoolRunner:
 
     def prepare(self, images: Tensor, *, preprocessed: bool = False) -> Tensor:
         """Turn a batch into network input: resize and normalise uint8 of any size, pass preprocessed floats through."""
-        fast = None if self._recording is None else looked_up(images, self.preprocessing, self.bank.dtype)
-        if fast is not None:
+        if self._recording and (fast := looked_up(images, self.preprocessing, self.bank.dtype)) is not None:
             return fast
         batch = network_input(images, self.preprocessing, self.device)
         if batch is images and not preprocessed and self._recording is None:
@@ -100,15 +100,15 @@ class PoolRunner:
             elif view in batch.given:  # the experts were run for it elsewhere
                 batch.given.remove(view)
                 self.passes["expert"] += len(self.names) * len(batch.images)
-        networks = list(zip(self._owners, self._scorers, strict=True))
         if inputs and self._recording is not None:  # one forward per expert: larger products, fewer launches
             stacked = torch.cat(list(inputs.values()))
+            networks = zip(self._owners, self._scorers, strict=True)
             tasks = [partial(self._run, *network, stacked, len(inputs)) for network in networks]
             logits = torch.stack(self._recording.side_by_side(tasks, self.device))
             answers.update(zip(inputs, logits.chunk(len(inputs), dim=1), strict=True))
             return answers
         for view, images in inputs.items():
-            answers[view] = torch.stack([self._run(*network, images) for network in networks])
+            answers[view] = torch.stack(list(map(self._run, self._owners, self._scorers, repeat(images))))
         return answers
 
     def expert_logits(self, expert: int, images: Tensor, *, preprocessed: bool = False) -> Tensor:
