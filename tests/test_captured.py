@@ -9,14 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mergestream as ms
 from conftest import make_images, make_pool
 from graphs import RECORDED, Late
 from mergestream.functional import merging
-from mergestream.methods import Batch, base, capture
+from mergestream.methods import Batch, base, capture, fading_window, fused_correction
 from mergestream.methods.capture import MOST_RECORDED, Recorder
 from mergestream.methods.correction import Correction, LongRun
+from mergestream.pool import runner
 from mergestream.pool.execution import Execution, Recording, patch_product, patches_as_products
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.messages import log_once
@@ -327,13 +329,17 @@ def test_a_recorded_step_touches_nothing_of_the_host(
 ) -> None:
     """On tensors that only claim to lie on a GPU, where there is no kernel to launch nor a stream to launch it on."""
     monkeypatch.setattr(merging.weighted_sums, "kernel_can_run", lambda *_: False)
+    monkeypatch.setattr(fused_correction, "can_run", lambda _: False)
+    monkeypatch.setattr(runner, "looked_up", lambda *_: None)
     monkeypatch.setattr(Recording, "side_by_side", lambda _, tasks, device: [task() for task in tasks])
     monkeypatch.setattr(Recording, "both", lambda _, first, second, device: (first(), second()))
     from mergestream.networks import preprocessing
 
     pool = make_pool("vit")
     method: Any = ms.create_method(name, pool, **options)
-    preprocessing._columns.cache_clear()
+    caches = (preprocessing._columns, fading_window._of_whole_batch)
+    for cache in caches:
+        cache.cache_clear()
     with FakeTensorMode(allow_non_fake_inputs=True):
         there = pool._with(bank=torch.empty(pool.bank.shape, device="cuda"))
         method.pool, method._temperature = there, torch.empty(len(pool), device="cuda")
@@ -356,7 +362,8 @@ def test_a_recorded_step_touches_nothing_of_the_host(
         step()
         with HostTraffic() as traffic:
             step()
-    preprocessing._columns.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
     assert traffic.seen == []
 
 
@@ -367,3 +374,53 @@ def test_a_step_that_is_kept_keeps_no_large_state_with_it(monkeypatch: pytest.Mo
     assert RECORDED
     assert method.state.head.sums.numel() > 1000
     assert steps[-1].logits.untyped_storage().nbytes() < 1000
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that a device would launch: all but views and new memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        # What is empty, or shares the first argument's memory, launches nothing.
+        view = bool(args) and isinstance(args[0], Tensor) and torch._C._is_alias_of(args[0], result)
+        if "empty" not in str(function) and not (view and not function._schema.name.endswith("_")):
+            self.names.append(str(function))
+        return result
+
+
+class OneLaunch:
+    """Stands in for the kernel of the correction."""
+
+    @staticmethod
+    def can_run(_: Tensor) -> bool:
+        return True
+
+    @staticmethod
+    def answered(answers: list[Tensor], *others: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.stack(answers), others[-1].clone()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "most"),
+    [("mean", {}, 15), ("merge_once", {"ask_first": 6}, 60), ("merge_and_fit", {}, 250), ("entropy_adaptive", {}, 90)],
+)
+def test_a_step_launches_few_operations_beside_its_networks(
+    name: str, options: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each costs a microsecond or two in a graph, even if it does nothing."""
+    monkeypatch.setattr(fused_correction, "_kernel", lambda: OneLaunch)
+    pool = make_pool("vit")
+    method = ms.create_method(name, pool, **options)
+    for seed in range(4):
+        step = method.step(make_images(6, seed=seed))
+    assert step.graph == 6
+    with Launches() as network:
+        pool.expert(0)(pool.prepare(make_images(6)))
+    with Launches() as whole:
+        RECORDED[-1]()
+    forwards = step.merged_forwards + len(pool) * (step.expert_forwards > 0)
+    assert len(whole.names) - forwards * len(network.names) <= most

@@ -13,7 +13,6 @@ from torch import Tensor
 import mergestream as ms
 from conftest import CLASSES, make_images, make_pool
 from mergestream.functional import neighbours
-from mergestream.methods import correction
 from mergestream.methods.correction import (
     Correction,
     CorrectionState,
@@ -162,10 +161,12 @@ class Site:
         return torch.softmax(torch.tensor(scores, dtype=torch.float32) + self.home.log() + bias, dim=-1)
 
 
-def corrected(answers: Tensor, home: Tensor, experts: Tensor | None = None) -> tuple[Tensor, CorrectionState]:
+def corrected(
+    answers: Tensor, home: Tensor, experts: Tensor | None = None, batch_bias: float = 0.3
+) -> tuple[Tensor, CorrectionState]:
     """A whole stream [T,B,C]; experts [K,T,B,C]. Without experts the long run is trusted as it is."""
     anchor = 0.0 if experts is None else None
-    unit = Correction(LongRun(home, torch.ones_like(home), anchor))
+    unit = Correction(LongRun(home, torch.ones_like(home), anchor), batch_bias)
     state, out = unit.start(1 if experts is None else len(experts)), []
     for number, batch in enumerate(answers):
         own = None if experts is None else experts[:, number]
@@ -232,38 +233,52 @@ def test_clumped_batches_gain_at_least_what_the_older_rule_gains(home: Tensor, s
     assert nll(own, labels) < min(nll(before, labels), nll(plain, labels))
 
 
-@pytest.mark.parametrize("distance", [0.9, 1.5, 3.0])
-@pytest.mark.parametrize("size", [2, 32, 128])
-@pytest.mark.parametrize("concentration", [0.3, 3.0])
-def test_the_concentration_is_found(
-    concentration: float, size: int, distance: float, monkeypatch: pytest.MonkeyPatch
+def assert_concentration_is_found(
+    unit: Correction, concentration: float, size: int, distance: float, reliability: float
 ) -> None:
-    """In answers without a bias of their batch; with one, weak answers cannot show it (below)."""
-    monkeypatch.setattr(correction, "BATCH_BIAS", 0.0)
-    site = Site(SEVEN, distance, 2)
-    start = Correction(LongRun(SEVEN, torch.ones(7), 0.0)).start(1)
+    """Within a factor of two, in answers of at least this reliability."""
+    site, start = Site(SEVEN, distance, 2), unit.start(1)
     clump, spread = start.clump, start.spread
     for batch in site.answers(site.labels(8000, size, SEVEN, concentration)):
         window = FadingWindow.of(Batch(batch), 1e6)
         clump = clump.add(batch, window)
         spread = spread.add(batch, SEVEN, torch.tensor(1.0), window)
-    assert 0.1 < float(neighbours.reliability(spread.variance(), SEVEN)) < 0.9
-    probable, rho = clump.correlation(spread.variance(), SEVEN)
+    variance = spread.variance()
+    assert reliability < float(neighbours.reliability(variance, SEVEN)) < 0.9
+    probable, rho = clump.correlation(variance, SEVEN, unit.variance_of_bias(variance, SEVEN))
     assert float(probable) > 0.9
     assert 0.5 < float(1 / rho - 1) / concentration < 2
 
 
+@pytest.mark.parametrize("distance", [0.9, 1.5, 3.0])
+@pytest.mark.parametrize("size", [2, 32, 128])
+@pytest.mark.parametrize("concentration", [0.3, 3.0])
+def test_the_concentration_is_found(concentration: float, size: int, distance: float) -> None:
+    """In calibrated answers: with an allowance for biases of a batch, weak answers cannot show it."""
+    unit = Correction(LongRun(SEVEN, torch.ones(7), 0.0), batch_bias=0.0)
+    assert_concentration_is_found(unit, concentration, size, distance, 0.1)
+
+
+@pytest.mark.parametrize("distance", [1.5, 3.0])
+@pytest.mark.parametrize("size", [2, 32, 128])
+@pytest.mark.parametrize("concentration", [0.3, 3.0])
+def test_the_concentration_is_found_in_reliable_answers_by_default(
+    concentration: float, size: int, distance: float
+) -> None:
+    unit = Correction(LongRun(SEVEN, torch.ones(7), 0.0))
+    assert_concentration_is_found(unit, concentration, size, distance, 0.35)
+
+
 @pytest.mark.parametrize(("distance", "size"), [(0.8, 8), (0.8, 32), (1.2, 32)])
-def test_a_bias_of_a_batch_is_no_skew(distance: float, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bias_of_a_batch_is_no_skew(distance: float, size: int) -> None:
     """Stain, scanner or slide move all answers of a batch; the labels are in random order."""
     lost = {}
     for allowed in (0.3, 0.0):
-        monkeypatch.setattr(correction, "BATCH_BIAS", allowed)
         site = Site(RARE, distance, 6)
         labels = site.labels(1600, size, RARE)
         shift = torch.tensor(site.random.normal(0, 0.3, len(labels)), dtype=torch.float32)
         plain = site.answers(labels, torch.stack([torch.zeros_like(shift), shift], dim=-1)[:, None])
-        lost[allowed] = nll(corrected(plain, RARE)[0], labels) - nll(plain, labels)
+        lost[allowed] = nll(corrected(plain, RARE, batch_bias=allowed)[0], labels) - nll(plain, labels)
     assert lost[0.3] < 0.01
     assert lost[0.0] > 2 * lost[0.3]  # so the allowance is needed
 
@@ -378,11 +393,26 @@ def refused(**options: object) -> Callable[[], object]:
         refused(anchor="sites"),
         refused(home=[1.0]),
         refused(memory=0),
+        refused(batch_bias=-0.1),
     ],
 )
 def test_wrong_options_are_refused(create: Callable[[], object]) -> None:
     with pytest.raises(ms.MergestreamError):
         create()
+
+
+@pytest.mark.parametrize("name", ["corrected", "merge_and_fit", "merge_once"])
+def test_the_bias_of_a_batch_is_an_option_that_older_records_do_not_name(name: str) -> None:
+    pool, batches = make_pool("vit"), [make_images(6, seed=seed) for seed in range(3)]
+    usual, same, none = (ms.create_method(name, pool, **each) for each in ({}, {"batch_bias": 0.3}, {"batch_bias": 0}))
+    assert "batch_bias" in usual.option_names()
+    assert "batch_bias" not in usual.options()
+    assert usual.provenance == same.provenance
+    assert none.options()["batch_bias"] == 0
+    assert none.label() == f"{name}(batch_bias=0.0)"
+    one, two = ([method.step(batch).logits for batch in batches] for method in (usual, none))
+    torch.testing.assert_close(one[0], two[0])  # nothing is known about batches yet
+    assert not torch.equal(one[-1], two[-1])
 
 
 def test_sites_that_differ_in_prevalence_are_trusted_less_to_be_home() -> None:

@@ -74,17 +74,30 @@ def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("on_any_device")
 @torch.inference_mode()
-def test_a_fused_block_answers_as_the_block_does() -> None:
-    module, images = network(), torch.randn(3, 3, 32, 32)
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_fused_blocks_answer_as_the_blocks_do(pool: str) -> None:
+    module, images = network(global_pool=pool), torch.randn(3, 3, 32, 32)
     for parameter in module.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))  # biases are zero at first
     expected = module(images)
     with fused_blocks.fused_blocks([module]):
-        assert all(block.forward.__func__ is fused_blocks.fused_forward for block in module.blocks)
+        first, last = (block.forward.__func__ for block in module.blocks)
+        assert first is fused_blocks.fused_forward
+        assert last is (fused_blocks.fused_first_token if pool == "token" else fused_blocks.fused_forward)
         result = module(images)
     assert all(block.forward.__func__ is Block.forward for block in module.blocks)
     torch.testing.assert_close(result, expected, rtol=1e-2, atol=2e-3)  # GELU in its tanh form
     torch.testing.assert_close(module(images), expected, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("on_any_device")
+@torch.inference_mode()
+def test_a_last_block_that_somebody_listens_to_is_computed_whole() -> None:
+    module, heard = network(), []
+    module.blocks[-1].register_forward_hook(lambda _, __, answer: heard.append(answer.shape))
+    with fused_blocks.fused_blocks([module]):
+        module(torch.randn(3, 3, 32, 32))
+    assert heard == [(3, 17, 64)]
 
 
 @pytest.mark.usefixtures("on_any_device")

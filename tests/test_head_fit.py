@@ -191,7 +191,7 @@ def test_the_experts_answer_for_a_network_that_ends_otherwise(kind: str) -> None
     for seed in range(3):
         images = drawn(seed, 6, 1, 2, 2)
         merged = pool.forward(pool.merge([1 / len(pool)] * len(pool)), images)
-        voices = [*voice(pool.logits(images)), voice(merged)]
+        voices = voice(torch.cat([pool.logits(images), merged[None]]))
         torch.testing.assert_close(method.step(images).logits, together(voices).log())
     with pytest.raises(NetworkError, match="cannot answer without the experts"):
         ms.create_method("merge_once", pool, views=()).step(images)

@@ -118,10 +118,10 @@ def test_answers_are_corrected_by_what_the_experts_say_about_the_mix() -> None:
         batch = Batch(pool.prepare(images))
         window = FadingWindow.of(batch, 4096)
         merged, features = plain._merged_model(batch, plain.start())
-        voices = [*plain._experts(batch), merged]
-        common, before = together(voices), mix
+        logits = [*plain._experts(batch), merged]
+        common, before = together(voice(torch.stack(logits))), mix
         labels, mix = correction.correct(before, common, None, window)
-        answers = together([*voices, voice(plain._head.logits(head, features))])
+        answers = together(voice(torch.stack([*logits, plain._head.logits(head, features)])))
         head = plain._head.learn(head, features, labels, window)
         long_run = correction.long_run.learn(long_run, answers, None, window)
         evidence, _ = correction.learn(before, common, None, window)
@@ -202,7 +202,7 @@ def test_a_loud_head_does_not_decide_alone() -> None:
     logits[0, :, 0], logits[1:, :, 1] = 1000.0, 5.0
     method = ms.create_method("merge_and_fit", pool, views=())
     voices = method._experts(Batch(pool.prepare(make_images(4)), {"original": logits}))
-    assert set(together([*voices]).argmax(dim=1).tolist()) == {1}
+    assert set(together(voice(voices)).argmax(dim=1).tolist()) == {1}
     assert set(logits.mean(dim=0).argmax(dim=1).tolist()) == {0}  # it decides where logits are averaged
 
 
@@ -215,7 +215,7 @@ def test_an_expert_does_not_veto_a_class_that_it_never_saw() -> None:
     logits[:, :, 0] = torch.tensor([-50.0, 5.0, 5.0])[:, None]  # the others are sure of the first class
     method = ms.create_method("merge_and_fit", pool, views=())
     batch = Batch(pool.prepare(make_images(4)), {"original": logits})
-    assert float(together([*method._experts(batch)])[:, 0].min()) > 0.95
+    assert float(together(voice(method._experts(batch)))[:, 0].min()) > 0.95
 
 
 @pytest.mark.parametrize(("network", "speaks"), [("vit", True), ("resnet", False)])

@@ -83,7 +83,7 @@ def require_finite(logits: Tensor, owner: str) -> Tensor:
 
 def finite_images(values: Tensor) -> Tensor:
     """Which images [B] have only finite values [B,...]; the result stays on the device."""
-    return torch.isfinite(values).flatten(1).all(dim=-1)
+    return torch.linalg.vector_norm(values.flatten(1), ord=torch.inf, dim=-1) < torch.inf
 
 
 def not_finite(owner: str, images: list[int], batch: str = "this batch") -> InputError:

@@ -4,7 +4,7 @@ import inspect
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from operator import is_not
@@ -23,15 +23,11 @@ from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import Batch, ExpertLogits
 from mergestream.runtime.errors import InputError, MergestreamError
 from mergestream.runtime.messages import log_once
+from mergestream.runtime.option_checks import option as option
 from mergestream.runtime.option_checks import plain, whole_number
 from mergestream.runtime.plugins import plugin_provenance
 
 _log = logging.getLogger(__name__)
-
-
-def option(default: Any, check: Callable[..., Any], *arguments: Any, **bounds: Any) -> Any:
-    """An option with its default, whose values pass through check(name, value, *arguments, **bounds)."""
-    return field(default=default, metadata={"check": lambda name, value: check(name, value, *arguments, **bounds)})
 
 
 @dataclass(eq=False, repr=False)
@@ -80,8 +76,12 @@ class Method(ABC, Generic[S]):
         """The state after the experts' logits [K,N,C] on the whole target, where the method `looks_ahead`."""
         return state
 
-    def before_step(self, state: S) -> S:
-        """The state that a step starts from, where finding it reads the device: never part of a graph."""
+    def alarm(self, state: S) -> Tensor | None:
+        """A number [] of a state that `before_step` decides by: it travels to the host while the next step runs."""
+        return None
+
+    def before_step(self, state: S, alarm: float | None = None) -> S:
+        """The state that a step starts from, never found in a graph: it reads the device, or `alarm` on the host."""
         return state
 
     def phase(self, state: S) -> Hashable | None:
@@ -154,12 +154,12 @@ class Method(ABC, Generic[S]):
             if with_experts:
                 step = replace(step, expert_logits=self.pool.logits_of_views(batch)[ORIGINAL])
             self.state, count = state, len(batch.images)
-            step = replace(
-                step,
-                expert_forwards=(passes["expert"] - before["expert"]) / count,
-                merged_forwards=(passes["merged"] - before["merged"]) / count,
-                backwards=(passes["backward"] - before["backward"]) / count,
+            expert, merged = (
+                (passes["expert"] - before["expert"]) / count,
+                (passes["merged"] - before["merged"]) / count,
             )
+            backward = (passes["backward"] - before["backward"]) / count
+            step = replace(step, expert_forwards=expert, merged_forwards=merged, backwards=backward)
         return replace(step, names=self.pool.names, seconds=time.perf_counter() - started)
 
     def __call__(self, images: Tensor, *, preprocessed: bool = False) -> Tensor:
@@ -220,8 +220,9 @@ class Method(ABC, Generic[S]):
         return {name: signature[name] for name in [*names, *signature] if name not in ("self", "pool")}
 
     def options(self) -> dict[str, Any]:
-        """The constructor's options, in a form JSON can hold."""
-        return {name.removesuffix("_"): plain(getattr(self, name)) for name in self._parameters()}
+        """The constructor's options, in a form JSON can hold, as records name them."""
+        unnamed = {a.name for a in fields(self) if a.metadata.get("later") and getattr(self, a.name) == a.default}
+        return {n.removesuffix("_"): plain(getattr(self, n)) for n in self._parameters() if n not in unnamed}
 
     def label(self) -> str:
         """Its name with the options that differ from their defaults, for tables."""

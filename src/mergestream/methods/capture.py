@@ -56,12 +56,13 @@ def recorder_for(device: torch.device) -> Recorder | None:
 
 @dataclass(frozen=True)
 class _Unchecked:
-    """A step whose answers the host has not seen yet, and the state before it."""
+    """A step whose answers the host has not seen yet, and the states before and after it."""
 
     images: int
     recorded: RecordedStep
     message: PinnedMessage
     before: Any
+    after: Any
 
 
 class Graphs:
@@ -72,29 +73,55 @@ class Graphs:
         self.recorded: dict[Key, RecordedStep] = {}
         self._met: Counter[Key] = Counter()
         self._unchecked: deque[_Unchecked] = deque()
+        self._last: _Unchecked | None = None
 
     def forget(self) -> None:
         """Check no answer of the stream so far."""
         self._unchecked.clear()
+        self._last = None
 
     def step(
         self, method: Method[Any], images: Tensor, expert_logits: Mapping[str, Tensor], with_experts: bool
     ) -> Step | None:
-        """Replay one step; None where this batch is better taken eagerly, as the first of its shape is."""
+        """Replay one step; None where this batch is better taken eagerly, as the first of its shape is.
+
+        The last step's alarm may still be on its way. The device does not wait for it: this step is taken as if there
+        were none, and once more if there was one.
+        """
         self.look(method, wait=len(self._unchecked) >= MOST_UNCHECKED)
-        method.state = method.before_step(method.state)
-        inputs, before = {IMAGES: images, **expert_logits}, method.state
+        inputs, last = {IMAGES: images, **expert_logits}, self._last
+        if last is None or last.after is not method.state or not last.recorded.has_alarm:
+            method.state = method.before_step(method.state)
+            taken = self._replay(method, inputs, with_experts)
+        else:
+            taken = self._replay(method, inputs, with_experts)
+            self.look(method, wait=True)
+            decided = method.before_step(method.state, float(last.message.wait()[-1]))
+            if decided is not method.state:
+                method.state = decided
+                taken = self._replay(method, inputs, with_experts)
+        if taken is None:
+            return None
+        step, self._last = taken
+        self._last.recorded.count_passes()
+        method.state = self._last.after
+        method.held_from = method.merged_from(method.state)
+        self._unchecked.append(self._last)
+        return step
+
+    def _replay(
+        self, method: Method[Any], inputs: Mapping[str, Tensor], with_experts: bool
+    ) -> tuple[Step, _Unchecked] | None:
+        """A step that changes nothing yet, with all that the host can do before it waits for the device."""
         if method.reuses_weights:
-            method.merged(before)  # now, if at all: a graph may use the weights without merging them
+            method.merged(method.state)  # now, if at all: a graph may use the weights without merging them
         recorded = self._choose(method, inputs, with_experts)
         if recorded is None:
             return None
-        flat = recorded(inputs, before)
-        step, method.state = recorded.split(flat, len(images), before)
-        method.held_from = method.merged_from(method.state)
+        flat, images = recorded(inputs, method.state), len(inputs[IMAGES])
+        step, after = recorded.split(flat, images, method.state)
         message = self._recorder.send(flat[: recorded.checked])
-        self._unchecked.append(_Unchecked(len(images), recorded, message, before))
-        return step
+        return step, _Unchecked(images, recorded, message, method.state, after)
 
     def look(self, method: Method[Any], *, wait: bool = False) -> None:
         """Check the answers that have arrived; one that was not finite is refused now, late though it is."""

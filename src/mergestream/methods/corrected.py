@@ -41,6 +41,7 @@ class Corrected(Wrapper[CorrectedState]):
     anchor: float | str = 0.0
     home: str | Sequence[float] = "card"  # the mix there: 'card' (from the experts' cards), 'uniform', or shares
     memory: float = option(4096, number, low=1)  # over how many images the long run fades to 1/e
+    batch_bias: float = option(Correction.batch_bias, number, low=0, later=True)  # nats; 0: a batch has none
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,9 +54,8 @@ class Corrected(Wrapper[CorrectedState]):
         prevalence, bias = variance_between_sites(self.pool), None
         if self.anchor == "sites":
             prevalence, bias = variances_by_sites(self.pool)
-        self._correction = Correction(
-            LongRun(home, prevalence, None if isinstance(self.anchor, str) else self.anchor, bias)
-        )
+        anchor = None if isinstance(self.anchor, str) else self.anchor
+        self._correction = Correction(LongRun(home, prevalence, anchor, bias), self.batch_bias)
 
     def start(self) -> CorrectedState:
         return CorrectedState(self._base.start(), self._correction.start(len(self.pool)))
@@ -66,7 +66,9 @@ class Corrected(Wrapper[CorrectedState]):
         own = None
         if self.anchor == "experts" and ORIGINAL in batch.expert_logits and ORIGINAL not in batch.given:
             own = torch.softmax(self._seen.filled(batch.expert_logits[ORIGINAL]).float(), dim=-1)
-        corrected, correction = self._correction.correct(state.correction, answers, own, window)
+        (corrected,), _, correction = self._correction.correct_all(
+            state.correction, answers, own, None, window, fused=self.pool.is_recording
+        )
         return replace(step, logits=corrected.clamp_min(TINY).log()), CorrectedState(base, correction)
 
     def own_card_values(self) -> dict[str, Any]:

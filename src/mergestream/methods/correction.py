@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from mergestream.functional import class_mix, neighbours
+from mergestream.methods import fused_correction
 from mergestream.methods.fading_window import MORE_THAN_ONE, FadingWindow
 from mergestream.methods.state import PER_EXPERT, State
 
 CORRELATED_BEFORE = 0.01  # probability, before a stream, that the labels of a batch or of neighbours in time correlate
 HOME_IMAGES = 32.0  # how many images of the home mix the long run starts with
-BATCH_BIAS = 0.3  # nats: how far the stain, scanner or slide of a batch may move the log-odds of its answers
 RECENT_IMAGES = 8.0  # over so many images the recent past fades to 1/e
 NEAR_IMAGES = 128.0  # over so many images the answers fade that a batch is compared with
 
@@ -127,21 +127,13 @@ class ClumpState(State):
         before, sizes = faded * self.before + window.images * mean, faded**2 * self.sizes + window.images**2
         return ClumpState(within, free, excess, chance, batches, before, sizes)
 
-    def correlation(self, variance: Tensor, mix: Tensor) -> tuple[Tensor, Tensor]:
+    def correlation(self, variance: Tensor, mix: Tensor, of_bias: Tensor) -> tuple[Tensor, Tensor]:
         """How probable it is that the labels of a batch correlate [], and by how much []."""
         freedom = self.batches * neighbours.degrees_of_freedom(variance)
-        explained = (self.chance + self.batches * _variance_of_bias(variance, mix)).clamp_min(neighbours.TINY)
+        explained = (self.chance + self.batches * of_bias).clamp_min(neighbours.TINY)
         squares = (self.excess + self.chance) / explained * freedom
         ratio = _covariance_of_one_class(variance, mix) * self.batches / explained  # for rho = 1
         return neighbours.correlation_in_batches(squares.clamp_min(0.0), freedom, ratio, CORRELATED_BEFORE)
-
-
-def _variance_of_bias(variance: Tensor, mix: Tensor) -> Tensor:
-    """Squared shift [] of a batch's mean answer that a bias common to its images explains.
-
-    A shift of log-odds moves an answer p by p (1 - p), whose mean follows from the answers' variance [C] and mix [C].
-    """
-    return BATCH_BIAS**2 * (mix * (1 - mix) - variance).clamp_min(0.0).square().sum()
 
 
 def _covariance_of_one_class(variance: Tensor, mix: Tensor) -> Tensor:
@@ -175,11 +167,11 @@ class RecentState(State):
         products, squares, pairs = (window.faded * old + value for old, value in zip(before, new, strict=True))
         return RecentState(products, squares, pairs, departure, self.answers)
 
-    def strength(self, variance: Tensor, mix: Tensor) -> Tensor:
+    def strength(self, variance: Tensor, mix: Tensor, of_bias: Tensor) -> Tensor:
         """How many images the long run counts beside those of the recent past []."""
         pairs = self.pairs.clamp_min(1.0)
         error = self.squares / pairs / (neighbours.degrees_of_freedom(variance) * pairs).sqrt()
-        covariance = self.products / pairs - _variance_of_bias(variance, mix)
+        covariance = self.products / pairs - of_bias
         probable, rho = _correlation(covariance, error, self.pairs, variance, mix)
         return 1 / (probable * rho).clamp_min(neighbours.LEAST) - 1
 
@@ -219,6 +211,7 @@ class Correction:
     """
 
     long_run: LongRun
+    batch_bias: float = 0.3  # nats: how far the stain, scanner or slide of a batch may move its answers' log-odds
 
     def start(self, experts: int) -> CorrectionState:
         classes = torch.zeros_like(self.long_run.home)
@@ -243,9 +236,17 @@ class Correction:
             state.recent.add(answers, usual, has_past, window),
         )
         variance, (mix, _) = state.spread.variance(), self.long_run.mixes(state.long_run)
-        probable, rho = state.clump.correlation(variance, mix)
-        strength = state.recent.strength(variance, mix)
+        of_bias = self.variance_of_bias(variance, mix)
+        probable, rho = state.clump.correlation(variance, mix, of_bias)
+        strength = state.recent.strength(variance, mix, of_bias)
         return MixEvidence(probable * (window.images > MORE_THAN_ONE), rho, strength, state.recent.answers), state
+
+    def variance_of_bias(self, variance: Tensor, mix: Tensor) -> Tensor:
+        """Squared shift [] of a batch's mean answer that a bias common to its images explains.
+
+        A shift of log-odds moves an answer p by p (1 - p), whose mean follows from the answers' variance and mix [C].
+        """
+        return self.batch_bias**2 * (mix * (1 - mix) - variance).clamp_min(0.0).square().sum()
 
     def apply(
         self, evidence: MixEvidence, answers: Sequence[tuple[LongRunState, Tensor]], window: FadingWindow
@@ -264,6 +265,28 @@ class Correction:
         self, state: CorrectionState, answers: Tensor, experts: Tensor | None, window: FadingWindow
     ) -> tuple[Tensor, CorrectionState]:
         """Corrected answers [B,C] for a batch's [B,C] and the experts' [K,B,C], where they were asked."""
+        (corrected,), _, state = self.correct_all(state, answers, experts, None, window)
+        return corrected, state
+
+    def correct_all(
+        self,
+        state: CorrectionState,
+        answers: Tensor,
+        experts: Tensor | None,
+        other: tuple[LongRunState, Tensor] | None,
+        window: FadingWindow,
+        *,
+        fused: bool = False,
+    ) -> tuple[Tensor, LongRunState, CorrectionState]:
+        """As `correct`, and likewise another set of answers [B,C] to the same batch with a long run of its own.
+
+        Corrected answers [S,B,C], the last set's long run, and the state. `fused`: in one kernel, where it can run.
+        """
+        if fused and experts is None and self.long_run.anchor == 0 and fused_correction.can_run(answers):
+            return fused_correction.corrected(self, state, answers, other, window)
         evidence, state = self.learn(state, answers, experts, window)
-        (corrected,) = self.apply(evidence, [(state.long_run, answers)], window)
-        return corrected, state.remember(corrected, window)
+        sets = [(state.long_run, answers)]
+        if other is not None:
+            sets.append((self.long_run.learn(*other, None, window), other[1]))
+        corrected = self.apply(evidence, sets, window)
+        return corrected, sets[-1][0], state.remember(corrected[0], window)

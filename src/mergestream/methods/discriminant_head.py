@@ -49,7 +49,7 @@ class DiscriminantHead:
 
     def distance(self, state: DiscriminantState, features: Tensor) -> Tensor:
         """Squared distances [B] of features [B,D] from the stream's mean, in units of the stream's own."""
-        mean = state.sums[:, : 1 + self.features] / state.sums[0, 0].clamp_min(1.0)
-        middle = mean[0, 1:]
-        usual = mean[1:, 1:].diagonal().sum() - middle.square().sum()
-        return (features - state.centre - middle).square().sum(dim=1) / usual.clamp_min(head_fit.TINY)
+        images, squares = state.sums[0, 0].clamp_min(1.0), state.sums.diagonal()[1 : 1 + self.features]
+        middle = state.sums[0, 1 : 1 + self.features] / images
+        usual = squares.sum() / images - middle.square().sum()
+        return (features - (state.centre + middle)).square().sum(dim=1) / usual.clamp_min(head_fit.TINY)

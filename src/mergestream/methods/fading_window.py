@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from mergestream.functional import class_mix
 from mergestream.pool.runner import Batch
 
 MORE_THAN_ONE = 1.5  # images
@@ -24,10 +24,18 @@ class FadingWindow:
     @classmethod
     def of(cls, batch: Batch, memory: float) -> FadingWindow:
         """`memory`: over how many images a sum fades to 1/e."""
-        shares = class_mix.counted(batch.shares, batch.images)
-        images = 1 / (shares**2).sum()
-        return cls(shares, images, torch.exp(-images / memory))
+        if batch.shares is None:
+            return _of_whole_batch(len(batch.images), memory, batch.images.device)
+        images = 1 / (batch.shares**2).sum()
+        return cls(batch.shares, images, torch.exp(-images / memory))
 
     def add(self, sums: Tensor, means: Tensor) -> Tensor:
         """Older sums, faded, and the batch's, of which means over its images are given."""
         return self.faded * sums + self.images * means
+
+
+@cache  # and never less: graphs read these tensors
+def _of_whole_batch(images: int, memory: float, device: torch.device) -> FadingWindow:
+    """Every image counts alike."""
+    with torch.inference_mode(False):
+        return FadingWindow.of(Batch(torch.empty(0), shares=torch.full((images,), 1 / images, device=device)), memory)

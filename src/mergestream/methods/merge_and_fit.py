@@ -38,9 +38,9 @@ def voice(logits: Tensor) -> Tensor:
     return torch.log(torch.softmax(logits, dim=-1) * (1 - DOUBT) + DOUBT / logits.shape[-1])
 
 
-def together(voices: Sequence[Tensor]) -> Tensor:
-    """Answers [B,C] of several voices, each of which counts once."""
-    return torch.softmax(torch.stack(tuple(voices)).mean(dim=0), dim=-1)
+def together(voices: Tensor) -> Tensor:
+    """Answers [B,C] of several voices [V,B,C], each of which counts once."""
+    return torch.softmax(voices.mean(dim=0), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class DistanceState(State):
         left = torch.exp(-images / RECENT_IMAGES)
         return DistanceState(left * self.total + images * distance, left * self.images + images)
 
-    def excess(self) -> float:
-        """What the mean is above the usual one, as a share of it. Reads the device."""
-        return float(self.total / self.images.clamp_min(1.0)) - 1
+    def mean(self) -> Tensor:
+        """The mean [], of which the usual one is 1."""
+        return self.total / self.images.clamp_min(1.0)
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ class MergeAndFit(Method[MergeAndFitState]):
     ask_every: int = option(1, whole_number, low=0)  # ... then those of every n-th batch; 0: none
     # Start over when features are further from the stream's mean than usual, by this share; 0: never.
     ask_drift: float = option(0.0, number, low=0)
+    batch_bias: float = option(Correction.batch_bias, number, low=0, later=True)  # of the correction, in nats
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,7 +103,7 @@ class MergeAndFit(Method[MergeAndFitState]):
         self._temperature, self._seen = resolve_temperature(self.temperature, pool), SeenClasses.of(pool)
         self._coefficients = simplex.uniform(len(pool), pool.device)
         home = class_mix.as_mix(resolve_home("card", pool)).to(pool.device)
-        self._correction = Correction(LongRun(home, variance_between_sites(pool), 0.0))
+        self._correction = Correction(LongRun(home, variance_between_sites(pool), 0.0), self.batch_bias)
         # Averaged BatchNorm statistics do not describe the merged model: it has no say then.
         self._merged_speaks = not batchnorm_layers(pool.template.module)
         self._head: DiscriminantHead | None = None
@@ -125,13 +126,18 @@ class MergeAndFit(Method[MergeAndFitState]):
         distance = DistanceState.start(self.pool.device) if self.ask_drift and not self._always else None
         return MergeAndFitState(0, 0, correction, correction.long_run, head, distance)
 
-    def before_step(self, state: MergeAndFitState) -> MergeAndFitState:
+    def alarm(self, state: MergeAndFitState) -> Tensor | None:
+        return None if state.distance is None else state.distance.mean()
+
+    def before_step(self, state: MergeAndFitState, alarm: float | None = None) -> MergeAndFitState:
         """Ask again, and fit a new head, where images have come that are unlike those of the fit.
 
         What is known about the classes' mix stays: an unusual mix of classes, too, moves features.
         """
-        distance = state.distance
-        if distance is None or not self._is_over(state) or distance.excess() <= self.ask_drift:
+        if state.distance is None or not self._is_over(state):
+            return state
+        alarm = float(state.distance.mean()) if alarm is None else alarm
+        if alarm - 1 <= self.ask_drift:
             return state
         new = self.start()
         return replace(state, asked=0, head=new.head, distance=new.distance)
@@ -146,12 +152,17 @@ class MergeAndFit(Method[MergeAndFitState]):
         (merged, features), own = (
             self.pool.side_by_side(answer, partial(self._experts, batch)) if asks else (answer(), ())
         )
-        voices = [*own, *([merged] if self._merged_speaks else [])]
-        common = together(voices) if asks else None
+        logits = [*own, *([merged] if self._merged_speaks else [])]
+        without_head = len(logits)
         if self._head is not None and state.head is not None and features is not None:
-            voices.append(voice(self._head.logits(state.head, features)))  # before it learns from these images
-        answers, labels, state = self._corrected(common, together(voices), state, window)
-        state = self._learnt(state, features, labels, window)
+            logits.append(self._head.logits(state.head, features))  # before it learns from these images
+        voices = voice(torch.stack(logits))
+        common = together(voices[:without_head]) if asks else None
+        (answers, labels, after), distance = self.pool.side_by_side(
+            partial(self._corrected, common, together(voices), state, window),
+            partial(self._distance, state, None if asks else features, window),
+        )
+        state = self._learnt(replace(after, distance=distance), features, labels, window)
         asked = state.asked if self._always or not asks else min(self.ask_first, state.asked + len(batch.images))
         step = Step(answers.clamp_min(TINY).log(), self._coefficients.clone())
         return step, replace(state, batches=state.batches + 1, asked=asked)
@@ -166,25 +177,24 @@ class MergeAndFit(Method[MergeAndFitState]):
         return self._always or in_turn or not self._is_over(state)
 
     def _experts(self, batch: Batch) -> Tensor:
-        """What each expert says [K,B,C]; its logits are averaged over views first.
+        """Each expert's logits [K,B,C], averaged over views.
 
         About a class that an expert never saw, it says what the others say.
         """
         views = (ORIGINAL, *self.views)
         by_view = self.pool.logits_of_views(batch, views)
         logits = torch.stack([by_view[view].float() for view in views]).mean(dim=0)
-        return voice(self._seen.filled(logits / self._temperature[:, None, None]))
+        return self._seen.filled(logits / self._temperature[:, None, None])
 
     def _merged_model(self, batch: Batch, state: MergeAndFitState) -> tuple[Tensor, Tensor | None]:
-        """What the merged model says [B,C], and its features [B,D] unless no head can be fitted to them."""
+        """The merged model's logits [B,C], and its features [B,D] unless no head can be fitted to them."""
         weights = self.merged(state)
         if self._head is not None and state.head is not None:
             try:
-                logits, features = self.pool.forward_with_inputs(weights, batch.images)
-                return voice(logits), features
+                return self.pool.forward_with_inputs(weights, batch.images)
             except NetworkError as error:
                 self._answer_without_a_head(str(error))
-        return voice(self.pool.forward(weights, batch.images)), None
+        return self.pool.forward(weights, batch.images), None
 
     def _corrected(
         self, common: Tensor | None, answers: Tensor, state: MergeAndFitState, window: FadingWindow
@@ -196,27 +206,26 @@ class MergeAndFit(Method[MergeAndFitState]):
         """
         if not self.correct:
             return answers, common, state
-        unit, before = self._correction, state.mix
-        long_run = unit.long_run.learn(state.answers, answers, None, window)
+        correct, before = partial(self._correction.correct_all, fused=self.pool.is_recording), state.mix
         if common is None:
-            corrected, mix = unit.correct(replace(before, long_run=state.answers), answers, None, window)
-            return corrected, None, replace(state, mix=replace(mix, long_run=before.long_run), answers=long_run)
-        evidence, mix = unit.learn(before, common, None, window)
-        labels, corrected = unit.apply(evidence, [(mix.long_run, common), (long_run, answers)], window)
-        return corrected, labels, replace(state, mix=mix.remember(labels, window), answers=long_run)
+            (corrected,), own, mix = correct(replace(before, long_run=state.answers), answers, None, None, window)
+            return corrected, None, replace(state, mix=replace(mix, long_run=before.long_run), answers=own)
+        (labels, corrected), own, mix = correct(before, common, None, (state.answers, answers), window)
+        return corrected, labels, replace(state, mix=mix, answers=own)
 
     def _learnt(
         self, state: MergeAndFitState, features: Tensor | None, labels: Tensor | None, window: FadingWindow
     ) -> MergeAndFitState:
-        """The state after the head has learnt from labels [B,C], or has seen how far images are from those it knows."""
-        if self._head is None or state.head is None or features is None:
+        """The state after the head has learnt from labels [B,C], where there are any."""
+        if self._head is None or state.head is None or features is None or labels is None:
             return state
-        if labels is not None:
-            return replace(state, head=self._head.learn(state.head, features, labels, window))
-        if state.distance is None:
-            return state
-        distance = self._head.distance(state.head, features) @ window.shares
-        return replace(state, distance=state.distance.add(distance, window.images))
+        return replace(state, head=self._head.learn(state.head, features, labels, window))
+
+    def _distance(self, state: MergeAndFitState, features: Tensor | None, window: FadingWindow) -> DistanceState | None:
+        """How far images were from those that the head knows, with features [B,D] that it does not learn from."""
+        if self._head is None or state.head is None or features is None or state.distance is None:
+            return state.distance
+        return state.distance.add(self._head.distance(state.head, features) @ window.shares, window.images)
 
     @property
     def reuses_weights(self) -> bool:

@@ -54,7 +54,8 @@ class RecordedStep:
     """A method's step on batches of one shape, for one choice of its decisions on the host.
 
     It reads its inputs and the state from places of its own and writes all results into one flat vector: first whether
-    each network's answer was finite for each image, then the Step's tensors, then the tensors of the next state.
+    each network's answer was finite for each image, then the next state's alarm, the Step's tensors, and the tensors
+    of the next state that the step changes.
     """
 
     def __init__(
@@ -66,10 +67,14 @@ class RecordedStep:
         self._inputs = {name: torch.empty(t.shape, dtype=t.dtype, device=device) for name, t in inputs.items()}
         self._state = replaced(state, {name: tensor.clone() for name, tensor in tensors(state).items()})
         self._after: State = self._state
+        self._filled: dict[str, Tensor] = {}  # what the state's places hold
         self._shares = torch.full((self.batch,), 1 / self.batch, device=device) if padded else None
         self._owners: list[str] = []
-        self._counts: list[int] = []  # flags of each owner: one per image that it saw
-        self._pieces: dict[str, tuple[torch.Size, torch.dtype]] = {}  # of the flat result, in order
+        self._flags: list[torch.Size] = []  # of each owner [V,B]: one per image that it saw, in V views
+        self.has_alarm = False
+        self._pieces: dict[str, tuple[int, torch.Size, torch.dtype]] = {}  # of the flat result, in order
+        self._large = False
+        self._counted: dict[str, int] = {}  # how a step changes the state's whole numbers
         self._flat = torch.empty(0, device=device)
         self._pool_passes, self._passes = method.pool.passes, dict.fromkeys(method.pool.passes, 0)
         self._fill(inputs, state)
@@ -79,31 +84,34 @@ class RecordedStep:
         """Take the step; the flat result belongs to the caller."""
         self._fill(inputs, state)
         self._replay()
+        return self._flat.clone()
+
+    def count_passes(self) -> None:
+        """Count a replay's images among those that passed through the pool's networks."""
         for kind, images in self._passes.items():
             self._pool_passes[kind] += images
-        return self._flat.clone()
 
     @property
     def checked(self) -> int:
         """How many numbers of the flat result the host checks."""
-        return sum(self._counts)
+        return sum(shape.numel() for shape in self._flags) + self.has_alarm
 
     def refused(self, flags: Tensor, batch: int) -> tuple[str, list[int]] | None:
         """Which network gave an answer that is not finite, and for which images; None where all are finite."""
         refusal = None
-        for owner, own in zip(self._owners, flags.split(self._counts), strict=True):
-            bad = (own[:batch] < 0.5).nonzero().flatten().tolist()
+        parts = flags[: self.checked - self.has_alarm].split([shape.numel() for shape in self._flags])
+        for owner, shape, own in zip(self._owners, self._flags, parts, strict=True):
+            bad = (own.view(shape).amin(dim=0)[:batch] < 0.5).nonzero().flatten().tolist()
             refusal = (owner, bad) if bad and (refusal is None or refusal[0] == ANSWER) else refusal
         return refusal
 
     def split(self, flat: Tensor, batch: int, before: State) -> tuple[Step, State]:
-        """The Step and the next state, as views of a flat result."""
-        sizes = [shape.numel() for shape, _ in self._pieces.values()]
-        large = sum(size for name, size in zip(self._pieces, sizes, strict=True) if name.startswith(STATE)) > LARGE
+        """The Step and the next state, as views of the flat result of the last call, which was on the state before."""
         fields: dict[str, Tensor] = {}
         carried: dict[str, Tensor] = {}
+        large, sizes = self._large, [size for size, _, _ in self._pieces.values()]
         parts = zip(self._pieces.items(), flat[self.checked :].split(sizes), strict=True)
-        for (name, (shape, dtype)), part in parts:
+        for (name, (_, shape, dtype)), part in parts:
             if name.startswith(STATE):
                 carried[name.removeprefix(STATE)] = part.view(shape).to(dtype)
             else:  # Steps may be kept for long, and a view would keep the whole state with them
@@ -111,11 +119,10 @@ class RecordedStep:
         fields["logits"] = fields["logits"][:batch]
         if EXPERTS in fields:
             fields[EXPERTS] = fields[EXPERTS][:, :batch]
-        after, first = numbers(self._after), numbers(self._state)
-        counted = {name: value + after[name] - first[name] for name, value in numbers(before).items()}
+        counted = {name: value + self._counted[name] for name, value in numbers(before).items()}
         expert, merged, backward = (self._passes[kind] / self.batch for kind in ("expert", "merged", "backward"))
         step = Step(**fields, graph=self.batch, expert_forwards=expert, merged_forwards=merged, backwards=backward)  # type: ignore[arg-type]
-        return step, replaced(self._after, {**carried, **counted})
+        return step, replaced(self._after, {**self._filled, **carried, **counted})
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -127,8 +134,11 @@ class RecordedStep:
             if count < place.shape[dim]:  # padded with the first image, which is as finite as the batch is
                 place.narrow(dim, count, place.shape[dim] - count).copy_(given.narrow(dim, 0, 1), non_blocking=True)
         given_tensors, places = tensors(state), tensors(self._state)
-        if places:  # one launch for all: a state has dozens of small tensors
-            torch._foreach_copy_([*places.values()], [given_tensors[name] for name in places], non_blocking=True)
+        moved = [name for name in places if given_tensors[name] is not self._filled.get(name)]
+        if moved:  # one launch for all: a state has dozens of small tensors
+            new = [given_tensors[name] for name in moved]
+            torch._foreach_copy_([places[name] for name in moved], new, non_blocking=True)
+        self._filled = given_tensors
         if self._shares is not None:
             count = len(inputs[IMAGES])
             self._shares[:count].fill_(1 / count)
@@ -149,16 +159,21 @@ class RecordedStep:
         # A replay counts these passes; recording them is no step.
         self._passes = {kind: images - before[kind] for kind, images in method.pool.passes.items()}
         method.pool.passes.update(before)
-        finite = torch.cat([finite_images(step.logits), *recording.finite])
-        places, after = tensors(self._state), tensors(self._after)
-        self._owners = [ANSWER, *recording.owners]
-        self._counts = [self.batch, *map(len, recording.finite)]
+        checked = [step.logits[None], *recording.logits]
+        finite = finite_images(torch.cat([logits.flatten(0, 1) for logits in checked]))
+        places, alarm = tensors(self._state), method.alarm(self._after)
+        after = {name: value for name, value in tensors(self._after).items() if value is not places.get(name)}
+        self._owners, first = [ANSWER, *recording.owners], numbers(self._state)
+        self._counted = {name: value - first[name] for name, value in numbers(self._after).items() if name in first}
+        self._flags, self.has_alarm = [logits.shape[:2] for logits in checked], alarm is not None
         named = {**results, **{f"{STATE}{name}": tensor for name, tensor in after.items()}}
-        self._pieces = {name: (tensor.shape, tensor.dtype) for name, tensor in named.items()}
-        self._flat = flattened([finite, *results.values()])
+        self._pieces = {name: (tensor.numel(), tensor.shape, tensor.dtype) for name, tensor in named.items()}
+        self._large = sum(tensor.numel() for tensor in after.values()) > LARGE
+        parts = [finite, *([] if alarm is None else [alarm]), *results.values()]
         if after:  # a batch that will be refused leaves no trace in the state
-            kept = torch.where(finite.all(), flattened(after.values()), flattened(places[name] for name in after))
-            self._flat = torch.cat([self._flat, kept])
+            old = flattened(places[name] for name in after)
+            parts.append(torch.where(finite.all(), flattened(after.values()), old))
+        self._flat = flattened(parts)
 
 
 def flattened(parts: Iterable[Tensor]) -> Tensor:

@@ -5,7 +5,8 @@ is one flat dict: it is what is saved, hashed and written into audit lines. A fi
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -137,25 +138,32 @@ def for_experts(state: S, before: Sequence[str], start: S, after: Sequence[str])
     return _mapped(state, carried)
 
 
+@cache
+def _fields(kind: Any) -> list[tuple[str, Field[Any], str | None]]:
+    """Name, field and prefix; graphs need them for every step, and `fields` is slow."""
+    return [(about.name, about, about.metadata.get("prefix")) for about in fields(kind)]
+
+
 def _walk(state: State, prefix: str = "") -> Iterator[tuple[str, Field[Any], Any]]:
     """Key in the plain form, field and value of everything that is not a state itself."""
-    for about in fields(state):
-        value = getattr(state, about.name)
+    for name, about, own in _fields(type(state)):  # type: ignore[arg-type]
+        value = getattr(state, name)
         if isinstance(value, State):
-            yield from _walk(value, prefix + about.metadata.get("prefix", ""))
-        elif "prefix" not in about.metadata:  # a part that is absent
-            yield prefix + about.name, about, value
+            yield from _walk(value, prefix + (own or ""))
+        elif own is None:  # else a part that is absent
+            yield prefix + name, about, value
 
 
 def _mapped(state: S, change: Callable[[str, Field[Any], Any], Any], prefix: str = "") -> S:
-    changes = {}
-    for about in fields(state):
-        value = getattr(state, about.name)
+    values = {}
+    for name, about, own in _fields(type(state)):  # type: ignore[arg-type]
+        value = getattr(state, name)
         if isinstance(value, State):
-            changes[about.name] = _mapped(value, change, prefix + about.metadata.get("prefix", ""))
-        elif "prefix" not in about.metadata:
-            changes[about.name] = change(prefix + about.name, about, value)
-    return replace(state, **changes)
+            value = _mapped(value, change, prefix + (own or ""))
+        elif own is None:
+            value = change(prefix + name, about, value)
+        values[name] = value
+    return type(state)(**values)
 
 
 def _nested(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

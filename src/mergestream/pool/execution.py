@@ -37,15 +37,15 @@ class Execution:
 
 @dataclass
 class Recording:
-    """A step being recorded: answers that are not finite are noted here and refused later."""
+    """A step being recorded: answers are noted here, and those that are not finite refused later."""
 
     execution: Execution
     owners: list[str] = field(default_factory=list)
-    finite: list[Tensor] = field(default_factory=list)  # one flag per image and owner, on the device
+    logits: list[Tensor] = field(default_factory=list)  # of each owner [V,B,C], of V views of the images
 
-    def note(self, owner: str, finite: Tensor) -> None:
+    def note(self, owner: str, logits: Tensor) -> None:
         self.owners.append(owner)
-        self.finite.append(finite)
+        self.logits.append(logits)
 
     def side_by_side(self, tasks: Sequence[Callable[[], Tensor]], device: torch.device) -> list[Tensor]:
         """Run the tasks; on a CUDA device `overlap` of them at a time, each on its own stream."""

@@ -6,14 +6,14 @@ Here one kernel reads x and writes norm(x) and x + bias, and the product that fo
 the product's own epilogue (its tanh form, whose distance from the exact one is below a half type's rounding of a sum).
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import torch
 from timm.layers import Attention, Mlp
-from timm.models.vision_transformer import Block
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -24,10 +24,23 @@ ROWS, WARPS = 2, 2
 FEW_TOKENS = 64
 
 
-def fused_blocks(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
+@contextmanager
+def fused_blocks(networks: Sequence[nn.Module]) -> Iterator[None]:
     """Run transformer blocks that can be fused by `fused_forward`, inside the block."""
-    blocks = [each for module in modules for each in module.modules() if can_be_fused(each)]
-    return replaced_forward(blocks, fused_forward)
+    blocks = [each for network in networks for each in network.modules() if can_be_fused(each)]
+    last = [block for network in networks for block in last_block(network) if block in blocks]
+    others = [each for each in blocks if each not in last]
+    with replaced_forward(others, fused_forward), replaced_forward(last, fused_first_token):
+        yield
+
+
+def last_block(network: nn.Module) -> list[nn.Module]:
+    """The last block of timm's plain network, if its first token alone is read and nobody listens in between."""
+    if type(network) is not VisionTransformer or network.global_pool != "token" or getattr(network, "attn_pool", None):
+        return []
+    blocks, norm = network.get_submodule("blocks"), network.get_submodule("norm")
+    *_, last = blocks.children()
+    return [] if any(each._forward_hooks or each._forward_pre_hooks for each in (blocks, last, norm)) else [last]
 
 
 def can_be_fused(module: nn.Module) -> bool:
@@ -61,13 +74,29 @@ def fused_forward(block: Block, x: Tensor, attn_mask: Tensor | None = None, is_c
     """The block's answer with fewer trips to memory."""
     if attn_mask is not None or is_causal:
         return Block.forward(block, x, attn_mask=attn_mask, is_causal=is_causal)  # type: ignore[no-any-return]
-    tokens = x.reshape(-1, x.shape[-1])
-    normed, residual = norm_and_keep(tokens, block.norm1, block.attn.proj.bias)
-    values = attended(block.attn, normed, x.shape[0])
-    tokens = residual.addmm_(values, block.attn.proj.weight.t())
+    residual, values = mixed_values(block, x)
+    return transformed(block, residual.addmm_(values, block.attn.proj.weight.t())).view(x.shape)
+
+
+def fused_first_token(block: Block, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    """The first token [B,1,C] of the block's answer; what follows the attention is computed for no other."""
+    if attn_mask is not None or is_causal:
+        return Block.forward(block, x, attn_mask=attn_mask, is_causal=is_causal)  # type: ignore[no-any-return]
+    residual, values = (each.view(x.shape)[:, 0] for each in mixed_values(block, x))
+    return transformed(block, torch.addmm(residual, values, block.attn.proj.weight.t()))[:, None]
+
+
+def mixed_values(block: Block, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens [B·N,C] plus the bias of the attention's last product, and what that product reads."""
+    normed, residual = norm_and_keep(x.reshape(-1, x.shape[-1]), block.norm1, block.attn.proj.bias)
+    return residual, attended(block.attn, normed, x.shape[0])
+
+
+def transformed(block: Block, tokens: Tensor) -> Tensor:
+    """The second half of a block, of tokens [T,C]."""
     normed, residual = norm_and_keep(tokens, block.norm2, block.mlp.fc2.bias)
     hidden = torch._addmm_activation(block.mlp.fc1.bias, normed, block.mlp.fc1.weight.t(), use_gelu=True)
-    return residual.addmm_(hidden, block.mlp.fc2.weight.t()).view(x.shape)
+    return residual.addmm_(hidden, block.mlp.fc2.weight.t())
 
 
 def attended(attention: Attention, tokens: Tensor, images: int) -> Tensor:

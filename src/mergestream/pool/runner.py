@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -12,13 +13,14 @@ from torch import Tensor, nn
 
 from mergestream.functional import merging
 from mergestream.functional.coefficients import on_simplex
-from mergestream.functional.scores import finite_images, require_finite
+from mergestream.functional.scores import require_finite
 from mergestream.networks.architecture import logits_of
 from mergestream.networks.batch_checks import input_errors, require_preprocessed
 from mergestream.networks.layers import LastLayer, one_per_image, reestimate
 from mergestream.networks.preprocessing import ORIGINAL, network_input, view_names, views_for
 from mergestream.pool.execution import Execution, Recording, memory_format, patches_as_products
 from mergestream.pool.parts import Parts
+from mergestream.pool.pixel_kernel import looked_up
 from mergestream.runtime.errors import NetworkError
 
 MERGED = "The merged model"
@@ -74,6 +76,8 @@ class PoolRunner:
 
     def prepare(self, images: Tensor, *, preprocessed: bool = False) -> Tensor:
         """Turn a batch into network input: resize and normalise uint8 of any size, pass preprocessed floats through."""
+        if self._recording and (fast := looked_up(images, self.preprocessing, self.bank.dtype)) is not None:
+            return fast
         batch = network_input(images, self.preprocessing, self.device)
         if batch is images and not preprocessed and self._recording is None:
             require_preprocessed(images, self.preprocessing)
@@ -96,18 +100,15 @@ class PoolRunner:
             elif view in batch.given:  # the experts were run for it elsewhere
                 batch.given.remove(view)
                 self.passes["expert"] += len(self.names) * len(batch.images)
-        networks = list(zip(self._owners, self._scorers, strict=True))
         if inputs and self._recording is not None:  # one forward per expert: larger products, fewer launches
             stacked = torch.cat(list(inputs.values()))
+            networks = zip(self._owners, self._scorers, strict=True)
             tasks = [partial(self._run, *network, stacked, len(inputs)) for network in networks]
             logits = torch.stack(self._recording.side_by_side(tasks, self.device))
             answers.update(zip(inputs, logits.chunk(len(inputs), dim=1), strict=True))
             return answers
         for view, images in inputs.items():
-            own = []
-            for owner, expert in networks:
-                own.append(self._run(owner, expert, images))
-            answers[view] = torch.stack(own)
+            answers[view] = torch.stack(list(map(self._run, self._owners, self._scorers, repeat(images))))
         return answers
 
     def expert_logits(self, expert: int, images: Tensor, *, preprocessed: bool = False) -> Tensor:
@@ -290,11 +291,10 @@ class PoolRunner:
         except (AssertionError, RuntimeError, ValueError):
             with self.input_errors(batch):
                 raise
-        logits = output if isinstance(output, Tensor) else logits_of(output)
+        logits = (output if isinstance(output, Tensor) else logits_of(output)).float()
         if logits.shape != (len(batch), len(self.classes)):
             raise NetworkError(f"Expected logits [{len(batch)},{len(self.classes)}], got {tuple(logits.shape)}.")
-        logits = logits.float()
         if self._recording is not None:
-            self._recording.note(owner, finite_images(logits).view(views, -1).all(dim=0))
+            self._recording.note(owner, logits.unflatten(0, (views, -1)))
             return logits
         return logits if bool(torch.isfinite(logits).all()) else require_finite(logits, owner)

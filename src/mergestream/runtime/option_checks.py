@@ -1,7 +1,8 @@
 """Option values: read from the command line (numbers, words, lists in brackets), and checked by kind and range."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from numbers import Integral, Real
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,6 +11,15 @@ from mergestream.runtime.errors import InputError, UnknownNameError, suggestion,
 
 OPENING, CLOSING = "([", ")]"
 WORDS = {"true": True, "false": False, "none": None}
+
+
+def option(default: Any, check: Callable[..., Any], *arguments: Any, later: bool = False, **bounds: Any) -> Any:
+    """An option with its default, whose values pass through check(name, value, *arguments, **bounds).
+
+    `later`: records older than the option name none, so no record names it where it has its default.
+    """
+    checks = {"check": lambda name, value: check(name, value, *arguments, **bounds), "later": later}
+    return field(default=default, metadata=checks)
 
 
 def one_of(option: str, value: str, allowed: Sequence[str]) -> str:
