@@ -26,10 +26,11 @@ from real_streams import METRICS, StoredAnswers, StoredPool, Subject, as_table, 
 import mergestream as ms
 from mergestream.functional.metrics import summarise
 from mergestream.methods import correction
+from mergestream.methods.correction import Correction
 
 # Values to choose from; the product's own are among them.
 CONSTANTS: Mapping[str, tuple[float, ...]] = {
-    "BATCH_BIAS": (0.0, 0.15, 0.3, 0.6),
+    "batch_bias": (0.0, 0.15, 0.3, 0.6),
     "CORRELATED_BEFORE": (0.002, 0.01, 0.05),
     "RECENT_IMAGES": (2.0, 8.0, 32.0),
     "NEAR_IMAGES": (32.0, 128.0, 512.0),
@@ -44,15 +45,20 @@ SIZES = (32, 4)
 Values = Mapping[str, float]
 
 
+OPTION = "batch_bias"  # of the methods; the others are constants of a module
+
+
 def own_values() -> dict[str, float]:
-    return {name: getattr(correction, name) for name in CONSTANTS}
+    constants = {name: getattr(correction, name) for name in CONSTANTS if name != OPTION}
+    return {OPTION: Correction.batch_bias, **constants}
 
 
 @contextmanager
 def constants(values: Values) -> Iterator[None]:
     """The correction with other constants."""
     before = own_values()
-    vars(correction).update(values)
+    before.pop(OPTION)
+    vars(correction).update({name: values[name] for name in before})
     try:
         yield
     finally:
@@ -71,7 +77,7 @@ def scores(subject: Subject, dataset: str, values: Values) -> list[dict[str, Any
             batches = subject.stream(setting)
             truth = in_order(subject.labels, batches)
             for method in METHODS:
-                ran = subject.run(method, setting, batches)
+                ran = subject.run(f"{method}({OPTION}={values[OPTION]})", setting, batches)
                 assert ran is not None
                 report = summarise(ran[0], truth, subject.pool.classes)
                 own = {metric: report[metric] for metric in METRICS}
