@@ -83,10 +83,10 @@ def describe_verification(verification: "DataVerification") -> list[str]:
 def report_lines(verification: "DataVerification") -> list[str]:
     """The report in Markdown. Domains of a user's own data are numbered: their names may be those of hospitals."""
     index, files = verification.index, verification.files
-    card = index.card
+    card, versions = index.card, ", ".join(f"{name} {metadata.version(name)}" for name in LIBRARIES)
     lines = [f"### `data verify {card.name}`: {'complete' if verification.complete else 'NOT complete'}", ""]
     lines += [
-        f"- {_versions()}",
+        f"- {versions}, Python {platform.python_version()}, {platform.system()}",
         f"- loader checked against: {card.verified or 'nothing'}. {card.verified_note}".rstrip(),
     ]
     lines.append(
@@ -113,11 +113,6 @@ def report_lines(verification: "DataVerification") -> list[str]:
         lines += ["", "Left out, corrected or unreadable:", ""]
         lines += [f"- {count} x {why}" for why, count in Counter(differences).most_common(20)]
     return lines
-
-
-def _versions() -> str:
-    names = [f"{name} {metadata.version(name)}" for name in LIBRARIES]
-    return f"{', '.join(names)}, Python {platform.python_version()}, {platform.system()}"
 
 
 def _counts(values: dict[str, int]) -> str:
