@@ -82,9 +82,9 @@ def _dataset_table(record: ReproductionRecord, dataset: str) -> ResultTable:
             cells |= {(row, f"{title} {heading}"): cell for heading, cell in _compared(ours, printed).items()}
         for network in others:
             cells[row, f"{short_title(network)} {PAPER}"] = format_number(printed_accuracy(dataset, network, row), 2)
-    note = "Mean accuracy in % with its 95 % interval. The difference is ours less the paper's, in points."
-    if others:
-        note += " The paper's columns are of other networks than ours, so there is no difference to take."
+    note = "Mean accuracy in % with its 95 % interval."
+    note += " The difference is ours less the paper's, in points." * (len(others) < len(BACKBONES))
+    note += f" Not run here: {', '.join(map(backbone_title, others))}." if others else ""
     return grid_table(f"{DATASETS[dataset]}, ours and the paper's", "method", cells, str, note=note)
 
 

@@ -40,7 +40,7 @@ def paired_difference(
             return None
         for target in mine:
             gaps = [scores[0][place] - scores[1][place] for place in scores[0] if place[0] == target]
-            noise = np.resize(mine[target] - other[target], RESAMPLES) - np.mean(gaps)
+            noise = _resized(mine[target] - other[target]) - np.mean(gaps)
             streams = [np.concatenate([[gap], gap + noise]) for gap in gaps]
             tree.setdefault(target, {})[group["pool"]] = streams
     return resample_tree(tree, UNITS) if tree else None
@@ -56,3 +56,8 @@ def stream_scores(group: Group, method: str, at: Setting, metric: str) -> dict[t
     """Scores by target and stream seed."""
     rows = [row for row in group["rows"] if (row["method"], row["stream"], row["condition"]) == (method, *at.words)]
     return {(row["target"], row["stream_seed"]): row[metric] for row in rows if row.get(metric) is not None}
+
+
+def _resized(draws: np.ndarray) -> np.ndarray:
+    """As many as the resamples of targets and seeds: the stored ones in turn."""
+    return np.resize(draws, RESAMPLES)
