@@ -235,7 +235,7 @@ class PoolAnswers:
         for name, step in {
             "experts": self._store_experts,
             "features": self._store_features,
-            "paper": lambda: self._store_paper(every_size=every_size),
+            "paper": lambda: None if self._given.no_paper else self._store_paper(every_size=every_size),
             "whole": lambda: self._store_whole(whole_networks),
         }.items():
             began = time.perf_counter()
@@ -480,6 +480,7 @@ def main() -> None:
     parser.add_argument("--whole", type=int, nargs="*", default=[], help="seeds whose first pool runs whole networks")
     parser.add_argument("--batchnorm", action="store_true", help="run the forms that re-estimate BatchNorm, too")
     parser.add_argument("--no-check", action="store_true", help="compare no stored answers with the product's steps")
+    parser.add_argument("--no-paper", action="store_true", help="store no answers of the paper's rule")
     given = parser.parse_args()
     given.label = given.label or given.dataset
     torch.set_num_threads(given.threads)
@@ -487,7 +488,7 @@ def main() -> None:
         folder = train_pool(given, heads, seed)
         dataset = ms.load_dataset(given.dataset, root=given.root, size=_image_size(folder))
         first = heads == given.heads[0]
-        checked = seed == given.seeds[0] and first and not given.batchnorm and not given.no_check
+        checked = seed == given.seeds[0] and first and not (given.batchnorm or given.no_check or given.no_paper)
         whole = [PAPER] if checked else []
         whole += list(WHOLE) if seed in given.whole and first else []
         whole += list(WITH_BATCHNORM) if given.batchnorm else []

@@ -152,6 +152,7 @@ def main() -> None:
     parser.add_argument("--per-class", type=int, default=230, help="pictures per class and site")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "statistics_speed.json")
+    parser.add_argument("--whole-only", action="store_true", help="only the whole command, no kind alone")
     given = parser.parse_args()
     environment, checked = environment_of(given.work.resolve())
     began = time.perf_counter()
@@ -170,12 +171,16 @@ def main() -> None:
         "jpegs": len(SITES) * len(CLASSES) * given.per_class,
         "cards_checked_with_jsonschema": checked,
     }
-    shutil.copytree(given.work / "pool", given.work / "again")
+    if not given.whole_only:
+        shutil.copytree(given.work / "pool", given.work / "again")
     record["all"] = timed_command([str(given.work / "pool"), *data], environment)
     record["written_gb"] = round(
         sum(file.stat().st_size for file in (given.work / "pool").glob("*/statistics.safetensors")) / 1e9, 1
     )
     record["nothing_left_to_measure"] = timed_command([str(given.work / "pool"), *data], environment)
+    if given.whole_only:
+        given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        return
     # The same decoded images: the work folder is named after the pool.
     (given.work / "pool.work").rename(given.work / "again.work")
     record["each"] = {

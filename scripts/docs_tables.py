@@ -320,6 +320,7 @@ def all_blocks() -> dict[str, Callable[[], str]]:
         "choices": partial(choice_list, joined["choices"]),
         "batchnorm": batchnorm_table,
         **runpy.run_path(str(Path(__file__).with_name("speed_tables.py")))["speed_blocks"](),
+        **runpy.run_path(str(Path(__file__).with_name("correction_tables.py")))["correction_blocks"](),
         **runpy.run_path(str(Path(__file__).with_name("paper_tables.py")))["paper_blocks"](rule_gains(rows)),
     }  # fmt: skip
     for name in SETS:
