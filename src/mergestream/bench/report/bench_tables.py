@@ -133,8 +133,7 @@ def _metrics_table(
     entries = {}
     for row, (heading, (field, digits, factor)) in product(rows, metrics.items()):
         value = getattr(row, field)
-        number = value.mean if isinstance(value, Estimate) else value
-        entries[row.label, heading] = format_number(number, digits, factor)
+        entries[row.label, heading] = format_number(getattr(value, "mean", value), digits, factor)
     table = grid_table(title, "method", entries, str, note=note)
     return mark_best(table, EXPERT_ROWS, LOWER_IS_BETTER, uncompared=("ms, logits given",))
 

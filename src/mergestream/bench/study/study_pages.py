@@ -94,8 +94,7 @@ def metrics_table(groups: Sequence[Group], dataset: str, metrics: Sequence[str])
 
 
 def _number(metric: str, value: Estimate | None) -> str:
-    digits, factor = (3, 1) if metric in LOWER_IS_BETTER else (1, 100)
-    return format_number(None if value is None else value.mean, digits, factor)
+    return format_number(getattr(value, "mean", None), *((3, 1) if metric in LOWER_IS_BETTER else (1, 100)))
 
 
 def verdicts_table(groups: Sequence[Group], ours: str, rivals: Sequence[str]) -> str:
