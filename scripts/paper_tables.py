@@ -127,12 +127,26 @@ def verdicts(own: Mapping[str, Finding]) -> str:
     )
 
 
+def statistics_speed(record: Mapping[str, Any]) -> str:
+    """What one call of `pool statistics` took, from the start of Python to the last file."""
+    whole, again, about = record["all"], record["nothing_left_to_measure"], record["about"]
+    kinds = {"Gram": "gram", "Fisher": "fisher", "RegMean++": "RegMean++"}
+    parts = [
+        f"{kind} {sum(s for stage, s in whole['stages'].items() if word in stage)} s" for kind, word in kinds.items()
+    ]
+    return (
+        f"{whole['wall_seconds']:.0f} s on an {about['machine']}, GPU busy {whole['gpu_busy_seconds']:.0f} s: "
+        f"{', '.join(parts)}, start {again['wall_seconds']:.0f} s, the rest {record['written_gb']:.0f} GB of files."
+    )
+
+
 def paper_blocks(gains: Sequence[float]) -> dict[str, Callable[[], str]]:
     written, theory = read("reproduction"), read("theory")
     record = ReproductionRecord.from_json(written["reproduction"])
     return {
         "reproduction-accuracy": partial(accuracy_table, record),
         "reproduction-calls": partial(call_list, written["log"]),
+        "statistics-speed": partial(statistics_speed, read("statistics_speed")),
         "theory-error": partial(error_table, theory["settings"]),
         "theory-ideas": partial(idea_table, theory["settings"]),
         "theory-verdicts": partial(verdict_table, theory, gains),

@@ -183,6 +183,30 @@ def test_expert_logits_are_computed_once_for_all_methods(
     assert sum(forwards) == 2 * 18 * len(SITES) * 2
 
 
+@pytest.mark.parametrize("methods", ["all", "fisher, regmean, regmean_pp, tent, lame(mean), auto, single_expert"])
+def test_the_command_reads_the_pool_once_and_constructs_each_method_once(
+    consortium: Path, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, methods: str
+) -> None:
+    """Once for each pool without one site, wherever a method was checked, planned and run."""
+    constructed, read = list[tuple[str, ...]](), []
+    construct, load = ms.Method.__post_init__, ms.ExpertPool.load
+
+    def counting(method: ms.Method) -> None:
+        construct(method)
+        constructed.append((method.name, str(method.options()), *method.pool.names))
+
+    monkeypatch.setattr(ms.Method, "__post_init__", counting)
+    monkeypatch.setattr(ms.ExpertPool, "load", lambda *a, **k: read.append(a) or load(*a, **k))
+    words = bench_arguments(consortium, tmp_path, "--methods", methods)
+    result = command(*(str(measured) if word == str(consortium / "pool") else word for word in words))
+    assert result.returncode == 0, result.stderr
+    assert len(read) == 1
+    # What a wrapper holds inside may stand in the list as well.
+    own = [each for each in constructed if methods != "all" or each[0] in ("fisher", "regmean", "regmean_pp", "auto")]
+    assert len({each[2:] for each in own}) == len(SITES)
+    assert {each: own.count(each) for each in own if own.count(each) > 1} == {}
+
+
 @pytest.fixture(scope="module")
 def measured(consortium: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The consortium with all statistics of the paper's plans."""

@@ -168,12 +168,19 @@ def test_a_stored_landscape_of_other_images_is_measured_again(tmp_path: Path, mo
         (("--smoke", "--only", "fig2", "--sets", "midog"), "needs one of pacs"),
         ((), "Give --data"),
         (("--data", "nowhere"), "is no folder"),
+        (("--smoke", "--jobs", "0"), "'jobs' is a whole number of at least 1"),
+        (("--smoke", "--device", "tpu"), "'tpu' is not a choice for 'device'"),
+        (("--smoke", "--engine", "slurm"), "'slurm' is not a choice for 'engine'"),
+        (("--smoke", "--seeds", "0,0"), "each training seed once"),
+        (("--smoke", "--backbones", f"{B32},{B32}"), "each backbone once"),
+        (("--smoke", "--init", f"{B32}=nowhere.safetensors"), "nowhere.safetensors is no file"),
     ],
 )
 def test_wrong_words_are_refused(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     result = command("reproduce", "--out", str(tmp_path / "out"), *words)
     assert result.returncode == 2
     assert message in result.stderr
+    assert "fits to train" not in result.stdout  # refused at once
 
 
 def test_an_empty_folder_names_every_source(tmp_path: Path) -> None:

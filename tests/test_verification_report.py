@@ -61,3 +61,22 @@ def test_the_command_writes_it_and_numbers_the_sites_of_ones_own_data(tmp_path: 
 def test_data_list_shows_it() -> None:
     text = command("data", "list").stdout
     assert text.count("loader checked against:") == len(PUBLISHED)
+
+
+def test_a_copy_that_the_loader_refuses_gets_a_report_too(tmp_path: Path) -> None:
+    """Which folders hold how many files: what a loader that never met the real files has to learn."""
+    (tmp_path / "copy" / "Caltech101" / "bird").mkdir(parents=True)
+    (tmp_path / "copy" / "Caltech101" / "bird" / "img_77.jpg").write_bytes(b"picture")
+    out = tmp_path / "report.md"
+    done = command("data", "verify", "vlcs", str(tmp_path / "copy"), "--report", str(out))
+    text = out.read_text()
+    assert done.returncode == 1
+    assert "it should hold the folders" in done.stderr
+    for line in ("### `data verify vlcs`: refused", "- Caltech101/bird: 1 files", "- kinds: .jpg (1)"):
+        assert line in text
+    assert "img_77" not in text
+    assert str(tmp_path) not in text
+    (tmp_path / "copy" / "table.csv").write_text("nothing\n")
+    command("data", "verify", "table", str(tmp_path / "copy"), "--report", str(out))
+    assert "refused" in out.read_text()
+    assert "Caltech101" not in out.read_text()

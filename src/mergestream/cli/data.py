@@ -40,12 +40,20 @@ def verify_data(
     """Check that a copy is complete by reading every image. Exit code 1 if something is missing or differs."""
     from mergestream.data.datasets import file_source_of
     from mergestream.data.datasets.dataset_sources import verify
-    from mergestream.data.datasets.verification_report import describe_verification, report_lines
+    from mergestream.data.datasets.roots import Root
+    from mergestream.data.datasets.verification_report import describe_verification, refusal_lines, report_lines
+    from mergestream.runtime.errors import DataError
     from mergestream.runtime.files import write_text
     from mergestream.runtime.option_checks import parse_options
 
     options = dict(parse_options(data_option or []))
-    result = verify(file_source_of(name), root, progress(Console(stderr=as_json)), **options)
+    source = file_source_of(name)
+    try:
+        result = verify(source, root, progress(Console(stderr=as_json)), **options)
+    except DataError as error:
+        if report is not None:
+            write_text(report, "\n".join([*refusal_lines(source.card, Root(root), error), ""]))
+        raise
     if report is not None:
         write_text(report, "\n".join([*report_lines(result), ""]))
     print_result(as_json, result.to_json(), describe_verification(result), ok=result.complete)

@@ -205,8 +205,6 @@ class Method(ABC, Generic[S]):
             log_once(_log, logging.INFO, f"Steps of '{self.name}' on {self.pool.device} are replayed from CUDA graphs.")
         return step
 
-    # --- options --------------------------------------------------------------------------------------------
-
     @classmethod
     def option_names(cls) -> list[str]:
         """Names of the options. Python reserves 'lambda', so that parameter is spelt `lambda_`."""
@@ -237,7 +235,8 @@ class Method(ABC, Generic[S]):
         options = ", ".join(f"{name}={value!r}" for name, value in self.options().items())
         return f"{type(self).__name__}({options})"
 
-    # --- state ----------------------------------------------------------------------------------------------
+    def require_statistics(self, pool: ExpertPool) -> None:
+        """Refuse a pool of other experts whose sites shipped no statistics that this method merges by."""
 
     def reset(self) -> None:
         """Forget the stream, keep the options."""

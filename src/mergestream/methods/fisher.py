@@ -13,6 +13,7 @@ from mergestream.functional.merging import fisher_average, merge, weighted_sum
 from mergestream.methods.base import option
 from mergestream.methods.merged_model import MergedState, StatisticsModel
 from mergestream.methods.state import INSEPARABLE
+from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics.fisher_information import FISHERS, fisher_information
 from mergestream.runtime.errors import CheckpointError, InputError
 from mergestream.runtime.option_checks import number, one_of, whole_number, yes_or_no
@@ -47,8 +48,7 @@ class Fisher(StatisticsModel[FisherState]):
     def start_learning(self) -> FisherState:
         return FisherState(0, [])
 
-    @property
-    def _kind(self) -> str:
+    def _kind_for(self, pool: ExpertPool) -> str:
         return f"fisher_{self.fisher}"
 
     def learn(self, images: Tensor, state: FisherState) -> FisherState:

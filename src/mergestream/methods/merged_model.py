@@ -177,12 +177,15 @@ class StatisticsModel(MergedModel[M]):
         self.learns = self.statistics == "target"
         super().__post_init__()
         if not self.learns:
-            self.needs, self._shipped = ("statistics",), self._shipped_by_sites()
+            self.needs, self._shipped = ("statistics",), self._shipped_by_sites(self.pool)
 
-    @property
     @abstractmethod
+    def _kind_for(self, pool: ExpertPool) -> str:
+        """The kind of statistics that sites ship for it in a pool."""
+
+    @cached_property
     def _kind(self) -> str:
-        """The kind of statistics that sites ship for it."""
+        return self._kind_for(self.pool)
 
     @property
     def _is_usual(self) -> bool:
@@ -192,12 +195,17 @@ class StatisticsModel(MergedModel[M]):
     def _how_to_measure(self) -> str:
         return f"measure_statistics(pool, {{'{self.pool.names[0]}': its_images, ...}}, ['{self._kind}'])"
 
-    def _shipped_by_sites(self) -> dict[str, Statistics]:
+    def require_statistics(self, pool: ExpertPool) -> None:
+        if not self.learns:
+            self._shipped_by_sites(pool)
+
+    def _shipped_by_sites(self, pool: ExpertPool) -> dict[str, Statistics]:
         """Every expert's statistics by its name; refused where one has none of this kind."""
-        own = {name: each for name, each in zip(self.pool.names, self.pool.statistics, strict=True) if each is not None}
-        lacking = [name for name in self.pool.names if name not in own or self._kind not in own[name].images]
+        own = {name: each for name, each in zip(pool.names, pool.statistics, strict=True) if each is not None}
+        kind = self._kind_for(pool)
+        lacking = [name for name in pool.names if name not in own or kind not in own[name].images]
         if lacking:
-            family = self._kind.split("-")[0]
+            family = kind.split("-")[0]
             others = lacking[0] in own and any(kind.split("-")[0] == family for kind in own[lacking[0]].images)
             shipped = "shipped those of another pool or of other options" if others else "shipped none"
             message = (

@@ -11,6 +11,7 @@ from mergestream.functional.merging import merge, merge_layer
 from mergestream.methods.base import option
 from mergestream.methods.merged_model import MergedState, StatisticsModel
 from mergestream.methods.state import INSEPARABLE
+from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics.grams import Gram, Grams, add_grams
 from mergestream.pool.statistics.measurement import input_grams
 from mergestream.runtime.errors import CheckpointError
@@ -39,8 +40,7 @@ class RegMean(StatisticsModel[RegMeanState]):
     def start_learning(self) -> RegMeanState:
         return RegMeanState(0, [{} for _ in self.pool.names])
 
-    @property
-    def _kind(self) -> str:
+    def _kind_for(self, pool: ExpertPool) -> str:
         return "gram"
 
     def learn(self, images: Tensor, state: RegMeanState) -> RegMeanState:

@@ -1,7 +1,6 @@
 """RegMean++ (2025): RegMean block by block, each expert's block fed by the merged blocks before it."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
@@ -9,6 +8,7 @@ from torch import Tensor
 from mergestream.methods.base import option
 from mergestream.methods.regmean import RegMean, RegMeanState
 from mergestream.networks.blocks import find_blocks
+from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics.grams import Grams
 from mergestream.pool.statistics.measurement import REGMEAN_PP, BlockwiseMerge, BlockwiseOptions, blockwise_kind
 from mergestream.runtime.option_checks import number
@@ -36,9 +36,8 @@ class RegMeanPlusPlus(RegMean):
     def _settings(self) -> BlockwiseOptions:
         return {"ratio": self.ratio, "ridge": self.ridge, "convolutions": self.convolutions}
 
-    @cached_property
-    def _kind(self) -> str:  # holds a hash of the pool; needed for shipped statistics only
-        return blockwise_kind(self.pool, self._settings)
+    def _kind_for(self, pool: ExpertPool) -> str:  # holds a hash of the pool; needed for shipped statistics only
+        return blockwise_kind(pool, self._settings)
 
     @property
     def _is_usual(self) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from mergestream.methods.base import Method
 from mergestream.methods.spelling import create_from_text
 from mergestream.methods.state import State
+from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.runner import ExpertLogits
 from mergestream.runtime.errors import InputError
 
@@ -79,6 +80,9 @@ class Wrapper(Method[W]):
 
     def asked_views(self) -> tuple[str, ...]:
         return self._base.asked_views()
+
+    def require_statistics(self, pool: ExpertPool) -> None:
+        self._base.require_statistics(pool)
 
     def source_hashes(self) -> dict[str, str]:
         return self._base.source_hashes()

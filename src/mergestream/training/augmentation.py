@@ -31,7 +31,10 @@ def prepare_batch(
     """Augment uint8 images [B,3,H,W], normalise them, and apply each view to a random half."""
     pixels = images.to(torch.float32) / 255
     flips = draws[AUGMENTATION_DRAWS:] if strength else draws
-    return apply_views(preprocessing.normalised(augment(pixels, strength, draws)), flips, views, preprocessing)
+    prepared, functions = preprocessing.normalised(augment(pixels, strength, draws)), views_for(preprocessing)
+    for view, values in zip(views, flips, strict=True):
+        prepared = torch.where(_per_image(values) < 0.5, functions[view](prepared), prepared)
+    return prepared
 
 
 def augment(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
@@ -41,14 +44,6 @@ def augment(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:
     crop, colour, grey = draws[:AUGMENTATION_DRAWS].split((CROP_DRAWS, COLOUR_DRAWS, GREY_DRAWS))
     pixels = _jitter_colour(_crop(pixels, strength, crop), strength, colour)
     return torch.where(_per_image(grey[0]) < 0.1 * strength, _grey(pixels).expand_as(pixels), pixels)
-
-
-def apply_views(images: Tensor, draws: Tensor, views: tuple[str, ...], preprocessing: Preprocessing) -> Tensor:
-    """Apply each view to a random half of a prepared batch [B,c,H,W]."""
-    functions = views_for(preprocessing)
-    for view, values in zip(views, draws, strict=True):
-        images = torch.where(_per_image(values) < 0.5, functions[view](images), images)
-    return images
 
 
 def _crop(pixels: Tensor, strength: float, draws: Tensor) -> Tensor:

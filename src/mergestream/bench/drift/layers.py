@@ -57,10 +57,6 @@ class TensorPlace:
     shape: tuple[int, ...]
     types: tuple[str, ...] = ()
 
-    @property
-    def is_bias(self) -> bool:
-        return self.name.rpartition(".")[2].endswith("bias")
-
 
 @dataclass(frozen=True)
 class NetworkLayer:

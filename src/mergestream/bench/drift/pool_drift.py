@@ -170,7 +170,8 @@ def _measure(layer: NetworkLayer, experts: Sequence[Path], base: Path | None, ad
     components: dict[str, list[Moments]] = {}
     for place, moments in tensors:
         components.setdefault(layer.component(place), []).append(moments)
-    weights, biases = ([moments for place, moments in tensors if place.is_bias is kind] for kind in (False, True))
+    weights = [moments for place, moments in tensors if not place.name.endswith("bias")]
+    biases = [moments for place, moments in tensors if place.name.endswith("bias")]
     return LayerDrift(
         layer.name,
         layer.label,

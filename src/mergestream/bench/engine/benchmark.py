@@ -8,14 +8,16 @@ from typing import Any
 
 from mergestream.bench.analysis.bench_findings import BenchFindings
 from mergestream.bench.analysis.comparison import grouped_rows
-from mergestream.bench.engine.missing_statistics import require_statistics, with_command
+from mergestream.bench.engine.missing_statistics import require_methods, with_command
 from mergestream.bench.engine.plan import BenchPlan, Target, targets_of
 from mergestream.bench.engine.pool_at_target import (
+    TargetMethods,
     close_all,
     experts_of_other_domains,
     load_pool,
-    method_of,
     open_target,
+    target_methods,
+    variants_at,
 )
 from mergestream.bench.evaluation import arrivals, evaluate, require_same_classes
 from mergestream.bench.records import Run, is_finished, run_hash
@@ -27,7 +29,7 @@ from mergestream.methods.spelling import Variant
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, PoolError
 from mergestream.runtime.files import json_round_trip, make_folder
-from mergestream.runtime.parallel import Track, run_jobs
+from mergestream.runtime.parallel import Advance, Track, run_jobs
 from mergestream.runtime.seeding import cpu_threads
 from mergestream.runtime.state_file import SavedState
 
@@ -44,9 +46,9 @@ def plan_runs(plan: BenchPlan, out: Path, place: Place) -> tuple[Planned, dict[s
     opened = open_target(plan, out, *place)
     planned: Planned = {}
     impossible, views = {}, set[str]()
-    for variant in opened.variants():
+    for variant in opened.variants:
         try:
-            method = method_of(variant, opened.pool, opened.dataset)
+            method = opened.methods.method(variant, opened.dataset)
             runs = opened.runs(method)
         except (PoolError, InputError) as error:
             message = with_command(error, variant, plan, place[0], place[1])
@@ -70,7 +72,7 @@ def run_variant(plan: BenchPlan, out: Path, place: Place, variant: Variant) -> N
     which streams there are; a stream only reorders them.
     """
     opened = open_target(plan, out, *place)
-    method, data, logits = method_of(variant, opened.pool, opened.dataset), opened.data, opened.stored_logits
+    method, data, logits = opened.methods.take(variant, opened.dataset), opened.data, opened.stored_logits
     answered: Run | None = None
     for stream, arguments in opened.runs(method):
         folder = out / RUNS / run_hash(arguments)
@@ -84,6 +86,22 @@ def run_variant(plan: BenchPlan, out: Path, place: Place, variant: Variant) -> N
             partial = SavedState(folder.with_name(f".{folder.name}.partial"), seconds=20, share=0.1)
             evaluate(method, data, stream, expert_logits=logits, arguments=arguments, partial=partial).save(folder)
             partial.remove()
+
+
+def unfinished(planned: Planned) -> list[Variant]:
+    return [variant for variant, (_, folders) in planned.items() if not all(map(is_finished, folders))]
+
+
+def _plan_and_run(plan: BenchPlan, out: Path, place: Place, advance: Advance) -> tuple[Planned, dict[str, str]]:
+    """Everything at one place in this process: the methods that are planned are those that run."""
+    advance(0, f"at {place[1].name}")
+    planned, impossible = plan_runs(plan, out, place)
+    work = unfinished(planned)
+    advance(len(open_target(plan, out, *place).variants) - len(work))
+    for variant in work:
+        run_variant(plan, out, place, variant)
+        advance()
+    return planned, impossible
 
 
 @dataclass(frozen=True)
@@ -138,22 +156,27 @@ def run_plan(plan: BenchPlan, out: Path, track: Track, *, jobs: int = 1, engine:
     close_all()
     where: dict[str, Any] = {"workers": jobs, "engine": engine, "device": plan.device}
     with cpu_threads(1):
-        alone = engine == "local" and jobs == 1 and len(plan.pools) == 1  # then the pool that is checked is used
+        in_turn = engine == "local" and jobs == 1
+        alone = in_turn and len(plan.pools) == 1  # then the pool and the methods that are checked are used
         device, dtype = (plan.device, plan.dtype) if alone else ("cpu", "float32")
         pools = {folder: load_pool(folder, device, dtype) for folder in plan.pools}
-        dataset, targets, network, warnings = _prepare(plan, out, pools, track)
-        del pools  # not kept while others are read
+        dataset, targets, network, warnings = _prepare(plan, out, pools, track, alone)
         places = [(pool, target, head) for pool in plan.pools for target in targets for head in plan.loud_heads]
-        with track("scoring the experts on every target", len(places)) as advance:
-            planned_runs = run_jobs(plan_runs, [(plan, out, place) for place in places], on_done=advance, **where)
-        work = [
-            (plan, out, place, variant)
-            for place, (planned, _) in zip(places, planned_runs, strict=True)
-            for variant, (_, folders) in planned.items()
-            if not all(map(is_finished, folders))
-        ]
-        with track("running the methods", len(work)) as advance:
-            run_jobs(run_variant, work, on_done=advance, **where)
+        steps = sum(len(variants_at(plan, pools[pool], target)) for pool, target, _ in places)
+        del pools  # not kept while others are read
+        if in_turn:
+            with track("running the methods", steps) as advance:
+                planned_runs = [_plan_and_run(plan, out, place, advance) for place in places]
+        else:
+            with track("scoring the experts on every target", len(places)) as advance:
+                planned_runs = run_jobs(plan_runs, [(plan, out, place) for place in places], on_done=advance, **where)
+            work = [
+                (plan, out, place, variant)
+                for place, (planned, _) in zip(places, planned_runs, strict=True)
+                for variant in unfinished(planned)
+            ]
+            with track("running the methods", len(work)) as advance:
+                run_jobs(run_variant, work, on_done=advance, **where)
     by_pool: dict[str, list[Path]] = {pool: [] for pool in plan.pools}
     labels, left_out = dict[Variant, str](), dict[str, str]()
     for (pool, _, _), (planned, impossible) in zip(places, planned_runs, strict=True):
@@ -164,7 +187,7 @@ def run_plan(plan: BenchPlan, out: Path, track: Track, *, jobs: int = 1, engine:
 
 
 def _prepare(
-    plan: BenchPlan, out: Path, pools: Mapping[str, ExpertPool], track: Track
+    plan: BenchPlan, out: Path, pools: Mapping[str, ExpertPool], track: Track, alone: bool
 ) -> tuple[Dataset, tuple[Target, ...], str, list[str]]:
     """Open the data, decode every target's images, and collect warnings."""
     warnings: list[str] = []
@@ -174,7 +197,7 @@ def _prepare(
         counters: list[Callable[[], None]] = [lambda: None]  # the progress bar opens when the number is known
         dataset = open_data(plan.data, preprocessing, out, lambda counters=counters: counters[-1]())
         targets = targets_of(plan, dataset)
-        _require_runnable(plan, pools, dataset, targets)
+        _require_runnable(plan, pools, dataset, targets, alone)
         domains = list(dict.fromkeys(domain for target in targets for domain in target.domains))
         images = sum(dataset.sizes.get(domain, 0) for domain in domains)
         with track("reading images" if number == 0 else "reading images at another size", images) as advance:
@@ -213,7 +236,7 @@ def _reference(done: FinishedPlan) -> tuple[str, list[str]]:
 
 
 def _require_runnable(
-    plan: BenchPlan, pools: Mapping[str, ExpertPool], dataset: Dataset, targets: Sequence[Target]
+    plan: BenchPlan, pools: Mapping[str, ExpertPool], dataset: Dataset, targets: Sequence[Target], alone: bool
 ) -> None:
     """Refuse early what cannot run."""
     for folder, pool in pools.items():
@@ -221,14 +244,9 @@ def _require_runnable(
         require_same_classes(dataset.classes, pool, folder, hint)
         if plan.skip_impossible:
             continue
-        require_statistics(plan, folder, pool, dataset, targets)
-        for variant in plan.variants:
-            try:
-                # Single experts and RegMean++'s statistics depend on who is left out: `plan_runs` checks them.
-                if variant.innermost not in ("single_expert", "regmean_pp"):
-                    method_of(variant, pool, dataset)
-            except PoolError as error:
-                raise PoolError(with_command(error, variant, plan, folder, targets[0])) from error
+        place = targets[0], plan.loud_heads[0]
+        first = target_methods(plan, folder, *place) if alone else TargetMethods(plan, pool, *place)
+        require_methods(plan, folder, pool, dataset, targets, first)
 
 
 def _replaced(out: Path, plan: BenchPlan) -> list[str]:

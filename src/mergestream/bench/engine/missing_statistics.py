@@ -4,8 +4,9 @@ import shlex
 from collections.abc import Collection, Sequence
 
 from mergestream.bench.engine.plan import BenchPlan, Target
-from mergestream.bench.engine.pool_at_target import method_of, trained_at
+from mergestream.bench.engine.pool_at_target import TargetMethods
 from mergestream.data.datasets import Dataset
+from mergestream.methods import Method
 from mergestream.methods.spelling import Variant
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics.measurement import BLOCKWISE
@@ -24,30 +25,31 @@ def with_command(error: PoolError | InputError, variant: Variant, plan: BenchPla
     return f"{error} {BASE_COMMAND}" if variant.innermost in ("task_arithmetic", "ties") else str(error)
 
 
-def require_statistics(
-    plan: BenchPlan, folder: str, pool: ExpertPool, dataset: Dataset, targets: Sequence[Target]
+def require_methods(
+    plan: BenchPlan, folder: str, pool: ExpertPool, dataset: Dataset, targets: Sequence[Target], first: TargetMethods
 ) -> None:
-    """Refuse a plan whose methods need statistics that the pool lacks, all of them in one command."""
+    """Refuse methods that the pool lacks something for: all are constructed at the first target, and the others are
+    searched for the statistics that they need. Everything to measure is named in one command.
+    """
+    variants, methods = [each for each in plan.variants if each.method != "single_expert"], dict[Variant, Method]()
     lacking: dict[str, MissingStatisticsError] = {}
-    lodo = plan.protocol == "lodo" and not plan.allow_seen
-    at_targets: list[Target] = []
-    for target in targets:
-        own = trained_at(pool, target.domains) if lodo else []
-        if len(own) == len(pool):
-            continue  # refused later, with the reason
-        rest = pool.without(*own) if own else pool
-        for variant in plan.variants:
-            if variant.method == "single_expert":
-                continue
+    at_targets = dict[Target, None]()
+    for target in targets if variants else ():
+        own = first if target is targets[0] else TargetMethods(plan, pool, target, 1)
+        for variant in variants:
             try:
-                method_of(variant, rest, dataset)
+                if variant in methods:
+                    methods[variant].require_statistics(own.pool)
+                else:
+                    methods[variant] = own.method(variant, dataset)
             except MissingStatisticsError as error:
                 lacking.setdefault(error.kind, error)
-                at_targets += [target] if target not in at_targets else []
-            except (PoolError, InputError):
-                continue  # not for want of statistics
+                at_targets[target] = None
+            except PoolError as error:
+                raise PoolError(with_command(error, variant, plan, folder, target)) from error
+        variants = [each for each in variants if each not in methods or "statistics" in methods[each].needs]
     if lacking:
-        command = statistics_command(plan, folder, lacking, at_targets)
+        command = statistics_command(plan, folder, lacking, list(at_targets))
         raise PoolError(f"{' '.join(map(str, lacking.values()))} {command}")
 
 
@@ -68,6 +70,5 @@ def statistics_command(plan: BenchPlan, pool: str, kinds: Collection[str], targe
 
 
 def _left_out(plan: BenchPlan, target: Target) -> str:
-    if plan.protocol == "ood" or plan.allow_seen:
-        return NOBODY
-    return EACH if len(target.domains) == 1 else target.name
+    everybody = plan.protocol == "ood" or plan.allow_seen
+    return NOBODY if everybody else EACH if len(target.domains) == 1 else target.name

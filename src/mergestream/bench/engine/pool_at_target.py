@@ -47,10 +47,21 @@ def sources_for(
     """
     if allow_seen:
         return pool
+    rest = without_own(pool, targets, leave_out=leave_out)
+    require_unseen(rest, folder, targets, data)
+    return rest
+
+
+def without_own(pool: ExpertPool, targets: Collection[str], *, leave_out: bool) -> ExpertPool:
+    """The pool without the targets' own site reports and experts (`leave_out`)."""
     own = trained_at(pool, targets) if leave_out else []
     if len(own) == len(pool):
         raise PoolError(f"Without the experts of {'+'.join(targets)} nothing is left of the pool {list(pool.names)}.")
-    rest = _without_reports(pool.without(*own) if own else pool, targets)
+    return _without_reports(pool.without(*own) if own else pool, targets)
+
+
+def require_unseen(rest: ExpertPool, folder: Path, targets: Collection[str], data: Collection[DomainData]) -> None:
+    """Refuse experts, candidates and a base that have seen a target."""
     runs = rest.candidates.cards if rest.candidates is not None else ()
     base = [read_card(folder / BASE)] if (folder / BASE / CARD).exists() else []
     fingerprints = {part.fingerprint() for part in data}
@@ -62,7 +73,6 @@ def sources_for(
                     f"Leakage: the {kind} '{card.name}' was trained on the target {'+'.join(targets)}, so its answers "
                     f"say nothing about an unseen site. Take it out of the pool, or allow it with --allow-seen."
                 )
-    return rest
 
 
 def _without_reports(pool: ExpertPool, targets: Collection[str]) -> ExpertPool:
@@ -92,6 +102,28 @@ def _plain(names: Iterable[str]) -> set[str]:
     return {plain_name(name) for name in names}
 
 
+class TargetMethods:
+    """The experts that may answer at a target, and the plan's methods made from them: each is constructed once."""
+
+    def __init__(self, plan: BenchPlan, whole: ExpertPool, target: Target, loud_head: float) -> None:
+        leave_out = plan.protocol == "lodo"
+        self.pool = whole if plan.allow_seen else without_own(whole, target.domains, leave_out=leave_out)
+        if loud_head != 1:  # the same predictions, but larger logits
+            bank = self.pool.bank.clone()
+            bank[0, self.pool.layout.encoder_size :] *= loud_head
+            self.pool = self.pool._with(bank=bank)
+        self._methods: dict[Variant, Method] = {}
+
+    def method(self, variant: Variant, dataset: Dataset) -> Method:
+        if variant not in self._methods:
+            self._methods[variant] = method_of(variant, self.pool, dataset)
+        return self._methods[variant]
+
+    def take(self, variant: Variant, dataset: Dataset) -> Method:
+        """A method to run, which is not kept: its merged weights are as large as an expert."""
+        return self._methods.pop(variant, None) or method_of(variant, self.pool, dataset)
+
+
 class PoolAtTarget:
     """One pool and one target, opened. A loud head is one of the plan's factors of the first expert's head."""
 
@@ -101,11 +133,11 @@ class PoolAtTarget:
         whole = load_pool(pool, plan.device, plan.dtype)
         self.dataset = open_data(plan.data, whole.template.require_preprocessing(), out)
         every = [self.dataset[domain] for domain in target.domains]
-        sources = sources_for(
-            whole, Path(pool), target.domains, every, leave_out=plan.protocol == "lodo", allow_seen=plan.allow_seen
-        )
-        self.pool = sources if loud_head == 1 else with_loud_head(sources, loud_head)
-        self._left_out = set(whole.names) - set(self.pool.names)
+        self.methods = target_methods(plan, pool, target, loud_head)
+        self.pool = self.methods.pool
+        if not plan.allow_seen:
+            require_unseen(self.pool, Path(pool), target.domains, every)
+        self.variants = variants_at(plan, whole, target)
         if len(self.pool) < 2 and any(parse_stream(spec).needs_domains for spec in target.streams):
             raise InputError(
                 f"Without the experts of {target.name} only '{self.pool.names[0]}' is left: a stream of several "
@@ -134,15 +166,6 @@ class PoolAtTarget:
             raise InputError(f"The stream '{spec}' is not possible at {data.name}: {error}") from error
         name = stream.name if len(self.plan.batch_sizes) == 1 else f"{stream.name}, batch {size}"
         return replace(stream, name=name if len(self.plan.loud_heads) == 1 else f"{name}, head x{self.loud_head:g}")
-
-    def variants(self) -> list[Variant]:
-        """Those of the plan. An unnamed single expert stands for each; an expert that is left out does not run."""
-        variants: list[Variant] = []
-        alone = [Variant("single_expert", (("expert", name),)) for name in self.pool.names]
-        for variant in self.plan.variants:
-            variants += alone if variant == Variant("single_expert") else [variant]
-        variants += alone if self.plan.every_expert else []
-        return [v for v in dict.fromkeys(variants) if dict(v.options).get("expert") not in self._left_out]
 
     def runs(self, method: Method) -> list[tuple[Stream, dict[str, Any]]]:
         """Every stream with its run's arguments."""
@@ -183,6 +206,22 @@ def open_target(plan: BenchPlan, out: Path, pool: str, target: Target, loud_head
     return PoolAtTarget(plan, out, pool, target, loud_head)
 
 
+@lru_cache(maxsize=1)
+def target_methods(plan: BenchPlan, pool: str, target: Target, loud_head: float) -> TargetMethods:
+    return TargetMethods(plan, load_pool(pool, plan.device, plan.dtype), target, loud_head)
+
+
+def variants_at(plan: BenchPlan, whole: ExpertPool, target: Target) -> list[Variant]:
+    """Those of the plan. An unnamed single expert stands for each; an expert that is left out does not run."""
+    left_out = trained_at(whole, target.domains) if plan.protocol == "lodo" and not plan.allow_seen else []
+    alone = [Variant("single_expert", (("expert", name),)) for name in whole.names if name not in left_out]
+    variants: list[Variant] = []
+    for variant in plan.variants:
+        variants += alone if variant == Variant("single_expert") else [variant]
+    variants += alone if plan.every_expert else []
+    return [v for v in dict.fromkeys(variants) if dict(v.options).get("expert") not in left_out]
+
+
 @lru_cache(maxsize=1)  # the same for one target after the other
 def load_pool(folder: str, device: str, dtype: str = "float32") -> ExpertPool:
     pool = ExpertPool.load(
@@ -196,15 +235,9 @@ def load_pool(folder: str, device: str, dtype: str = "float32") -> ExpertPool:
 def close_all() -> None:
     """Forget pools, data and targets opened by an earlier call: their files may have changed since."""
     open_target.cache_clear()
+    target_methods.cache_clear()
     load_pool.cache_clear()
     open_data.cache_clear()
-
-
-def with_loud_head(pool: ExpertPool, factor: float) -> ExpertPool:
-    """The pool with its first expert's head multiplied: the same predictions, but larger logits."""
-    bank = pool.bank.clone()
-    bank[0, pool.layout.encoder_size :] *= factor
-    return pool._with(bank=bank)
 
 
 def method_of(variant: Variant, pool: ExpertPool, dataset: Dataset) -> Method:

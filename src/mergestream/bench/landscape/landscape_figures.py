@@ -8,7 +8,7 @@ from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
 
 from mergestream.bench.landscape.landscape_record import EXPERT, MEAN, POOL_MEAN, Landscape, Mark
-from mergestream.bench.report.figures import PALETTE, new_figure
+from mergestream.bench.report.figures import INK, PALETTE, new_figure
 from mergestream.bench.report.method_figures import colour_of
 
 # One hue from light valleys to dark heights: safe for colour-blind readers, and marks stand out on it.
@@ -60,7 +60,7 @@ def draw_segments(ax: Axes, landscape: Landscape) -> None:
     if highest.barrier and highest.barrier.height > 0:
         at, height = highest.barrier.at, highest.barrier.height
         top = float(np.interp(at, highest.positions, np.array(highest.loss, dtype=float)))
-        ax.annotate("", xy=(at, top), xytext=(at, top - height), arrowprops={"arrowstyle": "<->", "color": EDGE})
+        ax.annotate("", xy=(at, top), xytext=(at, top - height), arrowprops={"arrowstyle": "<->", "color": INK})
         ax.annotate(f"barrier {height:.3f} nats", (at, top), xytext=(0, 6), ha="center", **BESIDE)
     ax.set_xlabel("position between two experts, 0 to 1")
     ax.set_ylabel(landscape.loss_label)

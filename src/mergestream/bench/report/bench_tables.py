@@ -5,29 +5,17 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from mergestream.bench.analysis.bench_findings import BenchFindings, MethodRank, SubgroupRow
-from mergestream.bench.analysis.comparison import (
-    EXPERT_ROWS,
-    Estimate,
-    GroupedRow,
-    ResultRow,
-    grouped,
-)
+from mergestream.bench.analysis.comparison import EXPERT_ROWS, Estimate, GroupedRow, ResultRow, grouped
 from mergestream.bench.analysis.duels import describe_duels
 from mergestream.bench.report.duel_tables import duel_tables
 from mergestream.bench.report.page import render_text
-from mergestream.bench.report.result_table import (
-    ResultTable,
-    format_number,
-    grid_table,
-    in_parts,
-    mark_best,
-    to_latex,
-)
+from mergestream.bench.report.result_table import ResultTable, format_number, grid_table, in_parts, mark_best, to_latex
 from mergestream.pool.expert_card import library_versions
 from mergestream.runtime.files import write_json, write_text
 
@@ -142,17 +130,12 @@ def _metrics_table(
     title: str, rows: Sequence[ResultRow], metrics: Mapping[str, tuple[str, int, float]], note: str
 ) -> ResultTable:
     """Methods by metrics, on one stream."""
-    entries = {
-        (row.label, heading): (_number(getattr(row, field)), digits, factor)
-        for row in rows
-        for heading, (field, digits, factor) in metrics.items()
-    }
-    table = grid_table(title, "method", entries, lambda each: format_number(*each), note=note)
+    entries = {}
+    for row, (heading, (field, digits, factor)) in product(rows, metrics.items()):
+        value = getattr(row, field)
+        entries[row.label, heading] = format_number(getattr(value, "mean", value), digits, factor)
+    table = grid_table(title, "method", entries, str, note=note)
     return mark_best(table, EXPERT_ROWS, LOWER_IS_BETTER, uncompared=("ms, logits given",))
-
-
-def _number(value: Estimate | float | None) -> float | None:
-    return value.mean if isinstance(value, Estimate) else value
 
 
 def _ranking_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:

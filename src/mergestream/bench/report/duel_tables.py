@@ -1,8 +1,9 @@
 """Tables of the differences between the reference method and its rivals: primary and secondary endpoints."""
 
 from collections.abc import Sequence
+from dataclasses import astuple
 
-from mergestream.bench.analysis.comparison import Estimate, grouped
+from mergestream.bench.analysis.comparison import grouped
 from mergestream.bench.analysis.duels import WORST, Duel, Endpoint, describe_levels
 from mergestream.bench.report.result_table import ResultTable, grid_table
 from mergestream.functional.non_inferiority import LOWER_IS_BETTER, MARGINS
@@ -57,7 +58,8 @@ def _primary_tables(duels: Sequence[Duel]) -> list[ResultTable]:
 
 def _secondary_tables(duels: Sequence[Duel]) -> list[ResultTable]:
     """Shares, and probabilities: together they would be too wide."""
-    every = {(each.theirs, _heading(endpoint)): endpoint for each in duels for endpoint in each.secondary}
+    scopes = {WORST: f", {WORST}"}
+    every = {(d.theirs, f"{NAMES[e.metric]}{scopes.get(e.scope, '')}"): e for d in duels for e in d.secondary}
     holm = "adjusted after Holm over all secondary endpoints of a rival on this stream. Bold: better."
     of_probabilities = f"margins of {MARGINS['nll']:g} (NLL) and {MARGINS['brier']:g} (Brier)"
     tables = []
@@ -72,17 +74,9 @@ def _secondary_tables(duels: Sequence[Duel]) -> list[ResultTable]:
     return tables
 
 
-def _heading(endpoint: Endpoint) -> str:
-    suffix = f", {WORST}" if endpoint.scope == WORST else ""
-    return f"{NAMES[endpoint.metric]}{suffix}"
-
-
 def _cell(endpoint: Endpoint) -> str:
-    return f"{format_difference(endpoint.difference, endpoint.metric)} {endpoint.outcome}"
-
-
-def format_difference(difference: Estimate, metric: str) -> str:
     """In points, or with three digits for a metric that is not a share."""
-    if metric not in LOWER_IS_BETTER:
-        return difference.points()
-    return f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+    if endpoint.metric not in LOWER_IS_BETTER:
+        return f"{endpoint.difference.points()} {endpoint.outcome}"
+    mean, low, high = (f"{each:+.3f}" for each in astuple(endpoint.difference))
+    return f"{mean} [{low}, {high}] {endpoint.outcome}"

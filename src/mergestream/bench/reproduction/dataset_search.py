@@ -12,7 +12,7 @@ from mergestream.runtime.files import atomic_folder
 # What a folder or zip of each set may be called, however it is spelt.
 FOLDERS = {
     "midog": ("midog", "midog25", "midog2025", "midog_2025", "midog25_atypical"),
-    "organs": ("organs", "medimeta"),
+    "organs": ("organs", "medimeta", "medimetaorgans", "medimeta_organs"),
     "histopantum": ("histopantum", "histopantume", "histo"),
     "isic": ("isic", "isic2019", "isic_2019"),
     "messidor": ("messidor",),

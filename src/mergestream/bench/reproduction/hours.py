@@ -39,7 +39,7 @@ class HoursEstimate:
         done = f" ({self.finished} are done)" if self.finished else ""
         return (
             f"{self.network}: {self.fits} fits to train{done}, about {_shown(self.training)}; statistics and "
-            f"benchmark about {_shown(self.benchmark)}."
+            f"benchmark {'at most' if self.finished else 'about'} {_shown(self.benchmark)}."
         )
 
 

@@ -66,19 +66,12 @@ def train_pool(
     plan, folder = training_plan(request, place, backbone, seed), request.pool_folder(place.name, backbone, seed)
     trained = run_training(plan, folder, track, jobs=jobs, engine=request.engine)
     measure_pool(folder, plan.data, request.out, request.statistics(), request.device, track=track)
-    return [
-        TrainedExpert(
-            place.name,
-            backbone,
-            card.domain or card.name,
-            seed,
-            card.metrics["validation"]["accuracy"],
-            card.metrics["validation"]["nll"],
-            card.metrics["best_step"],
-            len(candidates),
-        )
-        for card, candidates in trained
-    ]
+    experts = []
+    for card, candidates in trained:
+        own, step = card.metrics["validation"], card.metrics["best_step"]
+        result = own["accuracy"], own["nll"], step, len(candidates)
+        experts.append(TrainedExpert(place.name, backbone, card.domain or card.name, seed, *result))
+    return experts
 
 
 def _bench(
@@ -92,23 +85,15 @@ def _bench(
     loaded = [[Run.load(folder) for folder in folders] for folders in done.by_pool.values()]
     by_seed = dict(zip(request.seeds_of(part), loaded, strict=True))
     runs = [run for each in loaded for run in each if run.label in names]
-    return by_seed, [
-        MeasuredRow(
-            part,
-            place.name,
-            backbone,
-            names[each.label],
-            each.label,
-            each.stream,
-            each.accuracy,
-            each.per_target,
-            sum(run.majority_share for run in own) / len(own),
-            forwards_of(own[0]),
-            _seconds(own) if plan.timed else None,
-            [run.hash for run in own],
+    rows = []
+    for each, own in zip(compare(runs), grouped(runs, "label", "stream").values(), strict=True):
+        where = part, place.name, backbone, names[each.label], each.label, each.stream
+        majority = sum(run.majority_share for run in own) / len(own)
+        cost = forwards_of(own[0]), _seconds(own) if plan.timed else None
+        rows.append(
+            MeasuredRow(*where, each.accuracy, each.per_target, majority, *cost, runs=[run.hash for run in own])
         )
-        for each, own in zip(compare(runs), grouped(runs, "label", "stream").values(), strict=True)
-    ]
+    return by_seed, rows
 
 
 def _seconds(runs: Iterable[Run]) -> float | None:

@@ -1,17 +1,19 @@
 """What `mergestream reproduce` runs: parts of the paper, their data sets and backbones, and two sizes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mergestream.bench.engine.plan import PLANS, TABLES, BenchPlan, numbers, plan_from
+from mergestream.bench.engine.plan import DEVICES, PLANS, TABLES, BenchPlan, numbers, plan_from
 from mergestream.bench.reproduction.dataset_search import DatasetPlace, find_datasets, write_standins
 from mergestream.bench.reproduction.paper_values import ABLATION_ROWS, BACKBONES, DATASETS, ROWS
 from mergestream.data.datasets import DataRequest
 from mergestream.methods import METHODS
 from mergestream.methods.spelling import Variant, parse_variants
 from mergestream.runtime.errors import InputError, unknown_name
+from mergestream.runtime.option_checks import one_of, whole_number
+from mergestream.runtime.parallel import ENGINES
 
 RECIPE = "paper"  # of training, in training.recipe
 TARGET = "art_painting"  # of Figures 2, 3 and 5
@@ -59,15 +61,11 @@ class ReproductionSize:
     landscape: int  # networks along each side of the plane
     landscape_images: int
     init: str
-    arguments: Mapping[str, tuple[str, ...]]  # of the networks, by backbone
+    arguments: Mapping[str, Sequence[str]]  # of the networks, by backbone
     sets_at_once: bool  # one process per data set: starting processes takes longer than the work
 
 
-def _size(table: Mapping[str, Any]) -> ReproductionSize:
-    return ReproductionSize(**{**table, "arguments": {k: tuple(v) for k, v in table["arguments"].items()}})
-
-
-FULL, SMOKE = (_size(TABLES["reproduction"][name]) for name in ("full", "smoke"))
+FULL, SMOKE = (ReproductionSize(**TABLES["reproduction"][name]) for name in ("full", "smoke"))
 
 
 @dataclass(frozen=True)
@@ -88,6 +86,18 @@ class ReproductionRequest:
     jobs: int = 1
     engine: str = "local"
 
+    def __post_init__(self) -> None:
+        """Refuse before hours of work what a later stage would refuse."""
+        whole_number("jobs", self.jobs, low=1)
+        one_of("device", self.device, DEVICES)
+        one_of("engine", self.engine, ENGINES)
+        for what, values in {"training seed": self.training_seeds, "backbone": self.backbones}.items():
+            if not values or len(set(values)) != len(values):
+                raise InputError(f"Name each {what} once; got {', '.join(map(str, values)) or 'none'}.")
+        for init in map(self.init_of, self.backbones):
+            if init not in ("pretrained", "random") and not Path(init).is_file():
+                raise InputError(f"--init {init} is no file of weights, 'pretrained' or 'random'.")
+
     @property
     def size(self) -> ReproductionSize:
         return SMOKE if self.smoke else FULL
@@ -96,12 +106,10 @@ class ReproductionRequest:
     def usable(self) -> list[DatasetPlace]:
         return [place for place in self.places if place.root is not None]
 
-    def backbones_of(self, part: str) -> tuple[str, ...]:
-        """Tables 1 and 2 have every backbone, the rest of the paper the first one."""
-        return self.backbones if part == "table1" else self.backbones[:1]
-
     def parts_of(self, dataset: str, backbone: str) -> list[str]:
-        return [part for part in self.parts if dataset in SETS[part] and backbone in self.backbones_of(part)]
+        """Tables 1 and 2 have every backbone, the rest of the paper the first one."""
+        own = ("table1", *(self.parts if backbone == self.backbones[0] else ()))
+        return [part for part in self.parts if dataset in SETS[part] and part in own]
 
     def init_of(self, backbone: str) -> str:
         """First weights of an encoder: the same words for all, or BACKBONE=FILE for some, separated by commas."""

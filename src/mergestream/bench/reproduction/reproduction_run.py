@@ -40,13 +40,10 @@ def run_reproduction(request: ReproductionRequest, track: Track, command: str) -
     else:
         measured = [measure_dataset(request, place, track, request.jobs) for place in request.usable]
     pacs = next((place for place in request.usable if place.name == "pacs"), None)
-    drift = landscape = memory = None
-    if pacs is not None and {"fig2", "fig5"} & {*request.parts}:
-        drift = measure_drift(request, pacs, track)
-    if pacs is not None and "fig3" in request.parts:
-        landscape = measure_landscape_of(request, pacs, track, command)
-    if pacs is not None and "cost" in request.parts:
-        memory = measure_memory(request, pacs)
+    parts = {*request.parts}
+    drift = measure_drift(request, pacs, track) if pacs and parts & {"fig2", "fig5"} else None
+    landscape = measure_landscape_of(request, pacs, track, command) if pacs and "fig3" in parts else None
+    memory = measure_memory(request, pacs) if pacs and "cost" in parts else None
     on_gpu = resolve_device(request.device) == "cuda"
     record = ReproductionRecord(
         command=command,

@@ -3,7 +3,7 @@
 from mergestream.bench.analysis.comparison import grouped
 from mergestream.bench.analysis.cost import shown
 from mergestream.bench.claims.claim_checks import AMONG, GAINS, OVER
-from mergestream.bench.claims.claim_finding import MARKS, NOTE, ClaimFinding, format_estimate
+from mergestream.bench.claims.claim_finding import MARKS, NOTE, format_estimate
 from mergestream.bench.claims.theory_checks import DIVERSE, LOCAL, PRIORS, WEAKER, check_drift
 from mergestream.bench.report.result_table import ResultTable, format_number, grid_table, mark_best, record_table
 from mergestream.bench.reproduction.paper_values import (
@@ -32,12 +32,7 @@ CLAIMS = {  # by claim, or by what is measured for it
     f"Spearman {AMONG}": "entropy and error among experts",
     GAINS: "gain over the mean",
 }
-SILENT = {
-    "fig2": "The paper prints Figure 2 as a drawing: there are no numbers to compare with.",
-    "fig3": "The paper prints Figure 3 as a drawing: there are no numbers to compare with.",
-    "fig4": "The paper prints Figure 4 as a chart without numbers.",
-    "fig5": "The paper prints Figure 5 as a drawing: there are no numbers to compare with.",
-}
+SILENT = {f"fig{n}": f"The paper prints Figure {n} as a drawing, without numbers." for n in range(2, 6)}
 
 
 def main_tables(record: ReproductionRecord) -> list[ResultTable]:
@@ -86,10 +81,10 @@ def _dataset_table(record: ReproductionRecord, dataset: str) -> ResultTable:
             printed, title = printed_accuracy(dataset, network, row), short_title(network)
             cells |= {(row, f"{title} {heading}"): cell for heading, cell in _compared(ours, printed).items()}
         for network in others:
-            cells[row, f"{short_title(network)} {PAPER}"] = _number(printed_accuracy(dataset, network, row))
-    note = "Mean accuracy in % with its 95 % interval. The difference is ours less the paper's, in points."
-    if others:
-        note += " The paper's columns are of other networks than ours, so there is no difference to take."
+            cells[row, f"{short_title(network)} {PAPER}"] = format_number(printed_accuracy(dataset, network, row), 2)
+    note = "Mean accuracy in % with its 95 % interval."
+    note += " The difference is ours less the paper's, in points." * (len(others) < len(BACKBONES))
+    note += f" Not run here: {', '.join(map(backbone_title, others))}." if others else ""
     return grid_table(f"{DATASETS[dataset]}, ours and the paper's", "method", cells, str, note=note)
 
 
@@ -99,7 +94,7 @@ def _compared(ours: MeasuredRow | None, printed: float | None) -> dict[str, str]
         OURS: "–" if ours is None else f"{value:.2f} [{100 * ours.accuracy.low:.1f}, {100 * ours.accuracy.high:.1f}]"
     }
     if printed is not None:
-        cells |= {PAPER: _number(printed), DIFFERENCE: "–" if value is None else _signed(value - printed)}
+        cells |= {PAPER: format_number(printed, 2), DIFFERENCE: "–" if value is None else _signed(value - printed)}
     return cells
 
 
@@ -203,13 +198,10 @@ def error_table(record: ReproductionRecord) -> ResultTable:
     return record_table("Decomposition of the error", record.theory, columns, note)
 
 
-def theory_findings(record: ReproductionRecord) -> list[ClaimFinding]:
-    return [finding for check in record.theory for finding in check.findings]
-
-
 def theory_table(record: ReproductionRecord) -> ResultTable:
     """Data sets by claims: nine sets with two networks are too many columns for paper."""
-    findings = [(CLAIMS.get(each.measure) or CLAIMS[each.claim], each) for each in theory_findings(record)]
+    every = [finding for check in record.theory for finding in check.findings]
+    findings = [(CLAIMS.get(each.measure) or CLAIMS[each.claim], each) for each in every]
     cells = {
         (str(each.stream), title): f"{format_estimate(each.estimate, each.unit)} {MARKS[each.verdict]}"
         for title, each in findings
@@ -224,7 +216,8 @@ def theory_sentences(record: ReproductionRecord) -> list[str]:
     drift = check_drift([point for check in record.theory for point in check.drift])
     shown = "" if drift.estimate is None else format_estimate(drift.estimate, drift.unit)
     sentences = [f"{drift.claim} {drift.reason or f'{drift.measure.capitalize()}: {shown}; {drift.verdict}.'}"]
-    unmeasured = grouped((each for each in theory_findings(record) if each.reason), "claim", "reason")
+    reasons = (finding for check in record.theory for finding in check.findings if finding.reason)
+    unmeasured = grouped(reasons, "claim", "reason")
     for (claim, reason), own in unmeasured.items():
         sentences.append(f"{claim} Not measured on {', '.join(str(each.stream) for each in own)}. {reason}")
     return sentences
@@ -238,7 +231,7 @@ def summary(record: ReproductionRecord) -> list[str]:
         printed = {row: value for row in ROWS if (value := printed_accuracy(dataset, network, row)) is not None}
         gaps += [abs(100 * row.accuracy.mean - printed[row.row]) for row in rows if row.row in printed]
         best = max(row.accuracy.mean for row in rows)
-        wins += any(row.row == OWN_ROW and row.accuracy.mean == best for row in rows)
+        wins += [row.row for row in rows if row.accuracy.mean == best] == [OWN_ROW]
         printed_columns += bool(printed)
         printed_wins += bool(printed) and max(printed, key=printed.__getitem__) == OWN_ROW
     if not columns:
@@ -267,10 +260,6 @@ def left_out(record: ReproductionRecord) -> list[str]:
         if missing_sets and part != "table1":
             sentences.append(f"{PARTS[part]} lacks {', '.join(missing_sets)}.")
     return [*sentences, *(text for part, text in SILENT.items() if part in record.parts)]
-
-
-def _number(value: float | None) -> str:
-    return format_number(value, 2)
 
 
 def _signed(points: float, digits: int = 2) -> str:

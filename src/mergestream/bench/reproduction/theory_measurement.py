@@ -6,7 +6,6 @@ from statistics import mean
 
 from mergestream.bench.analysis.comparison import grouped
 from mergestream.bench.claims.claim_checks import QUESTION, check_claims
-from mergestream.bench.claims.claim_finding import ClaimFinding
 from mergestream.bench.claims.theory_checks import DriftPoint, answers_of, check_theory, error_parts
 from mergestream.bench.drift.pool_drift import Drift, analyse_drift
 from mergestream.bench.records import Run
@@ -27,14 +26,11 @@ def check_pools(
     counts = {name: [card.class_counts.get(each, 0) for each in card.classes] for name, card in cards.items()}
     where = f"{DATASETS[place.name]} {short_title(backbone)}"
     points = [point for seed, own in runs.items() for point in _drift_points(request, place, backbone, seed, own)]
-    findings = check_theory(answers, counts, where) + _claims_of_runs(every, where)
+    # Whether low entropy goes with low error, and what the paper's rule gains over the mean.
+    claims = [each for each in check_claims(every) if each.estimate and not each.claim.startswith(QUESTION)]
+    findings = check_theory(answers, counts, where)
+    findings += [replace(each, stream=where) for each in claims if not each.measure.startswith("Kendall")]
     return TheoryCheck(place.name, backbone, error_parts(answers), findings, points)
-
-
-def _claims_of_runs(runs: Sequence[Run], where: str) -> list[ClaimFinding]:
-    """Whether low entropy goes with low error, and what the paper's rule gains over the mean."""
-    own = [each for each in check_claims(runs) if each.estimate and not each.claim.startswith(QUESTION)]
-    return [replace(each, stream=where) for each in own if not each.measure.startswith("Kendall")]
 
 
 def _drift_points(

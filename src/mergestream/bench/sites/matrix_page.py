@@ -21,6 +21,7 @@ def write_matrix(reports: Sequence[SiteReport], out: Path, command: str, signers
     """Write the page; `signers`: who signed each report, where signatures were checked."""
     experts, methods = experts_of(reports), methods_of(reports)
     title = f"{len(experts)} experts at {len(reports)} sites"
+    alternative, height = "Bars: share of every class by site", 1.2 + 0.4 * len(reports)
     page, _ = render(
         "matrix.html.j2",
         title,
@@ -30,7 +31,7 @@ def write_matrix(reports: Sequence[SiteReport], out: Path, command: str, signers
         expert_panels=_heat_maps(reports, experts, "experts"),
         method_panels=_heat_maps(reports, methods, "methods")[:1] if methods else [],
         distance_panel=_distance_map(reports, experts),
-        prevalence_panel=_prevalence(reports),
+        prevalence_panel=panel("prevalence", alternative, _draw_prevalence, reports, height=height, width=7.5),
         prevalence_keys=_keys(reports[0].classes),
         calibration_panels=[_calibration(reports, name) for name in experts],
         calibration_keys=_keys([report.site for report in reports]),
@@ -96,13 +97,6 @@ def _distance_map(reports: Sequence[SiteReport], experts: Sequence[str]) -> Pane
     alternative = "Heat map of the distance between two experts' answers, mean over sites"
     what = (grid, experts, experts, (), top, 2)
     return panel("distances", alternative, _draw_heat, *what, is_card=True, width=width, height=height)
-
-
-def _prevalence(reports: Sequence[SiteReport]) -> Panel:
-    height = 1.2 + 0.4 * len(reports)
-    return panel(
-        "prevalence", "Bars: share of every class by site", _draw_prevalence, reports, height=height, width=7.5
-    )
 
 
 def _draw_prevalence(ax: Axes, reports: Sequence[SiteReport]) -> None:

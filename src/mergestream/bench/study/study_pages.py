@@ -12,15 +12,7 @@ from mergestream.bench.report.page import environment
 from mergestream.bench.report.result_table import format_number, grid_table, mark_best, to_markdown
 from mergestream.bench.study import results_plan, study_bars
 from mergestream.bench.study.results_plan import COMPARED, HEAD_INITS, LOSS, MAIN_STREAMS, METRICS, OURS, PAPER
-from mergestream.bench.study.study_bars import (
-    TITLES,
-    collapses_of,
-    estimate,
-    methods_of,
-    places,
-    select,
-    settings_of,
-)
+from mergestream.bench.study.study_bars import TITLES, collapses_of, estimate, methods_of, places, select, settings_of
 from mergestream.bench.study.study_endpoints import endpoints
 from mergestream.bench.study.study_record import PROBABILITIES, SCORES, SINGLE, Group, Setting
 from mergestream.functional.non_inferiority import LOWER_IS_BETTER
@@ -102,8 +94,7 @@ def metrics_table(groups: Sequence[Group], dataset: str, metrics: Sequence[str])
 
 
 def _number(metric: str, value: Estimate | None) -> str:
-    digits, factor = (3, 1) if metric in LOWER_IS_BETTER else (1, 100)
-    return format_number(None if value is None else value.mean, digits, factor)
+    return format_number(getattr(value, "mean", None), *((3, 1) if metric in LOWER_IS_BETTER else (1, 100)))
 
 
 def verdicts_table(groups: Sequence[Group], ours: str, rivals: Sequence[str]) -> str:

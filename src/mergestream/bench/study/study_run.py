@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mergestream.bench.choice.choice_run import recommend_once
 from mergestream.bench.choice.pseudo_targets import ChoiceRequest
 from mergestream.bench.engine.benchmark import run_plan
@@ -18,6 +16,7 @@ from mergestream.bench.study.study_record import Group, group_of, read_records, 
 from mergestream.data.datasets import DataRequest
 from mergestream.pool.expert_card import library_versions
 from mergestream.pool.expert_pool import ExpertPool
+from mergestream.runtime.devices import resolve_device
 from mergestream.runtime.errors import InputError, unknown_name
 from mergestream.runtime.files import make_folder, write_text
 from mergestream.runtime.parallel import Track, quiet, run_jobs
@@ -47,7 +46,7 @@ class StudyRequest:
 
     @property
     def on_gpu(self) -> bool:
-        return self.device == "cuda" or (self.device == "auto" and torch.cuda.is_available())
+        return resolve_device(self.device) == "cuda"
 
     def pool_folder(self, pool: PoolRecipe) -> Path:
         return self.out / "pools" / pool.name

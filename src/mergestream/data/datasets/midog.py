@@ -28,7 +28,8 @@ def read(root: Root, *, domain: str = "tumor") -> Index:
         # Some copies store `8925.png` as .webp.
         path = there.pop(PurePosixPath(image).stem.lower(), None)
         if len(rows) > 1:
-            left_out += [LeftOut(path, f"its rows in the CSV differ: {_cells(rows)}")] if path else []
+            cells = (f"{r['filename']} at ({r['coordinateX']}, {r['coordinateY']}), {r['majority']}" for r in rows)
+            left_out += [LeftOut(path, f"its rows in the CSV differ: {' and '.join(cells)}")] if path else []
         elif path is None:
             missing.append(image)
         else:
@@ -55,7 +56,3 @@ def _by_image(rows: Rows, table: str) -> dict[str, Rows]:
         if used not in rows_by_image[used["image_id"]]:
             rows_by_image[used["image_id"]].append(used)
     return rows_by_image
-
-
-def _cells(rows: Rows) -> str:
-    return " and ".join(f"{r['filename']} at ({r['coordinateX']}, {r['coordinateY']}), {r['majority']}" for r in rows)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from mergestream.data.datasets.index import CARDS, Index, Sample
-from mergestream.data.datasets.medimeta import PARTS, MedimetaImage, read_medimeta
+from mergestream.data.datasets.medimeta import PARTS, read_medimeta
 from mergestream.data.datasets.roots import Root
 from mergestream.data.datasets.table_files import array_shape, read_labels
 from mergestream.runtime.errors import DataError, InputError
@@ -16,15 +16,12 @@ PLANES = ORGANS.domains
 
 def read_organs(root: Root) -> Index:
     folders = {plane: read_medimeta(root, f"organs_{plane}", TASK, classes=ORGANS.classes) for plane in PLANES}
-    samples = [
-        replace(image.sample, domain=plane, group=_scan(image)) for plane, images in folders.items() for image in images
-    ]
+    samples = []
+    for plane, image in ((plane, image) for plane, images in folders.items() for image in images):
+        # The volume that a slice was cut from, such as volume-12 or test-volume-3.
+        scan = image.subject or PurePosixPath(image.annotations.get("original_filepath", "")).stem or None
+        samples.append(replace(image.sample, domain=plane, group=scan))
     return Index(ORGANS, samples)
-
-
-def _scan(image: MedimetaImage) -> str | None:
-    """The volume that a slice was cut from, such as volume-12 or test-volume-3."""
-    return image.subject or PurePosixPath(image.annotations.get("original_filepath", "")).stem or None
 
 
 STEMS = {"axial": "organamnist", "coronal": "organcmnist", "sagittal": "organsmnist"}

@@ -67,8 +67,11 @@ PH2_IMAGE = re.compile(r"IMD\d+", re.IGNORECASE)
 
 def read_ph2(root: Root) -> SkinSet | None:
     """Read PH2 by PH2_dataset.txt: rows '|| IMD003 || histology || clinical diagnosis || ...', and a legend."""
+    named = [path for path in root.images if PH2_IMAGE.fullmatch(PurePosixPath(path).stem)]
+    # Next to the images lie masks of the lesion and of its colours.
+    published = [path for path in named if PurePosixPath(path).parent.name.lower().endswith("_dermoscopic_image")]
     for path in root.named("PH2_dataset.txt")[:1]:
-        skin_set, files = SkinSet(path), _dermoscopic(root)
+        skin_set, files = SkinSet(path), by_stem(published or named)
         for line in decode_text(root.read(path)).splitlines():
             cells = [cell.strip() for cell in line.split("||")]
             if len(cells) < 4 or not PH2_IMAGE.fullmatch(cells[1]):
@@ -80,13 +83,6 @@ def read_ph2(root: Root) -> SkinSet | None:
             raise DataError(f"{path} in {root.location} has no row such as '|| IMD003 ||  || 0 ||'.")
         return skin_set
     return None
-
-
-def _dermoscopic(root: Root) -> dict[str, str]:
-    """The images by stem, without the masks of lesion and colours next to them."""
-    named = [path for path in root.images if PH2_IMAGE.fullmatch(PurePosixPath(path).stem)]
-    published = [path for path in named if PurePosixPath(path).parent.name.lower().endswith("_dermoscopic_image")]
-    return by_stem(published or named)
 
 
 # --- PAD-UFES-20: lesions photographed with smartphones (Pacheco et al. 2020) -------------------------------

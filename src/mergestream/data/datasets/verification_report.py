@@ -5,19 +5,20 @@ import platform
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from mergestream.data.datasets.index import CARDS, Index
+from mergestream.data.datasets.index import CARDS, DatasetCard, Index
 from mergestream.data.datasets.roots import Root
-from mergestream.runtime.errors import some
+from mergestream.runtime.errors import DataError, some
 
 if TYPE_CHECKING:
     from mergestream.data.datasets.dataset_sources import DataVerification
 
 LIBRARIES = ("mergestream", "torch", "pillow", "numpy")
+FOLDERS = 40  # of a refused copy
 LOOKED_AT = 20  # images of each domain whose width and height are read
 
 
@@ -82,27 +83,20 @@ def describe_verification(verification: "DataVerification") -> list[str]:
 
 def report_lines(verification: "DataVerification") -> list[str]:
     """The report in Markdown. Domains of a user's own data are numbered: their names may be those of hospitals."""
-    index, files = verification.index, verification.files
-    card = index.card
-    lines = [f"### `data verify {card.name}`: {'complete' if verification.complete else 'NOT complete'}", ""]
-    lines += [
-        f"- {_versions()}",
-        f"- loader checked against: {card.verified or 'nothing'}. {card.verified_note}".rstrip(),
-    ]
-    lines.append(
-        f"- {verification.usable} usable of {index.images_found} images; published in all: {index.total or '?'}"
-    )
-    lines.append(f"- missing {len(index.missing)}, unreadable {len(verification.unreadable)}")
-    lines.append(f"- files: {files['files']}, {files['bytes'] / 1e6:.1f} MB, median {files['median_bytes']} bytes")
-    lines.append(f"- kinds: {_counts(files['kinds'])}; pixels of a sample: {_counts(files['pixels']) or 'not read'}")
+    index, files, card = verification.index, verification.files, verification.index.card
     groups = {sample.group for sample in index.samples} - {None}
-    lines.append(f"- groups ({card.group or 'none'}): {len(groups)}")
-    lines += [
+    lines = [
+        *_heading(card, "complete" if verification.complete else "NOT complete"),
+        f"- {verification.usable} usable of {index.images_found} images; published in all: {index.total or '?'}",
+        f"- missing {len(index.missing)}, unreadable {len(verification.unreadable)}",
+        f"- files: {files['files']}, {files['bytes'] / 1e6:.1f} MB, median {files['median_bytes']} bytes",
+        f"- kinds: {_counts(files['kinds'])}; pixels of a sample: {_counts(files['pixels']) or 'not read'}",
+        f"- groups ({card.group or 'none'}): {len(groups)}",
         "",
         f"| domain | published | images | {' | '.join(card.classes)} |",
         "|---" * (3 + len(card.classes)) + "|",
     ]
-    own = card.name not in CARDS or card.licence == "yours"
+    own = _is_own(card)
     for number, (domain, counts) in enumerate(index.counts().items(), start=1):
         name = f"domain {number}" if own else domain
         row = [name, verification.published.get(domain, "?"), sum(counts.values()), *counts.values()]
@@ -115,12 +109,32 @@ def report_lines(verification: "DataVerification") -> list[str]:
     return lines
 
 
-def _versions() -> str:
-    names = [f"{name} {metadata.version(name)}" for name in LIBRARIES]
-    return f"{', '.join(names)}, Python {platform.python_version()}, {platform.system()}"
+def refusal_lines(card: DatasetCard, root: Root, refusal: DataError) -> list[str]:
+    """The report on a copy that the loader refuses: why, and how many files lie where; of one's own data only kinds."""
+    kinds = Counter(PurePosixPath(file).suffix.lower() or "none" for file in root.files)
+    lines = [*_heading(card, "refused"), f"- kinds: {_counts(kinds) or 'no files'}"]
+    if not _is_own(card):
+        folders = Counter(str(PurePosixPath(file).parent) for file in root.files)
+        lines.append(f"- {_anonymous(str(refusal))}")
+        lines += [f"- {folder}: {count} files" for folder, count in sorted(folders.items())[:FOLDERS]]
+    return lines
 
 
-def _counts(values: dict[str, int]) -> str:
+def _heading(card: DatasetCard, verdict: str) -> list[str]:
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in LIBRARIES)
+    return [
+        f"### `data verify {card.name}`: {verdict}",
+        "",
+        f"- {versions}, Python {platform.python_version()}, {platform.system()}",
+        f"- loader checked against: {card.verified or 'nothing'}. {card.verified_note}".rstrip(),
+    ]
+
+
+def _is_own(card: DatasetCard) -> bool:
+    return card.name not in CARDS or card.licence == "yours"
+
+
+def _counts(values: Mapping[str, int]) -> str:
     return ", ".join(f"{name} ({count})" for name, count in values.items())
 
 
