@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mergestream.serving.webhook import Webhook
 
 # The engine computes one batch at a time; meanwhile the other threads write the audit log.
-ENGINE_THREADS = 4
+ENGINE_THREADS = 2
 CHECK_SECONDS = 5.0
 WATCHED = "watched-folder"  # the stream of the watched folder
 AnyEngine = Union["Engine", "ReplicatedEngine"]
@@ -147,8 +147,7 @@ class Service:
 
     def answer(self, stream: str, pictures: Sequence[Picture], single: bool = False) -> Answer:
         """Answer a batch in the calling thread, which must be one of the engine's. `single`: image by image."""
-        with span("step", stream=stream, images=len(pictures)):
-            answer = self.engine.answer(stream, pictures, single=single)
+        answer = self.engine.answer(stream, pictures, single=single)
         for step in answer.steps:
             self.metrics.step(step)
             if self.webhook is not None:
