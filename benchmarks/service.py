@@ -267,10 +267,10 @@ def resident(process: int) -> float:
 
 
 def processor_seconds(process: int) -> float:
-    """Of a process and its children: the decoders."""
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    """Of a process and its children: the engine and the decoders."""
+    children = (file.read_text().split() for file in Path(f"/proc/{process}/task").glob("*/children"))
     ticks = 0
-    for each in (str(process), *children):
+    for each in (str(process), *(child for some in children for child in some)):
         fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")

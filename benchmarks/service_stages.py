@@ -18,6 +18,7 @@ from typing import Any
 
 from mergestream.cli.app import main
 from mergestream.serving import tracing
+from mergestream.serving.replicas import engine_process
 
 
 class Stopwatch:
@@ -44,9 +45,15 @@ class Stopwatch:
 
 if __name__ == "__main__":
     file, watch = Path(sys.argv[1]), Stopwatch()
+    of_engine = file.with_suffix(".engine")
     tracing._tracers[:] = [watch]
     sys.argv[1:] = sys.argv[2:]
-    try:
-        main()
-    finally:
+    if sys.argv[1] == "engine":
+        engine_process.main(*map(int, sys.argv[2:]))
         file.write_text(json.dumps(watch.sums))
+    else:
+        engine_process.COMMAND[1:] = [__file__, str(of_engine), "engine"]
+        try:
+            main()
+        finally:
+            file.write_text(json.dumps(json.loads(of_engine.read_text()) | watch.sums))

@@ -22,7 +22,8 @@ from dicoms import dicom
 from mergestream.serving import startup
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http import server
-from mergestream.serving.startup import JsonFormatter, ServeOptions
+from mergestream.serving.log_lines import JsonFormatter
+from mergestream.serving.options import ServeOptions
 
 STREAMS = "/v1/streams"
 ANSWER = Answer(
@@ -135,7 +136,7 @@ class LocalService:
 
     def _serve(self, options: ServeOptions) -> None:
         try:
-            startup.serve(options, self._say)
+            startup.serve(options, self._say, own_process=False)
         except BaseException as error:
             self._failures.append(error)
         self._ready.set()

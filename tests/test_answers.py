@@ -23,8 +23,7 @@ from mergestream.data.intake.input_files import read_upload
 from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.pictures import Picture
 from mergestream.runtime.errors import InputError
-from mergestream.serving import service as service_module
-from mergestream.serving import startup
+from mergestream.serving import decode_queue, startup
 from mergestream.serving.audit.log_writer import AuditLog
 from mergestream.serving.audit.replay import compare
 from mergestream.serving.engine import engine as engine_module
@@ -322,13 +321,13 @@ def test_a_busy_stream_does_not_hold_up_another_ones_image(
     pool: ms.ExpertPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not while files are decoded, and not while they wait for the engine."""
-    read_uploads = service_module.read_uploads
+    read_each = decode_queue.read_each
 
-    def slowly(*given: Any) -> Any:
-        time.sleep(0.01)
-        return read_uploads(*given)
+    def slowly(files: Sequence[bytes], limits: Limits) -> Any:
+        time.sleep(0.01 * len(files))
+        return read_each(files, limits)
 
-    monkeypatch.setattr(service_module, "read_uploads", slowly)
+    monkeypatch.setattr(decode_queue, "read_each", slowly)
 
     async def talk(running: Running) -> None:
         busy = [asyncio.create_task(running.post("busy", "images", png(waves(0)))) for _ in range(120)]

@@ -1,6 +1,7 @@
 """Clients' files are decoded in child processes: bounded time and memory, no network, nobody waits behind a bomb."""
 
 import asyncio
+import hashlib
 import os
 import resource
 import socket
@@ -8,8 +9,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,7 @@ import pytest
 from mergestream.data import intake
 from mergestream.data.intake.input_files import read_upload, read_uploads
 from mergestream.data.intake.limits import IntakeError, Limits
-from mergestream.data.intake.pictures import Picture
-from mergestream.serving.http.request_limits import ServiceLimits
-from mergestream.serving.service import Service
+from mergestream.serving.decode_queue import MOST_TOGETHER, DecodeQueue
 from test_intake import chunk, drawn, npy, png, refusal, saved
 
 PNG_START = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">LLBBBBB", 9, 9, 8, 2, 0, 0, 0))
@@ -80,25 +79,46 @@ def test_a_photograph_has_as_much_time_as_the_limits_say() -> None:
 def test_slow_files_do_not_make_others_wait() -> None:
     """As many slow files at once as there are cores, and two more."""
     slow, limits = jpeg_of_allowed_scans(2000), Limits(seconds=1.5, pixels=16_000_002)
-    service = Service(lambda _: pytest.fail("not started"), ServiceLimits(intake=limits))
-
-    def decode(files: list[bytes]) -> Awaitable[list[Picture]]:
-        return service._run(service._decoders, read_uploads, files, limits)
 
     async def waits() -> list[float]:
-        await decode([png_of_noise()])
-        busy = [asyncio.ensure_future(decode([slow] * 4)) for _ in range(2 + (os.cpu_count() or 1))]
+        queue = DecodeQueue(limits)
+        await queue.decode("quick", [png_of_noise()])
+        slow_streams = [f"slow-{number}" for number in range(2 + (os.cpu_count() or 1))]
+        busy = [asyncio.ensure_future(queue.decode(stream, [slow] * 4)) for stream in slow_streams]
         await asyncio.sleep(0.2)
         seconds = []
         for _ in range(5):
             start = time.monotonic()
-            assert len(await decode([png_of_noise()])) == 1
+            assert len(await queue.decode("quick", [png_of_noise()])) == 1
             seconds.append(time.monotonic() - start)
         assert not any(task.done() for task in busy)
         await asyncio.gather(*busy, return_exceptions=True)
         return seconds
 
     assert sorted(asyncio.run(waits()))[2] < 0.5
+
+
+def test_small_files_that_wait_together_are_refused_one_by_one() -> None:
+    files = [saved(np.full((16, 16 + n), n, np.uint8), "PNG") for n in range(2 * MOST_TOGETHER + 1)]
+    broken = {3: b"GIF89a", MOST_TOGETHER: files[0][:-40], MOST_TOGETHER + 1: b""}
+
+    async def decoded() -> list[Any]:
+        queue = DecodeQueue(Limits())
+        sent = [broken.get(number, file) for number, file in enumerate(files)]
+        waiting = [asyncio.ensure_future(queue.decode("ward", [file])) for file in sent]
+        await asyncio.sleep(0)
+        waiting[5].cancel()
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    results = asyncio.run(decoded())
+    assert {n: each.code for n, each in enumerate(results) if isinstance(each, IntakeError)} == {
+        3: "unsupported_format", MOST_TOGETHER: "damaged", MOST_TOGETHER + 1: "empty",
+    }  # fmt: skip
+    assert isinstance(results[5], asyncio.CancelledError)
+    for number, pictures in enumerate(results):
+        if number not in {5, *broken}:
+            assert [picture.pixels.shape for picture in pictures] == [(3, 16, 16 + number)]
+            assert pictures[0].sha256 == hashlib.sha256(files[number]).hexdigest()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

@@ -41,9 +41,11 @@ from mergestream.serving.http.problems import ALWAYS, OWN, PROBLEMS, ClientGone,
 from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, ServiceLimits, body_of
 from mergestream.serving.http.tokens import ADMINISTRATOR, CLIENT, Tokens, create_token
 from mergestream.serving.http.uploads import files_of
+from mergestream.serving.log_lines import JsonFormatter
 from mergestream.serving.monitoring import Metrics
+from mergestream.serving.options import ServeOptions
 from mergestream.serving.service import Service
-from mergestream.serving.startup import JsonFormatter, ServeOptions, serve
+from mergestream.serving.startup import serve
 from services import STREAMS, LocalService, encoded, form, npy, png
 
 ROOT = Path(__file__).parent.parent

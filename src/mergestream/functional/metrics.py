@@ -67,9 +67,14 @@ def collapsed_classes(experts: Tensor, model: Tensor, classes: Sequence[str]) ->
 
     Every expert predicts such a class on at least 5 % of the images, the model on less than a fifth of their mean.
     """
-    count, images = len(classes), len(model)
+    count = len(classes)
     theirs = np.stack([np.bincount(each, minlength=count) for each in experts.numpy()])  # [K,C]
-    ours = np.bincount(model.numpy(), minlength=count)
+    return collapsed_counts(theirs, np.bincount(model.numpy(), minlength=count), classes)
+
+
+def collapsed_counts(theirs: np.ndarray, ours: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """The same, from the predictions per class of the experts [K,C] and the model [C]."""
+    images = ours.sum()
     # Whole numbers, so that exactly 5 % and exactly a fifth are decided exactly.
     lost = (20 * theirs.min(axis=0) >= images) & (5 * len(theirs) * ours < theirs.sum(axis=0))
     return [

@@ -7,14 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar, Union
-from weakref import WeakValueDictionary
 
-from mergestream.data.intake.decoder_pool import PLACES
-from mergestream.data.intake.input_files import read_uploads
 from mergestream.data.intake.pictures import Picture
 from mergestream.serving.answer_queue import AnswerQueue
 from mergestream.serving.audit.line_kinds import CHANGE, CHECKED, STOPPED
 from mergestream.serving.audit.lines import AuditError
+from mergestream.serving.decode_queue import DecodeQueue
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http.problems import Problem
 from mergestream.serving.http.request_limits import HeldBytes, RateLimiter, ServiceLimits
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from mergestream.serving.webhook import Webhook
 
 # The engine computes one batch at a time; meanwhile the other threads write the audit log.
-ENGINE_THREADS = 4
+ENGINE_THREADS = 2
 CHECK_SECONDS = 5.0
 WATCHED = "watched-folder"  # the stream of the watched folder
 AnyEngine = Union["Engine", "ReplicatedEngine"]
@@ -74,10 +72,8 @@ class Service:
         self._engine: AnyEngine | None = None
         self._engine_threads = ThreadPoolExecutor(threads, "engine")
         self._queue = AnswerQueue(self.answer, self.limits.queue, self._engine_threads, threads)
-        self._decoders = ThreadPoolExecutor(2 * PLACES, "decoder")  # each waits for a decoding process
+        self._decoders = DecodeQueue(self.limits.intake)
         self._administration = self._engine_threads if threads == 1 else ThreadPoolExecutor(1, "administration")
-        # Of each stream few files at a time, so that others' are decoded in between.
-        self._decoding: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._log_checked_at = 0.0
         self.metrics.add_gauge("queue_length", "Images waiting or in progress.", lambda: len(self._queue))
         self.metrics.add_gauge("streams", "Streams that the service keeps.", lambda: len(self.stream_names()))
@@ -132,7 +128,7 @@ class Service:
         if self.node is not None:
             await asyncio.to_thread(self.node.end, seconds)
         await self._queue.close()
-        self._decoders.shutdown(wait=False, cancel_futures=True)  # no request is left to wait for a decoder
+        self._decoders.close()  # no request is left to wait for a decoder
         if self._engine_threads is not self._administration:
             await asyncio.to_thread(self._engine_threads.shutdown)
         try:
@@ -147,8 +143,7 @@ class Service:
 
     def answer(self, stream: str, pictures: Sequence[Picture], single: bool = False) -> Answer:
         """Answer a batch in the calling thread, which must be one of the engine's. `single`: image by image."""
-        with span("step", stream=stream, images=len(pictures)):
-            answer = self.engine.answer(stream, pictures, single=single)
+        answer = self.engine.answer(stream, pictures, single=single)
         for step in answer.steps:
             self.metrics.step(step)
             if self.webhook is not None:
@@ -168,11 +163,9 @@ class Service:
 
     async def decode(self, stream: str, files: Sequence[bytes]) -> list[Picture]:
         """Decode the files of a request. They count as waiting already."""
-        turn = self._decoding.setdefault(stream, asyncio.Semaphore(PLACES))
-        with self._queue.counted(stream, len(files)):
-            async with asyncio.timeout(self.limits.answer_seconds), turn:
-                with span("decode", files=len(files)):
-                    return await self._run(self._decoders, read_uploads, files, self.limits.intake)
+        with self._queue.counted(stream, len(files)), span("decode", files=len(files)):
+            async with asyncio.timeout(self.limits.answer_seconds):
+                return await self._decoders.decode(stream, files)
 
     async def change(self, what: str, caller: Any, function: Callable[[], T]) -> T:
         """Make an administrator's change after logging whose token asked for it. Changes run one at a time."""

@@ -1,16 +1,12 @@
 """Start the service from its command-line options."""
 
-import json
-import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 
 from mergestream.data.intake.limits import MEBIBYTE
 from mergestream.pool.trust.trusted_signers import trusted_signers
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.files import make_folder
-from mergestream.runtime.messages import PrintableFormatter
 from mergestream.runtime.option_checks import parse_options
 from mergestream.runtime.plugins import load_plugins
 from mergestream.serving.answer_queue import QueueSettings
@@ -20,10 +16,13 @@ from mergestream.serving.http.gate import is_loopback
 from mergestream.serving.http.request_limits import ServiceLimits
 from mergestream.serving.http.server import run
 from mergestream.serving.http.tokens import Tokens, require_private
+from mergestream.serving.log_lines import log_to_stderr
 from mergestream.serving.monitoring import Metrics
 from mergestream.serving.open_engine import guard_settings, open_engine, quality_settings, with_device
 from mergestream.serving.options import ServeOptions
+from mergestream.serving.replicas.engine_process import EngineProcess
 from mergestream.serving.replicas.ray_cluster import require_ray_serve, start_replicas
+from mergestream.serving.replicas.replicated_engine import ReplicatedEngine
 from mergestream.serving.service import ENGINE_THREADS, AnyEngine, Service
 from mergestream.serving.stream_owners import StreamOwners
 from mergestream.serving.tracing import start_tracing
@@ -33,20 +32,26 @@ from mergestream.serving.webhook import Webhook
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
-def serve(options: ServeOptions, print_line: Callable[[str], None] = lambda _: None) -> None:
-    """Run the service until a signal ends it. Options are checked before it listens or loads anything."""
+def serve(
+    options: ServeOptions, print_line: Callable[[str], None] = lambda _: None, *, own_process: bool = True
+) -> None:
+    """Run the service until a signal ends it. Options are checked before it listens or loads anything.
+
+    `own_process`: the engine runs in a process of its own, so that a second core talks HTTP meanwhile.
+    """
     tokens = None if options.tokens is None else Tokens(options.tokens)
     options = with_device(options)
     _require_usable(options)
+    one_thread = options.replicas == 1 and options.device != "cpu" and not own_process
     service = Service(
-        partial(_open, options),
+        partial(_open, options, own_process),
         _limits(options),
         tokens=tokens,
         # A web page cannot make a browser send a request that is addressed to these names.
         hosts=(*LOOPBACK_NAMES, options.host.lower()) if tokens is None else None,
         owners=StreamOwners(options.state / "owners.json", options.streams_per_token),
         # A GPU needs one thread: while a CUDA graph is captured no other thread may touch the device.
-        threads=1 if options.replicas == 1 and options.device != "cpu" else ENGINE_THREADS * options.replicas,
+        threads=1 if one_thread else ENGINE_THREADS * options.replicas,
     )
     if options.watch is not None:
         make_folder(options.watch)
@@ -73,11 +78,18 @@ def serve(options: ServeOptions, print_line: Callable[[str], None] = lambda _: N
             stop_tracing()
 
 
-def _open(options: ServeOptions, metrics: Metrics) -> AnyEngine:
-    """Open one engine in this process, or several replicas in their own processes."""
-    if options.replicas == 1:
+def _open(options: ServeOptions, own_process: bool, metrics: Metrics) -> AnyEngine:
+    """Open one engine, or several replicas on a cluster."""
+    if options.replicas > 1:
+        return start_replicas(options, ServiceLimits.answer_seconds, on_append=metrics.audit_line)
+    if not own_process:
         return open_engine(options, metrics.audit_line)
-    return start_replicas(options, ServiceLimits.answer_seconds, on_append=metrics.audit_line)
+    process = EngineProcess(options, calls=ENGINE_THREADS + 2)  # and an administrator's, and the status
+    try:
+        return ReplicatedEngine([process], on_append=metrics.audit_line, on_close=process.close)
+    except BaseException:
+        process.close()
+        raise
 
 
 def _require_usable(options: ServeOptions) -> None:
@@ -149,27 +161,3 @@ def _log_notice(options: ServeOptions) -> str:
         files = f"Audit logs, one per engine: {', '.join(logs)}"
     unsigned = " (not signed: give a key made by 'mergestream audit key' as --audit-key)"
     return files if options.audit_key else files + unsigned
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object per line, with the fields of a request as keys."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = {"time": time, "level": record.levelname.lower(), "logger": record.name}
-        fields = record.args if isinstance(record.args, dict) else {}
-        if record.exc_info:
-            fields = {**fields, "traceback": self.formatException(record.exc_info)}
-        return json.dumps({**line, "message": record.getMessage(), **fields}, default=str)
-
-
-def log_to_stderr(*, as_json: bool) -> None:
-    """Log requests and events of the service; of libraries only warnings."""
-    handler = logging.StreamHandler()
-    plain = PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if as_json else plain)
-    level = logging.DEBUG if logging.getLogger().level == logging.DEBUG else logging.INFO
-    # Not even with --debug more: detailed messages of libraries may quote a file's header.
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("mergestream.serving").setLevel(level)
-    logging.getLogger("pynetdicom").setLevel(logging.CRITICAL)  # a destination that is away is logged once, by us

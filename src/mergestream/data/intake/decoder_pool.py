@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
@@ -217,7 +216,8 @@ class DecoderProcess:
             if not head["filtered"]:
                 log_once(logger, logging.WARNING, UNFILTERED)
         listed = [(file.kind, len(file.data)) for file in files]
-        write_message(self._input, {**asdict(allowance), "files": listed}, *(file.data for file in files))
+        about = {**vars(allowance), "limits": vars(allowance.limits)}  # a quick `asdict`
+        write_message(self._input, {**about, "files": listed}, *(file.data for file in files))
 
     def _receive(self, allowance: Allowance) -> DecodedFile:
         """The frames of the next file. Between files the process is in step: it may be used again after a refusal."""

@@ -31,12 +31,13 @@ HEADER = "DICOM header"  # in place of a file's kind: its texts about patient an
 MEMORY_IN_USE = Path("/proc/self/statm")
 
 
-def write_message(pipe: BinaryIO, head: dict[str, Any], *bodies: bytes | memoryview) -> None:
+def write_message(pipe: BinaryIO, head: dict[str, Any], *bodies: bytes | memoryview, flush: bool = True) -> None:
     text = json.dumps(head).encode()
     pipe.write(LENGTHS.pack(len(text), sum(map(len, bodies))) + text)
     for body in bodies:
         pipe.write(body)
-    pipe.flush()
+    if flush:
+        pipe.flush()
 
 
 def read_message(pipe: BinaryIO, most: int) -> tuple[dict[str, Any], bytes] | None:
@@ -129,7 +130,7 @@ def _send_frames(kind: str, data: bytes, allowance: Any) -> list[str]:
         frames = [read_photograph(data, kind, allowance)]
     for frame in frames:
         pixels = np.ascontiguousarray(frame).data.cast("B")
-        write_message(sys.stdout.buffer, {"shape": frame.shape}, pixels)
+        write_message(sys.stdout.buffer, {"shape": frame.shape}, pixels, flush=False)  # the message that ends it does
     return identifiers
 
 

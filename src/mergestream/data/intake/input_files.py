@@ -4,6 +4,7 @@ import hashlib
 import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 
 import numpy as np
@@ -45,7 +46,7 @@ HINTS = {
 
 def read_upload(data: bytes, limits: Limits) -> list[Picture]:
     """Read the pictures of one file."""
-    return _read([data], Allowance.of(limits))
+    return _read([data], Allowance.of(limits))[0]
 
 
 def read_uploads(files: Iterable[bytes], limits: Limits) -> list[Picture]:
@@ -53,7 +54,7 @@ def read_uploads(files: Iterable[bytes], limits: Limits) -> list[Picture]:
     allowance, pictures, first = Allowance.of(limits), list[Picture](), 0
     for batch in _batches(files, limits):
         try:
-            pictures += _read(batch, allowance)
+            pictures += [picture for own in _read(batch, allowance) for picture in own]
         except IntakeError as error:
             error.position = first + (error.position or 0)
             raise
@@ -61,6 +62,20 @@ def read_uploads(files: Iterable[bytes], limits: Limits) -> list[Picture]:
     if not pictures:
         raise IntakeError("empty", "The request holds no file.")
     return pictures
+
+
+def read_each(files: Sequence[bytes], limits: Limits) -> list[list[Picture] | Exception]:
+    """Read files of several requests: the pictures of each, or why it is refused. If none is, in one message."""
+    with suppress(IntakeError):
+        return [own for batch in _batches(files, limits) for own in _read(batch, Allowance.of(limits))]
+    return [_pictures_or_refusal(data, limits) for data in files]
+
+
+def _pictures_or_refusal(data: bytes, limits: Limits) -> list[Picture] | Exception:
+    try:
+        return read_uploads([data], limits)
+    except IntakeError as refusal:
+        return refusal
 
 
 def _batches(files: Iterable[bytes], limits: Limits) -> Iterator[list[bytes]]:
@@ -79,8 +94,8 @@ def _batches(files: Iterable[bytes], limits: Limits) -> Iterator[list[bytes]]:
         yield batch
 
 
-def _read(batch: Sequence[bytes], allowance: Allowance) -> list[Picture]:
-    """Read the pictures of files that the child process decodes, or of one other file."""
+def _read(batch: Sequence[bytes], allowance: Allowance) -> list[list[Picture]]:
+    """Read the pictures of each file: files that the child process decodes, or one other file."""
     data, limits = batch[0], allowance.limits
     if not data:
         raise IntakeError("empty", "The file is empty.")
@@ -88,7 +103,7 @@ def _read(batch: Sequence[bytes], allowance: Allowance) -> list[Picture]:
         mebibytes = limits.file_bytes / MEBIBYTE
         raise IntakeError("too_large", f"A file may have {mebibytes:,.1f} MiB; this one has more.")
     if data.startswith(NUMPY_MAGIC):
-        return _pictures(data, read_array(data, allowance))
+        return [_pictures(data, read_array(data, allowance))]
     files = [EncodedFile(_encoded_kind(each), each) for each in batch]
     if not files[0].kind:
         hint = next((hint for magic, hint in HINTS.items() if data.startswith(magic)), f"Send {SUPPORTED}.")
@@ -97,11 +112,8 @@ def _read(batch: Sequence[bytes], allowance: Allowance) -> list[Picture]:
         raise IntakeError("decoder_missing", "The service cannot read DICOM: pip install 'mergestream[serve]'.")
     decoded = pool_for(limits).decode(files, allowance)
     return [
-        picture
+        _pictures(file.data, map(three_channels, frames), DicomSource(*identifiers) if identifiers else None)
         for file, (identifiers, frames) in zip(files, decoded, strict=True)
-        for picture in _pictures(
-            file.data, map(three_channels, frames), DicomSource(*identifiers) if identifiers else None
-        )
     ]
 
 

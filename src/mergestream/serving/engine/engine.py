@@ -102,7 +102,8 @@ class Engine:
             raise InputError(f"A batch holds 1 to {MOST_IMAGES} pictures; got {len(pictures)}.")
         batches = [[picture] for picture in pictures] if single else [pictures]
         self._apply_revocations()
-        with self._registry.held(stream, create=True) as held:
+        about = {"stream": stream, "images": len(pictures)}
+        with self._registry.held(stream, create=True) as held, span("step", **about):
             steps = self._steps(held, batches)
             started = time.perf_counter()
             lines = self.audit.append_all(line_kinds.STEP, [step.body for step in steps])

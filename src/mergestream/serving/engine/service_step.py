@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,7 +72,8 @@ def take_step(
     """Answer one batch of a stream. Nothing is changed: the outcome holds the stream's next state."""
     pool, method = lineup.active, lineup.active_method
     method.state = start = method.start() if before.method is None else before.method
-    batch = Batch(prepare(pool, pictures))
+    stacked = _stacked(pictures)
+    batch = Batch(pool.prepare(stack(pictures, pool.preprocessing, pool.device) if stacked is None else stacked))
     with span("model"):
         step = method.step(batch, with_experts=settings.watch_experts)
         method.settle()  # an answer leaves only after everything that could refuse it
@@ -79,7 +81,7 @@ def take_step(
     if experts is not None:
         batch.expert_logits[ORIGINAL] = experts
     evidence = step.entropy if step.entropy is not None or experts is None else entropy(experts)
-    received = _structure(pictures) if settings.as_received else None
+    received = _structure(pictures, stacked) if settings.as_received else None
     tensors = BatchTensors(batch.images, step.logits, experts, evidence, pool.names, pool.classes, received)
     memory = remember(before.memory, tensors, settings)
     findings = look_at_batch(tensors, settings) + look_at_stream(memory, tensors, settings)
@@ -134,22 +136,22 @@ def _measured(step: Step, reply: ModelReply, lineup: Lineup) -> dict[str, Any]:
     }
 
 
-def prepare(pool: ExpertPool, pictures: Sequence[Picture]) -> Tensor:
-    """Prepare pictures of any sizes as one batch [B,c,H,W]; those of one size together, as in the Python interface."""
-    if len({picture.pixels.shape for picture in pictures}) == 1:
-        return pool.prepare(torch.stack([torch.from_numpy(picture.pixels) for picture in pictures]))
-    return pool.prepare(stack(pictures, pool.preprocessing, pool.device))
+def _stacked(pictures: Sequence[Picture]) -> Tensor | None:
+    """The pixels [B,3,H,W] of pictures of one size, which are prepared together, as in the Python interface."""
+    same = len({picture.pixels.shape for picture in pictures}) == 1
+    return torch.from_numpy(np.stack([picture.pixels for picture in pictures])) if same else None
 
 
-def _structure(pictures: Sequence[Picture]) -> Tensor:
+def _structure(pictures: Sequence[Picture], stacked: Tensor | None) -> Tensor:
     """Correlation of neighbouring pixels [B] in the middle of each picture, as it was received."""
-    middles = []
-    for picture in pictures:
-        top, left = (max(0, (side - MIDDLE) // 2) for side in picture.pixels.shape[-2:])
-        middles.append(torch.from_numpy(picture.pixels[:, top : top + MIDDLE, left : left + MIDDLE]))
-    if len({middle.shape for middle in middles}) == 1:
-        return neighbour_correlation(torch.stack(middles))
-    return torch.cat([neighbour_correlation(middle[None]) for middle in middles])
+    if stacked is None:
+        return torch.cat([neighbour_correlation(_middle(torch.from_numpy(each.pixels)[None])) for each in pictures])
+    return neighbour_correlation(_middle(stacked))
+
+
+def _middle(images: Tensor) -> Tensor:
+    top, left = (max(0, (side - MIDDLE) // 2) for side in images.shape[-2:])
+    return images[..., top : top + MIDDLE, left : left + MIDDLE]
 
 
 def _fallback_choice(lineup: Lineup, findings: Sequence[Finding], settings: GuardSettings) -> str | None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mergestream.functional.metrics import collapsed_classes
+from mergestream.functional.metrics import collapsed_counts
 from mergestream.functional.scores import entropy
 from mergestream.serving.guards import findings as codes
 from mergestream.serving.guards.batch_guards import BatchTensors
@@ -135,8 +135,8 @@ class Memory:
 
 def remember(memory: Memory, tensors: BatchTensors, settings: GuardSettings) -> Memory:
     """The memory with one more batch in it."""
-    counts = _histogram(tensors.logits.argmax(dim=-1), len(tensors.classes))
-    chosen = () if tensors.experts is None else tensors.experts.argmax(dim=-1)  # [K,B]
+    counts = _histogram(tensors.logits.argmax(dim=-1).cpu().numpy(), len(tensors.classes))
+    chosen = () if tensors.experts is None else tensors.experts.argmax(dim=-1).cpu().numpy()  # [K,B]
     votes = tuple(_histogram(own, len(tensors.classes)) for own in chosen)
     batch = HalfWindow(len(tensors.logits), votes, counts, _disputed(tensors, settings))
     older, newer = memory.older, memory.newer.plus(batch)
@@ -160,10 +160,7 @@ def look_at_stream(memory: Memory, tensors: BatchTensors, settings: GuardSetting
 
 
 def _collapse(window: HalfWindow, classes: Sequence[str]) -> Finding | None:
-    """By the rule of `metrics.collapsed_classes`, which only counts: predictions in any order will do."""
-    experts = torch.tensor(np.stack([np.repeat(np.arange(len(own)), own) for own in window.votes]))
-    predictions = torch.tensor(np.repeat(np.arange(len(window.predicted)), window.predicted))
-    lost = collapsed_classes(experts, predictions, classes)
+    lost = collapsed_counts(np.array(window.votes), np.array(window.predicted), classes)
     if not lost:
         return None
     named = ", ".join(f"'{each['class']}' ({each['share']:.0%}, experts {each['experts']:.0%})" for each in lost)
@@ -201,15 +198,16 @@ def _drift(memory: Memory, settings: GuardSettings) -> list[Finding]:
     return findings
 
 
-def _histogram(predictions: torch.Tensor, classes: int) -> Counts:
-    return tuple(torch.bincount(predictions, minlength=classes).tolist())
+def _histogram(predictions: np.ndarray, classes: int) -> Counts:
+    return tuple(np.bincount(predictions, minlength=classes).tolist())
 
 
 def _disputed(tensors: BatchTensors, settings: GuardSettings) -> int:
     """Images on which at least two experts are confident and no class has more than half of their votes."""
     if tensors.experts is None:
         return 0
-    confidence, votes = torch.softmax(tensors.experts, dim=-1).max(dim=-1)  # [K,B]
-    ballots = torch.nn.functional.one_hot(votes, len(tensors.classes)) * (confidence >= settings.sure)[..., None]
-    cast = ballots.sum(dim=(0, 2))  # [B]
-    return int(((cast >= 2) & (2 * ballots.sum(dim=0).amax(dim=-1) <= cast)).sum())
+    confidence, votes = (each.cpu().numpy() for each in torch.softmax(tensors.experts, dim=-1).max(dim=-1))  # [K,B]
+    ballots = (votes[..., None] == np.arange(len(tensors.classes))) & (confidence >= settings.sure)[..., None]
+    per_class = ballots.sum(axis=0)  # [B,C]
+    cast = per_class.sum(axis=-1)
+    return int(((cast >= 2) & (2 * per_class.max(axis=-1) <= cast)).sum())

@@ -7,6 +7,7 @@ import random
 import time
 import traceback
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -210,6 +211,7 @@ def _name_of(host: str) -> str:
         return ""
 
 
+@lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback

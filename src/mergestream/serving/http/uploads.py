@@ -59,6 +59,9 @@ class _Files:
         self.complete = True
 
 
+CALLBACKS = [name for name in vars(_Files) if name.startswith("on_")]
+
+
 class _Related(_Files):
     """Collects the parts of a multipart/related body, which are all DICOM files."""
 
@@ -80,9 +83,8 @@ async def files_of(
     collected = (_Related if dicom else _Files)(limits, take)
     if not options.get(b"boundary"):
         raise _malformed()
-    names = [name for name in dir(collected) if name.startswith("on_")]
     try:
-        parser = MultipartParser(options[b"boundary"], {name: getattr(collected, name) for name in names})  # type: ignore[arg-type]
+        parser = MultipartParser(options[b"boundary"], {name: getattr(collected, name) for name in CALLBACKS})  # type: ignore[arg-type]
         async for chunk in body:
             parser.write(chunk)
         parser.finalize()

@@ -16,10 +16,29 @@ from mergestream.runtime.errors import InputError, WorkerError
 from mergestream.runtime.parallel import require_reachable
 from mergestream.serving.open_engine import with_device
 from mergestream.serving.options import ServeOptions
-from mergestream.serving.replicas.replicated_engine import Replica, ReplicatedEngine
+from mergestream.serving.replicas.replica import Replica, ReplicaGone, Reply
+from mergestream.serving.replicas.replicated_engine import ReplicatedEngine
 
 APPLICATION = "mergestream-{number}"
 MOST_CALLS = 64  # in progress per replica; its locks put them in order
+
+
+class RayHandle:
+    """A replica behind Ray Serve; `seconds`: time limit of a call."""
+
+    def __init__(self, handle: Any, seconds: float) -> None:
+        self._handle, self._seconds = handle, seconds
+
+    def call(self, method: str, *arguments: Any, **options: Any) -> Reply:
+        import ray
+
+        try:
+            reply: Reply = self._handle.call.remote(method, *arguments, **options).result(timeout_s=self._seconds)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise ReplicaGone(type(error).__name__) from error
+        return reply
 
 
 def require_ray_serve() -> None:
@@ -38,7 +57,9 @@ def start_replicas(
     disconnect = _connect(options)
     try:
         handles = _deploy(options.absolute())
-        return ReplicatedEngine(handles, seconds, on_append=on_append, on_close=disconnect)
+        return ReplicatedEngine(
+            [RayHandle(each, seconds) for each in handles], on_append=on_append, on_close=disconnect
+        )
     except BaseException:
         disconnect()
         raise

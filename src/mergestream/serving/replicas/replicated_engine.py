@@ -1,107 +1,32 @@
-"""Replicas behind Ray Serve as one engine: every stream is pinned to one replica by its name.
+"""Engines in other processes as one engine: every stream is pinned to one replica by its name.
 
-`ReplicatedEngine` takes the place of a local engine, so the HTTP service in front is the same; several services may
-stand in front of the same replicas.
+`ReplicatedEngine` takes the place of a local engine, so the HTTP service in front is the same. The replicas are one
+process on this machine (`EngineProcess`), or several behind Ray Serve, in front of which several services may stand.
 """
 
 import hashlib
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Self, TypeVar
+from dataclasses import replace
+from typing import Any, Self
 
 from mergestream.data.intake.pictures import Picture
-from mergestream.runtime.errors import MergestreamError
+from mergestream.runtime.errors import MergestreamError, WorkerError
 from mergestream.serving.answer_queue import OverloadedError
 from mergestream.serving.audit.line_kinds import STOPPED
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.engine.answers import Answer
-from mergestream.serving.engine.engine import Engine
 from mergestream.serving.engine.persistence import LoggedAnswer
 from mergestream.serving.engine.registry import require_name
-from mergestream.serving.open_engine import open_engine
-from mergestream.serving.options import ServeOptions
+from mergestream.serving.replicas.replica import Handle, ReplicaGone, ReplicaStatus
 
 POLL_SECONDS, GONE_SECONDS = 2.0, 10.0
-GONE = "A replica does not answer and is being restarted. The step may be in its log."
+GONE = "The engine does not answer and is being restarted. The step may be in its log."
 TRY_AGAIN = f"{GONE} Send this again in a moment."
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class ReplicaStatus:
-    """Status of a replica at a time."""
-
-    at: int  # nanoseconds
-    pool: dict[str, Any]  # as the engine describes it
-    streams: tuple[dict[str, Any], ...]
-    failing: str | None  # why its log cannot be written, or None
-
-
-@dataclass(frozen=True)
-class Reply:
-    """Reply of a replica to a call: a value or an error, and its status (None if its engine could not be opened)."""
-
-    status: ReplicaStatus | None
-    value: Any = None
-    error: MergestreamError | None = None
-
-
-class Replica:
-    """One engine with its log, in a process of Ray Serve."""
-
-    def __init__(self, options: ServeOptions, number: int) -> None:
-        # All work on a GPU is done by one thread, as in the service.
-        self._thread = None if options.device == "cpu" else ThreadPoolExecutor(1, "device")
-        self._engine: Engine | None = None
-        self._error: MergestreamError | None = None
-        self._error_reported = False
-        try:
-            self._engine = self._run(partial(open_engine, options.for_replica(number)))
-        except MergestreamError as error:  # reported by the first call, since Serve would hide it
-            self._error = error
-
-    def call(self, method: str, *arguments: Any, **options: Any) -> Reply:
-        """Call a method of the engine, or 'append' of its log."""
-        if self._engine is None:
-            return self._reply()
-        target = self._engine.audit.append if method == "append" else getattr(self._engine, method)
-        try:
-            return self._reply(self._run(partial(target, *arguments, **options)))
-        except MergestreamError as error:
-            return self._reply(error=error)
-
-    def status(self) -> Reply:
-        return self._reply(os.getpid())
-
-    def check_health(self) -> None:
-        """Called by Serve: a replica whose engine could not be opened is restarted once it has reported why."""
-        if self._error_reported and self._error is not None:
-            raise self._error
-
-    def __del__(self) -> None:
-        """Called by Serve before the process ends; the next one needs the locks."""
-        engine = getattr(self, "_engine", None)
-        if engine is not None:
-            engine.close()
-
-    def _run(self, work: Callable[[], T]) -> T:
-        return work() if self._thread is None else self._thread.submit(work).result()
-
-    def _reply(self, value: Any = None, error: MergestreamError | None = None) -> Reply:
-        if self._engine is None:
-            self._error_reported = True
-            return Reply(None, error=self._error)
-        described, streams = self._engine.describe(), tuple(self._engine.streams())
-        status = ReplicaStatus(time.time_ns(), described, streams, self._engine.audit.failing)
-        return Reply(status, value, error)
 
 
 class ReplicatedEngine:
@@ -113,14 +38,13 @@ class ReplicatedEngine:
 
     def __init__(
         self,
-        handles: Sequence[Any],
-        seconds: float = 600.0,
+        handles: Sequence[Handle],
         *,
         on_append: Callable[[bool], None] = lambda _: None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """`seconds`: time limit of a call. `on_append` hears of each audit line: written or not."""
-        self._handles, self._seconds, self._on_append, self._on_close = tuple(handles), seconds, on_append, on_close
+        """`on_append` hears of each audit line: written or not."""
+        self._handles, self._on_append, self._on_close = tuple(handles), on_append, on_close
         self._statuses: dict[int, ReplicaStatus] = {}
         self._replied_at: dict[int, float] = {}
         self._status_lock, self._closed = threading.Lock(), threading.Event()
@@ -140,14 +64,15 @@ class ReplicatedEngine:
         return self
 
     def describe(self) -> dict[str, Any]:
-        return self._statuses[0].pool
+        pool = self._statuses[0].pool
+        assert pool is not None  # the first status is a whole one
+        return pool
 
     def history(self) -> list[LoggedAnswer]:
-        calls = [(number, handle.call.remote("history")) for number, handle in enumerate(self._handles)]
-        return [each for number, call in calls for each in self._result(number, call)]
+        return [each for number in range(len(self._handles)) for each in self._result(number, "history")]
 
     def streams(self) -> list[dict[str, Any]]:
-        streams = [stream for status in self._statuses.values() for stream in status.streams]
+        streams = [stream for status in self._statuses.values() for _, stream in status.streams.values()]
         return sorted(streams, key=lambda stream: str(stream["stream"]))
 
     @property
@@ -212,7 +137,7 @@ class ReplicatedEngine:
         if self._is_gone(number):
             raise OverloadedError(TRY_AGAIN)
         try:
-            value = self._result(number, self._handles[number].call.remote(*arguments, **options))
+            value = self._result(number, *arguments, **options)
         except AuditError:
             self._on_append(False)
             raise
@@ -220,7 +145,7 @@ class ReplicatedEngine:
         return value
 
     def _fetch_status(self, number: int) -> int:
-        process: int = self._result(number, self._handles[number].status.remote())
+        process: int = self._result(number, "status")
         return process
 
     def _is_gone(self, number: int) -> bool:
@@ -230,16 +155,12 @@ class ReplicatedEngine:
     def _call_all(self, *arguments: Any, **options: Any) -> list[Any]:
         return [self._call(number, *arguments, **options) for number in range(len(self._handles))]
 
-    def _result(self, number: int, response: Any) -> Any:
-        """Wait for a reply. Raise the replica's own error, or OverloadedError if the replica is gone."""
-        import ray
-
+    def _result(self, number: int, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a replica. Raise its own error, or OverloadedError if it is gone."""
         called_at = time.monotonic()
         try:
-            reply: Reply = response.result(timeout_s=self._seconds)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from error
-        except (ray.exceptions.RayError, TimeoutError) as error:
+            reply = self._handles[number].call(method, *arguments, **options)
+        except ReplicaGone as error:
             raise self._gone(number, error, called_at) from error
         if reply.error is not None and reply.status is None:  # its engine could not be opened
             raise self._gone(number, reply.error, called_at) if number in self._statuses else reply.error
@@ -249,18 +170,20 @@ class ReplicatedEngine:
             raise reply.error
         return reply.value
 
-    def _gone(self, number: int, error: Exception, called_at: float) -> OverloadedError:
+    def _gone(self, number: int, error: Exception, called_at: float) -> MergestreamError:
+        if number not in self._statuses:
+            return WorkerError("The engine's process ended while it was started.")
         with self._status_lock:
             if self._replied_at.get(number, called_at) < called_at:  # otherwise it has already come back
                 self._replied_at[number] = -math.inf
-        log.error("replica %d does not answer: %s", number, type(error).__name__)
+        log.error("engine %d does not answer: %s", number, type(error).__name__)
         return OverloadedError(TRY_AGAIN)
 
     def _store_status(self, number: int, status: ReplicaStatus) -> None:
         with self._status_lock:
             self._replied_at[number] = time.monotonic()
-            if number not in self._statuses or self._statuses[number].at < status.at:
-                self._statuses[number] = status
+            before = self._statuses.get(number)
+            self._statuses[number] = status if before is None else status.after(before)
 
     def _poll(self, number: int) -> None:
         while not self._closed.wait(POLL_SECONDS):
@@ -270,7 +193,7 @@ class ReplicatedEngine:
                 continue  # logged already
             except Exception as error:
                 if not self._closed.is_set():
-                    log.error("the status of replica %d cannot be read: %s", number, type(error).__name__)
+                    log.error("the status of engine %d cannot be read: %s", number, type(error).__name__)
 
 
 def place_of(stream: str, replicas: int) -> int:

@@ -1,10 +1,12 @@
 """The routes of the service, one file per subject. Each declares who may use it and which problems it answers with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.routing import APIRoute
 
+from mergestream.serving.engine.registry import NAME
 from mergestream.serving.http.problems import problems
 from mergestream.serving.http.tokens import ANYONE, HEALTH
 from mergestream.serving.service import Service
@@ -18,6 +20,22 @@ async def service_of(request: Request) -> Service:
 
 
 CurrentService = Annotated[Service, Depends(service_of)]
+
+
+class PlainRoute(APIRoute):
+    """A route whose endpoint takes a request and a stream; FastAPI reads and checks parameters only of unusual URLs."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        checked = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            stream = request.path_params["stream"]
+            if request.scope["query_string"] or not NAME.fullmatch(stream):
+                return await checked(request)
+            response: Response = await self.endpoint(request, stream)
+            return response
+
+        return handle
 
 
 class Routes(APIRouter):

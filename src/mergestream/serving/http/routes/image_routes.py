@@ -12,7 +12,7 @@ from mergestream.pool.class_concepts import Concepts
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.http.problems import Problem
 from mergestream.serving.http.request_limits import body_of
-from mergestream.serving.http.routes import Routes
+from mergestream.serving.http.routes import PlainRoute, Routes
 from mergestream.serving.http.schemas import BatchAnswer
 from mergestream.serving.http.tokens import CLIENT
 from mergestream.serving.http.uploads import files_of
@@ -50,7 +50,7 @@ def _form(several: bool) -> tuple[str, dict[str, Any]]:
 
 @router.declare(
     CLIENT, "POST", "/v1/streams/{stream}/batches", "Answer a batch", *UPLOAD_CODES, body=_form(several=True),
-    response_model=BatchAnswer,
+    response_model=BatchAnswer, route_class_override=PlainRoute,
 )  # fmt: skip
 async def answer_batch(request: Request, stream: StreamName, report: Report = None, single: Single = False) -> Response:
     """The files in `images` (PNG, JPEG, TIFF, BMP, WebP, DICOM, or one NumPy array) are the next batch of the stream.
@@ -63,7 +63,7 @@ async def answer_batch(request: Request, stream: StreamName, report: Report = No
 
 @router.declare(
     CLIENT, "POST", "/v1/streams/{stream}/images", "Answer one image", *UPLOAD_CODES, "one_picture_only",
-    body=_form(several=False), response_model=BatchAnswer,
+    body=_form(several=False), response_model=BatchAnswer, route_class_override=PlainRoute,
 )  # fmt: skip
 async def answer_image(request: Request, stream: StreamName, report: Report = None) -> Response:
     """One image, answered from the stream's earlier images and itself alone, no matter who else sends images then.
