@@ -9,7 +9,6 @@ other, beside each other, as one grouped product, in eight bits), and the merge 
 import argparse
 import json
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +20,6 @@ from step import _network, forward_floor, timed
 from torch import Tensor
 
 import mergestream as ms
-from mergestream.methods.correction import Correction
-from mergestream.methods.discriminant_head import DiscriminantHead
 from mergestream.methods.spelling import create_from_text
 
 KINDS = (
@@ -50,7 +47,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--arg", action="append", default=[], help="name=number, an argument of the network")
     parser.add_argument("--device", default="cuda", help="'cpu' only tries this script: nothing is captured there")
-    parser.add_argument("--compiled", action="store_true", help="also with what follows the networks compiled")
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
     network = _network(given, 0)
@@ -70,13 +66,6 @@ def main() -> None:
     record["products"] = products(pool, given.batch, size)
     record["merge"] = merge_of(pool)
     given.json.write_text(json.dumps(record, indent=1) + "\n")
-    if given.compiled:  # it changes the classes for the rest of this process
-        began = time.perf_counter()
-        compile_small_parts()
-        fits = [text for text in METHODS if text.startswith("merge_")]
-        record["compiled"] = {text: profiled(text, pool, images, one) for text in fits}
-        record["compiled_seconds"] = time.perf_counter() - began
-    given.json.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1))
 
 
@@ -85,12 +74,6 @@ def profiled(text: str, pool: ms.ExpertPool, images: Tensor, one: float | None) 
     result = kernels_of(create_from_text(text, pool, inside="the benchmark"), images)
     result["floor_ms"] = None if one is None else one * (result["expert_forwards"] + result["merged_forwards"])
     return result
-
-
-def compile_small_parts() -> None:
-    """What follows the networks is hundreds of operations on a few numbers each: let torch.compile fuse them."""
-    for owner, name in ((Correction, "learn"), (Correction, "apply"), (DiscriminantHead, "learn")):
-        setattr(owner, name, torch.compile(getattr(owner, name), dynamic=False, fullgraph=True))
 
 
 def kernels_of(method: ms.Method, images: Tensor) -> dict[str, Any]:

@@ -37,7 +37,6 @@ def profile_table() -> str:
     rows, reference = [], record["steps"]["entropy_adaptive"]["ms"]
     parts = {name.partition("(ask")[0]: step for name, step in record["steps"].items()}
     parts = {name: step for name, step in parts.items() if not name.startswith(("ensemble", "mean"))}
-    parts |= {f"{name.partition('(ask')[0]}, compiled": step for name, step in record["compiled"].items()}
     for title, step in parts.items():
         kinds = step["kinds"]
         row = [f"{value:.2f}" for value in (step["ms"], step["floor_ms"], *(kinds[kind]["ms"] for kind in KERNELS))]
@@ -46,10 +45,28 @@ def profile_table() -> str:
     ways = {way: [each[way]["tflops"] for each in record["products"].values()] for way in ("one by one", "eight bits")}
     spans = [f"{min(rates):.0f} to {max(rates):.0f} TFLOP/s {way}" for way, rates in ways.items()]
     head = ("ms", "step", "floor", "products", "norms", "attention", "small", "launches", "ratio")
-    fused = (
-        f"`torch.compile` (a flag of the benchmark) fuses the small operations in {record['compiled_seconds']:.0f} s."
+    return f"{markdown(head, rows)}\n\nThe products alone: {', '.join(spans)}."
+
+
+def variant_table() -> str:
+    """What each fusion of a captured step brings, and how far its largest kernel is from the torch code."""
+    record = read("step_variants")
+    small, large = record["vit_base_patch32_224"], record["vit_base_patch16_224"]
+    switches = list(small["merge_once(ask_first=32)"])  # new, old, without ...
+    rows = []
+    for method, cases in small.items():
+        launches = f"{cases['old']['launches']:.0f} to {cases['new']['launches']:.0f}"
+        larger = [f"{large[method][case]['ms']:.2f}" for case in ("new", "old")]
+        rows.append([f"`{method.partition('(ask')[0]}`", *(f"{cases[name]['ms']:.3f}" for name in switches), launches])
+        rows[-1] += larger
+    head = ["ms per step, ViT-B/32", *switches, "launches", "ViT-B/16 new", "old"]
+    kernels = record["mix_kernel"].values()
+    fused, torch = ([kernel[key] for kernel in kernels] for key in ("whole_us", "torch_us"))
+    far = max(kernel["answers_far"] for kernel in kernels)
+    return (
+        f"{markdown(head, rows)}\n\nThe correction alone takes {min(fused):.0f} to {max(fused):.0f} µs "
+        f"in the kernel and {min(torch):.0f} to {max(torch):.0f} in torch; answers are at most {far:.0e} apart."
     )
-    return f"{markdown(head, rows)}\n\nThe products alone: {', '.join(spans)}. {fused}"
 
 
 def method_table() -> str:
@@ -176,6 +193,7 @@ def speed_blocks() -> dict[str, Callable[[], str]]:
     return {
         "speed-steps": step_table,
         "speed-profile": profile_table,
+        "speed-variants": variant_table,
         "speed-methods": method_table,
         "speed-narrow": narrow_table,
         "speed-curves": curve_line,

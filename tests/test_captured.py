@@ -15,13 +15,15 @@ import mergestream as ms
 from conftest import make_images, make_pool
 from graphs import RECORDED, Late
 from mergestream.functional import merging
-from mergestream.methods import Batch, base, capture, fading_window, fused_correction
+from mergestream.methods import METHODS, Batch, base, capture, fading_window, fused_correction
 from mergestream.methods.capture import MOST_RECORDED, Recorder
 from mergestream.methods.correction import Correction, LongRun
+from mergestream.methods.spelling import create_from_text
 from mergestream.pool import runner
 from mergestream.pool.execution import Execution, Recording, patch_product, patches_as_products
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.messages import log_once
+from mergestream.testing.small_pools import full_pool
 from test_training_graph import HostTraffic
 
 
@@ -103,6 +105,36 @@ def test_captured_steps_equal_eager_ones(name: str, options: dict[str, Any]) -> 
             torch.testing.assert_close(mine, value, rtol=1e-4, atol=3e-5 * size)
         else:
             assert mine == value
+
+
+# Why a method, or an option of it, keeps the eager step.
+GRADIENTS, ON_THE_HOST, OF_THE_BATCH = "gradients", "decisions on the host", "learns its weights from each batch"
+EAGER = {
+    ("adamerging", ""): GRADIENTS,
+    ("tent", ""): GRADIENTS,
+    ("sar", ""): GRADIENTS,
+    ("dawin", ""): ON_THE_HOST,  # clusters
+    ("fisher", "statistics=target"): OF_THE_BATCH,
+    ("regmean", "statistics=target"): OF_THE_BATCH,
+    ("regmean_pp", "statistics=target"): OF_THE_BATCH,
+    ("mean", "recalibrate_bn=True"): OF_THE_BATCH,
+    ("entropy_adaptive", "head_rows=seen"): ON_THE_HOST,
+    ("entropy_adaptive", "refresh_drift=0.1"): ON_THE_HOST,
+}
+EVERY = [*dict.fromkeys((name, "") for name in METHODS), *(case for case in EAGER if case[1])]
+
+
+@pytest.mark.parametrize(("name", "option"), EVERY, ids=[" ".join(case) for case in EVERY])
+def test_every_method_is_captured_or_listed_as_eager(name: str, option: str) -> None:
+    needed = {"single_expert": "expert=brest", "merge_once": "ask_first=6"}  # the latter is eager while it asks
+    text, pool = f"{name}({option or needed.get(name, '')})", full_pool("resnet" if "bn" in option else "vit")
+    for each in pool.names if option == "head_rows=seen" else ():
+        pool = pool.annotate(each, class_counts=dict.fromkeys(pool.classes, 9))
+    fast, slow = (create_from_text(text, each, inside="a test") for each in (pool, eager(pool)))
+    for seed in range(4):
+        mine, theirs = fast.step(make_images(6, seed=seed)), slow.step(make_images(6, seed=seed))
+        assert_same(mine, theirs)
+    assert (mine.graph is None) == ((name, option) in EAGER)
 
 
 def test_smaller_batches_are_padded_not_recorded() -> None:
@@ -232,6 +264,38 @@ def test_drift_makes_the_next_batch_scored_again() -> None:
     calm = ms.create_method("entropy_adaptive", pool, refresh_every=1000, refresh_drift=50.0)
     scored = [calm.step(make_images(4, seed=seed)).entropy is not None for seed in range(6)]
     assert not any(scored[1:])
+
+
+def test_a_step_is_taken_again_after_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The alarm arrives while the next step runs; images of another kind come in the middle of the stream."""
+    monkeypatch.setattr(Late, "patience", 10**6)
+    pool, replays = make_pool("vit"), []
+    monkeypatch.setattr(capture.Graphs, "_replay", noted(capture.Graphs._replay, replays))
+    fast, slow = (ms.create_method("merge_once", each, ask_first=12, ask_drift=0.3) for each in (pool, eager(pool)))
+    usual, other = ([make_images(6, seed=seed) for seed in range(start, start + 8)] for start in (0, 20))
+    asked = []
+    for images in [*usual, *(images // 16 for images in other), *usual]:
+        passes = pool.passes["expert"]
+        mine, theirs = fast.step(images), slow.step(images)
+        assert_same(mine, theirs)
+        assert mine.expert_forwards == theirs.expert_forwards
+        assert pool.passes["expert"] - passes == 6 * mine.expert_forwards
+        asked.append(mine.expert_forwards > 0)
+    again = [number for number in range(3, len(asked)) if asked[number] and not asked[number - 1]]
+    assert asked[:3] == [True, True, False]
+    assert again
+    assert len(replays) == len(asked) + len(again)
+    fast.settle()
+    for key, value in slow.state_dict()["state"].items():
+        torch.testing.assert_close(fast.state_dict()["state"][key], value, rtol=1e-3, atol=1e-3)
+
+
+def noted(function: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return function(*arguments)
+
+    return call
 
 
 def test_the_merged_weights_are_those_that_answered() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import mergestream as ms
 from conftest import make_images, make_pool
+from kernel_checks import MIXES, assert_pixels_are_looked_up, assert_the_mix_kernel_corrects_as_the_reference
 from mergestream.data.datasets import DataRequest
 from mergestream.functional.merging import weighted_sums
 from mergestream.pool.execution import Execution
@@ -160,6 +161,16 @@ def test_fused_blocks_answer_as_float32_does(network: str, dtype: torch.dtype) -
     assert (fused - exact).abs().max() / scale < 2 * (plain - exact).abs().max() / scale + 0.02
 
 
+@pytest.mark.parametrize("size", [*MIXES, (32, 0, 7, 2, 0.3), (32, 5, 7, 1, 0.0), (64, 1, 8, 2, 0.3)], ids=str)
+def test_the_mix_kernel_corrects_as_the_reference_does(size: tuple[int, int, int, int, float]) -> None:
+    assert_the_mix_kernel_corrects_as_the_reference(*size, device="cuda", steps=12)
+
+
+@pytest.mark.parametrize("size", [(1, 5, 3), (32, 224, 224), (7, 126, 127)], ids=str)
+def test_pixels_are_looked_up_as_they_are_computed(size: tuple[int, int, int]) -> None:
+    assert_pixels_are_looked_up(*size, device="cuda")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("count", [1, 3, 20])
 def test_the_fused_merge_is_the_sum(dtype: torch.dtype, count: int) -> None:
@@ -189,6 +200,7 @@ def test_the_fused_merge_is_the_sum(dtype: torch.dtype, count: int) -> None:
         ("entropy_adaptive", {"score_images": 2}),
         ("merge_and_fit", {"ask_first": 6, "ask_every": 2}),
         ("merge_once", {"ask_first": 6, "ask_drift": 0.5}),
+        ("merge_and_fit", {"batch_bias": 0.0}),
     ],
     ids=str,
 )
