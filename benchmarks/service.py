@@ -260,17 +260,22 @@ def stages(given: Any, folder: Path, words: list[str]) -> dict[str, float]:
 # --- numbers ------------------------------------------------------------------------------------------------
 
 
+def children(process: int) -> list[int]:
+    return [int(word) for file in Path(f"/proc/{process}/task").glob("*/children") for word in file.read_text().split()]
+
+
 def resident(process: int) -> float:
-    """MiB in memory."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+    """MiB in memory, of a process and its children: the engine and the decoders."""
+    lines = [
+        line for each in (process, *children(process)) for line in Path(f"/proc/{each}/status").read_text().splitlines()
+    ]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
 def processor_seconds(process: int) -> float:
     """Of a process and its children: the engine and the decoders."""
-    children = (file.read_text().split() for file in Path(f"/proc/{process}/task").glob("*/children"))
     ticks = 0
-    for each in (str(process), *(child for some in children for child in some)):
+    for each in (process, *children(process)):
         fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")

@@ -39,15 +39,9 @@ class DecodeQueue:
     async def _decode_groups(self, stream: str) -> None:
         """Decode what waits, and what comes meanwhile."""
         while waiting := self._groups.pop(stream, []):
-            group, rest = waiting[:MOST_TOGETHER], waiting[MOST_TOGETHER:]
-            if rest:
-                self._groups[stream] = rest
+            group, self._groups[stream] = waiting[:MOST_TOGETHER], waiting[MOST_TOGETHER:]
             files, loop = [data for data, _ in group], asyncio.get_running_loop()
-            results: Sequence[list[Picture] | Exception]
-            try:
-                results = await loop.run_in_executor(self._threads, read_each, files, self._limits)
-            except Exception as error:
-                results = [error] * len(group)
+            results = await loop.run_in_executor(self._threads, read_each, files, self._limits)
             for (_, pictures), result in zip(group, results, strict=True):
                 if pictures.done():  # its caller gave up
                     continue

@@ -66,7 +66,7 @@ def read_uploads(files: Iterable[bytes], limits: Limits) -> list[Picture]:
 
 def read_each(files: Sequence[bytes], limits: Limits) -> list[list[Picture] | Exception]:
     """Read files of several requests: the pictures of each, or why it is refused. If none is, in one message."""
-    with suppress(IntakeError):
+    with suppress(Exception):
         return [own for batch in _batches(files, limits) for own in _read(batch, Allowance.of(limits))]
     return [_pictures_or_refusal(data, limits) for data in files]
 
@@ -74,7 +74,7 @@ def read_each(files: Sequence[bytes], limits: Limits) -> list[list[Picture] | Ex
 def _pictures_or_refusal(data: bytes, limits: Limits) -> list[Picture] | Exception:
     try:
         return read_uploads([data], limits)
-    except IntakeError as refusal:
+    except Exception as refusal:
         return refusal
 
 

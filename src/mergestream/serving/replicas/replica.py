@@ -29,12 +29,10 @@ class ReplicaStatus:
     def after(self, before: "ReplicaStatus") -> "ReplicaStatus":
         """The newest of both in every part: replies may arrive in any order."""
         whole, part = (before, self) if self.pool is None or self.at < before.at else (self, before)
-        newer = {
-            name: each
-            for name, each in part.streams.items()
-            if each[0] > max(whole.at, whole.streams.get(name, (0,))[0])
-        }
-        return replace(whole, streams={**whole.streams, **newer}, failing=(max(self, before, key=_at)).failing)
+        times = {name: at for name, (at, _) in whole.streams.items()}
+        newer = {name: each for name, each in part.streams.items() if each[0] > max(whole.at, times.get(name, 0))}
+        latest = max(self, before, key=lambda status: status.at)
+        return replace(whole, streams={**whole.streams, **newer}, failing=latest.failing)
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Replica:
         self._engine: Engine | None = None
         self._error: MergestreamError | None = None
         self._error_reported = False
-        self._stop_tracing = None if options.otlp is None else start_tracing(options.otlp)
+        self._stop_tracing = (lambda: None) if options.otlp is None else start_tracing(options.otlp)
         try:
             own = options if number is None else options.for_replica(number)
             self._engine = self._run(partial(open_engine, own))
@@ -99,7 +97,6 @@ class Replica:
         if engine is not None:
             self._run(engine.close)
             self._engine = None
-        if self._stop_tracing is not None:
             self._stop_tracing()
 
     def __del__(self) -> None:
@@ -115,7 +112,3 @@ class Replica:
         at, pool = time.time_ns(), None if stream is not None else self._engine.describe()
         streams = {each["stream"]: (at, each) for each in self._engine.streams() if stream in (None, each["stream"])}
         return ReplicaStatus(at, pool, streams, self._engine.audit.failing)
-
-
-def _at(status: ReplicaStatus) -> int:
-    return status.at
