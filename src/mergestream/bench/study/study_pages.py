@@ -15,13 +15,13 @@ from mergestream.bench.study.results_plan import COMPARED, HEAD_INITS, LOSS, MAI
 from mergestream.bench.study.study_bars import (
     TITLES,
     collapses_of,
+    endpoints,
     estimate,
     methods_of,
     places,
     select,
     settings_of,
 )
-from mergestream.bench.study.study_endpoints import endpoints
 from mergestream.bench.study.study_record import PROBABILITIES, SCORES, SINGLE, Group, Setting
 from mergestream.functional.non_inferiority import LOWER_IS_BETTER
 

@@ -10,8 +10,16 @@ from typing import Any, NamedTuple
 
 from mergestream.pool.checkpoint import SIGNATURE
 from mergestream.pool.expert_card import TEXT, require_name
-from mergestream.pool.trust.signatures import hashing, library, require_plain, signature_of
-from mergestream.pool.trust.signing_keys import CURVES, LARGEST_FILE, key_hint, read_pem
+from mergestream.pool.trust.signatures import (
+    CURVES,
+    LARGEST_FILE,
+    hashing,
+    key_hint,
+    library,
+    read_pem,
+    require_plain,
+    signature_of,
+)
 from mergestream.runtime.errors import InputError, SignatureError
 from mergestream.runtime.files import error_text
 
