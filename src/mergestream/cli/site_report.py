@@ -44,7 +44,7 @@ def site_report(
     measured on the images that its training held out.
     """
     from mergestream.bench.sites.site_matrix import describe_report, report_table
-    from mergestream.bench.sites.site_measurement import SiteRequest, report_site
+    from mergestream.bench.sites.site_measurement import report_site
     from mergestream.data.datasets import DataRequest
     from mergestream.pool.trust.signatures import sign_file
     from mergestream.training.training_run import work_folder
@@ -52,8 +52,8 @@ def site_report(
     console = Console(stderr=as_json)
     limits = {"skip_bad": skip_bad, "allow_missing_classes": allow_missing_classes}
     data, folder = DataRequest.parse(dataset, root, data_option, **limits), pool.resolve()
-    request = SiteRequest(str(folder), data, work_folder(folder), domain, site, device, nested)
-    report = report_site(request, progress(console))
+    which = {"domain": domain, "site": site}
+    report = report_site(folder, data, work_folder(folder), progress(console), **which, device=device, nested=nested)
     report.save(out)
     files = {"Report": out} | ({"Signature": sign_file(out, key)} if key else {})
     show_result(as_json, report.to_json(), console, [report_table(report)], describe_report(report), files)

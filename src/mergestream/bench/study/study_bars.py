@@ -117,7 +117,11 @@ def target_draws(group: Group, method: str, at: Setting, metric: str) -> dict[st
 
 def stream_scores(group: Group, method: str, at: Setting, metric: str) -> dict[tuple[str, int], float]:
     """Scores by target and stream seed."""
-    rows = [row for row in group["rows"] if (row["method"], row["stream"], row["condition"]) == (method, *at.words)]
+    rows = [
+        row
+        for row in group["rows"]
+        if (row["method"], row["stream"], row["condition"]) == (method, at.stream, at.condition)
+    ]
     return {(row["target"], row["stream_seed"]): row[metric] for row in rows if row.get(metric) is not None}
 
 

@@ -198,7 +198,8 @@ class Association:
                 message.refusal = Status(CANNOT_UNDERSTAND, "The SOP class is not that of the presentation context")
                 return
             try:
-                message.file = self._reception.begin(syntax, command, self.calling)
+                names = (syntax, command.sop_class, command.sop_instance, self.calling)
+                message.file = self._reception.inbox.new_file(*names)
             except OutputError as error:
                 message.refusal = self._reception.refusal_of(error)
         else:

@@ -15,7 +15,6 @@ from mergestream.serving.dicom_network.dimse import (
     NOT_SUPPORTED,
     OUT_OF_RESOURCES,
     SUCCESS,
-    Command,
     Status,
 )
 from mergestream.serving.dicom_network.inbox import Inbox, InboxFullError, IncomingFile, MismatchError, read_file_meta
@@ -55,9 +54,6 @@ class Reception:
         if self._rules.callers and calling not in self._rules.callers:
             return negotiation.CALLING_UNKNOWN
         return None
-
-    def begin(self, transfer_syntax: str, command: Command, calling: str) -> IncomingFile:
-        return self.inbox.new_file(transfer_syntax, command.sop_class, command.sop_instance, calling)
 
     def store_files(self, files: Iterable[bytes], calling: str) -> "list[Stored]":
         """Keep DICOM files that came another way than by C-STORE. They are on disk when this returns."""
