@@ -7,12 +7,13 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable
 from importlib import metadata
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from mergestream.data.datasets.index import CARDS, Index
 from mergestream.data.datasets.roots import Root
 from mergestream.runtime.errors import some
+from mergestream.runtime.text_template import filled
 
 if TYPE_CHECKING:
     from mergestream.data.datasets.dataset_sources import DataVerification
@@ -50,69 +51,32 @@ def _pixel_size(root: Root, file: str) -> str:
 
 def describe_verification(verification: "DataVerification") -> list[str]:
     """Every domain's images by class, differences from the published counts, and the verdict last."""
-    lines = [f"{verification.index.card.name} in {verification.location}"]
-    for domain, counts in verification.index.counts().items():
-        published = verification.published.get(domain)
-        beside = "" if published is None else f" (published: {published:,})"
-        classes = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-        lines.append(f"  {domain}: {sum(counts.values()):,} images{beside}: {classes}")
-    lines.append(f"{verification.usable:,} usable of {verification.index.images_found:,} images.")
     reasons: dict[str, list[str]] = {}
     for each in verification.index.left_out:
         reasons.setdefault(each.why, []).append(each.what)
-    lines += [f"Left out or corrected: {some(what, 3)}: {why}." for why, what in reasons.items()]
-    if verification.index.missing:
-        lines.append(f"Missing, {len(verification.index.missing):,}: {some(verification.index.missing)}.")
-    if verification.unreadable:
-        lines.append(f"Unreadable, {len(verification.unreadable):,}: {some(verification.unreadable)}.")
-    lines += [f"{d}: {here:,} images, published {there:,}." for d, (here, there) in verification.differing.items()]
-    lines += [f"{domain} has no image of {some(names)}." for domain, names in verification.lacking.items()]
-    if verification.lacking and verification.index.card.licence == "yours":
-        lines.append("If that is right for this site, train and compare with --allow-missing-classes.")
-    if verification.index.total is not None and verification.index.total != verification.usable:
-        lines.append(f"{verification.usable:,} usable images in all, published {verification.index.total:,}.")
-    if verification.index.card.overlap:
-        lines.append(verification.index.card.overlap)
-    if not verification.complete:
-        return [*lines, "NOT complete."]
-    agree = ": every image can be read, and the counts are the published ones (pixels are not compared)"
-    unknown = " as far as can be told: every image can be read; no counts are published to compare with"
-    return [*lines, f"Complete{agree if verification.published or verification.index.total else unknown}."]
+    return _lines("verification.txt.j2", verification, reasons=reasons, some=some, number="{:,}".format)
 
 
 def report_lines(verification: "DataVerification") -> list[str]:
     """The report in Markdown. Domains of a user's own data are numbered: their names may be those of hospitals."""
-    index, files = verification.index, verification.files
-    card = index.card
-    lines = [f"### `data verify {card.name}`: {'complete' if verification.complete else 'NOT complete'}", ""]
-    lines += [
-        f"- {_versions()}",
-        f"- loader checked against: {card.verified or 'nothing'}. {card.verified_note}".rstrip(),
-    ]
-    lines.append(
-        f"- {verification.usable} usable of {index.images_found} images; published in all: {index.total or '?'}"
+    index, card = verification.index, verification.index.card
+    differences = Counter(_anonymous(each.why) for each in index.left_out)
+    differences.update(f"unreadable: {_anonymous(text.partition(': ')[2])}" for text in verification.unreadable)
+    return _lines(
+        "verification_report.md.j2",
+        verification,
+        versions=_versions(),
+        files=verification.files,
+        counted=_counts,
+        groups=len({sample.group for sample in index.samples} - {None}),
+        is_own=card.name not in CARDS or card.licence == "yours",
+        differences=differences.most_common(20),
     )
-    lines.append(f"- missing {len(index.missing)}, unreadable {len(verification.unreadable)}")
-    lines.append(f"- files: {files['files']}, {files['bytes'] / 1e6:.1f} MB, median {files['median_bytes']} bytes")
-    lines.append(f"- kinds: {_counts(files['kinds'])}; pixels of a sample: {_counts(files['pixels']) or 'not read'}")
-    groups = {sample.group for sample in index.samples} - {None}
-    lines.append(f"- groups ({card.group or 'none'}): {len(groups)}")
-    lines += [
-        "",
-        f"| domain | published | images | {' | '.join(card.classes)} |",
-        "|---" * (3 + len(card.classes)) + "|",
-    ]
-    own = card.name not in CARDS or card.licence == "yours"
-    for number, (domain, counts) in enumerate(index.counts().items(), start=1):
-        name = f"domain {number}" if own else domain
-        row = [name, verification.published.get(domain, "?"), sum(counts.values()), *counts.values()]
-        lines.append(f"| {' | '.join(map(str, row))} |")
-    differences = [_anonymous(each.why) for each in index.left_out]
-    differences += [f"unreadable: {_anonymous(text.partition(': ')[2])}" for text in verification.unreadable]
-    if differences:
-        lines += ["", "Left out, corrected or unreadable:", ""]
-        lines += [f"- {count} x {why}" for why, count in Counter(differences).most_common(20)]
-    return lines
+
+
+def _lines(template: str, verification: "DataVerification", **values: Any) -> list[str]:
+    about: dict[str, Any] = {"verification": verification, "index": verification.index, "card": verification.index.card}
+    return filled(Path(__file__).with_name(template), **about, **values).splitlines()
 
 
 def _versions() -> str:
