@@ -6,13 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mergestream.bench.choice.candidates import REVISION
-from mergestream.bench.choice.pseudo_targets import (
-    ChoiceRequest,
-    candidates_of,
-    domain_of,
-    measure_site,
-    require_sites,
-)
+from mergestream.bench.choice.pseudo_targets import ChoiceRequest, candidates_of, domain_of, measure_site, require_sites
 from mergestream.bench.engine.pool_at_target import close_all, load_pool
 from mergestream.bench.report.result_table import ResultTable, format_number
 from mergestream.bench.sites.site_report import SiteReport, read_joined
@@ -80,11 +74,7 @@ def measure_sites(request: ChoiceRequest, site: str, track: Track, *, jobs: int 
         domain_of(name, dataset)
     with track("measuring sites as pseudo-targets", len(chosen)) as advance:
         measured = run_jobs(
-            measure_site,
-            [(request, name) for name in chosen],
-            workers=jobs,
-            on_done=advance,
-            device=request.device,
+            measure_site, [(request, name) for name in chosen], workers=jobs, on_done=advance, device=request.device
         )
     return join(measured)
 

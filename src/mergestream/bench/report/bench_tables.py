@@ -10,24 +10,11 @@ from statistics import mean
 from typing import Any
 
 from mergestream.bench.analysis.bench_findings import BenchFindings, MethodRank, SubgroupRow
-from mergestream.bench.analysis.comparison import (
-    EXPERT_ROWS,
-    Estimate,
-    GroupedRow,
-    ResultRow,
-    grouped,
-)
+from mergestream.bench.analysis.comparison import EXPERT_ROWS, Estimate, GroupedRow, ResultRow, grouped
 from mergestream.bench.analysis.duels import describe_duels
 from mergestream.bench.report.duel_tables import duel_tables
 from mergestream.bench.report.page import render_text
-from mergestream.bench.report.result_table import (
-    ResultTable,
-    format_number,
-    grid_table,
-    in_parts,
-    mark_best,
-    to_latex,
-)
+from mergestream.bench.report.result_table import ResultTable, format_number, grid_table, in_parts, mark_best, to_latex
 from mergestream.pool.expert_card import library_versions
 from mergestream.runtime.files import write_json, write_text
 

@@ -5,11 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from mergestream.bench.analysis.bench_findings import (
-    BenchFindings,
-    collapses,
-    seen_targets,
-)
+from mergestream.bench.analysis.bench_findings import BenchFindings, collapses, seen_targets
 from mergestream.bench.analysis.collection import RunCollection
 from mergestream.bench.analysis.comparison import grouped
 from mergestream.bench.analysis.confidence import Reliability, RiskCoverage, reliabilities, risk_coverages
