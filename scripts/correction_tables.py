@@ -21,7 +21,7 @@ def correction_blocks() -> dict[str, Callable[[], str]]:
 def constants_table() -> str:
     """The product's constants less those chosen without the target, in points, mean over targets; and the worst."""
     lines = [
-        "| pool | stream | batch | corrected: accuracy/balanced | merge_and_fit: accuracy/balanced | lowest at a target |",
+        "| pool | stream | batch | corrected, accuracy/balanced | merge_and_fit | lowest at a target |",
         "|---|---|---:|---:|---:|---:|",
     ]
     for file in sorted((RESULTS / "correction_choice").glob("*.json")):

@@ -16,8 +16,7 @@ from mergestream.networks.architecture import create_network
 from mergestream.pool.checkpoint import write_expert
 from mergestream.pool.expert_card import ExpertCard, read_card
 from mergestream.pool.pool_folder import write_order
-from mergestream.pool.trust.signatures import sign_expert
-from mergestream.pool.trust.signing_keys import create_signing_key
+from mergestream.pool.trust.signatures import create_signing_key, sign_expert
 
 NOW = datetime.datetime.now(datetime.UTC)
 ARGUMENTS = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}

@@ -14,7 +14,7 @@ from mergestream.serving.dicom_network.inbox import IMPLEMENTATION_NAME, IMPLEME
 from mergestream.serving.dicom_network.negotiation import SYNTAXES, VERIFICATION, image_classes
 from mergestream.serving.dicom_network.rules import NodeLimits
 from mergestream.serving.reports import senders
-from mergestream.serving.reports.report_kinds import KINDS
+from mergestream.serving.reports.report_pages import KINDS
 from services import LocalService
 
 SYNTAX = "1.2.840.10008.1.2"

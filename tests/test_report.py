@@ -26,14 +26,13 @@ from mergestream.bench.drift.pool_drift import analyse_drift
 from mergestream.bench.evaluation import domain_logits
 from mergestream.bench.landscape.landscape_record import Landscape
 from mergestream.bench.records import Run
-from mergestream.bench.report.answer import answer_sentences
 from mergestream.bench.report.figures import colours_of, panel
 from mergestream.bench.report.method_figures import draw_reliability
 from mergestream.bench.report.page import environment, render
 from mergestream.bench.report.plain_names import explained, stream_meaning
 from mergestream.bench.report.report_findings import analyse_runs
 from mergestream.bench.report.report_page import make_report
-from mergestream.bench.report.result_sections import describe_options
+from mergestream.bench.report.result_sections import answer_sentences, describe_options
 from mergestream.bench.report.result_table import ResultTable, to_latex, to_markdown
 from mergestream.data.streams.stream_spec import STREAMS
 from mergestream.runtime.errors import CheckpointError, InputError

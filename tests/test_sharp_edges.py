@@ -18,8 +18,8 @@ from mergestream.networks.architecture import create_network
 from mergestream.networks.batch_checks import require_batch, require_preprocessed
 from mergestream.pool.expert_card import ExpertCard
 from mergestream.runtime.errors import InputError, unknown_name
-from mergestream.training.expert_warnings import training_warnings
 from mergestream.training.published_weights import is_reachable
+from mergestream.training.python_calls import training_warnings
 
 # --- the command line ---------------------------------------------------------------------------------------
 

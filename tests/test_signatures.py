@@ -17,8 +17,7 @@ from mergestream.pool.exchange.changes import add_expert, remove_expert, replace
 from mergestream.pool.exchange.pool_inspection import verify_pool
 from mergestream.pool.parts import read_parts
 from mergestream.pool.trust import trusted_signers as module
-from mergestream.pool.trust.signatures import sign_expert
-from mergestream.pool.trust.signing_keys import create_signing_key
+from mergestream.pool.trust.signatures import create_signing_key, sign_expert
 from mergestream.pool.trust.trusted_signers import TrustedSigners
 from mergestream.runtime.errors import InputError, MergestreamError, SignatureError
 from mergestream.runtime.files import sha256_of_file

@@ -22,7 +22,7 @@ from mergestream.serving.dicom_network.negotiation import image_classes
 from mergestream.serving.dicom_network.results import UnitSummary
 from mergestream.serving.guards.findings import Finding
 from mergestream.serving.reports import report_pages
-from mergestream.serving.reports.report_kinds import KINDS
+from mergestream.serving.reports.report_pages import KINDS
 from mergestream.serving.reports.source_header import NOBODY, derived_uid, read_texts
 from mergestream.serving.reports.structured_report import (
     NOTICE,

@@ -16,8 +16,14 @@ from benching import command
 from mergestream.bench.analysis.comparison import Estimate
 from mergestream.bench.engine.plan import parse_variants
 from mergestream.bench.study.results_plan import LIFE, LOSS, RESULTS, STUDIES, PoolRecipe, ring_of
-from mergestream.bench.study.study_bars import all_bars, collapses_of, difference, estimate
-from mergestream.bench.study.study_endpoints import endpoints, paired_difference
+from mergestream.bench.study.study_bars import (
+    all_bars,
+    collapses_of,
+    difference,
+    endpoints,
+    estimate,
+    paired_difference,
+)
 from mergestream.bench.study.study_pages import all_blocks
 from mergestream.bench.study.study_record import Setting, decoded, encoded, read_records, write_record
 from mergestream.bench.study.study_run import _run_stage, chosen_stages, study_request

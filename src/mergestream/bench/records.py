@@ -18,15 +18,8 @@ from mergestream.functional.metrics import batch_confusions, collapsed_classes, 
 from mergestream.functional.nested_bootstrap import NestedRun
 from mergestream.methods import Step
 from mergestream.pool.expert_card import library_versions
+from mergestream.runtime import files
 from mergestream.runtime.errors import CheckpointError
-from mergestream.runtime.files import (
-    atomic_folder,
-    contains_only,
-    read_json,
-    sha256_of_json,
-    write_atomically,
-    write_json,
-)
 
 SCHEMA_VERSION = 1
 MOST_UNITS = 10_000  # of a bootstrap over batches: it draws a thousand times as many numbers
@@ -35,7 +28,7 @@ HEADER, STEPS, PREDICTIONS = "run.json", "steps.jsonl", "predictions.npz"
 
 def run_hash(arguments: dict[str, Any]) -> str:
     """The run's name: a hash of everything its numbers depend on."""
-    return sha256_of_json(arguments)[:16]
+    return files.sha256_of_json(arguments)[:16]
 
 
 def step_record(number: int, step: Step, indices: np.ndarray) -> dict[str, Any]:
@@ -201,10 +194,12 @@ class Run:
             "seconds_per_step": self.seconds_per_step,
             "environment": {**library_versions(), "platform": platform.platform(), "threads": torch.get_num_threads()},
         }
-        with atomic_folder(Path(folder), lambda old: contains_only(old, {HEADER, STEPS, PREDICTIONS})) as scratch:
-            write_json(scratch / HEADER, header)
-            write_atomically(scratch / STEPS, self._write_steps)
-            write_atomically(scratch / PREDICTIONS, self._write_predictions)
+        with files.atomic_folder(
+            Path(folder), lambda old: files.contains_only(old, {HEADER, STEPS, PREDICTIONS})
+        ) as scratch:
+            files.write_json(scratch / HEADER, header)
+            files.write_atomically(scratch / STEPS, self._write_steps)
+            files.write_atomically(scratch / PREDICTIONS, self._write_predictions)
         return Path(folder)
 
     def _write_steps(self, path: Path) -> None:
@@ -229,7 +224,7 @@ class Run:
     def load(cls, folder: str | Path) -> "Run":
         """Read a run back. Probabilities come back as they were stored, in fp16; metrics are those of the header."""
         root = Path(folder)
-        header = read_json(root / HEADER, SCHEMA_VERSION)
+        header = files.read_json(root / HEADER, SCHEMA_VERSION)
         try:
             steps = StepLines.checked((root / STEPS).read_text(encoding="utf-8").splitlines())
             with np.load(root / PREDICTIONS) as stored:

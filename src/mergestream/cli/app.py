@@ -3,7 +3,6 @@
 import logging
 import sys
 import traceback
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -42,18 +41,9 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.add_typer(data, name="data")
-POOL_COMMANDS: dict[str, Callable[..., None]] = {
-    "key": make_key,
-    "sign": sign,
-    "remove": remove,
-    "revoke": revoke,
-    "init": init,
-    "card": card,
-    "export": export,
-    "statistics": statistics,
-}
-for name, pool_command in POOL_COMMANDS.items():
-    pool.command(name)(pool_command)
+pool.command("key")(make_key)
+for pool_command in (sign, remove, revoke, init, card, export, statistics):
+    pool.command()(pool_command)
 app.add_typer(pool, name="pool")
 app.add_typer(audit, name="audit")
 for command in (

@@ -87,14 +87,7 @@ def replay_log(
 
     track = progress(Console(stderr=True))
     reproducer = Reproducer(*(ExpertPool.load(each, keep_revoked=True) for each in pool))
-    report = replay(
-        log,
-        images,
-        reproducer,
-        sequence=step,
-        tolerance=tolerance,
-        track=track,
-    )
+    report = replay(log, images, reproducer, sequence=step, tolerance=tolerance, track=track)
     print_result(as_json, report.to_json(), in_words(report), ok=report.reproduced)
 
 
@@ -122,9 +115,7 @@ def list_touched(
 
 
 @audit.command("key")
-def make_key(
-    file: Annotated[Path, typer.Argument(help="A new file; the public half is written to FILE.pub.")],
-) -> None:
+def make_key(file: Annotated[Path, typer.Argument(help="A new file; the public half is written to FILE.pub.")]) -> None:
     """Make the Ed25519 key pair that signs the audit log. Nothing is overwritten."""
     from mergestream.serving.audit.keys import create_key
 

@@ -6,17 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mergestream.cli.shared_options import (
-    AllowMissingClasses,
-    AsJson,
-    DataOption,
-    Device,
-    Engine,
-    Jobs,
-    OptionalDatasetName,
-    Plugin,
-    SkipBad,
-)
+from mergestream.cli import shared_options
 from mergestream.cli.terminal import command_text, progress, show, show_result
 
 SHOWN = 12  # warnings in the terminal; all of them are in the files
@@ -24,7 +14,7 @@ ONLY_HERE = ("init", "stages", "later", "plugin", "as_json")  # options that the
 
 
 def bench(
-    dataset: OptionalDatasetName = None,
+    dataset: shared_options.OptionalDatasetName = None,
     pool: Annotated[list[str] | None, typer.Option(help="A pool's folder; repeatable, for other seeds.")] = None,
     root: Annotated[
         list[str] | None, typer.Option(help="The data set's folder or zip; 'pacs=FILE' where a plan has several sets.")
@@ -50,13 +40,13 @@ def bench(
     protocol: Annotated[
         str, typer.Option(help="lodo: leave each domain out; ood: all experts on the set's outside test sets.")
     ] = "lodo",
-    data_option: DataOption = None,
+    data_option: shared_options.DataOption = None,
     images: Annotated[int | None, typer.Option(help="At most this many images per target, always the same.")] = None,
     reference: Annotated[
         str | None, typer.Option(help="The method that others are compared with.", show_default="entropy_adaptive")
     ] = None,
-    skip_bad: SkipBad = 0,
-    allow_missing_classes: AllowMissingClasses = False,
+    skip_bad: shared_options.SkipBad = 0,
+    allow_missing_classes: shared_options.AllowMissingClasses = False,
     allow_seen: Annotated[bool, typer.Option("--allow-seen", help="Keep experts trained on the target.")] = False,
     loud_heads: Annotated[
         str, typer.Option(help="Factors of the first expert's head, as in '1,100': a hostile or badly scaled expert.")
@@ -69,12 +59,12 @@ def bench(
     later: Annotated[
         bool, typer.Option("--later", help="Mark the record of 'results': its rule has met these data before.")
     ] = False,
-    jobs: Jobs = None,
-    engine: Engine = "local",
-    device: Device = "auto",
+    jobs: shared_options.Jobs = None,
+    engine: shared_options.Engine = "local",
+    device: shared_options.Device = "auto",
     dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16, float16 or auto.")] = "float32",
-    plugin: Plugin = None,
-    as_json: AsJson = False,
+    plugin: shared_options.Plugin = None,
+    as_json: shared_options.AsJson = False,
 ) -> None:
     """Compare methods: leave each domain out, stream it through every method, and print tables with intervals.
 

@@ -7,40 +7,29 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mergestream.cli.shared_options import (
-    AllowMissingClasses,
-    AsJson,
-    DataOption,
-    Device,
-    Nested,
-    OptionalDatasetName,
-    Plugin,
-    RequireSignedBy,
-    Root,
-    SkipBad,
-)
+from mergestream.cli import shared_options
 from mergestream.cli.terminal import print_result, progress, show_result
 
 
 def choose(
     pool: Annotated[Path, typer.Argument(help="The pool: a folder of expert folders.")],
     parts: Annotated[list[Path] | None, typer.Argument(help="Sites' own parts or site reports, with --join.")] = None,
-    dataset: OptionalDatasetName = None,
-    root: Root = None,
+    dataset: shared_options.OptionalDatasetName = None,
+    root: shared_options.Root = None,
     site: Annotated[str, typer.Option(help="The site to measure as a pseudo-target, or all.")] = "all",
     out: Annotated[
         Path | None, typer.Option(help="Write the measured part to this JSON file; needed with one site.")
     ] = None,
     join: Annotated[bool, typer.Option("--join", help="Choose from the parts in these files.")] = False,
-    nested: Nested = False,
-    require_signed_by: RequireSignedBy = None,
-    data_option: DataOption = None,
-    skip_bad: SkipBad = 0,
-    allow_missing_classes: AllowMissingClasses = False,
+    nested: shared_options.Nested = False,
+    require_signed_by: shared_options.RequireSignedBy = None,
+    data_option: shared_options.DataOption = None,
+    skip_bad: shared_options.SkipBad = 0,
+    allow_missing_classes: shared_options.AllowMissingClasses = False,
     jobs: Annotated[int, typer.Option(help="Processes on this machine.")] = 1,
-    device: Device = "auto",
-    plugin: Plugin = None,  # noqa: ARG001
-    as_json: AsJson = False,
+    device: shared_options.Device = "auto",
+    plugin: shared_options.Plugin = None,  # noqa: ARG001
+    as_json: shared_options.AsJson = False,
 ) -> None:
     """Choose the method that suits a pool, on its own sites as pseudo-targets, and record it in pool.json.
 

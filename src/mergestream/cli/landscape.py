@@ -6,27 +6,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mergestream.cli.shared_options import (
-    AllowMissingClasses,
-    AsJson,
-    DataOption,
-    DatasetName,
-    Device,
-    Plugin,
-    Root,
-    SkipBad,
-)
+from mergestream.cli import shared_options
 from mergestream.cli.terminal import command_text, progress, show_result
 
 
 def landscape(
     pool: Annotated[Path, typer.Argument(help="A pool's folder.")],
-    dataset: DatasetName,
+    dataset: shared_options.DatasetName,
     target: Annotated[
         str, typer.Option(help="The domain on whose images the loss is measured; its own expert is left out.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for the numbers and figures.")],
-    root: Root = None,
+    root: shared_options.Root = None,
     experts: Annotated[
         str | None, typer.Option(help="Three experts that span the plane, as in 'a,b,c'.", show_default="the first")
     ] = None,
@@ -44,12 +35,12 @@ def landscape(
     recalibrate_bn: Annotated[
         bool, typer.Option("--recalibrate-bn", help="Re-estimate BatchNorm statistics from every batch.")
     ] = False,
-    data_option: DataOption = None,
-    skip_bad: SkipBad = 0,
-    allow_missing_classes: AllowMissingClasses = False,
-    device: Device = "auto",
-    plugin: Plugin = None,  # noqa: ARG001
-    as_json: AsJson = False,
+    data_option: shared_options.DataOption = None,
+    skip_bad: shared_options.SkipBad = 0,
+    allow_missing_classes: shared_options.AllowMissingClasses = False,
+    device: shared_options.Device = "auto",
+    plugin: shared_options.Plugin = None,  # noqa: ARG001
+    as_json: shared_options.AsJson = False,
 ) -> None:
     """Measure the loss on a target's images over the plane through three experts, and draw it."""
     from mergestream.bench.landscape.landscape_record import describe_landscape

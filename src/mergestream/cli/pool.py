@@ -102,8 +102,7 @@ def import_checkpoint(
     file: Annotated[Path, typer.Argument(help="A .safetensors or PyTorch file, or a Hugging Face folder.")],
     out: Annotated[Path, typer.Argument(help="A new folder, named as the expert: OUT/NAME.")],
     network: Annotated[
-        str | None,
-        typer.Option(help="A timm name, or torchvision:NAME, transformers:CLASS, monai:CLASS."),
+        str | None, typer.Option(help="A timm name, or torchvision:NAME, transformers:CLASS, monai:CLASS.")
     ] = None,
     classes: Annotated[
         str | None, typer.Option(help="Classes in the order of the head's rows, as in 'benign,malignant'.")
@@ -117,8 +116,7 @@ def import_checkpoint(
     ] = None,
     arg: Arg = None,
     ignore: Annotated[
-        list[str] | None,
-        typer.Option(help="Ignore tensors whose names start so, as in 'criterion'; repeatable."),
+        list[str] | None, typer.Option(help="Ignore tensors whose names start so, as in 'criterion'; repeatable.")
     ] = None,
     size: Annotated[int | None, typer.Option(help="Height and width in pixels.", show_default="the network's")] = None,
     mean: Annotated[str | None, typer.Option(help="Mean per channel, as in '0.5,0.5,0.5'.")] = None,
@@ -183,8 +181,7 @@ def merge(
     ] = None,
     head: Annotated[str | None, typer.Option(help="Coefficients of the head.", show_default="the encoder's")] = None,
     method: Annotated[
-        str | None,
-        typer.Option(help="Or a method that needs no batch: mean, task_arithmetic, ties, fisher, regmean."),
+        str | None, typer.Option(help="Or a method that needs no batch: mean, task_arithmetic, ties, fisher, regmean.")
     ] = None,
     plugin: Plugin = None,  # noqa: ARG001
     as_json: AsJson = False,
@@ -194,11 +191,7 @@ def merge(
     from mergestream.runtime.option_checks import parse_numbers
 
     card = merge_pool(
-        folder,
-        out,
-        encoder=parse_numbers("--encoder", encoder),
-        head=parse_numbers("--head", head),
-        method=method,
+        folder, out, encoder=parse_numbers("--encoder", encoder), head=parse_numbers("--head", head), method=method
     )
     parts = ", ".join(part["name"] for part in card.recipe["merged_from"])
     print_result(as_json, card.to_json(), [f"'{card.name}', merged from {parts}: {out}"])

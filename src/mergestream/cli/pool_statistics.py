@@ -5,24 +5,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from mergestream.cli import shared_options
 from mergestream.cli.pool import Pool
-from mergestream.cli.shared_options import (
-    AllowMissingClasses,
-    AsJson,
-    DataOption,
-    DatasetName,
-    Device,
-    Plugin,
-    Root,
-    SkipBad,
-)
 from mergestream.cli.terminal import print_result, progress
 
 
 def statistics(
     folder: Pool,
-    dataset: DatasetName,
-    root: Root = None,
+    dataset: shared_options.DatasetName,
+    root: shared_options.Root = None,
     gram: Annotated[int, typer.Option(help="Images per expert for regmean; 0 measures none.")] = 0,
     fisher: Annotated[
         int, typer.Option(help="Images per expert for fisher(fisher=mergelm), FusionBench's form and the paper's row.")
@@ -41,12 +32,12 @@ def statistics(
     expert: Annotated[
         list[str] | None, typer.Option(help="Only this expert, but for --gram-pp; repeatable.", show_default="all")
     ] = None,
-    data_option: DataOption = None,
-    skip_bad: SkipBad = 0,
-    allow_missing_classes: AllowMissingClasses = False,
-    device: Device = "auto",
-    plugin: Plugin = None,  # noqa: ARG001
-    as_json: AsJson = False,
+    data_option: shared_options.DataOption = None,
+    skip_bad: shared_options.SkipBad = 0,
+    allow_missing_classes: shared_options.AllowMissingClasses = False,
+    device: shared_options.Device = "auto",
+    plugin: shared_options.Plugin = None,  # noqa: ARG001
+    as_json: shared_options.AsJson = False,
 ) -> None:
     """Measure every expert on its own domain's training images and store the result in its folder.
 

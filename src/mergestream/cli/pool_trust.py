@@ -16,7 +16,7 @@ Chain = Annotated[list[Path] | None, typer.Option(help="A certificate between th
 
 def make_key(file: Annotated[Path, typer.Argument(help="A new file; the public half is written to FILE.pub.")]) -> None:
     """Make the key pair that signs a site's experts (P-256). Nothing is overwritten."""
-    from mergestream.pool.trust.signing_keys import create_signing_key
+    from mergestream.pool.trust.signatures import create_signing_key
 
     echo(*map(str, create_signing_key(file)))
 

@@ -13,8 +13,7 @@ def report(
     runs: Annotated[Path, typer.Argument(help="A folder that 'bench --out' or 'demo --out' wrote.")],
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("report.html"),
     tables: Annotated[
-        Path | None,
-        typer.Option(help="Folder for every table as Markdown and LaTeX.", show_default="beside the page"),
+        Path | None, typer.Option(help="Folder for every table as Markdown and LaTeX.", show_default="beside the page")
     ] = None,
     drift: Annotated[Path | None, typer.Option(help="A drift.json that 'mergestream drift' wrote.")] = None,
     landscape: Annotated[Path | None, typer.Option(help="A landscape.json that 'mergestream landscape' wrote.")] = None,

@@ -6,16 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mergestream.cli.shared_options import (
-    AllowMissingClasses,
-    AsJson,
-    DataOption,
-    Device,
-    Nested,
-    RequireSignedBy,
-    Root,
-    SkipBad,
-)
+from mergestream.cli import shared_options
 from mergestream.cli.terminal import command_text, progress, show_result
 
 
@@ -23,7 +14,7 @@ def site_report(
     pool: Annotated[Path, typer.Argument(help="The pool: a folder of expert folders.")],
     dataset: Annotated[str, typer.Option(help="This site's images: a data set by its name in 'data list'.")],
     out: Annotated[Path, typer.Option(help="The JSON file to write. It holds masked counts, no images.")],
-    root: Root = None,
+    root: shared_options.Root = None,
     domain: Annotated[
         str | None, typer.Option(help="This site's domain in the data set.", show_default="the only one")
     ] = None,
@@ -31,12 +22,12 @@ def site_report(
     key: Annotated[
         Path | None, typer.Option(help="Sign the file with this private key, as 'pool key' writes one: OUT.sig.")
     ] = None,
-    nested: Nested = False,
-    data_option: DataOption = None,
-    skip_bad: SkipBad = 0,
-    allow_missing_classes: AllowMissingClasses = False,
-    device: Device = "auto",
-    as_json: AsJson = False,
+    nested: shared_options.Nested = False,
+    data_option: shared_options.DataOption = None,
+    skip_bad: shared_options.SkipBad = 0,
+    allow_missing_classes: shared_options.AllowMissingClasses = False,
+    device: shared_options.Device = "auto",
+    as_json: shared_options.AsJson = False,
 ) -> None:
     """Measure a pool's experts and the candidates of 'choose' on this site's own labelled images.
 
@@ -44,7 +35,7 @@ def site_report(
     measured on the images that its training held out.
     """
     from mergestream.bench.sites.site_matrix import describe_report, report_table
-    from mergestream.bench.sites.site_measurement import SiteRequest, report_site
+    from mergestream.bench.sites.site_measurement import report_site
     from mergestream.data.datasets import DataRequest
     from mergestream.pool.trust.signatures import sign_file
     from mergestream.training.training_run import work_folder
@@ -52,8 +43,8 @@ def site_report(
     console = Console(stderr=as_json)
     limits = {"skip_bad": skip_bad, "allow_missing_classes": allow_missing_classes}
     data, folder = DataRequest.parse(dataset, root, data_option, **limits), pool.resolve()
-    request = SiteRequest(str(folder), data, work_folder(folder), domain, site, device, nested)
-    report = report_site(request, progress(console))
+    which = {"domain": domain, "site": site}
+    report = report_site(folder, data, work_folder(folder), progress(console), **which, device=device, nested=nested)
     report.save(out)
     files = {"Report": out} | ({"Signature": sign_file(out, key)} if key else {})
     show_result(as_json, report.to_json(), console, [report_table(report)], describe_report(report), files)
@@ -62,8 +53,8 @@ def site_report(
 def matrix(
     reports: Annotated[list[Path], typer.Argument(help="The sites' reports: files of 'mergestream site-report'.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("matrix.html"),
-    require_signed_by: RequireSignedBy = None,
-    as_json: AsJson = False,
+    require_signed_by: shared_options.RequireSignedBy = None,
+    as_json: shared_options.AsJson = False,
 ) -> None:
     """Show who answers well where: every expert at every site, from the sites' reports alone."""
     from mergestream.bench.sites.matrix_page import write_matrix

@@ -6,25 +6,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from mergestream.cli.shared_options import (
-    AllowMissingClasses,
-    Arg,
-    DataOption,
-    DatasetName,
-    Engine,
-    Jobs,
-    Plugin,
-    Root,
-    SkipBad,
-)
+from mergestream.cli import shared_options
 from mergestream.cli.terminal import echo, progress
 
 
 def train(
-    dataset: DatasetName,
+    dataset: shared_options.DatasetName,
     network: Annotated[str, typer.Option(help="A timm name, 'torchvision:NAME' or 'transformers:CLASS'.")],
     out: Annotated[Path, typer.Option(help="The pool's folder, which also holds the base.")],
-    root: Root = None,
+    root: shared_options.Root = None,
     domain: Annotated[
         str | None, typer.Option(help="Train only this site, from the base in --out.", show_default="all domains")
     ] = None,
@@ -57,16 +47,16 @@ def train(
     augmentation: Annotated[float, typer.Option(help="Strength of crop and colour: 0 none, 1 DomainBed's.")] = 1.0,
     validate_every: Annotated[int, typer.Option(help="Steps between validations.")] = 100,
     seed: Annotated[int, typer.Option(help="Seed of start, split, shuffles and augmentation.")] = 0,
-    arg: Arg = None,
-    data_option: DataOption = None,
+    arg: shared_options.Arg = None,
+    data_option: shared_options.DataOption = None,
     keep_candidates: Annotated[
         bool, typer.Option("--keep-candidates", help="Keep the expert of every recipe, for DiWA's averages.")
     ] = False,
     statistics: Annotated[
         int, typer.Option(help="Training images per site for Gram and Fisher statistics; 0 measures none.")
     ] = 0,
-    skip_bad: SkipBad = 0,
-    allow_missing_classes: AllowMissingClasses = False,
+    skip_bad: shared_options.SkipBad = 0,
+    allow_missing_classes: shared_options.AllowMissingClasses = False,
     device: Annotated[str, typer.Option("--device", "--accelerator", help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, typer.Option(help="32-true, bf16-mixed or 16-mixed.")] = "32-true",
     compile: Annotated[str, typer.Option(help="Compile on a GPU: auto (where it pays), always or never.")] = "auto",
@@ -76,9 +66,9 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write TensorBoard files to OUT.work/tensorboard.")
     ] = False,
-    jobs: Jobs = None,
-    engine: Engine = "local",
-    plugin: Plugin = None,
+    jobs: shared_options.Jobs = None,
+    engine: shared_options.Engine = "local",
+    plugin: shared_options.Plugin = None,
 ) -> None:
     """Train every domain's expert from one shared base; the recipe with the lowest validation loss wins.
 

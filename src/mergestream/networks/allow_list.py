@@ -153,7 +153,7 @@ def construct(build: Callable[[], nn.Module], title: str, most: int | None = Non
     since those replace them.
     """
     limit = MOST_NUMBERS if most is None else 4 * most + (1 << 24)
-    with _offline(), nullcontext() if most is None else _Unwritten():
+    with offline_hub(), nullcontext() if most is None else _Unwritten():
         try:
             with torch.device("meta"), _Meter(title, limit):
                 build()
@@ -209,7 +209,7 @@ _LOCK = threading.RLock()
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
+def offline_hub() -> Iterator[None]:
     """Let Hugging Face's libraries contact no server inside the block."""
     constants: Any = importlib.import_module("huggingface_hub.constants")
     with _LOCK:

@@ -15,16 +15,8 @@ from torch import Tensor
 
 from mergestream.pool.expert_card import CARD, ExpertCard, library_versions
 from mergestream.pool.model_card import model_card
+from mergestream.runtime import files
 from mergestream.runtime.errors import CheckpointError, MissingPathError, SignatureError
-from mergestream.runtime.files import (
-    atomic_folder,
-    contains_only,
-    error_text,
-    sha256_of_file,
-    write_atomically,
-    write_json,
-    write_text,
-)
 
 WEIGHTS, STATISTICS = "weights.safetensors", "statistics.safetensors"
 README, SIGNATURE = "README.md", "model.sig"
@@ -38,10 +30,10 @@ REOPEN_AFTER = 32 << 20
 
 def write_expert(folder: Path, state: Mapping[str, Tensor], card: ExpertCard) -> ExpertCard:
     """Write weights and card; an old folder stays until both are on disk."""
-    with atomic_folder(folder, holds_only_an_expert) as scratch:
+    with files.atomic_folder(folder, holds_only_an_expert) as scratch:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in without_tied(state).items()}
-        write_atomically(scratch / WEIGHTS, lambda path: save_file(tensors, str(path), metadata={"format": "pt"}))
-        sha256 = sha256_of_file(scratch / WEIGHTS)
+        files.write_atomically(scratch / WEIGHTS, lambda path: save_file(tensors, str(path), metadata={"format": "pt"}))
+        sha256 = files.sha256_of_file(scratch / WEIGHTS)
         card = replace(card, weights_sha256=sha256, library_versions=library_versions())
         write_card(scratch, card)
     return card
@@ -50,8 +42,8 @@ def write_expert(folder: Path, state: Mapping[str, Tensor], card: ExpertCard) ->
 def write_card(folder: Path, card: ExpertCard) -> None:
     """Write an expert's card for machines and for people. A signature of the old ones is removed."""
     (folder / SIGNATURE).unlink(missing_ok=True)
-    write_json(folder / CARD, card.to_json())
-    write_text(folder / README, model_card(card))
+    files.write_json(folder / CARD, card.to_json())
+    files.write_text(folder / README, model_card(card))
 
 
 def without_tied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -63,7 +55,7 @@ def without_tied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def holds_only_an_expert(path: Path) -> bool:
-    return path.is_dir() and contains_only(path, {*EXPERT_FILES, SIGNATURE})
+    return path.is_dir() and files.contains_only(path, {*EXPERT_FILES, SIGNATURE})
 
 
 def open_weights(folder: Path, card: ExpertCard, signed: Mapping[str, str] | None = None) -> "WeightsFile":
@@ -76,7 +68,7 @@ def open_weights(folder: Path, card: ExpertCard, signed: Mapping[str, str] | Non
         raise CheckpointError(f"{path} is missing. Ask the site for the whole expert folder.")
     if _looks_like_pickle(path):
         raise CheckpointError(_refuse_pickle(path))
-    if (sha256_of_file(path) if signed is None else signed.get(WEIGHTS)) != card.weights_sha256:
+    if (files.sha256_of_file(path) if signed is None else signed.get(WEIGHTS)) != card.weights_sha256:
         raise CheckpointError(
             f"{path} does not match the sha-256 in its card: the file is truncated, damaged or changed. "
             f"Ask the site for it again."
@@ -173,7 +165,9 @@ def _looks_like_pickle(path: Path) -> bool:
         with path.open("rb") as file:
             start = file.read(4)
     except OSError as error:  # of another user: safetensors writes files that only their owner may read
-        raise CheckpointError(f"{path} cannot be read: {error_text(error)}. Give this user access to it.") from error
+        raise CheckpointError(
+            f"{path} cannot be read: {files.error_text(error)}. Give this user access to it."
+        ) from error
     return start == b"PK\x03\x04" or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05")
 
 
@@ -226,7 +220,7 @@ def write_statistics(folder: Path, statistics: Statistics, card: ExpertCard) -> 
     }
     tensors = {key: statistics.tensors[key].detach().cpu().contiguous() for key in statistics.tensors}
     metadata = {"mergestream": json.dumps(about, sort_keys=True)}
-    write_atomically(folder / STATISTICS, lambda path: save_file(tensors, str(path), metadata=metadata))
+    files.write_atomically(folder / STATISTICS, lambda path: save_file(tensors, str(path), metadata=metadata))
 
 
 def read_statistics(folder: Path, card: ExpertCard, signed: Mapping[str, str] | None = None) -> Statistics | None:

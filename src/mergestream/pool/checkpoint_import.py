@@ -25,7 +25,7 @@ from mergestream.pool.expert_card import ExpertCard
 from mergestream.pool.parts import require_classes
 from mergestream.pool.pool_folder import require_new_folder
 from mergestream.runtime.errors import CheckpointError, InputError, MissingPathError
-from mergestream.runtime.files import sha256_of_file
+from mergestream.runtime.files import json_round_trip, sha256_of_file
 from mergestream.runtime.option_checks import parse_numbers, parse_options
 
 # Keys under which trainers store the weights, and prefixes of tensor names; the likeliest first.
@@ -77,7 +77,7 @@ def network_arguments(pairs: Sequence[str]) -> dict[str, Any]:
     """Parse 'img_size=126' into names and values, with the same syntax as options."""
     try:
         # JSON has no tuples: use the values as they will be read back from the card.
-        return dict(json.loads(json.dumps(dict(parse_options(pairs)))))
+        return json_round_trip(dict(parse_options(pairs)))
     except InputError as error:
         raise InputError(f"--arg is NAME=VALUE, as in img_size=126. {error}") from None
 

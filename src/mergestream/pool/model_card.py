@@ -1,12 +1,10 @@
 """The card for people: `README.md` in Hugging Face's form, written from an expert's card. No file or patient names."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, Template
-
 from mergestream.pool.expert_card import ExpertCard
+from mergestream.runtime.text_template import filled
 
 SHOWN_METRICS = ("accuracy", "balanced_accuracy", "auroc", "nll", "ece")
 FEW = 5
@@ -40,18 +38,13 @@ def model_card(card: ExpertCard) -> str:
     merged = [part["name"] for part in card.recipe.get("merged_from", [])]
     counts = {name: _count(card.class_counts.get(name, 0)) for name in card.classes} if card.class_counts else {}
     unseen = [name for name in card.classes if card.class_counts and not card.class_counts.get(name)]
-    text = _template().render(card=card, merged=merged, counts=counts, unseen=unseen, metrics=validation, sites=sites)
+    listed = {"merged": merged, "counts": counts, "unseen": unseen, "metrics": validation, "sites": sites}
+    text = filled(Path(__file__).with_name("model_card.md.j2"), _plain, card=card, **listed)
     return f"---\n{header.to_yaml()}\n---\n\n{text.strip()}\n"
 
 
 def _count(count: int) -> str:
     return str(count) if count >= FEW else f"fewer than {FEW}" if count else "none"
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False, finalize=_plain)  # noqa: S701
-    return environment.from_string(Path(__file__).with_name("model_card.md.j2").read_text(encoding="utf-8"))
 
 
 def _plain(value: Any) -> Any:

@@ -64,7 +64,7 @@ def parts_of_states(
     layout.strip(network.module)
     bank, integers = fill_bank(layout, states, "cpu", None)
     cards = [ExpertCard.for_network(name, network, labels) for name in states]
-    base_row = None if base is None else read_row(layout, base, BASE, bank.dtype)
+    base_row = None if base is None else read_base_row(layout, base, bank.dtype)
     read = None if base_row is None else lambda: base_row
     return Parts(tuple(cards), bank, tuple(integers), network, layout, read, (absent,) * len(cards))
 
@@ -96,10 +96,10 @@ def _float_dtypes(state: Mapping[str, Tensor]) -> set[torch.dtype]:
     return {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
 
 
-def read_row(layout: Layout, state: Mapping[str, Tensor], owner: str, dtype: torch.dtype) -> Tensor:
-    """Copy one state dict into a new row [P]."""
+def read_base_row(layout: Layout, state: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """Copy the base's state dict into a new row [P]."""
     row = torch.empty(layout.size, dtype=dtype)
-    layout.write_row(state, row, owner)
+    layout.write_row(state, row, BASE)
     return row
 
 
@@ -159,4 +159,4 @@ def holds_only_a_pool(root: Path) -> bool:
 
 
 def _read_base(layout: Layout, folder: PoolFolder, card: ExpertCard, dtype: torch.dtype) -> Tensor:
-    return read_row(layout, open_weights(folder.root / BASE, card, folder.hashes(BASE)), BASE, dtype)
+    return read_base_row(layout, open_weights(folder.root / BASE, card, folder.hashes(BASE)), dtype)

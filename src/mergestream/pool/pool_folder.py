@@ -12,17 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from mergestream.pool import expert_card
 from mergestream.pool.checkpoint import EXPERT_FILES, PICKLES, README, SIGNATURE, STATISTICS, WEIGHTS, write_card
-from mergestream.pool.expert_card import (
-    BASE,
-    CARD,
-    SCHEMA_VERSION,
-    ExpertCard,
-    read_card,
-    read_checked,
-    require_name,
-    require_schema,
-)
+from mergestream.pool.expert_card import BASE, CARD, ExpertCard
 from mergestream.runtime.errors import CheckpointError, InputError, MissingPathError, OutputError, PoolError
 from mergestream.runtime.files import (
     atomic_folder,
@@ -72,7 +64,7 @@ def read_pool(pool: Path, trusted: "TrustedSigners | None" = None) -> PoolFolder
     folders = [*_expert_folders(root), *([root / BASE] if (root / BASE).is_dir() else [])]
     signed = {folder.name: trusted.signed_expert(folder) for folder in folders} if trusted else {}
     hashes = {name: files.sha256.get(CARD) for name, files in signed.items()}
-    cards = {folder.name: read_card(folder, hashes.get(folder.name)) for folder in folders}
+    cards = {folder.name: expert_card.read_card(folder, hashes.get(folder.name)) for folder in folders}
     base = cards.pop(BASE, None)
     return PoolFolder(root, cards, base, signed)
 
@@ -107,7 +99,7 @@ def subfolders(root: Path) -> list[Path]:
 
 def read_order(root: Path) -> list[str]:
     """Names in the recorded order; none where no order is recorded."""
-    return list(read_checked(root / ORDER, "pool")["order"]) if (root / ORDER).exists() else []
+    return list(expert_card.read_checked(root / ORDER, "pool")["order"]) if (root / ORDER).exists() else []
 
 
 def write_order(root: Path, names: Sequence[str]) -> None:
@@ -117,7 +109,7 @@ def write_order(root: Path, names: Sequence[str]) -> None:
 
 def read_recommendation(root: Path) -> dict[str, Any] | None:
     """The method that 'mergestream choose' recommends for a pool, with its numbers; None where none is recorded."""
-    return read_checked(root / ORDER, "pool").get("recommendation") if (root / ORDER).exists() else None
+    return expert_card.read_checked(root / ORDER, "pool").get("recommendation") if (root / ORDER).exists() else None
 
 
 def write_recommendation(root: Path, recommendation: dict[str, Any]) -> None:
@@ -127,10 +119,10 @@ def write_recommendation(root: Path, recommendation: dict[str, Any]) -> None:
 
 
 def write_pool_file(root: Path, names: Sequence[str], recommendation: dict[str, Any] | None) -> None:
-    value: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "order": list(names)}
+    value: dict[str, Any] = {"schema_version": expert_card.SCHEMA_VERSION, "order": list(names)}
     if recommendation is not None:
         value["recommendation"] = recommendation
-        require_schema("pool", value, str(root / ORDER))
+        expert_card.require_schema("pool", value, str(root / ORDER))
     write_json(root / ORDER, value)
 
 
@@ -162,7 +154,7 @@ def require_some(experts: Mapping[str, object]) -> None:
     if BASE in experts:
         raise PoolError(f"An expert cannot be called '{BASE}': that folder holds the shared start.")
     for name in experts:
-        require_name(name)
+        expert_card.require_name(name)
 
 
 def require_new_folder(out: Path) -> None:

@@ -150,11 +150,8 @@ def json_round_trip(value: dict[str, Any]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(value)))
 
 
-def read_json(path: Path, schema_version: int, *older: int, sha256: str | None = None) -> dict[str, Any]:
-    """Read a JSON object and refuse any other schema version than this one and the `older` ones.
-
-    `sha256`: what the bytes must hash to.
-    """
+def read_json(path: Path, schema_version: int, *, sha256: str | None = None) -> dict[str, Any]:
+    """Read a JSON object and refuse any other schema version. `sha256`: what the bytes must hash to."""
     try:
         content = path.read_bytes()
         if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
@@ -163,21 +160,19 @@ def read_json(path: Path, schema_version: int, *older: int, sha256: str | None =
         raise MissingPathError(f"{path} is missing. Is this the folder you meant?") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error}). Restore it from its source.") from error
-    return parse_json(content, path, schema_version, *older)
+    return parse_json(content, path, schema_version)
 
 
-def parse_json(content: bytes, path: Path, schema_version: int, *older: int) -> dict[str, Any]:
+def parse_json(content: bytes, path: Path, schema_version: int) -> dict[str, Any]:
     """Parse a JSON object that was read from `path`, as `read_json` does."""
     try:
         value = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON ({error}). Restore it from its source.") from error
     version = value.get("schema_version") if isinstance(value, dict) else None
-    readable = (*older, schema_version)
-    if version not in readable:
-        versions = " or ".join(map(str, readable))
+    if version != schema_version:
         raise CheckpointError(
-            f"{path} has schema_version {version!r:.60}; this mergestream reads version {versions}. "
+            f"{path} has schema_version {version!r:.60}; this mergestream reads version {schema_version}. "
             f"Install the mergestream that wrote it, or write it again with this one."
         )
     return value

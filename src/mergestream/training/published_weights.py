@@ -4,12 +4,12 @@ import ssl
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
 
+from mergestream.networks.allow_list import offline_hub
 from mergestream.runtime.errors import NetworkError, unknown_name
 
 PATIENCE = 2.0  # seconds
@@ -25,7 +25,8 @@ def load_published(network: str, arguments: dict[str, Any]) -> dict[str, Tensor]
         raise unknown_name("network in timm", network, timm.list_models())
     online = is_reachable(constants.ENDPOINT)
     try:
-        with _offline(not online):
+        # Offline the client uses its cache only: it would try again for a minute.
+        with nullcontext() if online else offline_hub():
             return timm.create_model(network, pretrained=True, **arguments).state_dict()
     except Exception as error:  # a hub may fail in any way
         reason = f"{error}" if online else f"{constants.ENDPOINT} cannot be reached and the cache lacks them"
@@ -59,16 +60,3 @@ def is_reachable(url: str, patience: float = PATIENCE) -> bool:
     asking.start()
     asking.join(patience)
     return bool(reached)
-
-
-@contextmanager
-def _offline(offline: bool) -> Iterator[None]:
-    """Let the hub's client use its cache only: it would try again for a minute."""
-    from huggingface_hub import constants
-
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or offline
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before

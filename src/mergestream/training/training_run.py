@@ -22,6 +22,7 @@ from mergestream.pool.pool_folder import candidates_folder
 from mergestream.runtime.errors import InputError, MergestreamError, TrainingError, unknown_name
 from mergestream.runtime.files import make_folder, sha256_of_json, write_json
 from mergestream.runtime.parallel import Track, run_jobs
+from mergestream.training import training_progress
 from mergestream.training.expert_training import (
     base_recipe,
     copy_expert,
@@ -33,13 +34,6 @@ from mergestream.training.expert_training import (
 )
 from mergestream.training.pool_statistics import measure_pool
 from mergestream.training.recipe import Recipe, TrainPlan
-from mergestream.training.training_progress import (
-    Progress,
-    ProgressFile,
-    follow_progress,
-    read_progress,
-    require_tensorboard,
-)
 
 SCHEMA_VERSION = 1
 STATISTICS = ("gram", "fisher_exact", "fisher_mergelm")
@@ -52,7 +46,7 @@ class Candidate:
     domain: str
     recipe: Recipe
     folder: Path
-    progress: Progress
+    progress: training_progress.Progress
     metrics: dict[str, Any] = field(default_factory=dict)  # of the expert's card; empty if the fit failed
     failed: str | None = None
 
@@ -89,7 +83,7 @@ def train_candidate(plan: TrainPlan, out: Path, preprocessing: Preprocessing, do
     data = open_data(plan.data, preprocessing, Path(plan.decoded))[domain]
     folder, path = candidate_folder(out, domain, recipe), progress_path(out, domain, recipe)
     events = work_folder(out) / "tensorboard" / folder.name if plan.tensorboard else None
-    file = ProgressFile(path, recipe.steps, events)
+    file = training_progress.ProgressFile(path, recipe.steps, events)
     try:
         listeners: dict[str, Any] = {"on_step": file.add_step, "on_validation": file.add_validation}
         card = train_expert(folder, out / BASE, data, recipe, **listeners, keep_every=plan.keep_every)
@@ -97,7 +91,7 @@ def train_candidate(plan: TrainPlan, out: Path, preprocessing: Preprocessing, do
     except (TrainingError, OSError, torch.OutOfMemoryError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return Candidate(domain, recipe, folder, file.progress, failed=reason)
-    return Candidate(domain, recipe, folder, read_progress(path) or {}, card.metrics)
+    return Candidate(domain, recipe, folder, training_progress.read_progress(path) or {}, card.metrics)
 
 
 def install_best(out: Path, candidates: Sequence[Candidate]) -> ExpertCard:
@@ -122,7 +116,7 @@ def run_training(
 ) -> list[tuple[ExpertCard, list[Candidate]]]:
     """Write the base if it is missing, try every recipe at every domain, and put the best experts into the pool."""
     if plan.tensorboard:
-        require_tensorboard()
+        training_progress.require_tensorboard()
     out = make_folder(out).resolve()
     work = make_folder(work_folder(out))
     plan = replace(plan, decoded=plan.decoded or str(work))
@@ -145,7 +139,7 @@ def run_training(
     _write_base(plan, out, preprocessing, dataset, encoder, track, jobs, engine)
     fits = [(plan, out, preprocessing, domain, recipe) for domain in domains for recipe in plan.settings]
     paths = [progress_path(out, domain, recipe) for *_, domain, recipe in fits]
-    with follow_progress("training the experts", paths, [recipe for *_, recipe in fits], track):
+    with training_progress.follow_progress("training the experts", paths, [recipe for *_, recipe in fits], track):
         workers: dict[str, Any] = {"workers": fits_at_once(plan, jobs), "engine": engine, "device": plan.accelerator}
         candidates = run_jobs(train_candidate, fits, on_done=lambda: None, **workers)
     described = {key: getattr(plan, key) for key in ("network", "init", "head_init")}

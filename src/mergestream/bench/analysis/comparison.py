@@ -11,14 +11,7 @@ import numpy as np
 import torch
 
 from mergestream.bench.records import Run
-from mergestream.functional.intervals import (
-    RESAMPLES,
-    drawn_scores,
-    mean_with_interval,
-    percentiles,
-    target_mean,
-    unit_draws,
-)
+from mergestream.functional import intervals
 
 ORACLE = "oracle: best single expert"
 SINGLES = "single_expert, on average"
@@ -132,8 +125,8 @@ def _result_row(label: str, stream: str, runs: Sequence[Run]) -> ResultRow:
     return ResultRow(
         label,
         stream,
-        Estimate(*mean_with_interval(confusions, "accuracy", targets=targets)),
-        Estimate(*mean_with_interval(confusions, "balanced_accuracy", targets=targets)),
+        Estimate(*intervals.mean_with_interval(confusions, "accuracy", targets=targets)),
+        Estimate(*intervals.mean_with_interval(confusions, "balanced_accuracy", targets=targets)),
         **{key: _target_mean(runs, key) for key in MEANS},
         per_target=per_target,
         worst_target=min(per_target, key=per_target.__getitem__),
@@ -147,7 +140,7 @@ def _result_row(label: str, stream: str, runs: Sequence[Run]) -> ResultRow:
 def _target_mean(runs: Sequence[Run], metric: str) -> Any:
     """Mean over the targets that define it; None where no run does."""
     own = [(run.metrics[metric], run.target) for run in runs if run.metrics[metric] is not None]
-    return target_mean(*zip(*own, strict=True)) if own else None
+    return intervals.target_mean(*zip(*own, strict=True)) if own else None
 
 
 def _defined(values: Iterable[float | None]) -> list[float]:
@@ -180,7 +173,7 @@ def grouped_rows(runs: Sequence[Run]) -> list[GroupedRow]:
         for metric, drawn in draws[label, stream].items():
             values = [run.metrics[metric] for run in own]
             complete = None not in values and not np.isnan(drawn).any()
-            estimates.append(Estimate(float(np.mean(values)), *percentiles(drawn)) if complete else None)
+            estimates.append(Estimate(float(np.mean(values)), *intervals.percentiles(drawn)) if complete else None)
         accuracy, balanced, auroc = estimates
         if accuracy is not None and balanced is not None:
             rows.append(GroupedRow(label, stream, accuracy, balanced, auroc))
@@ -188,7 +181,7 @@ def grouped_rows(runs: Sequence[Run]) -> list[GroupedRow]:
 
 
 def mean_draws(
-    cells: Mapping[Cell, Sequence[Run]], metrics: Sequence[str], count: int = RESAMPLES
+    cells: Mapping[Cell, Sequence[Run]], metrics: Sequence[str], count: int = intervals.RESAMPLES
 ) -> dict[Cell, Draws]:
     """Draws of every metric [count], as the mean over each cell's runs."""
     draws: Draws = {}
@@ -211,7 +204,7 @@ def _scores_under_draws(run: Run, metrics: Sequence[str], draws: Draws, count: i
         names = np.array([str(i) for i in range(len(labels))]) if run.groups is None else run.groups[place].numpy()
         units = np.unique(names, return_inverse=True)[1]
         key = f"{run.arguments['data']['dataset']}/{run.target}"
-        draws[images] = unit_draws(labels.numpy(), units, key, count)
+        draws[images] = intervals.unit_draws(labels.numpy(), units, key, count)
     weights = torch.from_numpy(draws[images]).double()
-    scores = drawn_scores(run.probabilities[place], run.predictions[place], labels, weights, metrics)
+    scores = intervals.drawn_scores(run.probabilities[place], run.predictions[place], labels, weights, metrics)
     return {metric: values.numpy() for metric, values in scores.items()}

@@ -74,11 +74,7 @@ def measure_sites(request: ChoiceRequest, site: str, track: Track, *, jobs: int 
         domain_of(name, dataset)
     with track("measuring sites as pseudo-targets", len(chosen)) as advance:
         measured = run_jobs(
-            measure_site,
-            [(request, name) for name in chosen],
-            workers=jobs,
-            on_done=advance,
-            device=request.device,
+            measure_site, [(request, name) for name in chosen], workers=jobs, on_done=advance, device=request.device
         )
     return join(measured)
 

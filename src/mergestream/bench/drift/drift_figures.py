@@ -94,20 +94,10 @@ def pair_heat_maps(drift: Drift) -> list[DriftFigure]:
         np.array([[each.angles[number] if each else None for each in row] for row in spreads], dtype=float)
         for number in range(len(drift.pairs))
     ]
-    top = np.nanmax([90.0, *(np.nanmax(heat) for heat in heats)])
+    top, layers, rows = float(np.nanmax([90.0, *(np.nanmax(heat) for heat in heats)])), drift.layers, drift.components
     return [
-        DriftFigure(
-            f"pair_{one}_{other}",
-            f"{one} – {other}",
-            "",
-            "°",
-            drift.layers,
-            (),
-            heat_rows=drift.components,
-            heat=heat,
-            heat_top=float(top),
-        )
-        for (one, other), heat in zip(drift.pairs, heats, strict=True)
+        DriftFigure(f"pair_{a}_{b}", f"{a} – {b}", "", "°", layers, heat_rows=rows, heat=heat, heat_top=top)
+        for (a, b), heat in zip(drift.pairs, heats, strict=True)
     ]
 
 

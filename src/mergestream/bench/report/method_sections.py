@@ -8,17 +8,8 @@ import numpy as np
 from mergestream.bench.analysis.confidence import RiskCoverage
 from mergestream.bench.analysis.cost import Cost, shown
 from mergestream.bench.analysis.traces import Trace
+from mergestream.bench.report import method_figures
 from mergestream.bench.report.figures import Panel, colours_of, css_colour, panel
-from mergestream.bench.report.method_figures import (
-    PARTS,
-    draw_accuracy_over_time,
-    draw_coefficients_over_time,
-    draw_cost,
-    draw_entropies,
-    draw_reliability,
-    draw_risk_coverage,
-    keys_of,
-)
 from mergestream.bench.report.page import LegendKey, slug
 from mergestream.bench.report.report_findings import ReportFindings
 from mergestream.bench.report.result_table import ResultTable, format_number, record_table
@@ -43,15 +34,15 @@ def trace_figures(report: ReportFindings) -> list[tuple[str, list[Panel], list[L
 def _trace_panels(name: str, trace: Trace, colours: Mapping[str, str]) -> list[Panel]:
     where = f"{trace.run.target}, {trace.run.stream}"
     drawings: dict[str, tuple[Any, ...]] = {}  # the text alternative, then a function and what it draws
-    for part, field in PARTS.items():
+    for part, field in method_figures.PARTS.items():
         means = _expert_means(trace, getattr(trace, field))
         text = f"{part.capitalize()} coefficients at {where}, over {len(trace.run.batches)} batches; means: {means}."
-        drawings[part] = text, draw_coefficients_over_time, trace, part, colours
+        drawings[part] = text, method_figures.draw_coefficients_over_time, trace, part, colours
     entropy = f"Entropy of each expert's answers at {where}, in nats; means: {_expert_means(trace, trace.entropy)}."
     if trace.entropy is None:
         entropy = f"No entropies were recorded at {where}."
-    drawings["entropy"] = entropy, draw_entropies, trace, colours
-    drawings["accuracy"] = _describe_accuracy(trace, where), draw_accuracy_over_time, trace
+    drawings["entropy"] = entropy, method_figures.draw_entropies, trace, colours
+    drawings["accuracy"] = _describe_accuracy(trace, where), method_figures.draw_accuracy_over_time, trace
     return [
         panel(f"{slug(name)}-{what}", *drawing, width=3.3, height=2.2, title=f"{trace.run.target}: {what}")
         for what, drawing in drawings.items()
@@ -126,7 +117,7 @@ def cost_figure(report: ReportFindings) -> tuple[Panel, list[LegendKey]]:
     points = {row.label: (forwards[row.label], row.accuracy.mean) for row in rows}
     listed = "; ".join(f"{label} {shown(x)} forwards, {100 * y:.1f} %" for label, (x, y) in points.items())
     alternative = f"Accuracy on {stream} against forward passes per image: {listed}."
-    return panel("cost", alternative, draw_cost, points, title=stream), keys_of(points)
+    return panel("cost", alternative, method_figures.draw_cost, points, title=stream), method_figures.keys_of(points)
 
 
 def confidence_figure(report: ReportFindings) -> tuple[list[Panel], list[LegendKey]]:
@@ -140,11 +131,13 @@ def confidence_figure(report: ReportFindings) -> tuple[list[Panel], list[LegendK
         halves = "; ".join(f"{each.label} {100 * _risk_at(each, 0.5):.1f}" for each in curves)
         text = f"Accuracy by confidence on {stream}. Mean confidence minus accuracy, in points: {confident}."
         title = f"Reliability, {stream}"
-        panels.append(panel(f"reliability{number}", text, draw_reliability, diagrams, title=title, height=3.7))
+        panels.append(
+            panel(f"reliability{number}", text, method_figures.draw_reliability, diagrams, title=title, height=3.7)
+        )
         text = f"Errors by share of images answered on {stream}. At half of the images, in %: {halves}."
         title = f"Risk and coverage, {stream}"
-        panels.append(panel(f"risk{number}", text, draw_risk_coverage, curves, title=title, height=3.7))
-    return panels, keys_of(report.plain_methods)
+        panels.append(panel(f"risk{number}", text, method_figures.draw_risk_coverage, curves, title=title, height=3.7))
+    return panels, method_figures.keys_of(report.plain_methods)
 
 
 def _risk_at(curve: RiskCoverage, coverage: float) -> float:

@@ -11,7 +11,6 @@ from mergestream.bench.drift import drift_report
 from mergestream.bench.drift.pool_drift import Drift
 from mergestream.bench.landscape import landscape_record
 from mergestream.bench.report import (
-    answer,
     bench_tables,
     expert_sections,
     method_sections,
@@ -26,7 +25,7 @@ from mergestream.runtime.files import make_folder, write_text
 from mergestream.runtime.parallel import Track
 
 # Modules whose functions the template calls.
-SECTIONS = (answer, expert_sections, method_sections, provenance_sections, result_sections)
+SECTIONS = (expert_sections, method_sections, provenance_sections, result_sections)
 DESCRIPTIONS = (bench_tables, claim_finding, drift_report, duels, landscape_record)
 
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -40,35 +40,32 @@ from mergestream.methods.seen_classes import SeenClasses
 from mergestream.pool.expert_card import version_of
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import InputError, unknown_name
-from mergestream.runtime.parallel import Track
+from mergestream.runtime.parallel import Advance, Track
 from mergestream.runtime.seeding import cpu_threads
 
 FEWEST_IMAGES = 20
 BINS = 10
 
 
-@dataclass(frozen=True)
-class SiteRequest:
-    """A pool's folder, the site's data, and which of its domains is the site's."""
-
-    pool: str
-    data: DataRequest
-    work: Path  # for decoded images
-    domain: str | None = None
-    site: str | None = None
-    device: str = "auto"
-    nested: bool = False
-
-
-def report_site(request: SiteRequest, track: Track) -> SiteReport:
-    """Run every expert and candidate on a site's images and mask what is counted."""
+def report_site(
+    folder: Path,
+    data: DataRequest,
+    work: Path,
+    track: Track,
+    *,
+    domain: str | None = None,
+    site: str | None = None,
+    device: str = "auto",
+    nested: bool = False,
+) -> SiteReport:
+    """Run every expert and candidate on a site's images and mask what is counted. `work`: for decoded images."""
     close_all()
-    pool = load_pool(request.pool, request.device)
-    dataset = open_data(request.data.of_pool(pool.classes), pool.template.require_preprocessing(), request.work)
-    whole = dataset[_domain(dataset, request.domain)]
+    pool = load_pool(str(folder), device)
+    dataset = open_data(data.of_pool(pool.classes), pool.template.require_preprocessing(), work)
+    whole = dataset[_domain(dataset, domain)]
     require_same_classes(dataset.classes, pool)
     with track("answering this site's images", 2) as advance, cpu_threads(1):
-        return _measured(pool, Path(request.pool), dataset, whole, request, advance)
+        return _measured(pool, folder, dataset, whole, site or whole.name, nested, advance)
 
 
 def _domain(dataset: Dataset, name: str | None) -> str:
@@ -84,10 +81,8 @@ def _domain(dataset: Dataset, name: str | None) -> str:
 
 
 def _measured(
-    pool: ExpertPool, folder: Path, dataset: Dataset, whole: DomainData, request: SiteRequest, advance: object
+    pool: ExpertPool, folder: Path, dataset: Dataset, whole: DomainData, site: str, nested: bool, advance: Advance
 ) -> SiteReport:
-    assert callable(advance)
-    site = request.site or whole.name
     own = [card for card in pool.cards if plain_name(site_of(card)) == plain_name(site)]
     site = site_of(own[0]) if own else site
     data = validation_images(whole, own[0]) if own else whole
@@ -102,7 +97,7 @@ def _measured(
     evidence, runs = None, list[PartRuns]()
     if len(home) < len(pool):
         sources = sources_for(pool, folder, [site], [whole], leave_out=bool(home), allow_seen=False)
-        evidence, runs = measure_images(site, sources, data, dataset, nested=request.nested)
+        evidence, runs = measure_images(site, sources, data, dataset, nested=nested)
     advance()
     tables = _Tables(data, answers, runs)
     experts = {

@@ -1,4 +1,4 @@
-"""Means and paired differences from a record's groups, and the bars that the study is held to."""
+"""Means, paired differences and verdicts from a record's groups, and the bars that the study is held to."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,15 +9,19 @@ import numpy as np
 import torch
 
 from mergestream.bench.analysis.comparison import Estimate
+from mergestream.bench.analysis.duels import MEAN, WORST, Endpoint, endpoint_of
 from mergestream.bench.study.results_plan import COMPARED, HEAD_INITS, LOSS, LOUD, METRICS, OURS, PAPER
-from mergestream.bench.study.study_endpoints import endpoints, paired_difference, stream_scores, target_draws
-from mergestream.bench.study.study_record import SCORES, Group, Setting
+from mergestream.bench.study.study_record import SCORES, Group, Setting, decoded
 from mergestream.functional.intervals import percentiles, target_mean
 from mergestream.functional.metrics import collapsed_classes
+from mergestream.functional.nested_bootstrap import PairedDifference, Tree, resample_tree
+from mergestream.functional.non_inferiority import MARGINS
 
 TOLERANCE = 0.5  # points that ours may lose to the paper's rule anywhere
 FARTHEST = 2.0  # points that ours may be below the ensemble at any single target
 SHOWN = 4  # losses in one sentence; the tables have them all
+RESAMPLES = 1000
+UNITS = "groups or images"
 TITLES = {"pacs": "PACS", "midog": "MIDOG"}
 
 
@@ -69,6 +73,56 @@ def _mean(pools: Sequence[tuple[float, np.ndarray]]) -> Estimate | None:
         return None
     draws = np.broadcast_arrays(*(draws for _, draws in pools))
     return Estimate(float(np.mean([mean for mean, _ in pools])), *percentiles(np.mean(draws, axis=0)))
+
+
+def endpoints(
+    groups: Sequence[Group], ours: str, theirs: str, at: Setting, metric: str
+) -> tuple[Endpoint, Endpoint] | None:
+    """Both primary endpoints of one metric: the mean over targets and the worst target."""
+    result = paired_difference(groups, ours, theirs, at, metric)
+    if result is None:
+        return None
+    (mean, _), (worst, _) = (endpoint_of(metric, scope, result, MARGINS[metric]) for scope in (MEAN, WORST))
+    return mean, worst
+
+
+def paired_difference(
+    groups: Sequence[Group], ours: str, theirs: str, at: Setting, metric: str
+) -> PairedDifference | None:
+    """Ours less theirs over targets, pools, stream seeds and images; None without draws.
+
+    A pool's draws at a target are means over its stream seeds: each seed has its own difference, and they share what
+    other images might have shown.
+    """
+    tree: Tree = {}
+    for group in groups:
+        mine, other = (target_draws(group, method, at, metric) for method in (ours, theirs))
+        scores = [stream_scores(group, method, at, metric) for method in (ours, theirs)]
+        if not mine or mine.keys() != other.keys() or scores[0].keys() != scores[1].keys():
+            return None
+        for target in mine:
+            gaps = [scores[0][place] - scores[1][place] for place in scores[0] if place[0] == target]
+            # As many as the resamples of targets and seeds: the stored ones in turn.
+            noise = np.resize(mine[target] - other[target], RESAMPLES) - np.mean(gaps)
+            streams = [np.concatenate([[gap], gap + noise]) for gap in gaps]
+            tree.setdefault(target, {})[group["pool"]] = streams
+    return resample_tree(tree, UNITS) if tree else None
+
+
+def target_draws(group: Group, method: str, at: Setting, metric: str) -> dict[str, np.ndarray]:
+    """Draws of one pool by target; none where none were stored."""
+    stored = group["resamples"].get(f"{method}|{at.stream}|{at.condition}", {}).get(metric, {})
+    return {target: decoded(text) for target, text in stored.items()}
+
+
+def stream_scores(group: Group, method: str, at: Setting, metric: str) -> dict[tuple[str, int], float]:
+    """Scores by target and stream seed."""
+    rows = [
+        row
+        for row in group["rows"]
+        if (row["method"], row["stream"], row["condition"]) == (method, at.stream, at.condition)
+    ]
+    return {(row["target"], row["stream_seed"]): row[metric] for row in rows if row.get(metric) is not None}
 
 
 @dataclass(frozen=True)

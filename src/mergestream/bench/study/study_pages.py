@@ -12,8 +12,16 @@ from mergestream.bench.report.page import environment
 from mergestream.bench.report.result_table import format_number, grid_table, mark_best, to_markdown
 from mergestream.bench.study import results_plan, study_bars
 from mergestream.bench.study.results_plan import COMPARED, HEAD_INITS, LOSS, MAIN_STREAMS, METRICS, OURS, PAPER
-from mergestream.bench.study.study_bars import TITLES, collapses_of, estimate, methods_of, places, select, settings_of
-from mergestream.bench.study.study_endpoints import endpoints
+from mergestream.bench.study.study_bars import (
+    TITLES,
+    collapses_of,
+    endpoints,
+    estimate,
+    methods_of,
+    places,
+    select,
+    settings_of,
+)
 from mergestream.bench.study.study_record import PROBABILITIES, SCORES, SINGLE, Group, Setting
 from mergestream.functional.non_inferiority import LOWER_IS_BETTER
 

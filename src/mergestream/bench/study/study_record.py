@@ -36,10 +36,6 @@ class Setting:
     stream: str
     condition: str = ""
 
-    @property
-    def words(self) -> tuple[str, str]:
-        return self.stream, self.condition
-
     def __str__(self) -> str:
         return f"{self.stream}, {self.condition}" if self.condition else self.stream
 

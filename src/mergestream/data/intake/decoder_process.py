@@ -81,7 +81,7 @@ def _import_decoders() -> None:
     if find_spec("pydicom"):
         from pydicom import config
 
-        from mergestream.data.intake.dicom import patient_study, rendering  # noqa: F401
+        from mergestream.data.intake.dicom import rendering  # noqa: F401
 
         config.settings.reading_validation_mode = config.IGNORE
 
@@ -123,7 +123,7 @@ def _send_frames(kind: str, data: bytes, allowance: Any) -> list[str]:
 
         identifiers, frames = decode_file(data, allowance)
     elif kind == HEADER:
-        from mergestream.data.intake.dicom.patient_study import header_texts
+        from mergestream.data.intake.dicom.header import header_texts
 
         return header_texts(data, allowance.limits)
     else:

@@ -1,6 +1,5 @@
 """An expert as a folder in Hugging Face's form, which `huggingface-cli upload` takes, and back, bit by bit."""
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +21,7 @@ from mergestream.pool.expert_card import CARD, ExpertCard
 from mergestream.pool.model_card import model_card
 from mergestream.pool.pool_folder import require_new_folder
 from mergestream.runtime.errors import CheckpointError
-from mergestream.runtime.files import atomic_folder, write_atomically, write_json, write_text
+from mergestream.runtime.files import atomic_folder, json_round_trip, write_atomically, write_json, write_text
 
 HUB_WEIGHTS, HUB_CONFIG = "model.safetensors", "config.json"
 HUB_NAMES = {name: HUB_WEIGHTS if name == WEIGHTS else name for name in (*EXPERT_FILES, SIGNATURE)}
@@ -54,7 +53,7 @@ def timm_config(card: ExpertCard) -> dict[str, Any]:
         "model_args": arguments,
         "pretrained_cfg": {"num_classes": len(card.classes), **seen, **({"input_size": size} if size else {})},
     }
-    return dict(json.loads(json.dumps(config)))
+    return json_round_trip(config)
 
 
 def import_hub(source: Path, out: Path) -> ExpertCard:

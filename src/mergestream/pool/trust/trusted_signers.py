@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from mergestream.pool.checkpoint import SIGNATURE
 from mergestream.pool.expert_card import TEXT, require_name
-from mergestream.pool.trust.signatures import hashing, library, require_plain, signature_of
-from mergestream.pool.trust.signing_keys import CURVES, LARGEST_FILE, key_hint, read_pem
+from mergestream.pool.trust import signatures
 from mergestream.runtime.errors import InputError, SignatureError
 from mergestream.runtime.files import error_text
 
@@ -33,7 +32,7 @@ class TrustedSigners:
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise InputError(f"There is no folder {folder}. Give a folder with public keys and CA certificates.")
-        library("verifying")  # here, with its sentence, if it is not installed
+        signatures.library("verifying")  # here, with its sentence, if it is not installed
         self.folder = folder
         self._keys: dict[str, tuple[str, Path]] = {}  # by the hint in a signature
         self._authorities: list[Path] = []
@@ -47,7 +46,7 @@ class TrustedSigners:
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
         from cryptography.x509 import load_pem_x509_certificates
 
-        content = read_pem(file)
+        content = signatures.read_pem(file)
         if b"PRIVATE KEY" in content:
             raise InputError(f"{file} is a private key, which should not leave its site. Put in the '.pub' file.")
         try:
@@ -58,25 +57,25 @@ class TrustedSigners:
             key = load_pem_public_key(content)
         except ValueError as error:
             raise InputError(f"{file} is not a readable public key or certificate. Ask the site again.") from error
-        if not isinstance(key, EllipticCurvePublicKey) or key.curve.name not in CURVES:
+        if not isinstance(key, EllipticCurvePublicKey) or key.curve.name not in signatures.CURVES:
             raise InputError(
                 f"{file} is not a key that signs experts: ask the site for that of 'mergestream pool key'."
             )
         name = require_name(file.name.removesuffix(".pub").removesuffix(".pem").removesuffix(".key"))
         other = next((path for signer, path in self._keys.values() if signer == name), None)
-        if other or key_hint(key) in self._keys:
+        if other or signatures.key_hint(key) in self._keys:
             raise InputError(f"{file} repeats a signer: one key and one name per signer. Remove one of the two.")
-        self._keys[key_hint(key)] = (name, file)
+        self._keys[signatures.key_hint(key)] = (name, file)
 
     def signed_expert(self, folder: Path) -> SignedFiles:
         """Check the signature over an expert's folder; refused with a sentence that says what is wrong.
 
         The hashes are of the bytes on disk now: whoever reads a file later must compare what was read with them.
         """
-        require_plain(folder)
+        signatures.require_plain(folder)
         content = _read_signature(folder / SIGNATURE, f"'{folder.name}' is not signed")
         try:
-            measured = hashing().hash(folder)
+            measured = signatures.hashing().hash(folder)
         except (OSError, ValueError) as error:
             raise SignatureError(f"{folder} cannot be read: {error_text(error)}.") from error
         signer = self._verified(content, measured, folder)
@@ -86,21 +85,21 @@ class TrustedSigners:
 
     def signed_file(self, file: Path) -> tuple[str, bytes]:
         """Check the signature FILE.sig; the signer, and the bytes that were signed."""
-        content = _read_signature(signature_of(file), f"{file} is not signed")
+        content = _read_signature(signatures.signature_of(file), f"{file} is not signed")
         if file.is_symlink():
             raise SignatureError(f"{file} is a link: a signature covers plain files only.")
         with tempfile.TemporaryDirectory() as scratch:
             # A copy, so that the bytes that are checked are those that are returned.
             copy = Path(scratch) / file.name
             copy.write_bytes(file.read_bytes())
-            return self._verified(content, hashing().hash(copy), file), copy.read_bytes()
+            return self._verified(content, signatures.hashing().hash(copy), file), copy.read_bytes()
 
     def _verified(self, signature: bytes, measured: Any, what: Path) -> str:
         """The signer of these files; `measured` are their hashes."""
         from cryptography.exceptions import InvalidSignature
 
         bundle = _parsed(signature, what)
-        config = library("verifying").Config().set_hashing_config(_Measured(measured))
+        config = signatures.library("verifying").Config().set_hashing_config(_Measured(measured))
         if bundle.hint is not None:
             signer = self._use_key(config, bundle.hint, what)
         else:
@@ -186,7 +185,7 @@ def _read_signature(file: Path, unsigned: str) -> bytes:
     if not file.is_file() or file.is_symlink():
         raise SignatureError(f"{unsigned}: {file} is missing. Ask the site to sign it ('mergestream pool sign').")
     with file.open("rb") as opened:
-        return opened.read(LARGEST_FILE)
+        return opened.read(signatures.LARGEST_FILE)
 
 
 def _parsed(signature: bytes, what: Path) -> _Bundle:

@@ -17,18 +17,8 @@ from typing import TYPE_CHECKING
 
 from mergestream.data.intake.limits import MEBIBYTE, IntakeError
 from mergestream.runtime.errors import OutputError
-from mergestream.serving.dicom_network import negotiation
-from mergestream.serving.dicom_network.dimse import (
-    C_ECHO,
-    C_STORE,
-    CANNOT_UNDERSTAND,
-    SUCCESS,
-    Command,
-    ProtocolError,
-    Status,
-    read_command,
-    response_to,
-)
+from mergestream.serving.dicom_network import dimse, negotiation
+from mergestream.serving.dicom_network.dimse import Command, ProtocolError, Status
 from mergestream.serving.dicom_network.inbox import IncomingFile
 from mergestream.serving.dicom_network.rules import NodeLimits
 
@@ -189,16 +179,19 @@ class Association:
             raise ProtocolError("A command set is too long.")
         if not bits & LAST:
             return
-        command = message.command = read_command(message.head)
-        if command.field == C_ECHO and not command.has_data_set:
-            self._respond(message, command, Status(SUCCESS))
-        elif command.field == C_STORE and command.has_data_set:
+        command = message.command = dimse.read_command(message.head)
+        if command.field == dimse.C_ECHO and not command.has_data_set:
+            self._respond(message, command, Status(dimse.SUCCESS))
+        elif command.field == dimse.C_STORE and command.has_data_set:
             class_uid, syntax = self._contexts[message.context]
             if command.sop_class != class_uid or not command.sop_instance:
-                message.refusal = Status(CANNOT_UNDERSTAND, "The SOP class is not that of the presentation context")
+                message.refusal = Status(
+                    dimse.CANNOT_UNDERSTAND, "The SOP class is not that of the presentation context"
+                )
                 return
             try:
-                message.file = self._reception.begin(syntax, command, self.calling)
+                names = (syntax, command.sop_class, command.sop_instance, self.calling)
+                message.file = self._reception.inbox.new_file(*names)
             except OutputError as error:
                 message.refusal = self._reception.refusal_of(error)
         else:
@@ -224,9 +217,9 @@ class Association:
             self._respond(message, command, status)
 
     def _respond(self, message: _Message, command: Command, status: Status) -> None:
-        if command.field == C_STORE:
-            self._reception.count("object", "received" if status.code == SUCCESS else "refused")
-        data = response_to(command, status)
+        if command.field == dimse.C_STORE:
+            self._reception.count("object", "received" if status.code == dimse.SUCCESS else "refused")
+        data = dimse.response_to(command, status)
         room = max(64, self._most_sent - FRAGMENT.size)
         sent = bytearray()
         for start in range(0, len(data), room):

@@ -10,9 +10,8 @@ from mergestream.data.intake.limits import Limits
 from mergestream.data.intake.pictures import Picture
 from mergestream.serving.dicom_network.inbox import Received
 from mergestream.serving.dicom_network.reception import Reception
-from mergestream.serving.dicom_network.results import Delivery, ImageResult, UnitResult
-from mergestream.serving.dicom_network.rules import IMAGE, STUDY, Rule, Rules
-from mergestream.serving.dicom_network.unit_answers import summary_of
+from mergestream.serving.dicom_network.results import Delivery, ImageResult, UnitResult, UnitSummary
+from mergestream.serving.dicom_network.rules import IMAGE, MEAN, STUDY, WORST, Rule, Rules
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.worker_thread import BatchingWorker, Pace
 
@@ -123,3 +122,22 @@ class InboxWorker(BatchingWorker[Received]):
 def _without_pixels(picture: Picture) -> Picture:
     """A series may be large: its pixels are not held until its last image is answered."""
     return replace(picture, pixels=picture.pixels[:, :0, :0].copy())
+
+
+def summary_of(images: Sequence[ImageResult], rule: Rule) -> UnitSummary:
+    """The mean of the images' probabilities, or those of the image with the most of the rule's worst class.
+
+    Images on which the service abstains do not count; if it abstains on all, the series or study has no prediction.
+    """
+    answers = [each.answer.of(each.row) for each in images]
+    decided = [answer for answer in answers if answer.predictions[0] is not None]
+    classes, rows = answers[0].classes, [answer.probabilities[0] for answer in decided or answers]
+    if rule.how == WORST and rule.worst_class in classes:
+        place = classes.index(rule.worst_class)
+        probabilities = max(rows, key=lambda row: row[place])
+        how = WORST
+    else:
+        probabilities = tuple(sum(column) / len(rows) for column in zip(*rows, strict=True))
+        how = MEAN
+    best = max(range(len(classes)), key=probabilities.__getitem__)
+    return UnitSummary(rule.answer, how, classes, probabilities, classes[best] if decided else None)

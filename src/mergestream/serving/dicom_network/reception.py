@@ -7,17 +7,8 @@ from threading import Lock
 from typing import NamedTuple
 
 from mergestream.data.intake.limits import MEBIBYTE, IntakeError
-from mergestream.serving.dicom_network import negotiation
-from mergestream.serving.dicom_network.dimse import (
-    CANNOT_UNDERSTAND,
-    MISMATCH,
-    NO_RULE,
-    NOT_SUPPORTED,
-    OUT_OF_RESOURCES,
-    SUCCESS,
-    Command,
-    Status,
-)
+from mergestream.serving.dicom_network import dimse, negotiation
+from mergestream.serving.dicom_network.dimse import Status
 from mergestream.serving.dicom_network.inbox import Inbox, InboxFullError, IncomingFile, MismatchError, read_file_meta
 from mergestream.serving.dicom_network.rules import EACH_OBJECT, Rules
 
@@ -56,25 +47,22 @@ class Reception:
             return negotiation.CALLING_UNKNOWN
         return None
 
-    def begin(self, transfer_syntax: str, command: Command, calling: str) -> IncomingFile:
-        return self.inbox.new_file(transfer_syntax, command.sop_class, command.sop_instance, calling)
-
     def store_files(self, files: Iterable[bytes], calling: str) -> "list[Stored]":
         """Keep DICOM files that came another way than by C-STORE. They are on disk when this returns."""
         stored = [self._store_file(data, calling) for data in files]
         self.inbox.flush()
         for each in stored:
-            self.count("object", "received" if each.status.code == SUCCESS else "refused")
+            self.count("object", "received" if each.status.code == dimse.SUCCESS else "refused")
         return stored
 
     def _store_file(self, data: bytes, calling: str) -> "Stored":
         try:
             meta, start = read_file_meta(data)
         except ValueError:
-            return Stored(Status(CANNOT_UNDERSTAND, "This is no DICOM file"))
+            return Stored(Status(dimse.CANNOT_UNDERSTAND, "This is no DICOM file"))
         uids = (meta[0x0002], meta[0x0003])
         if uids[0] not in negotiation.image_classes() or meta[0x0010] not in negotiation.SYNTAXES:
-            return Stored(Status(NOT_SUPPORTED, "SOP class or transfer syntax is not supported"), *uids)
+            return Stored(Status(dimse.NOT_SUPPORTED, "SOP class or transfer syntax is not supported"), *uids)
         if len(data) > self._rules.limits.object_mib * MEBIBYTE:
             return Stored(self.refusal_of(IntakeError("too_large", "")), *uids)
         file = None
@@ -100,26 +88,26 @@ class Reception:
                 about = f"modality {_word(header.modality)}, body part {_word(header.body_part)}"
                 about += f", view {_word(header.view)}" if header.view else ""
                 file.discard()
-                return Status(NO_RULE, f"No rule for {about}")
+                return Status(dimse.NO_RULE, f"No rule for {about}")
             self.inbox.store(file, received, flushed=flushed)
         except (IntakeError, OSError) as error:
             file.discard()
             return self.refusal_of(error)
-        return Status(SUCCESS)
+        return Status(dimse.SUCCESS)
 
     def refusal_of(self, error: Exception) -> Status:
         """The status for an object that cannot be kept."""
         if isinstance(error, MismatchError):
-            return Status(MISMATCH, "Class or instance differ from the announced ones")
+            return Status(dimse.MISMATCH, "Class or instance differ from the announced ones")
         if isinstance(error, IntakeError):
             too_large = error.code == "too_large"
             return Status(
-                OUT_OF_RESOURCES if too_large else CANNOT_UNDERSTAND,
+                dimse.OUT_OF_RESOURCES if too_large else dimse.CANNOT_UNDERSTAND,
                 "The object is larger than this node allows" if too_large else "The data set is damaged or cut off",
             )
         if not isinstance(error, InboxFullError):
             log.error("an object could not be written: %s", type(error).__name__)
-        return Status(OUT_OF_RESOURCES, "The inbox is full or cannot be written; try again later")
+        return Status(dimse.OUT_OF_RESOURCES, "The inbox is full or cannot be written; try again later")
 
 
 def _word(text: str) -> str:

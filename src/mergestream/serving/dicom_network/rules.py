@@ -101,10 +101,13 @@ def parse_rules(document: Any, folder: Path) -> Rules:
     if not isinstance(listed, list) or not listed:
         raise InputError("'rules' is a list with at least one rule.")
     rules = tuple(_rule(f"rule {place}", entry) for place, entry in enumerate(listed, start=1))
-    sources = {name: _source(name, entry, folder) for name, entry in _names_to_mappings(document, "sources").items()}
+    sources = document.get("sources") or {}
+    if not isinstance(sources, dict) or not all(isinstance(name, str) for name in sources):
+        raise InputError("'sources' holds one entry per name.")
     callers = frozenset(map(ae_title, _texts("callers", document.get("callers", []))))
     flush = one_of("flush", document.get("flush", EACH_OBJECT), (EACH_OBJECT, EACH_ASSOCIATION))
-    return Rules(rules, callers, sources, _limits(document.get("limits") or {}), flush)
+    checked = {name: _source(name, entry, folder) for name, entry in sources.items()}
+    return Rules(rules, callers, checked, _limits(document.get("limits") or {}), flush)
 
 
 def ae_title(text: str) -> str:
@@ -180,13 +183,6 @@ def _limits(entry: Any) -> NodeLimits:
     if limits.pdu_kib > 1024:
         raise InputError("The limit 'pdu_kib' is at most 1024.")
     return limits
-
-
-def _names_to_mappings(document: Mapping[str, Any], section: str) -> Mapping[str, Any]:
-    entries = document.get(section) or {}
-    if not isinstance(entries, dict) or not all(isinstance(name, str) for name in entries):
-        raise InputError(f"'{section}' holds one entry per name.")
-    return entries
 
 
 def _require_mapping(what: str, value: Any, names: Any) -> None:

@@ -15,13 +15,7 @@ from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.errors import PoolError
 from mergestream.runtime.option_checks import number
 from mergestream.serving.engine.lineup import Lineup
-from mergestream.serving.http.schemas import (
-    ClassPrevalence,
-    EstimatedAccuracy,
-    PredictionSets,
-    QualityEstimate,
-    StreamQuality,
-)
+from mergestream.serving.http import schemas
 from mergestream.serving.quality.declared_prevalence import shares_of
 from mergestream.serving.quality.step_sums import StepSums, Window, total_of
 
@@ -104,21 +98,21 @@ class QualityMonitor:
         sums = StepSums.of(probabilities, threshold, sets)
         return sums, None if sets is None else [np.flatnonzero(row).tolist() for row in sets]
 
-    def summary(self, stream: str, window: Window, classes: Sequence[str]) -> StreamQuality | None:
+    def summary(self, stream: str, window: Window, classes: Sequence[str]) -> schemas.StreamQuality | None:
         """The estimates of a stream; None before its first step."""
         total = total_of(window)
         if total is None or len(total.probability) != len(classes):
             return None
         confident = label_free.expected_accuracy(total.confidence, total.variance, total.images)
-        accuracy = EstimatedAccuracy(by_confidence=_stated(confident, BY_CONFIDENCE), by_threshold=None)
+        accuracy = schemas.EstimatedAccuracy(by_confidence=_stated(confident, BY_CONFIDENCE), by_threshold=None)
         if total.sure is not None:
             by_threshold = label_free.thresholded_accuracy(total.sure, total.images)
             accuracy.by_threshold = _stated(by_threshold, BY_THRESHOLD)
         sets = None
         if self.coverage is not None and total.set_classes is not None:
             mix, size = "estimated" if self.declared is None else "declared", total.set_classes / total.images
-            sets = PredictionSets(coverage=self.coverage, mean_size=size, prevalence=mix, assumes=SETS)
-        return StreamQuality(
+            sets = schemas.PredictionSets(coverage=self.coverage, mean_size=size, prevalence=mix, assumes=SETS)
+        return schemas.StreamQuality(
             stream=stream,
             images=total.images,
             accuracy=accuracy,
@@ -127,11 +121,11 @@ class QualityMonitor:
             prediction_sets=sets,
         )
 
-    def _class(self, total: StepSums, place: int, name: str) -> ClassPrevalence:
+    def _class(self, total: StepSums, place: int, name: str) -> schemas.ClassPrevalence:
         mean = label_free.mean_probability(total.probability[place], total.squares[place], total.images)
         declared = None if self.declared is None else self.declared[place]
         far = declared is not None and label_free.is_far(mean.value, declared, total.images)
-        return ClassPrevalence(name=name, **mean._asdict(), declared=declared, far=far)
+        return schemas.ClassPrevalence(name=name, **mean._asdict(), declared=declared, far=far)
 
     def _of(self, lineup: Lineup) -> CardValues:
         cached_lineup, values = self._values
@@ -141,8 +135,8 @@ class QualityMonitor:
         return values
 
 
-def _stated(estimate: LabelFreeEstimate, assumption: str) -> QualityEstimate:
-    return QualityEstimate(**estimate._asdict(), assumes=assumption)
+def _stated(estimate: LabelFreeEstimate, assumption: str) -> schemas.QualityEstimate:
+    return schemas.QualityEstimate(**estimate._asdict(), assumes=assumption)
 
 
 def _summary(card: Any) -> Any:

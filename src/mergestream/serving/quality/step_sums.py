@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from mergestream.runtime.json_record import parsed
+
 CHUNK_IMAGES, MOST_CHUNKS = 32, 200
 
 
@@ -37,9 +39,8 @@ class StepSums:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "StepSums":
-        plain: dict[str, Any] = {each.name: value[each.name] for each in fields(cls)}
-        plain |= {name: tuple(item) for name, item in plain.items() if isinstance(item, list)}
-        return cls(**plain)
+        sums: StepSums = parsed(cls, value)
+        return sums
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

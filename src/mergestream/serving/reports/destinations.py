@@ -10,7 +10,7 @@ from mergestream.runtime.option_checks import is_http_url, names, number, one_of
 from mergestream.runtime.yaml_file import read_yaml
 from mergestream.serving.dicom_network.rules import ae_title
 from mergestream.serving.http.tokens import require_private
-from mergestream.serving.reports.report_kinds import KINDS
+from mergestream.serving.reports.report_pages import KINDS
 
 C_STORE, STOW_RS = "c-store", "stow-rs"
 NEEDED = {C_STORE: ("host", "port", "ae_title"), STOW_RS: ("url",)}

@@ -11,7 +11,7 @@ from mergestream.runtime.errors import InputError, OutputError, unknown_name
 from mergestream.serving.dicom_network.results import UnitResult
 from mergestream.serving.reports.destinations import SendingPlan, read_destinations
 from mergestream.serving.reports.outbox import HELD, WAITING
-from mergestream.serving.reports.report_kinds import KINDS
+from mergestream.serving.reports.report_pages import KINDS
 from mergestream.serving.reports.source_header import Texts, derived_uid, read_texts
 from mergestream.serving.reports.structured_report import ReportRequest, reported_image
 

@@ -1,11 +1,13 @@
-"""Answers as a readable page, for viewers that show no structured reports: Secondary Capture and encapsulated PDF.
+"""Answers as a readable page, for viewers that show no structured reports: Secondary Capture and encapsulated PDF;
+and the table of all kinds of reports that a destination can ask for.
 
 The page holds no text about the patient; the objects' headers do, as those of structured reports.
 """
 
 import io
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from highdicom.sc import SCImage
@@ -16,7 +18,14 @@ from pydicom.uid import ExplicitVRLittleEndian
 
 from mergestream.pool.expert_card import version_of
 from mergestream.serving.reports.source_header import derived_uid, set_texts
-from mergestream.serving.reports.structured_report import MAKER, NOTICE, SERIES_NUMBER, ReportRequest, as_file
+from mergestream.serving.reports.structured_report import (
+    MAKER,
+    NOTICE,
+    SERIES_NUMBER,
+    ReportRequest,
+    as_file,
+    structured_report,
+)
 
 PDF = "1.2.840.10008.5.1.4.1.1.104.1"
 MOST_IMAGES, MOST_CLASSES, WIDTH = 12, 6, 100  # shown, and characters per line
@@ -111,3 +120,18 @@ def _bars(classes: Any, probabilities: Any) -> list[str]:
     """The likeliest classes, each with a bar."""
     ordered = sorted(zip(probabilities, classes, strict=True), reverse=True)[:MOST_CLASSES]
     return [f"  {name[:32]:32} {share:7.4f}  {'█' * round(30 * share)}" for share, name in ordered]
+
+
+class ReportKind(NamedTuple):
+    """A SOP class, and how a DICOM file of it is made."""
+
+    sop_class: str
+    make: Callable[[ReportRequest], bytes]
+
+
+# By the word in a destinations file.
+KINDS = {
+    "sr": ReportKind("1.2.840.10008.5.1.4.1.1.88.33", structured_report),
+    "sc": ReportKind("1.2.840.10008.5.1.4.1.1.7", secondary_capture),
+    "pdf": ReportKind(PDF, encapsulated_pdf),
+}

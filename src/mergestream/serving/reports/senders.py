@@ -12,7 +12,7 @@ from pynetdicom import AE
 
 from mergestream.serving.dicom_network.web_session import new_client
 from mergestream.serving.reports.destinations import C_STORE, Destination
-from mergestream.serving.reports.report_kinds import KINDS
+from mergestream.serving.reports.report_pages import KINDS
 
 TIMEOUT = 30.0
 SYNTAXES = ["1.2.840.10008.1.2.1", "1.2.840.10008.1.2"]  # explicit, implicit

@@ -10,7 +10,7 @@ from typing import Any
 
 from mergestream.data.intake.decoder_pool import EncodedFile, pool_for
 from mergestream.data.intake.decoder_process import HEADER
-from mergestream.data.intake.dicom.patient_study import ELEMENTS
+from mergestream.data.intake.dicom.header import ELEMENTS
 from mergestream.data.intake.limits import Allowance, IntakeError, Limits
 
 # Of these an invalid value would make the report invalid, too, and none of them says which patient it is about.

@@ -1,4 +1,4 @@
-"""The elements of a DICOM file up to its pixels, read by pydicom, and how its pixels are stored.
+"""The elements of a DICOM file up to its pixels, read by pydicom: how its pixels are stored, whose image it is.
 
 An element stays raw bytes until it is used.
 """
@@ -194,3 +194,28 @@ def _require_supported(form: PixelFormat, high_bit: int) -> None:
         or (form.samples_per_pixel == 3 and form.pixel_representation)
     ):
         raise damaged_dicom()
+
+
+# Elements about patient and study that a report takes over from its image: keyword and value representation, in the
+# order of `header_texts`. They are never logged.
+ELEMENTS = {
+    "PatientName": "PN",
+    "PatientID": "LO",
+    "IssuerOfPatientID": "LO",
+    "PatientBirthDate": "DA",
+    "PatientSex": "CS",
+    "StudyDate": "DA",
+    "StudyTime": "TM",
+    "AccessionNumber": "SH",
+    "StudyID": "SH",
+    "StudyDescription": "LO",
+    "ReferringPhysicianName": "PN",
+    "InstanceNumber": "IS",
+}
+LONGEST = 200  # a name of three groups; other elements are shorter
+
+
+def header_texts(data: bytes, limits: Limits) -> list[str]:
+    """The text of each element, decoded by the file's character set; empty where it has none."""
+    dataset = read_header(data, limits).dataset
+    return [str(dataset.get(keyword) or "").strip(" \0")[:LONGEST] for keyword in ELEMENTS]
