@@ -34,7 +34,9 @@ def require_methods(
     variants, methods = [each for each in plan.variants if each.method != "single_expert"], dict[Variant, Method]()
     lacking: dict[str, MissingStatisticsError] = {}
     at_targets = dict[Target, None]()
-    for target in targets if variants else ():
+    for target in targets:
+        if not variants:
+            break
         own = first if target is targets[0] else TargetMethods(plan, pool, target, 1)
         for variant in variants:
             try:
