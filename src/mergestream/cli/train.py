@@ -12,7 +12,6 @@ from mergestream.cli.shared_options import (
     DataOption,
     DatasetName,
     Engine,
-    Jobs,
     Plugin,
     Root,
     SkipBad,
@@ -76,7 +75,9 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write TensorBoard files to OUT.work/tensorboard.")
     ] = False,
-    jobs: Jobs = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Fits at a time, but one per GPU: fits that share a GPU take turns.")
+    ] = None,
     engine: Engine = "local",
     plugin: Plugin = None,
 ) -> None:
