@@ -9,6 +9,7 @@ Every expert is a copy of one random network with noise of its own; timings are 
 import argparse
 import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +51,26 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     given.experts, given.batch = "1 to 64", "1 to 256"
     record: dict[str, Any] = about(given, ("hflip",))
     pool = noisy_pool(given, given.network)
-    batches = [size for size in BATCHES if size <= given.batches_up_to]
-    record["by_experts"] = [measure(given, many(pool, k), 32) for k in EXPERTS if k <= given.experts_up_to]
-    record["by_batch"] = [measure(given, many(pool, 3), size) for size in batches]
-    record["by_classes"] = [measure(given, many(noisy_pool(given, given.network, c), 3), 32) for c in CLASSES]
-    record["by_size"] = []
-    for name in given.sizes.split(","):
-        row = measure(given, many(noisy_pool(given, name), 3), 32)
-        record["by_size"].append({"network": name, **row})
-    for key, unit in (("by_size", "parameters"), ("by_batch", "batch")):
-        line = straight_line([(row[unit], row["ms"]) for row in record[key]])
-        record[f"{key}_line"] = {f"per_{unit}_ms" if name == "per_expert_ms" else name: v for name, v in line.items()}
-    record["per_expert"] = straight_line([(row["experts"], row["ms"]) for row in record["by_experts"]])
+
+    def measure_all(key: str, rows: Iterator[dict[str, Any]], unit: str, line: str = "") -> None:
+        record[key] = list(rows)
+        if line:
+            fit = straight_line([(row[unit], row["ms"]) for row in record[key]])
+            record[line] = {name.replace("unit", unit.removesuffix("s")): value for name, value in fit.items()}
+        if given.json:  # a lease that ends before the last part keeps this much
+            given.json.write_text(json.dumps(record, indent=1) + "\n")
+
+    counts, batches = (
+        [n for n in each if n <= most]
+        for each, most in ((EXPERTS, given.experts_up_to), (BATCHES, given.batches_up_to))
+    )
+    measure_all("by_experts", (measure(given, many(pool, count), 32) for count in counts), "experts", "per_expert")
+    measure_all("by_batch", (measure(given, many(pool, 3), size) for size in batches), "batch", "by_batch_line")
+    pools = (noisy_pool(given, given.network, classes) for classes in CLASSES)
+    measure_all("by_classes", (measure(given, many(each, 3), 32) for each in pools), "classes")
+    named = ((name, noisy_pool(given, name)) for name in given.sizes.split(","))
+    sizes = ({"network": name, **measure(given, many(each, 3), 32)} for name, each in named)
+    measure_all("by_size", sizes, "parameters", "by_size_line")
     print(json.dumps({key: bare(value) for key, value in record.items()}, default=str)[-3000:])
     return record
 
@@ -124,11 +133,11 @@ def many(pool: ms.ExpertPool, count: int) -> ms.ExpertPool:
 
 
 def straight_line(points: list[tuple[int, float]]) -> dict[str, float]:
-    """ms = fixed + per_expert * K, and the largest departure from it as a share of the measured."""
+    """ms = fixed + per_unit * x, and the largest departure from it as a share of the measured."""
     x, y = np.array(points, dtype=float).T
     slope, start = np.polyfit(x, y, 1, w=1 / y)
     worst = float(np.max(np.abs(start + slope * x - y) / y))
-    return {"fixed_ms": float(start), "per_expert_ms": float(slope), "largest_departure": worst}
+    return {"fixed_ms": float(start), "per_unit_ms": float(slope), "largest_departure": worst}
 
 
 def draw(record: dict[str, Any], path: Path) -> None:

@@ -101,10 +101,19 @@ def curve_line() -> str:
     record = read("step_curves")
     line, images = record["per_expert"], [(row["batch"], row["ms"]) for row in record["by_batch"]]
     (one, least), (most, longest) = images[0], images[-1]
+    further = ""
+    if record.get("by_size"):
+        classes, sizes, size_line = record["by_classes"], record["by_size"], record["by_size_line"]
+        further = (
+            f" {classes[0]['classes']} classes take {classes[0]['ms']:.2f} ms and {classes[-1]['classes']} take "
+            f"{classes[-1]['ms']:.2f}. `{sizes[0]['network']}` takes {sizes[0]['ms']:.1f} ms, `{sizes[-1]['network']}` "
+            f"{sizes[-1]['ms']:.1f}: {1e6 * size_line['per_parameter_ms']:.3f} ms per million parameters, within "
+            f"{100 * size_line['largest_departure']:.0f} %."
+        )
     return (
         f"ViT-B/32: {line['fixed_ms']:.2f} ms and {line['per_expert_ms']:.2f} ms per expert, within "
         f"{100 * line['largest_departure']:.0f} % up to {record['by_experts'][-1]['experts']} experts; {least:.1f} ms "
-        f"for {one} image and {longest:.1f} ms for {most}."
+        f"for {one} image and {longest:.1f} ms for {most}.{further}"
     )
 
 
@@ -188,6 +197,14 @@ def training_line() -> str:
     return f"Images per second in training ({network}, H200): {', '.join(rates)}."
 
 
+def jobs_line() -> str:
+    """A whole pool on one GPU with one job and with several, in turn."""
+    jobs = read("train_jobs")["jobs"]
+    seconds = {count: " and ".join(f"{value:.1f}" for value in values) for count, values in jobs["seconds"].items()}
+    times = "; ".join(f"`--jobs {count}` {text} s" for count, text in seconds.items())
+    return f"{jobs['fits']} fits of {jobs['steps']} steps on one GPU, in turn: {times}."
+
+
 def speed_blocks() -> dict[str, Callable[[], str]]:
     """Every block by its name, not drawn yet."""
     return {
@@ -202,5 +219,6 @@ def speed_blocks() -> dict[str, Callable[[], str]]:
         "speed-load": load_line,
         "speed-service": service_line,
         "speed-training": training_line,
+        "speed-jobs": jobs_line,
         "speed-dicom": dicom_table,
     }

@@ -66,7 +66,9 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write TensorBoard files to OUT.work/tensorboard.")
     ] = False,
-    jobs: shared_options.Jobs = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Fits at a time, but one per GPU: fits that share a GPU take turns.")
+    ] = None,
     engine: shared_options.Engine = "local",
     plugin: shared_options.Plugin = None,
 ) -> None:
