@@ -119,3 +119,13 @@ def test_a_block_that_is_another_one_is_left_alone(changes: dict[str, object]) -
 def test_blocks_in_float32_or_on_a_cpu_are_left_alone() -> None:
     assert not any(fused_blocks.can_be_fused(block) for block in network().blocks)
     assert not any(fused_blocks.can_be_fused(block) for block in network().bfloat16().blocks)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_a_narrowed_network_answers_as_in_bfloat16(pool: str) -> None:
+    images = torch.randn(3, 3, 32, 32)
+    expected = network(global_pool=pool).bfloat16()(images.bfloat16())
+    narrow = fused_blocks.narrowed(network(global_pool=pool), torch.contiguous_format)
+    assert ("forward" in vars(narrow.blocks[-1])) == (pool == "token")
+    torch.testing.assert_close(narrow(images), expected, rtol=2e-2, atol=2e-2)

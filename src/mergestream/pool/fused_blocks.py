@@ -9,6 +9,7 @@ the product's own epilogue (its tanh form, whose distance from the exact one is 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from types import MethodType
 from typing import Any
 
 import torch
@@ -41,6 +42,26 @@ def last_block(network: nn.Module) -> list[nn.Module]:
     blocks, norm = network.get_submodule("blocks"), network.get_submodule("norm")
     *_, last = blocks.children()
     return [] if any(each._forward_hooks or each._forward_pre_hooks for each in (blocks, last, norm)) else [last]
+
+
+def narrowed(network: nn.Module, form: torch.memory_format) -> nn.Module:
+    """The network in bfloat16; on a CPU its last block computes only what its first token needs, where that is read."""
+    network = network.bfloat16()
+    network.register_forward_pre_hook(lambda _, given: (given[0].bfloat16().contiguous(memory_format=form),))
+    for block in last_block(network):
+        if type(block) is Block and is_plain(block) and not next(block.parameters()).is_cuda:
+            block.forward = MethodType(first_token, block)  # type: ignore[method-assign]
+    return network
+
+
+def first_token(block: Block, x: Tensor) -> Tensor:
+    """The first token [B,1,C] of the block's answer, by the block's own operations."""
+    attention, (images, tokens, width) = block.attn, x.shape
+    parts = functional.linear(block.norm1(x), attention.qkv.weight, attention.qkv.bias)
+    query, key, value = parts.view(images, tokens, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    mixed = functional.scaled_dot_product_attention(query[:, :, :1], key, value)
+    token = x[:, :1] + attention.proj(mixed.transpose(1, 2).reshape(images, 1, width))
+    return token + block.mlp(block.norm2(token))
 
 
 def can_be_fused(module: nn.Module) -> bool:

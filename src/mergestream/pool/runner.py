@@ -261,11 +261,11 @@ class PoolRunner:
     def _scorers(self) -> list[nn.Module]:  # as they answer whole batches
         if not self.execution.narrow_scores:
             return self._experts
-        narrow = [each.bfloat16() for each in self._modules_of(self.bank.bfloat16())]
-        form = memory_format(narrow[0], self.bank[:, :0].bfloat16(), self.preprocessing)
-        for each in narrow:
-            each.register_forward_pre_hook(lambda _, given: (given[0].bfloat16().contiguous(memory_format=form),))
-        return narrow
+        from mergestream.pool.fused_blocks import narrowed
+
+        narrow = self._modules_of(self.bank.bfloat16())
+        form = memory_format(narrow[0].bfloat16(), self.bank[:, :0].bfloat16(), self.preprocessing)
+        return [narrowed(each, form) for each in narrow]
 
     @cached_property
     def _memory_format(self) -> torch.memory_format:
