@@ -16,6 +16,14 @@ import httpx
 STARTED_WITHIN = 120.0
 
 
+def engine_of(service: int) -> int:
+    """The engine's process among the children of a service's."""
+    lists = (file.read_text() for file in Path(f"/proc/{service}/task").glob("*/children"))
+    children = [int(word) for listed in lists for word in listed.split()]
+    (engine,) = (each for each in children if b"engine_process" in Path(f"/proc/{each}/cmdline").read_bytes())
+    return engine
+
+
 class LiveService:
     """A service over a pool on disk; `with` starts it, waits until it is ready and ends it with SIGTERM."""
 
@@ -47,6 +55,11 @@ class LiveService:
     def pid(self) -> int:
         assert self.process is not None
         return self.process.pid
+
+    @property
+    def engine(self) -> int:
+        """The process that takes the steps and writes the log."""
+        return engine_of(self.pid)
 
     def kill(self) -> None:
         """As a power cut would."""

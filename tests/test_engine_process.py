@@ -1,5 +1,6 @@
 """The engine in a process of its own: the plain engine's answers, and what a death of either process costs."""
 
+import math
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ import mergestream as ms
 from benching import pool_on_disk
 from engines import Service as PlainService
 from engines import batch
+from live_service import engine_of
 from mergestream.runtime.errors import InputError, PoolError
 from mergestream.serving.answer_queue import OverloadedError
 from mergestream.serving.audit.chain import sound_lines
@@ -30,7 +32,7 @@ MOVING = {"momentum": 0.7}
 def opened(options: ServeOptions) -> ReplicatedEngine:
     process = EngineProcess(options, calls=3)
     try:
-        return ReplicatedEngine([process], on_close=process.close)
+        return ReplicatedEngine([process], silence=math.inf, on_close=process.close)
     except BaseException:
         process.close()
         raise
@@ -92,10 +94,10 @@ def test_a_killed_service_takes_its_engine_along_and_a_killed_engine_is_replaced
     state = tmp_path / "state"
     with RunningService(pool, state) as service, service.client() as client:
         assert post(client, 0) == (200, 0)
-        os.kill(engine_of(service), signal.SIGKILL)
+        os.kill(engine_of(service.process.pid), signal.SIGKILL)
         wait_until(lambda: post(client, 1) == (200, 1))  # until then 503, and no step is taken
         assert client.get("/readyz").status_code == 200
-        engine = engine_of(service)
+        engine = engine_of(service.process.pid)
         service.process.kill()
         wait_until(lambda: not Path(f"/proc/{engine}/fd").exists() or not any(Path(f"/proc/{engine}/fd").iterdir()))
     with RunningService(pool, state) as service, service.client() as client:
@@ -108,10 +110,3 @@ def test_a_killed_service_takes_its_engine_along_and_a_killed_engine_is_replaced
 def post(client: object, seed: int) -> tuple[int, int | None]:
     response = client.post("/v1/streams/ward/batches", files=form(png(seed)))  # type: ignore[attr-defined]
     return response.status_code, response.json().get("step")
-
-
-def engine_of(service: RunningService) -> int:
-    folder = Path(f"/proc/{service.process.pid}/task")
-    children = [int(word) for file in folder.glob("*/children") for word in file.read_text().split()]
-    (engine,) = (each for each in children if b"engine_process" in Path(f"/proc/{each}/cmdline").read_bytes())
-    return engine

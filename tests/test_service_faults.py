@@ -148,15 +148,15 @@ def test_a_full_disk_is_503_and_neither_an_answer_nor_a_line_is_lost(pool: Path,
     with LiveService(tmp_path, pool) as service:
         senders = Senders(service, PICTURES).start()
         senders.wait_for(30)
-        _, most = resource.prlimit(service.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (service.log.stat().st_size + 20_000, most))
+        _, most = resource.prlimit(service.engine, resource.RLIMIT_FSIZE)
+        resource.prlimit(service.engine, resource.RLIMIT_FSIZE, (service.log.stat().st_size + 20_000, most))
         wait_for_refusals(senders, 1)
         # A step of fewer pictures might still fit.
-        resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (service.log.stat().st_size, most))
+        resource.prlimit(service.engine, resource.RLIMIT_FSIZE, (service.log.stat().st_size, most))
         wait_for_refusals(senders, len(senders.problems) + 8)
         require_refusals(senders, service)
         require_not_ready(service)
-        resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (most, most))
+        resource.prlimit(service.engine, resource.RLIMIT_FSIZE, (most, most))
         require_back(senders, service)
         assert service.stop() == 0
     require_all_told(senders)
@@ -169,8 +169,8 @@ def test_a_full_disk_is_503_and_neither_an_answer_nor_a_line_is_lost(pool: Path,
 def test_room_for_a_check_and_for_no_step_is_not_ready(pool: Path, tmp_path: Path) -> None:
     """A check's line is shorter than a step's."""
     with LiveService(tmp_path, pool) as service, service.client() as client:
-        _, most = resource.prlimit(service.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (service.log.stat().st_size + 2000, most))
+        _, most = resource.prlimit(service.engine, resource.RLIMIT_FSIZE)
+        resource.prlimit(service.engine, resource.RLIMIT_FSIZE, (service.log.stat().st_size + 2000, most))
         answer = client.post("/v1/streams/a/batches", files={"images": PICTURES[0]})
         assert answer.status_code == 503
         require_not_ready(service)

@@ -1,5 +1,6 @@
 """Start the service from its command-line options."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -86,7 +87,8 @@ def _open(options: ServeOptions, own_process: bool, metrics: Metrics) -> AnyEngi
         return open_engine(options, metrics.audit_line)
     process = EngineProcess(options, calls=ENGINE_THREADS + 2)  # and an administrator's, and the status
     try:
-        return ReplicatedEngine([process], on_append=metrics.audit_line, on_close=process.close)
+        # Whether it lives is known: one that is busy for long is not gone.
+        return ReplicatedEngine([process], silence=math.inf, on_append=metrics.audit_line, on_close=process.close)
     except BaseException:
         process.close()
         raise

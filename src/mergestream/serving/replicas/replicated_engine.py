@@ -40,10 +40,12 @@ class ReplicatedEngine:
         self,
         handles: Sequence[Handle],
         *,
+        silence: float = GONE_SECONDS,
         on_append: Callable[[bool], None] = lambda _: None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_append` hears of each audit line: written or not."""
+        """`silence`: seconds after which a replica counts as gone. `on_append` hears of each line: written or not."""
+        self._silence = silence
         self._handles, self._on_append, self._on_close = tuple(handles), on_append, on_close
         self._statuses: dict[int, ReplicaStatus] = {}
         self._replied_at: dict[int, float] = {}
@@ -150,7 +152,7 @@ class ReplicatedEngine:
 
     def _is_gone(self, number: int) -> bool:
         """Whether it died during a call or has not replied for a while: Serve then holds calls back."""
-        return time.monotonic() - self._replied_at[number] > GONE_SECONDS
+        return time.monotonic() - self._replied_at[number] >= self._silence
 
     def _call_all(self, *arguments: Any, **options: Any) -> list[Any]:
         return [self._call(number, *arguments, **options) for number in range(len(self._handles))]
