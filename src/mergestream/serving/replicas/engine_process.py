@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
+import torch
+
 from mergestream.runtime.errors import WorkerError
 from mergestream.serving.log_lines import log_to_stderr
 from mergestream.serving.options import ServeOptions
@@ -33,6 +35,7 @@ class EngineProcess:
 
     def __init__(self, options: ServeOptions, calls: int) -> None:
         self._options, self._calls, self._lock = options, calls, threading.Lock()
+        self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         self._start()
 
     def _start(self) -> None:
@@ -45,6 +48,17 @@ class EngineProcess:
         for own, _ in others:
             self._idle.put(own)
         self._first.send(self._options)
+        self._give_a_core()
+
+    def _give_a_core(self) -> None:
+        """One core for the engine, the others for the rest of the service, where PyTorch computes with one thread.
+
+        The engine's threads share one interpreter; on two cores they would hand it back and forth.
+        """
+        if len(self._cores) > 1 and torch.get_num_threads() == 1:
+            own = self._cores[self._process.pid % len(self._cores)]
+            os.sched_setaffinity(self._process.pid, {own})
+            os.sched_setaffinity(0, {*self._cores} - {own})
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Reply:
         with self._lock:
