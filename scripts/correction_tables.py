@@ -15,7 +15,38 @@ Row = Mapping[str, Any]
 
 
 def correction_blocks() -> dict[str, Callable[[], str]]:
-    return {"constants": constants_table, "slide-shifts": slide_shifts}
+    return {"constants": constants_table, "slide-shifts": slide_shifts, "batch-bias": batch_bias_table}
+
+
+def batch_bias_table() -> str:
+    """Points of accuracy ahead of the ensemble with views with each allowance: mean over targets and lowest target."""
+    rules = ("merge_and_fit", "merge_once(ask_first=256)")
+    methods = [text for rule in rules for text in (rule, with_option(rule, "batch_bias=0.6"))]
+    lines = [f"| pool | stream | batch | {' | '.join(methods)} |", "|---|---|---:|" + "---:|" * len(methods)]
+    for file in sorted((RESULTS / "batch_bias").glob("*.json")):
+        table = json.loads(file.read_text(encoding="utf-8"))["rows"]
+        rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+        name, heads = file.stem.split("-")[:2]
+        for stream, batch in dict.fromkeys((row["stream"], row["batch"]) for row in rows):
+            here = [row for row in rows if (row["stream"], row["batch"]) == (stream, batch)]
+            ahead = [list(ahead_of_ensemble(here, method).values()) for method in methods]
+            cells = [f"{np.mean(points):+.1f}/{min(points):+.1f}" for points in ahead]
+            lines.append(f"| {SETS[name]}, {heads} | {stream} | {batch} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def with_option(method: str, option: str) -> str:
+    return f"{method[:-1]}, {option})" if method.endswith(")") else f"{method}({option})"
+
+
+def ahead_of_ensemble(rows: Sequence[Row], method: str) -> dict[str, float]:
+    """By target, mean over stream seeds."""
+    by_target: dict[str, list[float]] = {}
+    for sign, name in ((100, method), (-100, "ensemble(views=hflip)")):
+        for row in rows:
+            if row["method"] == name:
+                by_target.setdefault(row["target"], []).append(sign * row["accuracy"])
+    return {target: 2 * float(np.mean(values)) for target, values in by_target.items()}
 
 
 def constants_table() -> str:

@@ -157,7 +157,16 @@ def service_line() -> str:
         f"streams, audit log on: {rate:.0f} answers per second, {record['ratio_to_direct']:.2f} of direct calls in "
         f"batches of {record['mean_batch']:.0f}, {record['ratio_to_fastapi']:.1f} times a bare FastAPI endpoint; p99 "
         f"{record['latency_ms']['p99']:.0f} ms. An answer takes {server:.1f} ms of processor time, a direct one "
-        f"{record['direct_cpu_ms']:.1f}; {busy:.1f} cores are busy: one interpreter, one step at a time."
+        f"{record['direct_cpu_ms']:.1f}; {busy:.1f} cores are busy."
+    )
+
+
+def litserve_line() -> str:
+    record = read("service_litserve")
+    rate, direct, theirs = (record[key] for key in ("requests_per_second", "ratio_to_direct", "litserve"))
+    return (
+        f"With LitServe's processes beside it, too (same method, no log, no guards): {rate:.0f} answers per second, "
+        f"{direct:.2f} of direct calls; LitServe {theirs:.0f}."
     )
 
 
@@ -218,6 +227,7 @@ def speed_blocks() -> dict[str, Callable[[], str]]:
         "speed-merge": merge_line,
         "speed-load": load_line,
         "speed-service": service_line,
+        "speed-litserve": litserve_line,
         "speed-training": training_line,
         "speed-jobs": jobs_line,
         "speed-dicom": dicom_table,

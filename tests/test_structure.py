@@ -30,8 +30,8 @@ def test_only_the_ten_rooms_the_contract_and_the_client_are_at_the_top_of_the_pa
 
 
 def test_the_source_grows_no_further() -> None:
-    """The first rebuild ended at 29,000 lines; then came rivals, streams, DICOM, signatures and the contract."""
-    assert sum(map(lines, SOURCES)) <= 44_368
+    """29,000 lines after the rebuild; then rivals, streams, DICOM, signatures, the engine's process and its kernels."""
+    assert sum(map(lines, SOURCES)) <= 44_659
 
 
 def test_files_are_short() -> None:
