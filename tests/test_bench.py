@@ -183,7 +183,10 @@ def test_expert_logits_are_computed_once_for_all_methods(
     assert sum(forwards) == 2 * 18 * len(SITES) * 2
 
 
-@pytest.mark.parametrize("methods", ["all", "fisher, regmean, regmean_pp, tent, lame(mean), auto, single_expert"])
+@pytest.mark.parametrize(
+    "methods",
+    [pytest.param("all", marks=pytest.mark.slow), "fisher, regmean, regmean_pp, tent, lame(mean), auto, single_expert"],
+)
 def test_the_command_reads_the_pool_once_and_constructs_each_method_once(
     consortium: Path, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, methods: str
 ) -> None:

@@ -210,6 +210,7 @@ def test_the_report_can_be_made_again_from_the_records(out: tuple[Path, str], tm
         assert table.read_text() == (out[0] / "report-tables" / table.name).read_text(), table.name
 
 
+@pytest.mark.slow
 def test_a_second_demo_redoes_nothing(out: tuple[Path, str]) -> None:
     folder, before = out[0], json.loads((out[0] / "results.json").read_text())
     stamps = {path: path.stat().st_mtime_ns for path in [*folder.glob("pool/*/*"), *folder.glob("runs/*/*")]}

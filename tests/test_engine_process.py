@@ -54,6 +54,7 @@ def without_times(answer: Answer) -> Answer:
     return replace(answer, audit={}, seconds=0, begun=tuple(replace(alarm, since="") for alarm in answer.begun))
 
 
+@pytest.mark.slow
 def test_answers_are_the_plain_engines_and_a_killed_process_goes_on_from_its_log(pool: Path, tmp_path: Path) -> None:
     options, folder = options_for(pool, tmp_path / "state"), tmp_path / "plain"
     folder.mkdir()

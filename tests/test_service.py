@@ -395,6 +395,7 @@ def test_a_corrupt_pool_is_refused_and_named(pool: Path, tmp_path: Path) -> None
         serve(ServeOptions(bad, port=0, state=tmp_path / "state"))
 
 
+@pytest.mark.slow
 def test_a_watched_folder_is_answered_and_a_service_without_a_log_says_so(pool: Path, tmp_path: Path) -> None:
     watched = tmp_path / "in"
     watched.mkdir()

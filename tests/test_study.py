@@ -408,6 +408,7 @@ def test_later_runs_are_marked(labels: dict[str, np.ndarray]) -> None:
     assert every["bars"] == all_blocks([first])["bars"]
 
 
+@pytest.mark.slow
 def test_the_published_pages_are_those_of_their_records() -> None:
     """What scripts/docs_tables.py writes."""
     script = runpy.run_path(str(ROOT / "scripts" / "docs_tables.py"))
