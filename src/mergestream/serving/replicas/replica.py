@@ -64,6 +64,7 @@ class Replica:
         self._engine: Engine | None = None
         self._error: MergestreamError | None = None
         self._error_reported = False
+        self._described: dict[str, Any] | None = None  # the pool, as it was at the last reply
         self._stop_tracing = (lambda: None) if options.otlp is None else start_tracing(options.otlp)
         try:
             own = options if number is None else options.for_replica(number)
@@ -107,8 +108,10 @@ class Replica:
         return work() if self._thread is None else self._thread.submit(work).result()
 
     def _status(self, stream: str | None = None) -> ReplicaStatus:
-        """The status of everything, or of one stream."""
+        """The status of everything, or of one stream if the pool is as it was."""
         assert self._engine is not None
-        at, pool = time.time_ns(), None if stream is not None else self._engine.describe()
+        at, described = time.time_ns(), self._engine.describe()
+        stream, self._described = stream if described == self._described else None, described
+        pool = described if stream is None else None
         streams = {each["stream"]: (at, each) for each in self._engine.streams() if stream in (None, each["stream"])}
         return ReplicaStatus(at, pool, streams, self._engine.audit.failing)
