@@ -1,6 +1,7 @@
 """`mergestream demo` on few images and steps: tables, records, pool and report; the real sizes are slow tests."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -259,11 +260,15 @@ def test_experts_of_the_quick_demo_know_their_own_hospital_best(tmp_path: Path) 
 
 
 def assert_tutorial_shows(pool: ms.ExpertPool) -> None:
-    """The outputs in docs/tutorial.md are of this pool; other processors may round other images."""
+    """The outputs in docs/tutorial.md are of such a pool, trained on one processor: rounding elsewhere makes another.
+
+    Accuracies on the same images may then differ by chance, by three standard errors. What the page says may not.
+    """
     page = (SCHEMAS.parent / "tutorial.md").read_text(encoding="utf-8")
     for card in pool.cards:
         (shown,) = re.findall(rf"^{card.domain} +{card.domain} +([\d.]+) %", page, flags=re.MULTILINE)
-        assert card.metrics["validation"]["accuracy"] == pytest.approx(float(shown) / 100, abs=0.03)
+        validation = card.metrics["validation"]
+        assert validation["accuracy"] == by_chance(float(shown) / 100, validation["images"])
     pool, graz = pool.without("graz"), ms.load_dataset("phantom")["graz"]
     batches = (
         ms.streams.iid(graz.labels, batch_size=32, seed=0),
@@ -271,9 +276,18 @@ def assert_tutorial_shows(pool: ms.ExpertPool) -> None:
     )
     rows = re.findall(r"^\| `(\w+)`.*\| ([\d.]+) \| ([\d.]+) \|$", page, flags=re.MULTILINE)
     assert len(rows) == 4
+    accuracies = {}
     for name, *shown in rows:
         measured = [ms.evaluate(ms.create_method(name, pool), graz, stream).accuracy for stream in batches]
-        assert measured == pytest.approx([float(each) for each in shown], abs=0.015), name
+        assert measured == [by_chance(float(each), len(graz)) for each in shown], name
+        accuracies[name] = measured
+    assert accuracies["merge_and_fit"][1] > accuracies["ensemble"][1] + 0.1
+    assert accuracies["ensemble"][0] > accuracies["mean"][0]
+
+
+def by_chance(share: float, images: int) -> Any:
+    """Equal to a share of so many images within three standard errors."""
+    return pytest.approx(share, abs=3 * math.sqrt(share * (1 - share) / images))
 
 
 @pytest.mark.slow
