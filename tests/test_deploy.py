@@ -285,6 +285,7 @@ def test_prometheus_scrapes_the_service_and_evaluates_every_query(
             assert reply["status"] == "success", (query, reply)
             return reply["data"]["result"]
 
+        wait_until(lambda: http.get("/-/ready").status_code == 200)  # before that it answers no queries
         wait_until(lambda: [each for each in values('up{job="mergestream"}') if each["value"][1] == "1"])
         wait_until(lambda: values("rate(mergestream_images_total[5s])"))
         empty = {query for query in dashboard_queries() if not values(query.replace("$__rate_interval", "5s"))}
