@@ -24,7 +24,7 @@ from mergestream.runtime.errors import CheckpointError, UnknownNameError
 from mergestream.runtime.json_record import parsed
 from mergestream.serving.engine.answers import source_risk
 from mergestream.serving.engine.lineup import Lineup
-from mergestream.serving.engine.stream_state import StreamState
+from mergestream.serving.engine.stream_state import StreamState, encoded
 from mergestream.serving.guards.batch_guards import BatchTensors, look_at_batch, neighbour_correlation
 from mergestream.serving.guards.findings import BATCH_CODES, GuardSettings
 from mergestream.serving.guards.stream_guards import Cusum, HalfWindow, Memory, chi_square, look_at_stream, remember
@@ -255,10 +255,10 @@ def test_a_window_is_the_sum_of_its_batches(labels: list[int], cut: int) -> None
 
 def test_a_damaged_memory_is_refused() -> None:
     lineup = Lineup(small_pool(), "mean", {})
-    state = StreamState.start(lineup).json
+    state = encoded(StreamState.start(lineup).content)
     for damaged in ({}, {**asdict(Memory()), "certainty": {"other": 1}}, {**asdict(Memory()), "older": None}):
         with pytest.raises(CheckpointError):
-            StreamState.from_json({**state, "guards": damaged}, lineup)
+            StreamState.from_content({**state, "guards": damaged}, lineup)
     assert HalfWindow().plus(HalfWindow()) == HalfWindow()
     assert Cusum().counted(99.0, SETTINGS).up == 4.0 - SETTINGS.drift_slack
 

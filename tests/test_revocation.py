@@ -246,7 +246,7 @@ def test_a_large_state_is_carried_the_same_way_in_a_replay(root: Path, monkeypat
         assert service.engine.reload()["replaced"] == ["turin"]
         service.engine.answer("ward", batch(1))
         steps = service.steps()
-    assert list(steps[1]["state_before"]) == ["sha256"]
+    assert list(steps[1]["state_before"]) == ["content_sha256"]
     assert steps[1]["restarted"] is None
     first = ms.ExpertPool.load(root / "pool")
     (root / "old").mkdir()

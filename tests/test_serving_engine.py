@@ -30,13 +30,15 @@ from mergestream.data.intake.limits import Limits
 from mergestream.methods.state import COEFFICIENTS, OF_ALL_EXPERTS, PER_EXPERT, State, for_experts
 from mergestream.pool import runner
 from mergestream.runtime.errors import InputError, MergestreamError, OutputError, PoolError, UnknownNameError
+from mergestream.runtime.files import sha256_of_json
 from mergestream.serving.audit.lines import AuditError
 from mergestream.serving.audit.replay import compare, replay
 from mergestream.serving.engine import stream_state
 from mergestream.serving.engine.lineup import Lineup
-from mergestream.serving.engine.recomputation import Reproducer, recompute_step
+from mergestream.serving.engine.persistence import StateFolder
+from mergestream.serving.engine.recomputation import LastStates, Reproducer, recompute_step
 from mergestream.serving.engine.registry import NAME, TooManyStreamsError, require_name
-from mergestream.serving.engine.stream_state import decoded, encoded
+from mergestream.serving.engine.stream_state import StreamState, decoded, encoded
 from mergestream.serving.guards.findings import GuardSettings
 
 MOVING = {"momentum": 0.7}
@@ -260,10 +262,10 @@ torch.set_num_threads(1)
 from engines import Service, batch, small_pool
 service = Service(Path({folder!r}), small_pool(), options={options!r})
 save, die_at = service.engine._folder.save, {die_at!r}
-def saving(stream):
-    if stream["steps"] == die_at:
+def saving(about, state):
+    if about["steps"] == die_at:
         os.kill(os.getpid(), signal.SIGKILL)
-    save(stream)
+    save(about, state)
 service.engine._folder.save = saving
 first = next((each["steps"] for each in service.engine.streams()), 0)
 for number in range(first, 100000):
@@ -309,22 +311,134 @@ def test_kill_9_loses_nothing_that_the_log_holds(die_at: int | None, tmp_path: P
             assert before["state_after"] == after["state_before"]
 
 
-def test_a_state_too_large_for_a_line(pool: ms.ExpertPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+LEARNING = {"statistics": "target"}  # of `regmean`: Gram matrices in its state
+
+
+@pytest.fixture
+def large_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_state, "MOST_NUMBERS", 100)
-    options, method = {"statistics": "target"}, ms.create_method("regmean", pool, statistics="target")
-    with Service(tmp_path, pool, "regmean", options=options) as service:
-        same_as_step(service.engine.answer("lyon", batch(0)), method.step(tensor_of(batch(0))))
-        assert service.steps()[0]["state_after"].keys() == {"sha256"}
-    with Service(tmp_path, pool, "regmean", options=options) as service:
-        same_as_step(service.engine.answer("lyon", batch(1)), method.step(tensor_of(batch(1))))
+
+
+def learning(folder: Path, pool: ms.ExpertPool) -> Service:
+    return Service(folder, pool, "regmean", options=LEARNING)
+
+
+def large_file(folder: Path) -> Path:
+    (file,) = (folder / "state").glob("*.safetensors")
+    return file
+
+
+def goes_on(folder: Path, pool: ms.ExpertPool, steps: int) -> None:
+    """The next answer of a stream that took some steps is that of a method that took them in one go."""
+    method = ms.create_method("regmean", pool, **LEARNING)
+    for number in range(steps):
+        method.step(tensor_of(batch(number)))
+    with learning(folder, pool) as service:
+        answer = service.engine.answer("lyon", batch(steps))
+        assert (answer.step, service.steps()[-1]["restarted"]) == (steps, None)
+        same_as_step(answer, method.step(tensor_of(batch(steps))))
+
+
+@pytest.mark.usefixtures("large_states")
+def test_a_state_too_large_for_a_line_is_a_binary_file(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    with learning(tmp_path, pool) as service:
+        for number in range(2):
+            service.engine.answer("lyon", batch(number))
+            logged, file = service.steps()[-1]["state_after"], large_file(tmp_path)  # one, that of the last step
+            assert file.name == f"lyon.{logged['content_sha256'][:16]}.safetensors"
+            assert "base64" not in (tmp_path / "state" / "lyon.json").read_text()
+    goes_on(tmp_path, pool, 2)
+    with learning(tmp_path, pool) as service:
         with pytest.raises(InputError, match="too large for its line"):
             recompute_step(service.steps()[-1], batch(1), pool)
+        service.engine.reset("lyon")
+        assert not list((tmp_path / "state").glob("*.safetensors"))
+        service.engine.answer("lyon", batch(0))
+        service.engine.delete("lyon")
+        assert not list((tmp_path / "state").glob("lyon*"))
+
+
+@pytest.mark.usefixtures("large_states")
+@pytest.mark.parametrize("damage", [b"", b"torn", None], ids=["empty", "torn", "missing"])
+def test_a_large_state_needs_its_own_file_only(pool: ms.ExpertPool, tmp_path: Path, damage: bytes | None) -> None:
+    with learning(tmp_path, pool) as service:
+        service.engine.answer("lyon", batch(0))
     (tmp_path / "state" / "lyon.json").write_text("torn")
-    with Service(tmp_path, pool, "regmean", options=options) as service:
+    goes_on(tmp_path, pool, 1)
+    file = large_file(tmp_path)
+    if damage is None:
+        file.unlink()
+    else:
+        file.write_bytes(damage)
+    with learning(tmp_path, pool) as service:
+        assert not list((tmp_path / "state").glob("*.safetensors"))
         answer = service.engine.answer("lyon", batch(2))
-        same_as_step(answer, ms.create_method("regmean", pool, **options).step(tensor_of(batch(2))))
+        same_as_step(answer, ms.create_method("regmean", pool, **LEARNING).step(tensor_of(batch(2))))
         assert answer.findings[0].code == "average_restarted"
+        why = "before its last state was on disk" if damage is None else "changed or torn"
+        assert why in service.steps()[-1]["restarted"]
         assert answer.step == 2
+
+
+@pytest.mark.usefixtures("large_states")
+def test_another_large_state_under_the_same_name_is_refused(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    with learning(tmp_path, pool) as service:
+        service.engine.answer("lyon", batch(0))
+        service.engine.answer("brest", batch(1))
+    own, other = (next((tmp_path / "state").glob(f"{name}.*.safetensors")) for name in ("lyon", "brest"))
+    own.write_bytes(other.read_bytes())
+    with learning(tmp_path, pool) as service:
+        service.engine.answer("lyon", batch(2))
+        assert "changed or torn" in service.steps()[-1]["restarted"]
+
+
+@pytest.mark.usefixtures("large_states")
+@pytest.mark.parametrize(("killed_at", "steps"), [("save", 2), ("append_all", 1)])
+def test_a_kill_around_a_line_costs_no_large_state(
+    pool: ms.ExpertPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str, steps: int
+) -> None:
+    """Before the line the step did not happen; after it the state is there though the stream's file is not."""
+    with learning(tmp_path, pool) as service:
+        service.engine.answer("lyon", batch(0))
+        where = service.engine._folder if killed_at == "save" else service.audit
+        monkeypatch.setattr(where, killed_at, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            service.engine.answer("lyon", batch(1))
+        assert len(list((tmp_path / "state").glob("*.safetensors"))) == 2
+    goes_on(tmp_path, pool, steps)
+    assert large_file(tmp_path)
+
+
+@pytest.mark.usefixtures("large_states")
+def test_a_large_state_of_version_0_1_goes_on_and_its_lines_are_computed_again(
+    pool: ms.ExpertPool, tmp_path: Path
+) -> None:
+    """It is whole in the stream's JSON, and lines hold the hash of that."""
+
+    def save(folder: StateFolder, about: dict[str, Any], state: StreamState | None) -> None:
+        content = {**about, "state": None if state is None else encoded(state.content)}
+        saved = {"content": content, "schema_version": 1, "sha256": sha256_of_json(content)}
+        (folder.folder / f"{about['stream']}.json").write_text(json.dumps(saved))
+
+    def in_line(state: StreamState) -> dict[str, Any]:
+        whole = encoded(state.content)
+        return {"sha256": sha256_of_json(whole)} if state.is_large else whole
+
+    with pytest.MonkeyPatch.context() as old:
+        old.setattr(StreamState, "in_line", property(in_line))
+        old.setattr(StateFolder, "save", save)
+        old.setattr(StateFolder, "save_large", lambda *_: None)
+        with learning(tmp_path, pool) as service:
+            for number in range(2):
+                service.engine.answer("lyon", batch(number))
+    goes_on(tmp_path, pool, 2)
+    with learning(tmp_path, pool) as service:
+        steps = service.steps()
+    assert [list(step["state_after"]) for step in steps] == [["sha256"], ["sha256"], ["content_sha256"]]
+    last = LastStates()
+    for number, step in enumerate(steps):
+        again = json.loads(json.dumps(recompute_step(step, batch(number), pool, last)))
+        assert not compare(step, again)
 
 
 def test_a_state_file_that_cannot_be_written_costs_no_answer(pool: ms.ExpertPool, tmp_path: Path) -> None:
@@ -339,8 +453,6 @@ def test_a_state_file_that_cannot_be_written_costs_no_answer(pool: ms.ExpertPool
 
 
 def test_one_service_a_folder(pool: ms.ExpertPool, tmp_path: Path) -> None:
-    from mergestream.serving.engine.persistence import StateFolder
-
     with Service(tmp_path, pool), pytest.raises(OutputError, match="Another service"):
         StateFolder(tmp_path / "state")
 

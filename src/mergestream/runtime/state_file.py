@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from torch import Tensor
 
 from mergestream.runtime.errors import CheckpointError
@@ -16,9 +16,13 @@ from mergestream.runtime.files import write_atomically
 
 def write_state(path: Path, state: Any) -> None:
     """Write maps, lists, tensors and JSON values atomically."""
-    tensors: dict[str, Tensor] = {}
-    shape = json.dumps(_packed(state, "state", tensors))
-    write_atomically(path, lambda temporary: save_file(tensors, temporary, {"state": shape}))
+    tensors, about = _packed_file(state)
+    write_atomically(path, lambda temporary: save_file(tensors, temporary, about))
+
+
+def state_as_bytes(state: Any) -> bytes:
+    """The content of the file that `write_state` writes."""
+    return save(*_packed_file(state))
 
 
 def read_state(path: Path) -> Any:
@@ -58,6 +62,11 @@ class SavedState:
 
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
+
+
+def _packed_file(state: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+    tensors: dict[str, Tensor] = {}
+    return tensors, {"state": json.dumps(_packed(state, "state", tensors))}
 
 
 def _packed(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

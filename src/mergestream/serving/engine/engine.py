@@ -106,6 +106,7 @@ class Engine:
         with self._registry.held(stream, create=True) as held, span("step", **about):
             steps = self._steps(held, batches)
             started = time.perf_counter()
+            self._folder.save_large(stream, steps[-1].outcome.state)
             lines = self.audit.append_all(line_kinds.STEP, [step.body for step in steps])
             held.state, held.restarted, held.line = steps[-1].outcome.state, None, link_of(lines[-1])
             self._estimate(held, steps[-1].quality)
@@ -279,8 +280,7 @@ class Engine:
     def _save(self, stream: ServedStream) -> None:
         counts = {"stream": stream.name, "steps": stream.steps, "images": stream.images}
         settings = {"method": self.lineup.method, "options": self.lineup.options}
-        state = stream.state.encoded if stream.state else None
-        self._folder.save({**counts, **settings, "audit": stream.line, "state": state})
+        self._folder.save({**counts, **settings, "audit": stream.line}, stream.state)
 
     def _save_service(self) -> None:
         self._folder.save_service(self.lineup.off, self.audit.last)
@@ -288,11 +288,11 @@ class Engine:
     def _restore(self, earlier: Recovery) -> list[dict[str, Any]]:
         """Restore the streams of an earlier process; return what the log says about them."""
         saved = earlier.streams
-        for name in self._folder.streams().keys() - saved.keys():
+        for name in (self._folder.streams().keys() | self._folder.leftovers()) - saved.keys():
             self._folder.delete(name)  # deleted according to the log
         streams = [ServedStream(each["stream"], steps=each["steps"], images=each["images"]) for each in saved.values()]
         for stream, each in zip(streams, saved.values(), strict=True):
-            stream.state, stream.restarted = restored(each, self.lineup)
+            stream.state, stream.restarted = restored(each, self.lineup, self._folder.large_state)
             stream.alarms, stream.line = earlier.alarms.get(stream.name), each.get("audit")
             self._estimate(stream, earlier.quality.get(stream.name, ()))
             self._registry.add(stream)

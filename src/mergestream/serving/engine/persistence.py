@@ -13,9 +13,9 @@ stream's own file, put in place by a rename and not flushed. So
   states are restored from are verified, so the service does not start (`recent_lines`).
 
 The same holds for deleted and reset streams and for switched-off experts, which are events in the log too. A state too
-large for a line (the Gram matrices of a method that learns from the stream) stands there as its hash; where the file
-does not fit that hash, the stream starts anew and says so. A stream never goes on from a state that the log does not
-know.
+large for a line (the Gram matrices of a method that learns from the stream) is written before it, into a file named
+after the hash that stands in the line; where that file is missing or does not fit, the stream starts anew and says so.
+A stream never goes on from a state that the log does not know.
 """
 
 import hashlib
@@ -23,12 +23,13 @@ import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from mergestream.runtime.errors import CheckpointError, OutputError
 from mergestream.runtime.files import lock_or_refuse, make_folder, read_json, sha256_of_json, write_json
+from mergestream.runtime.state_file import read_state, state_as_bytes
 from mergestream.serving.audit.line_kinds import (
     ACKNOWLEDGED,
     DELETED,
@@ -42,12 +43,13 @@ from mergestream.serving.audit.line_kinds import (
 from mergestream.serving.audit.lines import Link, encoded_body, link_of
 from mergestream.serving.engine.answers import Answer, logged_answer
 from mergestream.serving.engine.registry import NAME
-from mergestream.serving.engine.stream_state import is_whole
+from mergestream.serving.engine.stream_state import StreamState, content_sha256
 from mergestream.serving.guards.findings import Alarm, acknowledge, alarms_after
 from mergestream.serving.quality.step_sums import StepSums, Window, with_step
 
 SCHEMA_VERSION = 1
 HISTORY = 200  # steps per stream
+NOT_SAVED = "the service ended before its last state was on disk."
 Saved = dict[str, Any]
 LoggedAnswer = tuple[str, Answer]  # with the time of its line
 log = logging.getLogger(__name__)
@@ -100,21 +102,27 @@ def _after_step(body: Mapping[str, Any], on_disk: Saved | None) -> Saved:
     stream: Saved = {"stream": body["stream"], "steps": body["step"] + 1, "images": body["images_so_far"]}
     stream |= {"method": body["method"], "options": body["options"]}
     state = body["state_after"]
-    if is_whole(state):
-        return {**stream, "state": state}
-    saved = (on_disk or {}).get("state")
-    if saved is not None and sha256_of_json(saved) == state["sha256"]:
-        return {**stream, "state": saved}
-    return {**stream, "lost": "the service ended before its last state was on disk."}
+    if "sha256" in state:  # a large one of version 0.1, which is in the stream's file as JSON
+        saved = (on_disk or {}).get("state")
+        if saved is None or sha256_of_json(saved) != state["sha256"]:
+            return {**stream, "lost": NOT_SAVED}
+        state = saved
+    return {**stream, "state": state}
 
 
 class StateFolder:
-    """`<folder>/<stream>.json`, one per stream, and `<folder>/.service.json`. Locked by one process at a time."""
+    """`<folder>/<stream>.json`, one per stream, and `<folder>/.service.json`. Locked by one process at a time.
+
+    A large state lies beside its stream's file, as `<stream>.<start of its hash>.safetensors`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = make_folder(folder)
         refusal = OutputError(f"Another service keeps its streams in {folder}. Stop it, or choose another one.")
         self._lock: int | None = lock_or_refuse(folder / ".lock", refusal)
+        self._large: dict[str, set[str]] = {}  # the files of large states, by stream
+        for file in folder.glob("*.safetensors"):
+            self._large.setdefault(file.name.split(".")[0], set()).add(str(file))
 
     def close(self) -> None:
         if self._lock is not None:
@@ -132,18 +140,63 @@ class StateFolder:
                     log.warning("a stream's state is left out: %s", error)
         return streams
 
-    def save(self, stream: Saved) -> None:
-        """Put a stream's file in place. Not flushed to the disk: the audit line of the same step was."""
-        content = encoded_body(stream)
-        digest = hashlib.sha256(content.encode()).hexdigest()
-        path = str(self.folder / stream["stream"])
+    def save_large(self, stream: str, state: StreamState) -> None:
+        """Write a state that is too large for its line, before that line. Not flushed to the disk."""
+        if not state.is_large or (path := self._large_file(stream, state.sha256)) in self._large.get(stream, ()):
+            return
         with _tolerated():
-            with open(f"{path}.new", "w", encoding="ascii") as file:  # noqa: PTH123  at every step: no Path objects
-                file.write(f'{{"content":{content},"schema_version":{SCHEMA_VERSION},"sha256":"{digest}"}}')
-            os.replace(f"{path}.new", f"{path}.json")  # noqa: PTH105
+            self._put(stream, path, state_as_bytes(state.content))
+            self._large.setdefault(stream, set()).add(path)
+
+    def large_state(self, stream: str, sha256: str) -> dict[str, Any]:
+        """The content of a large state; CheckpointError, with the reason why a stream starts anew, without it."""
+        file = Path(self._large_file(stream, sha256))
+        if not file.exists():
+            raise CheckpointError(NOT_SAVED)
+        with suppress(CheckpointError):
+            content = read_state(file)
+            if isinstance(content, dict) and content_sha256(content) == sha256:
+                return content
+        raise CheckpointError("its saved state was changed or torn.")
+
+    def save(self, about: Saved, state: StreamState | None) -> None:
+        """Put a stream's file in place. Not flushed to the disk: the audit line of the same step was."""
+        content = encoded_body({**about, "state": None if state is None else state.encoded_in_line})
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        name, text = about["stream"], f'{{"content":{content},"schema_version":{SCHEMA_VERSION},"sha256":"{digest}"}}'
+        if state is not None:
+            self.save_large(name, state)
+        with _tolerated():
+            self._put(name, f"{self.folder / name}.json", text.encode("ascii"))
+            self._keep_large(name, state)
 
     def delete(self, name: str) -> None:
         (self.folder / f"{name}.json").unlink(missing_ok=True)
+        self._keep_large(name, None)
+
+    def leftovers(self) -> set[str]:
+        """Streams of which nothing but a large state is there: killed in their first step, or while being deleted."""
+        return {name for name in self._large if not (self.folder / f"{name}.json").exists()}
+
+    def _put(self, stream: str, path: str, content: bytes) -> None:
+        """Without Path objects, at every step."""
+        new = f"{self.folder / stream}.new"
+        with open(new, "wb") as file:  # noqa: PTH123
+            file.write(content)
+        os.replace(new, path)  # noqa: PTH105
+
+    def _large_file(self, stream: str, sha256: str) -> str:
+        return f"{self.folder / stream}.{sha256[:16]}.safetensors"
+
+    def _keep_large(self, stream: str, state: StreamState | None) -> None:
+        """Remove the files of a stream's other large states."""
+        files = self._large.get(stream)
+        if files is None:
+            return
+        kept = {self._large_file(stream, state.sha256)} if state is not None and state.is_large else set()
+        for path in files - kept:
+            Path(path).unlink(missing_ok=True)
+        files &= kept
 
     def switched_off(self) -> list[str]:
         file = self.folder / ".service.json"

@@ -74,7 +74,7 @@ def recompute_step(
     with cpu_threads(int(body["threads"])):
         outcome = take_step(lineup, before, pictures, settings, body["weights_hash"])
     last[body["stream"]] = outcome.state
-    return {**outcome.numbers, "state_after": outcome.state.in_line}
+    return {**outcome.numbers, "state_after": outcome.state.as_logged(body["state_after"])}
 
 
 def _pictures(inputs: Sequence[Mapping[str, Any]], files: Mapping[str, bytes]) -> list[Picture]:
@@ -108,10 +108,10 @@ def _lineup(body: Mapping[str, Any], pool: ExpertPool) -> Lineup:
 def _state_before(body: Mapping[str, Any], lineup: Lineup, last: StreamState | None) -> StreamState:
     before = body["state_before"]
     if is_whole(before):
-        return StreamState.from_json(before, lineup)
+        return StreamState.from_content(before, lineup)
     # The stream's last state, as it was or on the experts in use since then.
     for state in [] if last is None else [last, last.on(lineup)[0]]:
-        if state.in_line.get("sha256") == before["sha256"]:
+        if state.as_logged(before) == before:
             return state
     raise InputError(
         "The state before this step was too large for its line, which holds its hash only: such a step can be "

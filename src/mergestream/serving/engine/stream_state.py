@@ -1,8 +1,11 @@
-"""The state of a stream: carried from batch to batch, to other experts, and over a restart; as JSON, bit for bit."""
+"""The state of a stream: carried from batch to batch, to other experts, and over a restart, bit for bit.
+
+A small state is JSON, in its audit line and in its stream's file. A large one is a file of its own, and the line holds
+its hash.
+"""
 
 import base64
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -13,13 +16,16 @@ from torch import Tensor
 
 from mergestream.methods import State
 from mergestream.methods.state import for_experts, tensors, to_plain
+from mergestream.pool.expert_pool import sha256_of_tensor
 from mergestream.runtime.errors import CheckpointError, MergestreamError
+from mergestream.runtime.files import sha256_of_json
 from mergestream.runtime.json_record import parsed
 from mergestream.serving.audit.lines import Encoded, canonical
 from mergestream.serving.engine.lineup import Lineup
 from mergestream.serving.guards.stream_guards import Memory
 
 MOST_NUMBERS = 4096  # of a state inside an audit line
+CONTENT_SHA256 = "content_sha256"  # the only field of a larger one
 SPELT_OUT = 256  # numbers of a tensor that are written as numbers
 OTHER_POOL = "the pool was loaded again, and its experts are others."
 OTHER_METHOD = "the service was started with another method or other options."
@@ -41,27 +47,33 @@ class StreamState:
     cards: str = field(default="", compare=False)  # hash of the experts' cards. Not in the JSON.
 
     @cached_property
-    def json(self) -> dict[str, Any]:
-        """Bit for bit: a 32-bit number is read back from its decimal digits as it was."""
+    def content(self) -> dict[str, Any]:
+        """JSON values, and the method's tensors."""
         about = {"pool_sha256": self.pool_sha256, "provenance": self.provenance, "experts": list(self.experts)}
-        method = {} if self.method is None else encoded(to_plain(self.method))
+        method = {} if self.method is None else to_plain(self.method)
         return {**about, "method": method, "guards": self.memory.to_json()}
+
+    @cached_property
+    def is_large(self) -> bool:
+        return _numbers(self.content) > MOST_NUMBERS
+
+    @cached_property
+    def sha256(self) -> str:
+        return content_sha256(self.content)
 
     @cached_property
     def in_line(self) -> dict[str, Any]:
         """The state as an audit line holds it: whole, or its hash where it is too large."""
-        if _numbers(self.json) <= MOST_NUMBERS:
-            return self.json
-        return {"sha256": hashlib.sha256(self.encoded.encode()).hexdigest()}
-
-    @cached_property
-    def encoded(self) -> Encoded:
-        """The state's JSON, encoded once for its line, the next one and its file."""
-        return Encoded(canonical(self.json))
+        return {CONTENT_SHA256: self.sha256} if self.is_large else encoded(self.content)
 
     @cached_property
     def encoded_in_line(self) -> Encoded:
-        return self.encoded if is_whole(self.in_line) else Encoded(canonical(self.in_line))
+        """Encoded once for its line, the next one and its stream's file."""
+        return Encoded(canonical(self.in_line))
+
+    def as_logged(self, logged: Mapping[str, Any]) -> dict[str, Any]:
+        """The state in the form of a line. Lines of version 0.1 hold the hash of a large state's JSON."""
+        return {"sha256": sha256_of_json(encoded(self.content))} if logged.keys() == {"sha256"} else self.in_line
 
     @classmethod
     def start(cls, lineup: Lineup) -> "StreamState":
@@ -71,8 +83,8 @@ class StreamState:
         return cls(identity["pool_sha256"], identity["provenance"], names, None, Memory(), *hashes)
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], lineup: Lineup) -> "StreamState":
-        """Read a state on the line-up's pool, of whichever experts it is."""
+    def from_content(cls, value: Mapping[str, Any], lineup: Lineup) -> "StreamState":
+        """Read a state, with its tensors or as JSON, on the line-up's pool, of whichever experts it is."""
         try:
             plain, experts = decoded(value["method"]), tuple(value["experts"])
             own = lineup.of(experts)
@@ -128,15 +140,22 @@ def belongs_to(state: Mapping[str, Any], lineup: Lineup) -> bool:
     return all(state[name] == lineup.identity[name] for name in ("pool_sha256", "provenance"))
 
 
-def restored(saved: Mapping[str, Any], lineup: Lineup) -> tuple[StreamState | None, str | None]:
-    """The state that an earlier process saved, or the reason why the stream starts anew."""
+def restored(
+    saved: Mapping[str, Any], lineup: Lineup, read_large: Callable[[str, str], dict[str, Any]]
+) -> tuple[StreamState | None, str | None]:
+    """The state that an earlier process saved, or the reason why the stream starts anew.
+
+    `read_large`: the content of a large state by its stream's name and its hash.
+    """
     state = saved.get("state")
     if saved.get("lost") or state is None:
         return None, saved.get("lost")
     if (saved["method"], saved["options"]) != (lineup.method, lineup.options):
         return None, OTHER_METHOD
     try:
-        return (StreamState.from_json(state, lineup), None) if belongs_to(state, lineup) else (None, OTHER_POOL)
+        if not is_whole(state):
+            state = read_large(saved["stream"], state[CONTENT_SHA256])
+        return (StreamState.from_content(state, lineup), None) if belongs_to(state, lineup) else (None, OTHER_POOL)
     except (KeyError, TypeError):
         return None, "its saved state cannot be read."
     except MergestreamError as error:
@@ -147,17 +166,31 @@ def is_whole(state: Mapping[str, Any] | None) -> bool:
     return state is None or "method" in state
 
 
-def encoded(value: Any) -> Any:
-    """Nested tensors, numbers and text as JSON."""
+def content_sha256(content: Mapping[str, Any]) -> str:
+    """Hash of a state, whatever kind of file it is in: of its JSON, which has the hashes of longer tensors."""
+    return sha256_of_json(encoded(content, _hashed))
+
+
+def _hashed(tensor: Tensor) -> dict[str, str]:
+    return {"sha256": sha256_of_tensor(tensor)}
+
+
+def _written(tensor: Tensor) -> dict[str, str]:
+    return {"base64": base64.b64encode(tensor.view(torch.uint8).numpy().tobytes()).decode()}
+
+
+def encoded(value: Any, longer: Callable[[Tensor], dict[str, str]] = _written) -> Any:
+    """Nested tensors, numbers and text as JSON, bit for bit: a 32-bit number is read back from its digits as it was.
+
+    `longer`: how tensors above a few numbers are written.
+    """
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1)
         about = {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
-        if flat.numel() <= SPELT_OUT:
-            return {**about, "values": flat.tolist()}
-        return {**about, "base64": base64.b64encode(flat.view(torch.uint8).numpy().tobytes()).decode()}
+        return {**about, **({"values": flat.tolist()} if flat.numel() <= SPELT_OUT else longer(flat))}
     if isinstance(value, Mapping):
-        return {str(key): encoded(item) for key, item in value.items()}
-    return [encoded(item) for item in value] if isinstance(value, list | tuple) else value
+        return {str(key): encoded(item, longer) for key, item in value.items()}
+    return [encoded(item, longer) for item in value] if isinstance(value, list | tuple) else value
 
 
 def decoded(value: Any) -> Any:
@@ -174,9 +207,8 @@ def decoded(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> int:
-    """How many numbers an encoded state holds."""
-    if isinstance(value, Mapping):
-        if value.keys() >= {"dtype", "shape"}:
-            return int(np.prod(value["shape"], dtype=np.int64))
-        return sum(map(_numbers, value.values()))
-    return sum(map(_numbers, value)) if isinstance(value, list) else 1
+    """How many numbers and texts a state holds."""
+    if isinstance(value, Tensor):
+        return value.numel()
+    items = value.values() if isinstance(value, Mapping) else value
+    return sum(map(_numbers, items)) if isinstance(value, Mapping | list | tuple) else 1
