@@ -108,6 +108,29 @@ def test_by_count_at_once_and_by_time_otherwise() -> None:
     assert [len(hashes) for _, hashes in recorder.batches] == [4, 3]
 
 
+@pytest.mark.parametrize(("waiting", "early"), [(8, True), (7, False)])
+def test_an_engine_that_has_just_become_idle_does_not_wait_for_a_full_group(waiting: int, early: bool) -> None:
+    async def work() -> float:
+        queue = AnswerQueue(Recorder(), Together(count=16, seconds=0.5))
+        full = asyncio.gather(*(queue.answer("a", [each], one=True) for each in pictures(16)))
+        started = time.perf_counter()
+        await asyncio.gather(full, *(queue.answer("b", [each], one=True) for each in pictures(waiting)))
+        return time.perf_counter() - started
+
+    seconds = run(work)
+    assert seconds < 0.4 if early else 0.49 < seconds < 2
+
+
+def test_an_idle_engine_waits_for_a_full_group() -> None:
+    async def work() -> float:
+        queue = AnswerQueue(Recorder(), Together(count=16, seconds=0.3))
+        started = time.perf_counter()
+        await asyncio.gather(*(queue.answer("a", [each], one=True) for each in pictures(8)))
+        return time.perf_counter() - started
+
+    assert 0.29 < run(work) < 2
+
+
 def test_a_case_that_waited_for_a_step_does_not_wait_again() -> None:
     recorder = Recorder(seconds=0.3)
 

@@ -20,6 +20,7 @@ from mergestream.serving.engine.answers import Answer
 from mergestream.serving.engine.registry import require_name
 
 MOST_ALONE = 8  # images per turn that are answered one by one and logged together
+ENOUGH = 8  # single images of a group that starts early because the engine has just become idle
 GROUPS_MEASURED = 32  # the last ones, for the throughput
 
 
@@ -78,7 +79,7 @@ class AnswerQueue:
         self._in_progress: dict[str, asyncio.Task[None]] = {}
         self._pictures: Counter[str] = Counter()
         self._recent: deque[tuple[float, int]] = deque(maxlen=GROUPS_MEASURED)  # seconds, images
-        self._last_done, self._closing = 0.0, False
+        self._last_done, self._closing = -math.inf, False
 
     def __len__(self) -> int:
         """Images that wait or are in progress."""
@@ -156,7 +157,10 @@ class AnswerQueue:
                 self._waiting[stream] = jobs
 
     def _is_ready(self, jobs: deque[_Job], now: float) -> bool:
-        return jobs[0].due <= now or self._closing or sum(job.joins for job in jobs) >= self.settings.count
+        # Between two groups under load the engine would be idle while a group waits to be full.
+        pause = not self._in_progress and now < self._last_done + self.settings.seconds
+        enough = min(ENOUGH, self.settings.count) if pause else self.settings.count
+        return jobs[0].due <= now or self._closing or sum(job.joins for job in jobs) >= enough
 
     def _group(self, jobs: deque[_Job]) -> list[_Job]:
         """Take the first job, and with a single image those behind it."""
