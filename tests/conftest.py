@@ -63,6 +63,18 @@ def graphs_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     RECORDED.clear()
 
 
+@pytest.fixture
+def exact_float32() -> Iterator[None]:
+    """No TF32 on a GPU. Put back by hand: `monkeypatch` would delete the setting, which is computed and no attribute."""
+    settings = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [each.allow_tf32 for each in settings]
+    for each in settings:
+        each.allow_tf32 = False
+    yield
+    for each, allowed in zip(settings, before, strict=True):
+        each.allow_tf32 = allowed
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Debian's chromium, for tests that look at a page."""

@@ -13,7 +13,11 @@ from mergestream.methods import METHODS
 from mergestream.runtime.state_file import SavedState
 from mergestream.training import Fit, Recipe, fit
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("exact_float32"),
+]
 CASES = [
     *((name, {"expert": "brest"} if name == "single_expert" else {}) for name in METHODS),
     *((name, {"statistics": "target"}) for name in ("fisher", "regmean", "regmean_pp")),
@@ -21,12 +25,6 @@ CASES = [
     ("adamerging", {"granularity": "layer"}),
     ("ties", {"trim_scope": "tensor", "merge": "max"}),
 ]
-
-
-@pytest.fixture(autouse=True)
-def exact_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{n}-{'-'.join(o.values())}" for n, o in CASES])

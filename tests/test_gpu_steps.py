@@ -22,14 +22,12 @@ from mergestream.training import Recipe
 from mergestream.training.recipe import TrainPlan
 from mergestream.training.training_run import run_training
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("exact_float32"),
+]
 SMALL = (("depth", 4), ("embed_dim", 96), ("img_size", 32), ("num_heads", 3), ("patch_size", 8))
-
-
-@pytest.fixture(autouse=True)
-def exact_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 @pytest.fixture(scope="module")
