@@ -65,7 +65,7 @@ def graphs_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def exact_float32() -> Iterator[None]:
-    """No TF32 on a GPU. Put back by hand: `monkeypatch` would delete the setting, which is computed and no attribute."""
+    """No TF32 on a GPU. Put back by hand: `monkeypatch` would delete the setting, which is no plain attribute."""
     settings = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [each.allow_tf32 for each in settings]
     for each in settings:
