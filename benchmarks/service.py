@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch, in every process")
+    parser.add_argument("--network", help="one of timm, as large as it is, instead of the micro ViT")
     parser.add_argument("--alone", action="store_true", help="one step per image, the service's default")
     parser.add_argument("--no-rivals", action="store_true")
     parser.add_argument("--serve", action="append", default=[], help="one more word for `mergestream serve`")
@@ -74,14 +75,15 @@ def circumstances(given: argparse.Namespace) -> dict[str, Any]:
     names = ("clients", "requests", "rounds", "streams", "threads", "alone", "serve")
     about = {name: getattr(given, name) for name in names}
     load = round(os.getloadavg()[0], 1)
-    about |= {"network": f"{NETWORK} {MICRO}", "experts": len(EXPERTS), "load_before": load, "cores": os.cpu_count()}
+    about |= {"network": given.network or f"{NETWORK} {MICRO}", "experts": len(EXPERTS)}
+    about |= {"load_before": load, "cores": os.cpu_count()}
     return about | provenance()
 
 
 def measured(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     images = phantom_pictures()
     np.save(folder / "pictures.npy", images)
-    write_pool(folder / "pool", classes=ms.load_dataset("phantom").classes)
+    write_pool(folder / "pool", ms.load_dataset("phantom").classes, given.network)
     words = ["--single-image-answers" if given.alone else "--no-single-image-answers", *given.serve]
     rounds, memory = list[dict[str, Any]](), dict[str, float]()
     with ExitStack() as stack:
@@ -160,10 +162,11 @@ def phantom_pictures() -> np.ndarray:
     return np.concatenate([data[name].batch(range(each)).numpy() for name in data.domains])[:PICTURES]
 
 
-def write_pool(folder: Path, classes: tuple[str, ...]) -> None:
+def write_pool(folder: Path, classes: tuple[str, ...], name_of_network: str | None = None) -> None:
+    options = {} if name_of_network else MICRO
     for seed, name in enumerate((BASE, *EXPERTS)):
         torch.manual_seed(seed)
-        network = create_network(NETWORK, num_classes=len(classes), **MICRO)
+        network = create_network(name_of_network or NETWORK, num_classes=len(classes), **options)
         write_expert(folder / name, network.module.state_dict(), ExpertCard.for_network(name, network, classes))
 
 

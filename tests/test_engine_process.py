@@ -3,12 +3,17 @@
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 
 import mergestream as ms
 from benching import pool_on_disk
@@ -22,6 +27,7 @@ from mergestream.serving.audit.log_verification import verify
 from mergestream.serving.engine.answers import Answer
 from mergestream.serving.options import ServeOptions
 from mergestream.serving.replicas.engine_process import EngineProcess
+from mergestream.serving.replicas.replica import Replica
 from mergestream.serving.replicas.replicated_engine import ReplicatedEngine
 from services import RunningService, form, png
 
@@ -111,3 +117,53 @@ def test_a_killed_service_takes_its_engine_along_and_a_killed_engine_is_replaced
 def post(client: object, seed: int) -> tuple[int, int | None]:
     response = client.post("/v1/streams/ward/batches", files=form(png(seed)))  # type: ignore[attr-defined]
     return response.status_code, response.json().get("step")
+
+
+class Recorded:
+    """Stands for an engine: which thread opened it, answered and loaded the pool again, while an answer waits."""
+
+    def __init__(self) -> None:
+        self.opened, self.answered, self.loaded = threading.get_ident(), set[int](), 0
+        self.gate, self.audit = threading.Event(), SimpleNamespace(failing=None)
+
+    def answer(self, stream: str) -> None:
+        self.gate.wait(30)
+        self.answered.add(threading.get_ident())
+
+    def reload(self) -> None:
+        self.loaded = threading.get_ident()
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def streams(self) -> list[dict[str, Any]]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("device", "threads"), [("cpu", 1), ("cpu", 2), ("cuda", 2)])
+def test_one_thread_computes_where_pytorch_has_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, threads: int
+) -> None:
+    """Each further one would bring OpenMP threads of its own. On a CPU the pool is loaded again beside it."""
+    monkeypatch.setattr("mergestream.serving.replicas.replica.open_engine", lambda _: Recorded())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    replica = Replica(ServeOptions(tmp_path, state=tmp_path, device=device), None)
+    engine = cast(Recorded, replica._engine)
+    with ThreadPoolExecutor(3) as clients:
+        answers = [clients.submit(replica.call, "answer", "lyon") for _ in range(2)]
+        loading = clients.submit(replica.call, "reload")
+        if device == "cpu":
+            loading.result(10)  # though no answer is there
+        engine.gate.set()
+        wait([*answers, loading], 30)
+    alone = threading.get_ident()
+    if threads == 1:
+        assert engine.opened == alone
+        assert len(engine.answered) == 2
+    else:
+        assert engine.answered == {engine.opened} != {alone}
+        assert (engine.loaded == engine.opened) == (device == "cuda")
+    replica.close()

@@ -81,7 +81,9 @@ class ServeOptions:
     webhook: Annotated[str | None, _option("URL that gets a small JSON document when an alarm begins.")] = None
     otlp: Annotated[str | None, _option("URL of an OpenTelemetry collector that gets traces.")] = None
     max_batch: Annotated[int, _option("Largest batch of single images.", min=1)] = 32
-    max_wait_ms: Annotated[float, _option("How long a single image waits for others to join it, at most.", min=0)] = 50.0
+    max_wait_ms: Annotated[float, _option("How long a single image waits for others to join it, at most.", min=0)] = (
+        50.0
+    )
     longest_wait: Annotated[float, _option("Seconds; an image that would wait longer is refused.", min=0.1)] = 5.0
     max_streams: Annotated[int, _option("Most streams per engine.", min=1)] = 64
     streams_per_token: Annotated[int, _option("Most streams of one client's token.", min=1)] = 16

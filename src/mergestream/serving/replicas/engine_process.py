@@ -16,6 +16,7 @@ import threading
 import traceback
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -58,9 +59,9 @@ class EngineProcess:
         if len(self._cores) > 1 and torch.get_num_threads() == 1:
             own = self._cores[self._process.pid % len(self._cores)]
             os.sched_setaffinity(self._process.pid, {own})
-            for thread in os.listdir("/proc/self/task"):  # later ones, and decoding processes, inherit it
+            for thread in Path("/proc/self/task").iterdir():  # later ones, and decoding processes, inherit it
                 with contextlib.suppress(OSError):  # it has ended
-                    os.sched_setaffinity(int(thread), {*self._cores} - {own})
+                    os.sched_setaffinity(int(thread.name), {*self._cores} - {own})
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Reply:
         with self._lock:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from mergestream.runtime.errors import MergestreamError
 from mergestream.serving.engine.engine import Engine
 from mergestream.serving.open_engine import open_engine
@@ -59,8 +61,11 @@ class Replica:
     """One engine with its log, in a process of its own; `number`: its place among several, or None."""
 
     def __init__(self, options: ServeOptions, number: int | None) -> None:
-        # All work on a GPU is done by one thread, as in the service.
-        self._thread = None if options.device == "cpu" else ThreadPoolExecutor(1, "device")
+        # One thread loads the pool and computes. On a CPU any other thread that computes has OpenMP threads of its own,
+        # and when those are more than cores they sleep between two operations: a step takes twice as long.
+        self._on_gpu = options.device != "cpu"
+        several = self._on_gpu or torch.get_num_threads() > 1
+        self._thread = ThreadPoolExecutor(1, "compute") if several else None
         self._engine: Engine | None = None
         self._error: MergestreamError | None = None
         self._error_reported = False
@@ -82,7 +87,7 @@ class Replica:
         target = self._engine.audit.append if method == "append" else getattr(self._engine, method)
         of_stream = arguments[0] if method == "answer" else None
         try:
-            value = self._run(partial(target, *arguments, **options))
+            value = self._run(partial(target, *arguments, **options), aside=method != "answer")
         except MergestreamError as error:
             return Reply(self._status(of_stream), error=error)
         return Reply(self._status(of_stream), value)
@@ -104,8 +109,14 @@ class Replica:
         """Called by Serve before the process ends."""
         self.close()
 
-    def _run(self, work: Callable[[], T]) -> T:
-        return work() if self._thread is None else self._thread.submit(work).result()
+    def _run(self, work: Callable[[], T], *, aside: bool = False) -> T:
+        """`aside`: on a CPU not behind a step, but in a thread of its own, whose OpenMP threads end with it."""
+        if self._thread is None:
+            return work()
+        if self._on_gpu or not aside:
+            return self._thread.submit(work).result()
+        with ThreadPoolExecutor(1) as own:
+            return own.submit(work).result()
 
     def _status(self, stream: str | None = None) -> ReplicaStatus:
         """The status of everything, or of one stream if the pool is as it was."""
