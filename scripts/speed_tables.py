@@ -149,7 +149,7 @@ def load_line() -> str:
 
 
 def service_line() -> str:
-    record = read("service")
+    record, larger = read("service"), read("service_vit_tiny")
     rate, server = record["requests_per_second"], record["server_cpu_ms"]
     busy = rate * (server + record["client_cpu_ms"]) / 1000
     return (
@@ -157,7 +157,8 @@ def service_line() -> str:
         f"streams, audit log on: {rate:.0f} answers per second, {record['ratio_to_direct']:.2f} of direct calls in "
         f"batches of {record['mean_batch']:.0f}, {record['ratio_to_fastapi']:.1f} times a bare FastAPI endpoint; p99 "
         f"{record['latency_ms']['p99']:.0f} ms. An answer takes {server:.1f} ms of processor time, a direct one "
-        f"{record['direct_cpu_ms']:.1f}; {busy:.1f} cores are busy."
+        f"{record['direct_cpu_ms']:.1f}; {busy:.1f} cores are busy. Over `{larger['network']}`, {larger['threads']} "
+        f"PyTorch threads: {larger['ratio_to_direct']:.2f}."
     )
 
 
