@@ -29,6 +29,7 @@ from mergestream.data.intake.input_files import read_upload
 from mergestream.data.intake.limits import Limits
 from mergestream.methods.state import COEFFICIENTS, OF_ALL_EXPERTS, PER_EXPERT, State, for_experts
 from mergestream.pool import runner
+from mergestream.pool.expert_pool import sha256_of_tensor
 from mergestream.runtime.errors import InputError, MergestreamError, OutputError, PoolError, UnknownNameError
 from mergestream.runtime.files import sha256_of_json
 from mergestream.serving.audit.lines import AuditError
@@ -805,20 +806,54 @@ def test_what_a_replay_refuses_and_finds(pool: ms.ExpertPool, tmp_path: Path) ->
             Reproducer(pool)({k: v for k, v in body.items() if k != missing}, {})
 
 
-def test_a_recipe_names_the_same_model_by_the_same_hash(pool: ms.ExpertPool, tmp_path: Path) -> None:
-    with Service(tmp_path, pool, weights_hash="recipe") as service:
-        first, second = (service.engine.answer(name, batch(0)).weights_sha256 for name in "ab")
-        other = service.engine.answer("a", batch(1)).weights_sha256
-    assert first is not None
-    assert first.startswith("recipe:")
-    assert first == second != other
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("entropy_adaptive", {}),
+        ("merge_and_fit", {}),
+        ("surgery", {}),
+        ("tent", {}),
+        ("mean", {}),
+        ("corrected", {"base": "entropy_adaptive"}),
+    ],
+)
+def test_a_state_names_the_same_model_by_the_same_hash(
+    name: str, options: dict[str, Any], pool: ms.ExpertPool, tmp_path: Path
+) -> None:
+    with Service(tmp_path, pool, name, options=options, weights_hash="state") as service:
+        engine, method = service.engine, ms.create_method(name, pool, **options)
+        named: dict[str, set[str]] = defaultdict(set)  # hashes of the state by those of the weights
+        for stream, numbers in (("a", (0, 1, 2)), ("b", (0, 1)), ("c", (2,))):
+            method.reset()
+            for number in numbers:
+                answer = engine.answer(stream, batch(number))
+                method.step(tensor_of(batch(number)))
+                weights = method.merged_weights()
+                assert weights is not None
+                assert answer.weights_sha256 is not None
+                assert answer.weights_sha256.startswith("state:")
+                named[answer.weights_sha256].add(sha256_of_tensor(weights))
+    assert all(len(weights) == 1 for weights in named.values())  # one name, one model
+    assert len(named) == (1 if name == "mean" else 4)  # the streams a and b begin alike
 
 
-def test_a_model_that_follows_from_more_than_coefficients_is_hashed_itself(pool: ms.ExpertPool, tmp_path: Path) -> None:
-    with Service(tmp_path, pool, "merge_and_fit", weights_hash="recipe") as service:
-        named = service.engine.answer("a", batch(0)).weights_sha256
-    assert named is not None
-    assert not named.startswith("recipe:")
+def test_a_fallback_is_named_by_its_coefficients(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    always = GuardSettings(fallback="uniform", fallback_on=("structureless_pictures",))
+    with Service(tmp_path, pool, guards=always, weights_hash="state") as service:
+        names = {service.engine.answer("a", batch(number)).weights_sha256 or "" for number in range(2)}
+    (name,) = names
+    assert name.startswith("recipe:")
+
+
+def test_a_line_of_version_0_1_with_a_recipe_is_computed_again(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    for name, prefix in (("entropy_adaptive", "recipe:"), ("merge_and_fit", "")):
+        (folder := tmp_path / name).mkdir()
+        with Service(folder, pool, name, weights_hash="recipe") as service:
+            answer = service.engine.answer("a", batch(0))
+            (body,) = service.steps()
+        assert answer.weights_sha256 is not None
+        assert answer.weights_sha256.startswith("recipe:") == bool(prefix)
+        assert not compare(body, json.loads(json.dumps(recompute_step(body, batch(0), pool))))
 
 
 def test_a_line_up_knows_its_pool(pool: ms.ExpertPool) -> None:

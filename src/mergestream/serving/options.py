@@ -60,8 +60,12 @@ class ServeOptions:
         _option("Folder of trusted public keys and CA certificates; use only experts that one of them has signed."),
     ] = None
     weights_hash: Annotated[
-        str, _option("weights: hash each step's merged weights; recipe: hash pool and coefficients (large networks).")
-    ] = "weights"
+        str | None,
+        _option(
+            "weights: hash each step's merged weights; state: hash what they follow from (pool, options, state).",
+            show_default="weights on a CPU, state on a GPU",
+        ),
+    ] = None
     tokens: Annotated[File, _option("Tokens file, made by 'mergestream serve-token'.")] = None
     watch: Annotated[File, _option("Also answer files put into this folder.")] = None
     watch_reports: Annotated[bool, _option("Write DICOM structured reports there, too.", "--watch-reports")] = False
@@ -105,7 +109,8 @@ class ServeOptions:
                 check = whole_number if kind is int else number
                 check(field.name, getattr(self, field.name), low=about.min)
         one_of("device", self.device, DEVICES)
-        one_of("weights_hash", self.weights_hash, ("weights", "recipe"))
+        if self.weights_hash is not None:
+            one_of("weights_hash", self.weights_hash, ("weights", "state"))
         if self.dtype is not None:
             one_of("dtype", self.dtype, (*DTYPES, "auto"))
         if self.no_audit and (self.audit or self.audit_key):

@@ -32,7 +32,7 @@ from mergestream.serving.engine.revocation_watch import (
     RevocationWatch,
     without_revoked,
 )
-from mergestream.serving.engine.service_step import WEIGHTS, ComputedStep, environment, take_step
+from mergestream.serving.engine.service_step import STATE, WEIGHTS, ComputedStep, environment, take_step
 from mergestream.serving.engine.stream_state import StreamState, restored
 from mergestream.serving.guards.findings import GuardSettings, acknowledge, alarms_after, codes_to_acknowledge
 from mergestream.serving.quality.quality_monitor import QualityMonitor, QualitySettings
@@ -43,7 +43,11 @@ MOST_IMAGES = 256  # in one batch
 
 
 class Engine:
-    """Independent streams over one pool, for any number of threads. `recent`: lines of the log, to restore from."""
+    """Independent streams over one pool, for any number of threads.
+
+    `recent`: lines of the log, to restore from. `weights_hash`: by default of the weights on a CPU, on a GPU of what
+    they follow from.
+    """
 
     def __init__(
         self,
@@ -56,12 +60,13 @@ class Engine:
         guards: GuardSettings | None = None,
         quality: QualitySettings | None = None,
         most_streams: int = 64,
-        weights_hash: str = WEIGHTS,
+        weights_hash: str | None = None,
         recent: Iterable[Mapping[str, Any]] = (),
         load_pool: Callable[[], ExpertPool] | None = None,
         revocations: RevocationWatch | None = None,
     ) -> None:
-        self._guards, self._weights_hash = guards or GuardSettings(), weights_hash
+        self._guards = guards or GuardSettings()
+        self._weights_hash = weights_hash or (WEIGHTS if pool.device.type == "cpu" else STATE)
         self._logged_guards = Encoded(canonical(asdict(self._guards)))
         self._require_usable(pool)
         self._quality = QualityMonitor(quality or QualitySettings(), pool)

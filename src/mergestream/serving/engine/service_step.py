@@ -32,9 +32,10 @@ from mergestream.serving.guards.stream_guards import look_at_stream, remember
 from mergestream.serving.quality.step_sums import Window
 from mergestream.serving.tracing import span
 
-# What the hash of a merged model is taken of: its weights; or pool, method and coefficients, where hashing the weights
-# takes longer than the step.
-WEIGHTS, RECIPE = "weights", "recipe"
+# What the hash of a merged model is taken of: its weights; or, where hashing those takes far longer than the step, all
+# that they follow from: pool, method, and its state or a fallback's coefficients. In lines of version 0.1 it may be a
+# recipe: pool, method and coefficients.
+WEIGHTS, STATE, RECIPE = "weights", "state", "recipe"
 MIDDLE = 512  # pixels of a side
 
 
@@ -72,7 +73,7 @@ def take_step(
     """Answer one batch of a stream. Nothing is changed: the outcome holds the stream's next state."""
     pool, method = lineup.active, lineup.active_method
     method.state = start = method.start() if before.method is None else before.method
-    stacked = _stacked(pictures)
+    stacked = _stacked(pictures, pool.device)
     batch = Batch(pool.prepare(stack(pictures, pool.preprocessing, pool.device) if stacked is None else stacked))
     with span("model"):
         step = method.step(batch, with_experts=settings.watch_experts)
@@ -95,9 +96,13 @@ def take_step(
         findings.append(_fallback_finding(choice, findings, settings))
     undecided = abstained(tensors, reply.logits, findings, settings)
     reply = reply._replace(logits=reply.logits.cpu())
-    # A recipe stands for the weights only where they follow from the coefficients alone.
-    follows = (choice is not None or step.class_shift is None) and not lineup.options.get("recalibrate_bn")
-    weights_sha256 = _hash(hashed if follows else WEIGHTS, lineup, reply)
+    # A batch without evidence does not move the averages.
+    state = replace(before, method=method.state if choice is None else start, memory=memory)
+    if hashed == STATE and choice is None and reply.weights is not None:
+        weights_sha256 = _recipe(STATE, lineup, state.method_sha256)
+    else:
+        follows = (choice is not None or step.class_shift is None) and not lineup.options.get("recalibrate_bn")
+        weights_sha256 = _hash(hashed if follows else WEIGHTS, lineup, reply)
     findings += abstention(undecided, len(pictures), settings)
     numbers = {
         "inputs": [_input_of(picture) for picture in pictures],
@@ -109,8 +114,6 @@ def take_step(
         "fallback": choice,
         "findings": [asdict(finding) for finding in findings],
     }
-    # A batch without evidence does not move the averages.
-    state = replace(before, method=method.state if choice is None else start, memory=memory)
     return Outcome(numbers, reply.logits, step.graph, state)
 
 
@@ -136,10 +139,10 @@ def _measured(step: Step, reply: ModelReply, lineup: Lineup) -> dict[str, Any]:
     }
 
 
-def _stacked(pictures: Sequence[Picture]) -> Tensor | None:
+def _stacked(pictures: Sequence[Picture], device: torch.device) -> Tensor | None:
     """The pixels [B,3,H,W] of pictures of one size, which are prepared together, as in the Python interface."""
     same = len({picture.pixels.shape for picture in pictures}) == 1
-    return torch.from_numpy(np.stack([picture.pixels for picture in pictures])) if same else None
+    return torch.from_numpy(np.stack([picture.pixels for picture in pictures])).to(device) if same else None
 
 
 def _structure(pictures: Sequence[Picture], stacked: Tensor | None) -> Tensor:
@@ -202,9 +205,12 @@ def _hash(hashed: str, lineup: Lineup, reply: ModelReply) -> str | None:
         return None
     if hashed == WEIGHTS or reply.encoder is None or reply.head is None:
         return sha256_of_tensor(reply.weights)
-    shares = [reply.encoder.tolist(), reply.head.tolist()]
+    return _recipe(RECIPE, lineup, [reply.encoder.tolist(), reply.head.tolist()])
+
+
+def _recipe(kind: str, lineup: Lineup, source: Any) -> str:
     about = {"method": lineup.method, "options": lineup.options, "pool_sha256": lineup.identity["pool_sha256"]}
-    return f"{RECIPE}:{sha256_of_json([about, lineup.off, shares])}"
+    return f"{kind}:{sha256_of_json([about, lineup.off, source])}"
 
 
 def environment(pool: ExpertPool) -> dict[str, Any]:

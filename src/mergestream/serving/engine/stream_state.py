@@ -62,6 +62,11 @@ class StreamState:
         return content_sha256(self.content)
 
     @cached_property
+    def method_sha256(self) -> str:
+        """Hash of the part that the merged model follows from."""
+        return content_sha256(self.content["method"])
+
+    @cached_property
     def in_line(self) -> dict[str, Any]:
         """The state as an audit line holds it: whole, or its hash where it is too large."""
         return {CONTENT_SHA256: self.sha256} if self.is_large else encoded(self.content)
