@@ -1,6 +1,6 @@
 """What the service's engine adds to a step: guards, hashes, record, log and state file, beside the method alone.
 
-    python3 benchmarks/engine_step.py --network vit_base_patch32_224 --device cuda --dtype bfloat16 --json engine_step.json
+    python3 benchmarks/engine_step.py --network vit_base_patch32_224 --device cuda --dtype bfloat16 --json step.json
 
 An engine over three experts with random weights answers a batch of pictures again and again, in turns with
 `method.step` on the same pixels. Medians, by method and by what the merged model's hash is of.

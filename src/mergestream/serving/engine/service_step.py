@@ -98,11 +98,9 @@ def take_step(
     reply = reply._replace(logits=reply.logits.cpu())
     # A batch without evidence does not move the averages.
     state = replace(before, method=method.state if choice is None else start, memory=memory)
-    if hashed == STATE and choice is None and reply.weights is not None:
-        weights_sha256 = _recipe(STATE, lineup, state.method_sha256)
-    else:
-        follows = (choice is not None or step.class_shift is None) and not lineup.options.get("recalibrate_bn")
-        weights_sha256 = _hash(hashed if follows else WEIGHTS, lineup, reply)
+    if hashed == RECIPE and (lineup.options.get("recalibrate_bn") or (choice is None and step.class_shift is not None)):
+        hashed = WEIGHTS  # they follow from more than the coefficients
+    weights_sha256 = _hash(hashed, lineup, reply, state if choice is None else None)
     findings += abstention(undecided, len(pictures), settings)
     numbers = {
         "inputs": [_input_of(picture) for picture in pictures],
@@ -200,9 +198,12 @@ def _weights_in_use(method: Method, step: Step) -> Tensor | None:
     return method.pool.bank[int(share.argmax())]  # one expert alone
 
 
-def _hash(hashed: str, lineup: Lineup, reply: ModelReply) -> str | None:
+def _hash(hashed: str, lineup: Lineup, reply: ModelReply, state: StreamState | None) -> str | None:
+    """`state`: what the weights follow from; None for those of a fallback."""
     if reply.weights is None:
         return None
+    if hashed == STATE and state is not None:
+        return _recipe(STATE, lineup, state.method_sha256)
     if hashed == WEIGHTS or reply.encoder is None or reply.head is None:
         return sha256_of_tensor(reply.weights)
     return _recipe(RECIPE, lineup, [reply.encoder.tolist(), reply.head.tolist()])
