@@ -162,6 +162,22 @@ def service_line() -> str:
     )
 
 
+def engine_table() -> str:
+    lines = [
+        "| ms per batch | method alone | engine, hash of the weights | engine, hash of the state |",
+        "|---|---:|---:|---:|",
+    ]
+    for name in ("engine_vit_b32", "engine_vit_b16"):
+        record = read(name)
+        for method in ("entropy_adaptive", "merge_and_fit"):
+            weights, state = (record[f"{method}, {hashed}"] for hashed in ("weights", "state"))
+            lines.append(
+                f"| {record['network']}, `{method}` | {state['method_ms']:.1f} | {weights['engine_ms']:.1f} | "
+                f"{state['engine_ms']:.1f} |"
+            )
+    return "\n".join(lines)
+
+
 def litserve_line() -> str:
     record = read("service_litserve")
     rate, direct, theirs = (record[key] for key in ("requests_per_second", "ratio_to_direct", "litserve"))
@@ -229,6 +245,7 @@ def speed_blocks() -> dict[str, Callable[[], str]]:
         "speed-load": load_line,
         "speed-service": service_line,
         "speed-litserve": litserve_line,
+        "speed-engine": engine_table,
         "speed-training": training_line,
         "speed-jobs": jobs_line,
         "speed-dicom": dicom_table,

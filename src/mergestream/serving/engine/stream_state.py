@@ -59,12 +59,12 @@ class StreamState:
 
     @cached_property
     def sha256(self) -> str:
-        return content_sha256(self.content)
+        return sha256_of_json({**self.content, "method": self.method_sha256})
 
     @cached_property
     def method_sha256(self) -> str:
         """Hash of the part that the merged model follows from."""
-        return content_sha256(self.content["method"])
+        return method_sha256(self.content["method"])
 
     @cached_property
     def in_line(self) -> dict[str, Any]:
@@ -172,8 +172,13 @@ def is_whole(state: Mapping[str, Any] | None) -> bool:
 
 
 def content_sha256(content: Mapping[str, Any]) -> str:
-    """Hash of a state, whatever kind of file it is in: of its JSON, which has the hashes of longer tensors."""
-    return sha256_of_json(encoded(content, _hashed))
+    """`StreamState.sha256` of a state's content."""
+    return sha256_of_json({**content, "method": method_sha256(content["method"])})
+
+
+def method_sha256(plain: Mapping[str, Any]) -> str:
+    """Hash of a method's state, whatever kind of file it is in: of its JSON, which has the hashes of longer tensors."""
+    return sha256_of_json(encoded(plain, _hashed))
 
 
 def _hashed(tensor: Tensor) -> dict[str, str]:
