@@ -149,16 +149,16 @@ def load_line() -> str:
 
 
 def service_line() -> str:
-    record, larger = read("service"), read("service_vit_tiny")
-    rate, server = record["requests_per_second"], record["server_cpu_ms"]
-    busy = rate * (server + record["client_cpu_ms"]) / 1000
+    record, larger, on_gpu = read("service"), read("service_vit_tiny"), read("engine_vit_b32")
+    engine = on_gpu["entropy_adaptive, state"]
     return (
         f"`serve` over a micro ViT on {record['cores']} cores, {record['clients']} clients, {record['streams']} "
-        f"streams, audit log on: {rate:.0f} answers per second, {record['ratio_to_direct']:.2f} of direct calls in "
-        f"batches of {record['mean_batch']:.0f}, {record['ratio_to_fastapi']:.1f} times a bare FastAPI endpoint; p99 "
-        f"{record['latency_ms']['p99']:.0f} ms. An answer takes {server:.1f} ms of processor time, a direct one "
-        f"{record['direct_cpu_ms']:.1f}; {busy:.1f} cores are busy. Over `{larger['network']}`, {larger['threads']} "
-        f"PyTorch threads: {larger['ratio_to_direct']:.2f}."
+        f"streams, audit log on: {record['requests_per_second']:.0f} answers per second, "
+        f"{record['ratio_to_direct']:.2f} of direct calls in batches of {record['mean_batch']:.0f}, "
+        f"{record['ratio_to_fastapi']:.1f} times a bare FastAPI endpoint; p99 {record['latency_ms']['p99']:.0f} ms. "
+        f"Over `{larger['network']}`, {larger['threads']} PyTorch threads: {larger['ratio_to_direct']:.2f}. On an H200 "
+        f"the engine takes {engine['engine_ms']:.0f} ms for {on_gpu['batch']} pictures, the method "
+        f"{engine['method_ms']:.0f} (`{on_gpu['network']}`)."
     )
 
 
