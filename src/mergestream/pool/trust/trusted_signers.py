@@ -13,6 +13,7 @@ from mergestream.pool.expert_card import TEXT, require_name
 from mergestream.pool.trust import signatures
 from mergestream.runtime.errors import InputError, SignatureError
 from mergestream.runtime.files import error_text
+from mergestream.runtime.key_files import LARGEST_FILE, read_pem
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class TrustedSigners:
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
         from cryptography.x509 import load_pem_x509_certificates
 
-        content = signatures.read_pem(file)
+        content = read_pem(file, signatures.NOT_PEM)
         if b"PRIVATE KEY" in content:
             raise InputError(f"{file} is a private key, which should not leave its site. Put in the '.pub' file.")
         try:
@@ -185,7 +186,7 @@ def _read_signature(file: Path, unsigned: str) -> bytes:
     if not file.is_file() or file.is_symlink():
         raise SignatureError(f"{unsigned}: {file} is missing. Ask the site to sign it ('mergestream pool sign').")
     with file.open("rb") as opened:
-        return opened.read(signatures.LARGEST_FILE)
+        return opened.read(LARGEST_FILE)
 
 
 def _parsed(signature: bytes, what: Path) -> _Bundle:
