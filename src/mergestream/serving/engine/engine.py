@@ -234,7 +234,7 @@ class Engine:
                 "state_before": before.encoded_in_line,
                 "state_after": state.encoded_in_line,
                 **outcome.numbers,
-                "quality": sums.to_json(),
+                "quality": asdict(sums),
                 **({} if sets is None else {"prediction_sets": sets}),
                 "seconds": time.perf_counter() - started,
             }
