@@ -11,13 +11,12 @@ from mergestream.pool.trust.revocations import REVOKED, RevocationList, read_rev
 from mergestream.pool.trust.signatures import signature_of
 from mergestream.pool.trust.trusted_signers import trusted_signers
 from mergestream.runtime.errors import MergestreamError, PoolError, SignatureError
-from mergestream.runtime.files import read_json, write_json
+from mergestream.runtime.files import read_json, stamp_of, write_json
 from mergestream.serving.audit import line_kinds
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
 from mergestream.serving.engine.lineup import Lineup, ready
 
 SECONDS = 2.0  # between two looks at the files
-Stamp = tuple[tuple[int, int, int] | None, ...]
 log = logging.getLogger(__name__)
 
 
@@ -89,9 +88,9 @@ class RevocationWatch(NoRevocations):
             write_json(self._memory, present.to_json())
         self.newest = present
 
-    def _present(self) -> Stamp:
+    def _present(self) -> tuple[object, object]:
         file = self._pool / REVOKED
-        return tuple(_stamp(path) for path in (file, signature_of(file)))
+        return stamp_of(file), stamp_of(signature_of(file))
 
 
 def without_revoked(watch: NoRevocations, lineup: Lineup, audit: AuditLog | NoAuditLog) -> Lineup:
@@ -110,11 +109,3 @@ def without_revoked(watch: NoRevocations, lineup: Lineup, audit: AuditLog | NoAu
         return ready(Lineup(lineup.pool, lineup.method, lineup.options, watch.off(lineup.pool, lineup.off)))
     except MergestreamError as error:
         raise NoExpertError(str(error)) from error
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
