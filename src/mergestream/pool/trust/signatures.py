@@ -6,7 +6,7 @@ model-signing writes them as `model.sig` beside the files.
 import hashlib
 import importlib
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +107,10 @@ def require_plain(folder: Path) -> None:
         if path.is_symlink() or not path.is_file():
             raise SignatureError(f"{path} is a link or a folder: a signature covers plain files only. Remove it.")
         if path.name not in (*EXPERT_FILES, SIGNATURE):
-            raise SignatureError(f"{path} is no part of an expert: {_listed(EXPERT_FILES)}. Remove it.")
+            raise SignatureError(f"{path} is no part of an expert: its files are {', '.join(EXPERT_FILES)}. Remove it.")
     for name in (WEIGHTS, CARD):
         if not (folder / name).is_file():
             raise SignatureError(f"{folder / name} is missing. Ask the site for the whole expert folder.")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return "its files are " + ", ".join(names)
 
 
 def library(module: str) -> Any:
