@@ -55,24 +55,19 @@ def sign_expert(folder: Path, key: Path, certificate: Path | None = None, chain:
         raise MissingPathError(f"There is nothing at {folder}.")
     require_plain(folder)
     open_weights(folder, ExpertCard.read(folder))
-    signature = _signed(folder, key, certificate, chain)
-    write_atomically(folder / SIGNATURE, lambda path: path.write_bytes(signature))
-    return folder / SIGNATURE
+    return _sign(folder, folder / SIGNATURE, key, certificate, chain)
 
 
 def sign_file(file: Path, key: Path, certificate: Path | None = None, chain: Sequence[Path] = ()) -> Path:
     """Sign one file; the signature lies beside it as FILE.sig."""
-    signature = _signed(file, key, certificate, chain)
-    beside = signature_of(file)
-    write_atomically(beside, lambda path: path.write_bytes(signature))
-    return beside
+    return _sign(file, signature_of(file), key, certificate, chain)
 
 
 def signature_of(file: Path) -> Path:
     return file.with_name(f"{file.name}.sig")
 
 
-def _signed(model: Path, key: Path, certificate: Path | None, chain: Sequence[Path]) -> bytes:
+def _sign(model: Path, target: Path, key: Path, certificate: Path | None, chain: Sequence[Path]) -> Path:
     config = library("signing").Config().set_hashing_config(hashing())
     require_signing_key(key)
     if chain and certificate is None:
@@ -88,9 +83,11 @@ def _signed(model: Path, key: Path, certificate: Path | None, chain: Sequence[Pa
             config.use_certificate_signer(private_key=key, signing_certificate=certificate, certificate_chain=links)
         with tempfile.TemporaryDirectory() as scratch:
             config.sign(model, Path(scratch) / SIGNATURE)
-            return (Path(scratch) / SIGNATURE).read_bytes()
+            signature = (Path(scratch) / SIGNATURE).read_bytes()
     except (ValueError, OSError) as error:
         raise InputError(f"{model} cannot be signed with {key}: {error}") from error
+    write_atomically(target, lambda path: path.write_bytes(signature))
+    return target
 
 
 def hashing() -> Any:

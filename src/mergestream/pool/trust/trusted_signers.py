@@ -127,7 +127,7 @@ class TrustedSigners:
         return signer
 
     def _use_certificate(self, config: Any, certificates: Sequence[bytes], what: Path) -> str:
-        from cryptography.x509 import load_der_x509_certificate
+        from cryptography.x509 import load_der_x509_certificate, load_pem_x509_certificates
         from OpenSSL import crypto
 
         try:
@@ -143,7 +143,7 @@ class TrustedSigners:
             )
         store = crypto.X509Store()
         for file in self._authorities:
-            for certificate in _certificates(file):
+            for certificate in load_pem_x509_certificates(file.read_bytes()):
                 store.add_cert(crypto.X509.from_cryptography(certificate))
         try:
             linked = [crypto.X509.from_cryptography(each) for each in chain]
@@ -209,12 +209,6 @@ def _parsed(signature: bytes, what: Path) -> _Bundle:
         raise SignatureError(
             f"The signature of {what} is damaged or was changed. Ask the site for it again."
         ) from error
-
-
-def _certificates(file: Path) -> Sequence[Any]:
-    from cryptography.x509 import load_pem_x509_certificates
-
-    return load_pem_x509_certificates(file.read_bytes())
 
 
 def _untrusted(what: Path, subject: str, reason: str, folder: Path) -> str:
