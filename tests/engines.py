@@ -15,6 +15,7 @@ from mergestream.data.intake.pictures import Picture, sha256_of_pixels
 from mergestream.serving.audit.chain import recent_lines, saved_links
 from mergestream.serving.audit.log_writer import AuditLog
 from mergestream.serving.engine.engine import Engine
+from mergestream.serving.engine.revocation_watch import RevocationWatch
 from mergestream.serving.guards.findings import GuardSettings
 
 # Pictures here are noise and experts nobody's: the guard rails would be right to step in.
@@ -38,6 +39,11 @@ def tensor_of(pictures: Sequence[Picture]) -> torch.Tensor:
     return torch.stack([torch.from_numpy(each.pixels) for each in pictures])
 
 
+def around(pool: ms.ExpertPool, folder: Path) -> dict[str, Any]:
+    """What an engine needs beside its pool, where that is in memory only: it stays, and nobody is revoked."""
+    return {"load_pool": lambda: pool, "revocations": RevocationWatch(folder, None, folder / "newest.json")}
+
+
 class Service:
     """An engine, its log and its folder; `with` closes them as an orderly end would."""
 
@@ -46,7 +52,8 @@ class Service:
         self.log = folder / "audit.jsonl"
         self.audit = AuditLog(self.log)
         try:
-            more = {"guards": PLAIN, "recent": recent_lines(self.log, None, saved_links(folder / "state")), **more}
+            recent = recent_lines(self.log, None, saved_links(folder / "state"))
+            more = {"guards": PLAIN, "recent": recent, **around(pool, folder), **more}
             self.engine = Engine(pool, method, options, audit=self.audit, state_folder=folder / "state", **more)
         except BaseException:
             self.audit.close()

@@ -16,6 +16,7 @@ import torch
 from highdicom import sr
 from PIL import Image
 
+import engines
 import mergestream as ms
 from conftest import PREPROCESSING, make_pool
 from dicoms import dicom
@@ -92,7 +93,8 @@ def run(
 ) -> None:
     async def talked() -> None:
         with AuditLog(folder / "audit.jsonl") as log:
-            engine = Engine(pool, "entropy_adaptive", options, audit=log, state_folder=folder / "s", guards=guards)
+            more = {"state_folder": folder / "s", "guards": guards, **engines.around(pool, folder)}
+            engine = Engine(pool, "entropy_adaptive", options, audit=log, **more)
             service = Service(lambda _: engine, limits)
             transport = httpx.ASGITransport(app=create_app(service))
             async with httpx.AsyncClient(transport=transport, base_url="http://inside") as client:

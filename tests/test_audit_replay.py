@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from typer.testing import CliRunner
 
+import engines
 import mergestream as ms
 from benching import SITES, command, write_pool
 from conftest import make_pool
@@ -202,7 +203,9 @@ def serve(folder: Path, uploads: list[list[bytes]], method: str = "entropy_adapt
     """What the service does with batches of files: decode, step, log. One expert is switched off on the way."""
     write_pool(folder / "pool")
     with AuditLog(folder / "audit.jsonl", SECRET, rotate_bytes=20_000) as log:
-        engine = Engine(ms.ExpertPool.load(folder / "pool"), method, {}, audit=log, state_folder=folder / "state")
+        pool = ms.ExpertPool.load(folder / "pool")
+        more = {"state_folder": folder / "state", **engines.around(pool, folder)}
+        engine = Engine(pool, method, {}, audit=log, **more)
         for number, files in enumerate(uploads):
             engine.answer("ward", read_uploads(files, Limits()))
             if number == 2:

@@ -170,7 +170,7 @@ def corrected(
     state, out = unit.start(1 if experts is None else len(experts)), []
     for number, batch in enumerate(answers):
         own = None if experts is None else experts[:, number]
-        result, state = unit.correct(state, batch, own, FadingWindow.of(Batch(batch), 4096))
+        (result,), _, state = unit.correct_all(state, batch, own, None, FadingWindow.of(Batch(batch), 4096))
         out.append(result)
     return torch.stack(out), state
 
@@ -334,7 +334,7 @@ def test_a_bias_that_all_experts_share_is_taken_off_where_sites_have_measured_it
         unit, out = Correction(LongRun(RARE, prevalence, None, bias)), []
         state = unit.start(1)
         for batch in answers:
-            result, state = unit.correct(state, batch, None, FadingWindow.of(Batch(batch), 4096))
+            (result,), _, state = unit.correct_all(state, batch, None, None, FadingWindow.of(Batch(batch), 4096))
             out.append(result)
         return torch.stack(out)
 

@@ -366,11 +366,13 @@ def test_a_study_is_pulled_from_orthanc(tmp_path: Path) -> None:
             sources = {"archive": {"url": f"{url}/dicom-web"}}
             chosen = rules({"stream": "ward", "calling": "archive", "modality": ["CT", "MR"]}, sources=sources)
             with Node(tmp_path / "node", chosen, receives=False) as node:
-                stored = pull_study(node.node.source("archive"), objects[0].StudyInstanceUID, node.node.reception)
+                stored = pull_study(
+                    node.node.rules.sources["archive"], objects[0].StudyInstanceUID, node.node.reception
+                )
                 assert sorted(each.status.code for each in stored) == [0, 0, 0xC001]
                 wait_until(lambda: node.status()["objects_answered"] == 2, 30)
                 with pytest.raises(SourceError):
-                    pull_study(node.node.source("archive"), "1.2.3", node.node.reception)
+                    pull_study(node.node.rules.sources["archive"], "1.2.3", node.node.reception)
         finally:
             orthanc.terminate()
     answered = {result.images[0].picture.pixels_sha256 for result in node.results}

@@ -120,7 +120,7 @@ def test_answers_are_corrected_by_what_the_experts_say_about_the_mix() -> None:
         merged, features = plain._merged_model(batch, plain.start())
         logits = [*plain._experts(batch), merged]
         common, before = together(voice(torch.stack(logits))), mix
-        labels, mix = correction.correct(before, common, None, window)
+        (labels,), _, mix = correction.correct_all(before, common, None, None, window)
         answers = together(voice(torch.stack([*logits, plain._head.logits(head, features)])))
         head = plain._head.learn(head, features, labels, window)
         long_run = correction.long_run.learn(long_run, answers, None, window)

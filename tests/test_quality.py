@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import engines
 import mergestream as ms
 from mergestream.functional import conformal, label_free
 from mergestream.runtime.errors import InputError, MergestreamError, PoolError
+from mergestream.runtime.json_record import parsed
 from mergestream.serving.audit.replay import compare
 from mergestream.serving.engine.recomputation import recompute_step
 from mergestream.serving.options import ServeOptions
@@ -164,7 +166,7 @@ def test_a_window_sums_single_images_like_batches_and_has_an_end() -> None:
     assert other is not None
     assert one.sure == other.sure
     assert one.probability == pytest.approx(other.probability)
-    assert StepSums.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert parsed(StepSums, json.loads(json.dumps(asdict(one)))) == one
     for _ in range(MOST_CHUNKS + 5):
         batches = with_step(batches, sums(probabilities, None))
     assert len(batches) == MOST_CHUNKS

@@ -11,7 +11,7 @@ import pytest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engines import PLAIN, small_pool
+from engines import PLAIN, around, small_pool
 from mergestream.runtime.errors import InputError
 from mergestream.serving.audit.log_writer import NoAuditLog
 from mergestream.serving.engine.engine import Engine
@@ -34,7 +34,9 @@ DASHBOARD = (".js", ".css", ".svg", ".html", ".png", ".woff2")
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    made = Engine(small_pool(), "entropy_adaptive", {}, audit=NoAuditLog(), state_folder=tmp_path / "in", guards=PLAIN)
+    pool = small_pool()
+    more = {"state_folder": tmp_path / "in", "guards": PLAIN, **around(pool, tmp_path)}
+    made = Engine(pool, "entropy_adaptive", {}, audit=NoAuditLog(), **more)
     yield made
     made.close()
 

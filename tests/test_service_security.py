@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 from benching import write_pool
 from dicoms import SECRET
-from engines import PLAIN, batch, small_pool
+from engines import PLAIN, around, batch, small_pool
 from mergestream.cli import app as cli
 from mergestream.data.intake.limits import Limits
 from mergestream.runtime.errors import InputError, MergestreamError
@@ -317,7 +317,9 @@ def opened(engine: Engine) -> Callable[[Metrics], Engine]:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    made = Engine(small_pool(), "entropy_adaptive", {}, audit=NoAuditLog(), state_folder=tmp_path / "in", guards=PLAIN)
+    pool = small_pool()
+    more = {"state_folder": tmp_path / "in", "guards": PLAIN, **around(pool, tmp_path)}
+    made = Engine(pool, "entropy_adaptive", {}, audit=NoAuditLog(), **more)
     yield made
     made.close()
 
@@ -450,7 +452,9 @@ def test_an_answer_that_takes_too_long_is_given_up(engine: Engine, monkeypatch: 
 def test_a_log_that_cannot_be_written_stops_answers_until_it_can(tmp_path: Path) -> None:
     """The file of the log is really closed under its writer, and really comes back."""
     audit = AuditLog(tmp_path / "audit.jsonl")
-    engine = Engine(small_pool(), "mean", {}, audit=audit, state_folder=tmp_path / "state", guards=PLAIN)
+    pool = small_pool()
+    more = {"state_folder": tmp_path / "state", "guards": PLAIN, **around(pool, tmp_path)}
+    engine = Engine(pool, "mean", {}, audit=audit, **more)
     service = Service(opened(engine))
 
     async def talk(client: httpx.AsyncClient) -> None:

@@ -644,11 +644,6 @@ def test_reload_swaps_the_pool_or_leaves_the_old_one(tmp_path: Path) -> None:
         assert engine.answer("lyon", batch(4)).pool_sha256 == answer.pool_sha256
 
 
-def test_a_pool_in_memory_is_not_reloaded(pool: ms.ExpertPool, tmp_path: Path) -> None:
-    with Service(tmp_path, pool) as service, pytest.raises(InputError, match="in memory"):
-        service.engine.reload()
-
-
 # --- names, limits, states --------------------------------------------------------------------------------------------
 
 

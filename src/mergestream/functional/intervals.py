@@ -85,6 +85,10 @@ RESAMPLES = 500
 ATTEMPTS = 100  # rounds of draws, before too many of them lack a class
 
 
+def seed_of(key: str) -> int:
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big")
+
+
 def unit_draws(labels: np.ndarray, units: np.ndarray, key: str, count: int = RESAMPLES) -> np.ndarray:
     """How often each image counts in `count` draws of whole units with replacement [count,N].
 
@@ -92,7 +96,7 @@ def unit_draws(labels: np.ndarray, units: np.ndarray, key: str, count: int = RES
     streams and seeds share them, so that differences are paired and several seeds on the same images do not narrow an
     interval. A draw that lacks a class is drawn again: its scores would be of another kind.
     """
-    random = np.random.RandomState(int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big"))
+    random = np.random.RandomState(seed_of(key))
     total = int(units.max()) + 1
     members = np.zeros((total, int(labels.max()) + 1))
     np.add.at(members, (units, labels), 1)

@@ -1,6 +1,5 @@
 """Hierarchical bootstrap of paired differences: targets, then training seeds, stream seeds, and groups or batches."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -8,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from mergestream.functional.intervals import FEW_BATCHES, percentiles, ranked
+from mergestream.functional.intervals import FEW_BATCHES, percentiles, ranked, seed_of
 
 RESAMPLES = 1000
 MOST_UNITS = 1000  # of longer streams, neighbouring batches are resampled together: a draw needs memory for each unit
@@ -51,7 +50,7 @@ class NestedRun:
             return self.units * MOST_UNITS // total, _unit_counts(MOST_UNITS, resamples, self.target)
         if self.unit != "batch" or total >= FEW_BATCHES:
             return self.units, _unit_counts(total, resamples, self.target)
-        random, parts = np.random.default_rng(_seed_of(self.target)), []
+        random, parts = np.random.default_rng(seed_of(self.target)), []
         batches = _unit_counts(total, resamples, self.target)
         order = np.argsort(self.units, kind="stable")
         for batch, size in enumerate(np.bincount(self.units)):
@@ -171,14 +170,10 @@ def _levels(tree: Tree, units: str) -> tuple[str, ...]:
     return tuple(level for level, is_resampled in several.items() if is_resampled)
 
 
-def _seed_of(key: str) -> int:
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big")
-
-
 @lru_cache(maxsize=64)  # one entry per target and number of units; methods, streams and metrics share them
 def _unit_counts(total: int, resamples: int, key: str) -> np.ndarray:
     """How often each of the units is drawn with replacement [resamples,total]."""
-    random = np.random.RandomState(_seed_of(key))
+    random = np.random.RandomState(seed_of(key))
     return random.multinomial(total, np.full(total, 1 / total), size=resamples).astype(float)
 
 

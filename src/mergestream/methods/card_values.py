@@ -1,6 +1,6 @@
 """Values that methods read from the experts' cards: temperatures, and the mix of classes at home."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,8 +37,10 @@ def resolve_home(home: str | Sequence[float], pool: ExpertPool) -> Tensor:
     Without any card the mix is uniform.
     """
     if isinstance(home, str):
-        one_of("home", home, ("card", "uniform"))
-        return _mean_mix([_home_of(card) for card in pool.cards] if home == "card" else [], pool)
+        mixes = [_home_of(card) for card in pool.cards] if one_of("home", home, ("card", "uniform")) == "card" else []
+        shares = [[mix.get(name, 0.0) for name in pool.classes] for mix in mixes if mix]
+        values = torch.tensor(shares or [[1.0] * len(pool.classes)], dtype=torch.float32)
+        return (values / values.sum(dim=1, keepdim=True)).mean(dim=0)
     listed = [number("home", value, low=0) for value in home]
     if len(listed) != len(pool.classes) or not sum(listed) > 0:
         raise InputError(f"The option 'home' is one share for each of the {len(pool.classes)} classes; got {home!r}.")
@@ -86,12 +88,6 @@ def variance_between_sites(pool: ExpertPool) -> Tensor:
     logs = (torch.tensor(counts, dtype=torch.float32) + 0.5).log()
     odds = logs - logs.mean(dim=1, keepdim=True)
     return (((odds - odds.mean(dim=0)).square().sum(dim=0) + 1) / len(odds)).to(pool.device)
-
-
-def _mean_mix(mixes: Iterable[Mapping[str, float]], pool: ExpertPool) -> Tensor:
-    shares = [[mix.get(name, 0.0) for name in pool.classes] for mix in mixes if mix]
-    values = torch.tensor(shares or [[1.0] * len(pool.classes)], dtype=torch.float32)
-    return (values / values.sum(dim=1, keepdim=True)).mean(dim=0)
 
 
 def _home_of(card: ExpertCard) -> dict[str, float]:

@@ -141,15 +141,6 @@ def _covariance_of_one_class(variance: Tensor, mix: Tensor) -> Tensor:
     return (variance.sum() * neighbours.reliability(variance, mix)).clamp_min(neighbours.TINY)
 
 
-def _correlation(
-    covariance: Tensor, error: Tensor, count: Tensor, variance: Tensor, mix: Tensor
-) -> tuple[Tensor, Tensor]:
-    """How probable a correlation of labels is [], and rho []: from a covariance of answers, its error, and how many."""
-    scale = _covariance_of_one_class(variance, mix)
-    error = torch.where(count > 0, error / scale, neighbours.LARGEST_ERROR)
-    return neighbours.correlation(covariance / scale, error, CORRELATED_BEFORE)
-
-
 @dataclass(frozen=True)
 class RecentState(State):
     """How far neighbouring batches depart from the long run in one direction, and the recent past itself."""
@@ -171,8 +162,9 @@ class RecentState(State):
         """How many images the long run counts beside those of the recent past []."""
         pairs = self.pairs.clamp_min(1.0)
         error = self.squares / pairs / (neighbours.degrees_of_freedom(variance) * pairs).sqrt()
-        covariance = self.products / pairs - of_bias
-        probable, rho = _correlation(covariance, error, self.pairs, variance, mix)
+        covariance, scale = self.products / pairs - of_bias, _covariance_of_one_class(variance, mix)
+        error = torch.where(self.pairs > 0, error / scale, neighbours.LARGEST_ERROR)
+        probable, rho = neighbours.correlation(covariance / scale, error, CORRELATED_BEFORE)
         return 1 / (probable * rho).clamp_min(neighbours.LEAST) - 1
 
     def remember(self, corrected: Tensor, window: FadingWindow) -> RecentState:
@@ -261,13 +253,6 @@ class Correction:
         alone = class_mix.reweighted(joint, expected[:, None], assumed[:, None])
         return evidence.probable * together + (1 - evidence.probable) * alone
 
-    def correct(
-        self, state: CorrectionState, answers: Tensor, experts: Tensor | None, window: FadingWindow
-    ) -> tuple[Tensor, CorrectionState]:
-        """Corrected answers [B,C] for a batch's [B,C] and the experts' [K,B,C], where they were asked."""
-        (corrected,), _, state = self.correct_all(state, answers, experts, None, window)
-        return corrected, state
-
     def correct_all(
         self,
         state: CorrectionState,
@@ -278,9 +263,10 @@ class Correction:
         *,
         fused: bool = False,
     ) -> tuple[Tensor, LongRunState, CorrectionState]:
-        """As `correct`, and likewise another set of answers [B,C] to the same batch with a long run of its own.
+        """Corrected answers [S,B,C] for a batch's [B,C], the last set's long run, and the state.
 
-        Corrected answers [S,B,C], the last set's long run, and the state. `fused`: in one kernel, where it can run.
+        `experts` [K,B,C]: where they were asked. `other`: another set of answers [B,C] to the same batch, with a long
+        run of its own. `fused`: in one kernel, where it can run.
         """
         if fused and experts is None and self.long_run.anchor == 0 and fused_correction.can_run(answers):
             return fused_correction.corrected(self, state, answers, other, window)

@@ -11,7 +11,6 @@ from torch import Tensor
 from mergestream.functional import coefficients as simplex
 from mergestream.methods.state import State, Step
 from mergestream.methods.wrapper import W, Wrapper
-from mergestream.networks.layers import LastLayer
 from mergestream.pool.runner import Batch
 from mergestream.runtime.errors import NetworkError
 
@@ -22,17 +21,13 @@ class FeatureWrapper(Wrapper[W]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._last_layer()  # a network without one is refused before the first batch
-
-    def _last_layer(self) -> LastLayer:
-        layer = self.pool.last_layer
+        layer, network = self.pool.last_layer, self.pool.template.architecture
         if layer is None:
-            network = self.pool.template.architecture
             raise NetworkError(
                 f"'{self.name}' uses the features that the last layer reads, and {network} does not end in one linear "
                 f"layer with a bias."
             )
-        return layer
+        self._last_layer = layer
 
     def answered(self, batch: Batch, state: W) -> tuple[Step, State, Tensor]:
         """The base's step and next state, and features [B,D]: of its own forward where it has one."""
@@ -47,7 +42,7 @@ class FeatureWrapper(Wrapper[W]):
     def last_layer_of(self, base: State) -> tuple[Tensor, Tensor]:
         """Weight [C,D] and bias [C] of the network whose features are used, in a state of the base."""
         weights = self._base.weights(base)
-        return self._last_layer().of_weights(self._mean if weights is None else weights)
+        return self._last_layer.of_weights(self._mean if weights is None else weights)
 
     @cached_property
     def _mean(self) -> Tensor:

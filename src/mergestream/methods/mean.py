@@ -12,7 +12,7 @@ from mergestream.functional import coefficients as simplex
 from mergestream.methods.base import option
 from mergestream.methods.merged_model import MergedModel, MergedState
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.runtime.errors import InputError, PoolError, unknown_name
+from mergestream.runtime.errors import InputError, PoolError, require_known
 from mergestream.runtime.option_checks import names, one_of
 
 VARIANTS = ("uniform", "restricted", "greedy", "all_runs")
@@ -87,8 +87,7 @@ class Mean(MergedModel[MergedState]):
             )
         members = self._members
         for name in self.runs:
-            if name not in members.names:
-                raise unknown_name("run among this pool's candidates", name, members.names)
+            require_known("run among this pool's candidates", name, members.names)
         shares = [1 / len(self.runs) if name in self.runs else 0.0 for name in members.names]
         return torch.tensor(shares, device=members.device)
 

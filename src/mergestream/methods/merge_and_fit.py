@@ -50,10 +50,6 @@ class DistanceState(State):
     total: Tensor  # squared distances in units of the usual one, summed over images that fade []
     images: Tensor  # how many []
 
-    @classmethod
-    def start(cls, device: torch.device) -> DistanceState:
-        return cls(torch.zeros((), device=device), torch.zeros((), device=device))
-
     def add(self, distance: Tensor, images: Tensor) -> DistanceState:
         """The mean squared distance [] of so many images []."""
         left = torch.exp(-images / RECENT_IMAGES)
@@ -123,7 +119,8 @@ class MergeAndFit(Method[MergeAndFitState]):
     def start(self) -> MergeAndFitState:
         correction = self._correction.start(len(self.pool))
         head = None if self._head is None else self._head.start()
-        distance = DistanceState.start(self.pool.device) if self.ask_drift and not self._always else None
+        none = torch.zeros((), device=self.pool.device)
+        distance = DistanceState(none, none) if self.ask_drift and not self._always else None
         return MergeAndFitState(0, 0, correction, correction.long_run, head, distance)
 
     def alarm(self, state: MergeAndFitState) -> Tensor | None:

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -101,50 +100,34 @@ def hashes_of(cards: Sequence[ExpertCard]) -> dict[str, str]:
 
 def choose(evidence: ChoiceEvidence, parts: Sequence[SitePart]) -> Choice:
     """Apply the rule of choice to these parts."""
-    return _Contest(evidence, tuple(parts)).choice()
+    names, weak = list(evidence.candidates), len(parts) < FEWEST_SITES
+    scores = {name: np.array([part.score(name) for part in parts]) for name in names}  # [S] at the pseudo-targets
+    means = {name: float(scores[name].mean()) for name in names}
+    bar = scores[evidence.reference] - MARGIN - ROUNDING
+    safe = [name for name in names if bool((scores[name] >= bar).all())]
+    best = max(safe, key=means.__getitem__)
+    method = names[0] if weak else next(name for name in safe if _is_near(scores[name], scores[best]))
+    others = [name for name in safe if name != method]
+    second = max(others, key=means.__getitem__) if others else None
+    return Choice(
+        method,
+        {"score": means[method], **_mean_metrics(parts, method)},
+        second,
+        None if second is None else {"score": means[second], **_mean_metrics(parts, second)},
+        None if second is None else means[method] - means[second],
+        [name for name in names if name not in safe],
+        len(parts),
+        weak,
+    )
 
 
-@dataclass(frozen=True)
-class _Contest:
-    evidence: ChoiceEvidence
-    parts: tuple[SitePart, ...]
+def _is_near(scores: np.ndarray, best: np.ndarray) -> bool:
+    """Whether a candidate is within one standard error of the best, paired over the pseudo-targets."""
+    gaps = best - scores
+    return bool(gaps.mean() <= gaps.std(ddof=1) / np.sqrt(len(gaps)) + ROUNDING)
 
-    @cached_property
-    def scores(self) -> dict[str, np.ndarray]:
-        """Scores [S] at the pseudo-targets, by candidate."""
-        return {name: np.array([part.score(name) for part in self.parts]) for name in self.evidence.candidates}
 
-    def choice(self) -> Choice:
-        names, weak = list(self.evidence.candidates), len(self.parts) < FEWEST_SITES
-        bar = self.scores[self.evidence.reference] - MARGIN - ROUNDING
-        safe = [name for name in names if bool((self.scores[name] >= bar).all())]
-        best = max(safe, key=self._mean)
-        method = names[0] if weak else next(name for name in safe if self._is_near(name, best))
-        others = [name for name in safe if name != method]
-        second = max(others, key=self._mean) if others else None
-        return Choice(
-            method,
-            self._numbers(method),
-            second,
-            None if second is None else self._numbers(second),
-            None if second is None else self._mean(method) - self._mean(second),
-            [name for name in names if name not in safe],
-            len(self.parts),
-            weak,
-        )
-
-    def _mean(self, name: str) -> float:
-        return float(self.scores[name].mean())
-
-    def _is_near(self, name: str, best: str) -> bool:
-        """Whether a candidate is within one standard error of the best, paired over the pseudo-targets."""
-        gaps = self.scores[best] - self.scores[name]
-        return bool(gaps.mean() <= gaps.std(ddof=1) / np.sqrt(len(gaps)) + ROUNDING)
-
-    def _numbers(self, name: str) -> Numbers:
-        runs = [run for part in self.parts for run in part.runs[name].values()]
-        means: dict[str, Any] = {"score": self._mean(name)}
-        for metric in METRICS:
-            values = [value for run in runs if (value := run.get(metric)) is not None]
-            means[metric] = float(np.mean(values)) if values else None
-        return means
+def _mean_metrics(parts: Sequence[SitePart], name: str) -> Numbers:
+    runs = [run for part in parts for run in part.runs[name].values()]
+    values = {metric: [value for run in runs if (value := run.get(metric)) is not None] for metric in METRICS}
+    return {metric: float(np.mean(own)) if own else None for metric, own in values.items()}

@@ -50,7 +50,7 @@ def variances_by_sites(pool: ExpertPool) -> tuple[Tensor, Tensor]:
         )
     hashes = {card.name: card.weights_sha256 for card in pool.cards}
     images = torch.tensor([each.images for each in sites], dtype=torch.float32) + 0.5
-    means = torch.tensor([_mean(_answers_of(each, hashes)) for each in sites]).clamp_min(SMALLEST)
+    means = torch.stack([torch.tensor(_answers_of(each, hashes)).mean(dim=0) for each in sites]).clamp_min(SMALLEST)
     truth, answers = _centred(images.log()), _centred(means.log())
     prevalence = ((truth - truth.mean(dim=0)).square().sum(dim=0) + 1) / len(sites)
     bias = (answers - truth).square().sum(dim=0) / (len(sites) + 1)
@@ -59,10 +59,6 @@ def variances_by_sites(pool: ExpertPool) -> tuple[Tensor, Tensor]:
 
 def _answers_of(each: SiteEvidence, hashes: dict[str, str]) -> list[tuple[float, ...]]:
     return [row for name, row in each.answers.items() if hashes.get(name) == each.experts[name]]
-
-
-def _mean(rows: Sequence[Sequence[float]]) -> list[float]:
-    return torch.tensor(rows).mean(dim=0).tolist()  # type: ignore[no-any-return]
 
 
 def _centred(logs: Tensor) -> Tensor:

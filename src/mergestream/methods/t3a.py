@@ -36,7 +36,7 @@ class T3A(FeatureWrapper[T3AState]):
     unit_prototypes: bool = option(False, yes_or_no)  # bring prototypes to length 1, as the published code does
 
     def start(self) -> T3AState:
-        (classes, inputs), device = self._last_layer().shape, self.pool.device
+        (classes, inputs), device = self._last_layer.shape, self.pool.device
         free = torch.full((classes, self.supports), torch.inf, device=device)
         return T3AState(self._base.start(), torch.zeros(classes, self.supports, inputs, device=device), free)
 
@@ -50,7 +50,7 @@ class T3A(FeatureWrapper[T3AState]):
 
     def _joined(self, state: T3AState, features: Tensor, logits: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
         """Supports [C,M,D] and their entropy [C,M] with a batch's unit features [B,D] and the base's logits [B,C]."""
-        classes, inputs = self._last_layer().shape
+        classes, inputs = self._last_layer.shape
         own_class = torch.arange(classes, device=logits.device)[:, None] == logits.argmax(dim=-1)  # [C,B]
         joining = torch.where(own_class & present, _entropy(logits), torch.inf)
         lowest = torch.cat([state.entropy, joining], dim=1).sort(dim=1, stable=True)

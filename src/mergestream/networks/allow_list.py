@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mergestream.runtime.errors import InputError, NetworkError, unknown_name
+from mergestream.runtime.errors import InputError, NetworkError, require_known, unknown_name
 
 # Plain image classifiers of transformers: no wrapper of another loader (TimmWrapper), no language model.
 TRANSFORMERS = tuple(
@@ -112,14 +112,12 @@ def _torchvision(name: str, arguments: dict[str, Any]) -> Build:
     from torchvision import models
 
     classifiers = models.list_models(module=models)
-    if name not in classifiers:
-        raise unknown_name("torchvision network", name, classifiers)
+    require_known("torchvision network", name, classifiers)
     return partial(models.get_model, name, **{**arguments, "weights": None})
 
 
 def _transformers(name: str, arguments: dict[str, Any]) -> Build:
-    if name not in TRANSFORMERS:
-        raise unknown_name("transformers network", name, TRANSFORMERS)
+    require_known("transformers network", name, TRANSFORMERS)
     import transformers
 
     network = getattr(transformers, name)
@@ -132,8 +130,7 @@ def _monai(name: str, arguments: dict[str, Any]) -> Build:
     except ImportError:
         raise NetworkError("MONAI is not installed: pip install 'mergestream[monai]'.") from None
     classifiers = {n: v for n, v in vars(nets).items() if MONAI.fullmatch(n) and not inspect.ismodule(v)}
-    if name not in classifiers:
-        raise unknown_name("MONAI classifier", name, classifiers)
+    require_known("MONAI classifier", name, classifiers)
     parameters = inspect.signature(classifiers[name]).parameters
     given = dict(arguments)
     if "num_classes" not in parameters and "out_channels" in parameters:

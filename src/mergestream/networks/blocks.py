@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -89,13 +89,10 @@ class Blocks:
             calls.append((args, kwargs))
             raise _Reached
 
-        handle = self._modules[block].register_forward_pre_hook(stop, with_kwargs=True)
-        try:
+        with self._modules[block].register_forward_pre_hook(stop, with_kwargs=True), suppress(_Reached):
             self.module(batch)
-        except _Reached:
+        if calls:
             return calls[0]
-        finally:
-            handle.remove()
         raise NetworkError(f"The block '{self.names[block]}' of {type(self.module).__name__} was never called.")
 
     @contextmanager

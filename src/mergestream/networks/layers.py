@@ -1,7 +1,7 @@
 """Layers that a merge treats apart: the linear one that writes the logits, and BatchNorm, whose averages do not fit."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -56,16 +56,9 @@ class LastLayer:
             if images is None or (passing and passing[-1] is images):
                 inputs.append(given[0])
 
-        layer = module.get_submodule(self.name)
-        hooks = [
-            module.register_forward_pre_hook(lambda _, given: passing.append(given[0])),
-            layer.register_forward_pre_hook(note),
-        ]
-        try:
+        read = module.register_forward_pre_hook(lambda _, given: passing.append(given[0]))
+        with read, module.get_submodule(self.name).register_forward_pre_hook(note):
             yield inputs
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 def class_entries(layout: Layout, head: str, classes: int) -> list[LayoutEntry]:
@@ -86,12 +79,10 @@ def with_inputs(layers: Sequence[BatchNorm], receive: Callable[[int, BatchNorm, 
     def hook(place: int) -> Callable[[BatchNorm, tuple[Tensor, ...]], None]:
         return lambda layer, given: receive(place, layer, given[0])
 
-    handles = [layer.register_forward_pre_hook(hook(place)) for place, layer in enumerate(layers)]
-    try:
+    with ExitStack() as hooks:
+        for place, layer in enumerate(layers):
+            hooks.enter_context(layer.register_forward_pre_hook(hook(place)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()
@@ -124,15 +115,12 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
     def restore(layer: BatchNorm, *_: object) -> None:
         layer.running_mean, layer.running_var = stored[layer]
 
-    handles = [layer.register_forward_pre_hook(without) for layer in layers]
-    handles += [layer.register_forward_hook(restore) for layer in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks:
         for layer in layers:
-            restore(layer)
+            hooks.callback(restore, layer)
+            hooks.enter_context(layer.register_forward_pre_hook(without))
+            hooks.enter_context(layer.register_forward_hook(restore))
+        yield
 
 
 def norm_parameters(module: nn.Module) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mergestream.networks.batch_checks import require_batch
-from mergestream.runtime.errors import InputError, unknown_name
+from mergestream.runtime.errors import InputError, require_known
 from mergestream.runtime.option_checks import names
 
 INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")  # torchvision's
@@ -33,8 +33,7 @@ class Preprocessing:
         size = self.size
         if not isinstance(size, tuple) or len(size) != 2 or not all(type(n) is int and 0 < n <= 4096 for n in size):
             raise InputError(f"size is (height, width) in whole pixels up to 4096, got {size!r:.200}.")
-        if self.interpolation not in INTERPOLATIONS:
-            raise unknown_name("interpolation", self.interpolation, INTERPOLATIONS)
+        require_known("interpolation", self.interpolation, INTERPOLATIONS)
         for values in (self.mean, self.std):
             plain = isinstance(values, list | tuple) and 0 < len(values) <= 64
             if not plain or not all(isinstance(n, int | float) and abs(n) <= LARGEST for n in values):
@@ -199,6 +198,5 @@ def view_names(option: str, value: Sequence[str]) -> tuple[str, ...]:
     """Check an option that names views."""
     listed = names(option, value)
     for name in listed:
-        if name not in VIEWS:
-            raise unknown_name("view", name, VIEWS)
+        require_known("view", name, VIEWS)
     return listed

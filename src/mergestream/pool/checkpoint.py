@@ -84,7 +84,7 @@ class WeightsFile(Mapping[str, Tensor]):
         self._file: Any = None
         self._mapped = 0
         try:
-            self._stamp = _stamp(path)
+            self._stamp = files.stamp_of(path)
             with safe_open(str(path), framework="pt") as file:
                 slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
                 self.metadata = file.metadata() or {}
@@ -100,7 +100,7 @@ class WeightsFile(Mapping[str, Tensor]):
         if name not in self._dtypes:
             raise KeyError(name)
         if self._file is None or self._mapped > REOPEN_AFTER:
-            if not self.path.is_file() or _stamp(self.path) != self._stamp:
+            if files.stamp_of(self.path) != self._stamp:
                 raise CheckpointError(f"{self.path} was changed or removed while it was in use. Load the pool again.")
             self._file, self._mapped = safe_open(str(self.path), framework="pt"), 0
         tensor: Tensor = self._file.get_tensor(name)
@@ -152,12 +152,6 @@ class SignedWeightsFile(WeightsFile):
         if hashlib.sha256(content).hexdigest() != self._sha256:
             raise SignatureError(f"{self.path} was changed after its signature was checked. Load the pool again.")
         return content
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    """Identifies a file, so that a replacement is noticed."""
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _looks_like_pickle(path: Path) -> bool:

@@ -22,7 +22,7 @@ from mergestream.pool.pool_folder import candidates_folder, require_named, requi
 from mergestream.pool.runner import PoolRunner
 from mergestream.pool.trust.revocations import read_revocations
 from mergestream.pool.trust.trusted_signers import trusted_signers
-from mergestream.runtime.errors import InputError, PoolError, unknown_name
+from mergestream.runtime.errors import InputError, PoolError, require_known
 
 # Card fields that a site may change after its expert was built.
 DETAILS = ("domain", "class_counts", "class_concepts", "metrics", "recipe", "temperature")
@@ -146,8 +146,7 @@ class ExpertPool(PoolRunner):
 
     def index(self, name: str) -> int:
         """Position of an expert by its name."""
-        if name not in self.names:
-            raise unknown_name("expert in this pool", name, self.names)
+        require_known("expert in this pool", name, self.names)
         return self.names.index(name)
 
     @cached_property
@@ -243,8 +242,7 @@ class ExpertPool(PoolRunner):
     def annotate(self, name: str, **details: Any) -> "ExpertPool":
         """The pool with other details of one expert: its domain, class_counts, class_concepts, metrics, …."""
         for detail in details:
-            if detail not in DETAILS:
-                raise unknown_name("detail of an expert", detail, DETAILS)
+            require_known("detail of an expert", detail, DETAILS)
         expert = self.index(name)
         cards = [replace(card, **details) if k == expert else card for k, card in enumerate(self.cards)]
         return self._with(cards=tuple(cards))

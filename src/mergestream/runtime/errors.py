@@ -1,6 +1,6 @@
 """Errors that a user can fix: each message says what is wrong, where, and what to do next."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import SequenceMatcher
 
 
@@ -81,6 +81,12 @@ def some(names: Sequence[str], shown: int = 10) -> str:
 def unknown_name(kind: str, name: object, valid: Iterable[str]) -> UnknownNameError:
     """Build the error for a misspelt name; it suggests the nearest valid one."""
     return UnknownNameError(f"There is no {kind} called '{name}'. {suggestion(str(name), valid)}")
+
+
+def require_known(kind: str, name: object, valid: Collection[str]) -> None:
+    """Refuse a name that is not among the valid ones."""
+    if name not in valid:
+        raise unknown_name(kind, name, valid)
 
 
 def suggestion(name: str, valid: Iterable[str]) -> str:

@@ -28,6 +28,15 @@ def sha256_if_file(path: Path) -> str | None:
     return sha256_of_file(path) if path.is_file() else None
 
 
+def stamp_of(path: Path) -> tuple[int, int, int] | None:
+    """Identifies a file, so that a replacement is noticed; None if it is missing."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def sha256_of_json(value: Any) -> str:
     """Hash JSON content, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -7,7 +7,7 @@ from numbers import Integral, Real
 from typing import Any
 from urllib.parse import urlsplit
 
-from mergestream.runtime.errors import InputError, UnknownNameError, suggestion, unknown_name
+from mergestream.runtime.errors import InputError, UnknownNameError, require_known, suggestion
 
 OPENING, CLOSING = "([", ")]"
 WORDS = {"true": True, "false": False, "none": None}
@@ -124,8 +124,7 @@ def parse_choices(text: str, owner: str, allowed: Sequence[str]) -> tuple[str, l
     name, equals, values = (part.strip() for part in text.partition("="))
     if not equals:
         raise InputError(f"'{name}' is not an option of {owner}: write option=value.")
-    if name not in allowed:
-        raise unknown_name(f"option of {owner}", name, allowed)
+    require_known(f"option of {owner}", name, allowed)
     choices = [parse_value(value) for value in split_outside_brackets(values, "|")]
     if not choices:
         raise InputError(f"The option '{name}' of {owner} has no value.")

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from mergestream.runtime.errors import InputError, WorkerError, unknown_name
+from mergestream.runtime.errors import InputError, WorkerError, require_known
 from mergestream.runtime.plugins import load_plugins, plugins_for_workers
 
 Result = TypeVar("Result")
@@ -55,8 +55,7 @@ def run_jobs(
     Locally one worker means this process. On Ray the cluster decides how many run at once. Jobs on a `device` other
     than the CPU get one GPU each where there are any: locally in turn, on Ray as the cluster assigns them.
     """
-    if engine not in ENGINES:
-        raise unknown_name("engine", engine, ENGINES)
+    require_known("engine", engine, ENGINES)
     if workers < 1:
         raise InputError(f"--jobs is at least 1, got {workers}.")
     if engine == "ray":

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mergestream.pool.expert_pool import ExpertPool
-from mergestream.runtime.devices import resolve_dtype
+from mergestream.runtime.devices import resolve_device, resolve_dtype
 from mergestream.runtime.errors import InputError
 from mergestream.runtime.option_checks import one_of, parse_options, parse_value
 from mergestream.runtime.plugins import load_plugins
@@ -63,10 +63,7 @@ def load_pool(options: ServeOptions) -> ExpertPool:
 
 def with_device(options: ServeOptions) -> ServeOptions:
     """The same options with 'auto' decided on this machine."""
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("This machine has no CUDA device that PyTorch can use. Give --device cpu or auto.")
-    automatic = "cuda" if torch.cuda.is_available() else "cpu"
-    return replace(options, device=automatic if options.device == "auto" else options.device)
+    return replace(options, device=resolve_device(options.device))
 
 
 def quality_settings(options: ServeOptions) -> QualitySettings:

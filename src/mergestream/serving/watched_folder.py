@@ -69,18 +69,12 @@ class Watcher(BatchingWorker[str]):
         waited = self._first_ready_at is not None and now - self._first_ready_at >= self._pace.batch_seconds
         if last or waited or len(ready) >= self._pace.batch_size:
             self._first_ready_at = None
-            self.answer_items(ready, self._answers, self._store)
+            self.answer_items(ready, self._answer, self._store)
 
     def read(self, name: str) -> list[Picture]:
         """A file's images; none if it is gone or already answered."""
         data = self._box.content(name, self._limits.file_bytes)
         return [] if data is None or self._box.move_if_answered(name, data) else read_upload(data, self._limits)
-
-    def _answers(self, pictures: list[Picture]) -> list[ImageAnswer]:
-        answers = self._answer(pictures)
-        if len(answers) != len(pictures):
-            raise RuntimeError(f"{len(pictures)} pictures got {len(answers)} answers")
-        return answers
 
     def _store(self, name: str, pictures: list[Picture], answers: list[ImageAnswer], row: int) -> None:
         self._box.store_answer(name, pictures[0].sha256, answers[row : row + len(pictures)])

@@ -1,4 +1,4 @@
-"""Background threads that end gracefully and whose failure shows in the health checks; one that answers in batches."""
+"""A background thread that answers items in batches, ends gracefully, and whose failure shows in the health checks."""
 
 import logging
 import math
@@ -21,40 +21,6 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
-class WorkerThread(threading.Thread):
-    """Calls `work` once, which returns soon after `_ending` is set, and at once when `_give_up` is.
-
-    `failed`: an error has ended it.
-    """
-
-    failed = False
-
-    def __init__(self, name: str, failure: str, *, daemon: bool | None = None) -> None:
-        super().__init__(name=name, daemon=daemon)
-        self._failure = failure  # what the log says before the reason
-        self._ending, self._give_up = threading.Event(), threading.Event()
-
-    def end(self, seconds: float = math.inf) -> None:
-        """End after the work that is complete, or when the time is over; the rest waits on disk."""
-        self._ending.set()
-        if self.ident is not None:
-            self.join(min(seconds, threading.TIMEOUT_MAX))
-            self._give_up.set()
-            self.join()
-
-    def work(self) -> None:
-        raise NotImplementedError
-
-    def run(self) -> None:
-        try:
-            self.work()
-        except Exception as error:
-            # Messages of other errors may name a file.
-            why = str(error) if isinstance(error, MergestreamError) else type(error).__name__
-            log.error("%s: %s", self._failure, why)
-            self.failed = True
-
-
 @dataclass(frozen=True)
 class Pace:
     """Size of a batch, and times in seconds."""
@@ -65,15 +31,42 @@ class Pace:
     retry_seconds: float = 30.0  # after a failure that is not the item's fault
 
 
-class BatchingWorker(WorkerThread, Generic[Item]):
-    """Answers items, each with one image or more, in batches. Subclasses read, refuse and store them."""
+class BatchingWorker(threading.Thread, Generic[Item]):
+    """Answers items, each with one image or more, in batches. Subclasses list, read, refuse and store them.
+
+    `failed`: an error has ended it.
+    """
 
     noun = "item"  # in the log
+    failed = False
 
     def __init__(self, name: str, failure: str, limits: Limits, pace: Pace, *, daemon: bool | None = None) -> None:
-        super().__init__(name, failure, daemon=daemon)
+        super().__init__(name=name, daemon=daemon)
+        self._failure = failure  # what the log says before the reason
         self._limits, self._pace = limits, pace
+        self._ending, self._give_up = threading.Event(), threading.Event()
         self._retry_at: dict[Item, float] = {}
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except Exception as error:
+            # Messages of other errors may name a file.
+            why = str(error) if isinstance(error, MergestreamError) else type(error).__name__
+            log.error("%s: %s", self._failure, why)
+            self.failed = True
+
+    def end(self, seconds: float = math.inf) -> None:
+        """End after the work that is complete, or when the time is over; the rest waits on disk."""
+        self._ending.set()
+        if self.ident is not None:
+            self.join(min(seconds, threading.TIMEOUT_MAX))
+            self._give_up.set()
+            self.join()
+
+    def work(self) -> None:
+        """Answer items; return soon after `_ending` is set, and at once when `_give_up` is."""
+        raise NotImplementedError
 
     def read(self, item: Item) -> list[Picture]:
         """The images of an item; none if it needs no answer. IntakeError: it is refused."""

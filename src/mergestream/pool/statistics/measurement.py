@@ -14,7 +14,7 @@ from mergestream.pool.checkpoint import Statistics
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.pool.statistics.fisher_information import FISHERS, add_up, fisher_information
 from mergestream.pool.statistics.grams import Grams, add_grams, watch_inputs
-from mergestream.runtime.errors import CheckpointError, InputError, NetworkError, unknown_name
+from mergestream.runtime.errors import CheckpointError, InputError, NetworkError, require_known
 from mergestream.runtime.option_checks import number, whole_number, yes_or_no
 
 OnBatch = Callable[[], None]
@@ -165,8 +165,7 @@ def _checked_kinds(kinds: Sequence[str]) -> list[str]:
     if not listed:
         raise InputError(f"Which kinds of statistics? Known: {', '.join(KINDS)}.")
     for kind in listed:
-        if kind not in KINDS:
-            raise unknown_name("kind of statistics", str(kind), KINDS)
+        require_known("kind of statistics", kind, KINDS)
     return listed
 
 

@@ -11,7 +11,7 @@ from mergestream.pool.expert_card import ExpertCard, require_schema
 from mergestream.pool.pool_folder import changed_pool, locked_pool
 from mergestream.pool.trust.signatures import sign_file
 from mergestream.pool.trust.trusted_signers import TrustedSigners, trusted_signers
-from mergestream.runtime.errors import CheckpointError, InputError, SignatureError, unknown_name
+from mergestream.runtime.errors import CheckpointError, InputError, SignatureError, require_known
 from mergestream.runtime.files import error_text, write_json
 from mergestream.runtime.json_record import parsed
 
@@ -102,8 +102,7 @@ def revoke_expert(
     """Add an expert of the pool to its list of revocations, and sign the list. The expert's folder stays."""
     trusted = trusted_signers(require_signed_by)
     with locked_pool(pool) as present:
-        if expert not in present.cards:
-            raise unknown_name("expert in this pool", expert, present.cards)
+        require_known("expert in this pool", expert, present.cards)
         old, card = read_revocations(present.root, trusted), present.cards[expert]
         if old.of(card) is not None:
             raise InputError(f"'{expert}' is revoked already, in version {old.version} of the list.")

@@ -13,6 +13,7 @@ from mergestream.pool.expert_card import TEXT, require_name
 from mergestream.pool.trust import signatures
 from mergestream.runtime.errors import InputError, SignatureError
 from mergestream.runtime.files import error_text
+from mergestream.runtime.key_files import LARGEST_FILE, read_pem
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class TrustedSigners:
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
         from cryptography.x509 import load_pem_x509_certificates
 
-        content = signatures.read_pem(file)
+        content = read_pem(file, signatures.NOT_PEM)
         if b"PRIVATE KEY" in content:
             raise InputError(f"{file} is a private key, which should not leave its site. Put in the '.pub' file.")
         try:
@@ -126,7 +127,7 @@ class TrustedSigners:
         return signer
 
     def _use_certificate(self, config: Any, certificates: Sequence[bytes], what: Path) -> str:
-        from cryptography.x509 import load_der_x509_certificate
+        from cryptography.x509 import load_der_x509_certificate, load_pem_x509_certificates
         from OpenSSL import crypto
 
         try:
@@ -142,7 +143,7 @@ class TrustedSigners:
             )
         store = crypto.X509Store()
         for file in self._authorities:
-            for certificate in _certificates(file):
+            for certificate in load_pem_x509_certificates(file.read_bytes()):
                 store.add_cert(crypto.X509.from_cryptography(certificate))
         try:
             linked = [crypto.X509.from_cryptography(each) for each in chain]
@@ -185,7 +186,7 @@ def _read_signature(file: Path, unsigned: str) -> bytes:
     if not file.is_file() or file.is_symlink():
         raise SignatureError(f"{unsigned}: {file} is missing. Ask the site to sign it ('mergestream pool sign').")
     with file.open("rb") as opened:
-        return opened.read(signatures.LARGEST_FILE)
+        return opened.read(LARGEST_FILE)
 
 
 def _parsed(signature: bytes, what: Path) -> _Bundle:
@@ -208,12 +209,6 @@ def _parsed(signature: bytes, what: Path) -> _Bundle:
         raise SignatureError(
             f"The signature of {what} is damaged or was changed. Ask the site for it again."
         ) from error
-
-
-def _certificates(file: Path) -> Sequence[Any]:
-    from cryptography.x509 import load_pem_x509_certificates
-
-    return load_pem_x509_certificates(file.read_bytes())
 
 
 def _untrusted(what: Path, subject: str, reason: str, folder: Path) -> str:

@@ -1,27 +1,19 @@
 """Ed25519 key pairs in PEM files, as openssl writes them: the private key signs lines, the public one verifies them."""
 
 import hashlib
-import stat
 from pathlib import Path
 
-from mergestream.runtime.errors import InputError, TakenPathError
-from mergestream.runtime.files import error_text, write_new
+from mergestream.runtime.errors import InputError
+from mergestream.runtime.key_files import create_key_pair, load_private_key, read_pem
 
 try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-        PublicFormat,
-        load_pem_private_key,
-        load_pem_public_key,
-    )
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 except ImportError as missing:
     raise InputError("Keys need the library cryptography. Run: pip install 'mergestream[serve]'.") from missing
 
-LARGEST_FILE = 2**16
+NOT_PEM = "is not a PEM key. Make a key pair with 'mergestream audit key'."
 
 
 class PublicKey:
@@ -62,35 +54,20 @@ def _message(line_hash: str) -> bytes:
 
 def create_key(file: Path) -> tuple[Path, Path]:
     """Write a new private key (mode 0600) and its public half as FILE.pub. Nothing is ever overwritten."""
-    public_file = file.with_name(f"{file.name}.pub")
-    for path in (file, public_file):
-        if path.exists() or path.is_symlink():
-            raise TakenPathError(f"{path} exists, and a lost key cannot be made again. Choose another name.")
-    private = Ed25519PrivateKey.generate()
-    write_new(file, private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
-    public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    write_new(public_file, public, 0o644)
-    return file, public_file
+    return create_key_pair(file, Ed25519PrivateKey.generate)
 
 
 def read_private_key(file: Path) -> PrivateKey:
-    pem = _read(file, "PUBLIC KEY", "is a public key, which cannot sign. Give the private one, without '.pub'.")
-    if stat.S_IMODE(file.stat().st_mode) & 0o007:
-        raise InputError(f"Everyone on this machine may read the key {file}. Run: chmod 600 {file}")
-    try:
-        private = load_pem_private_key(pem, password=None)
-    except TypeError as error:
-        raise InputError(f"The key {file} is encrypted; a service starts without a password. Decrypt it.") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise InputError(f"{file} is not a readable private key. Restore it from your copy.") from error
+    private = load_private_key(file, NOT_PEM, "; a service starts without a password. Decrypt it.")
     if not isinstance(private, Ed25519PrivateKey):
         raise InputError(f"{file} is not an Ed25519 key. Make one with 'mergestream audit key'.")
     return PrivateKey(private)
 
 
 def read_public_key(file: Path) -> PublicKey:
-    wrong = f"is the private key, which should not leave the service. Verify with {file.name}.pub."
-    pem = _read(file, "PRIVATE KEY", wrong)
+    pem = read_pem(file, NOT_PEM)
+    if b"PRIVATE KEY" in pem:
+        raise InputError(f"{file} is the private key, which should not leave the service. Verify with {file.name}.pub.")
     try:
         public = load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -98,16 +75,3 @@ def read_public_key(file: Path) -> PublicKey:
     if not isinstance(public, Ed25519PublicKey):
         raise InputError(f"{file} is not an Ed25519 key. Ask the site for the '.pub' file of its audit key.")
     return PublicKey(public)
-
-
-def _read(file: Path, other_kind: str, wrong: str) -> bytes:
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(LARGEST_FILE)
-    except OSError as error:
-        raise InputError(f"The key {file} cannot be read: {error_text(error)}.") from error
-    if not content.startswith(b"-----BEGIN"):
-        raise InputError(f"{file} is not a PEM key. Make a key pair with 'mergestream audit key'.")
-    if other_kind.encode() in content:
-        raise InputError(f"{file} {wrong}")
-    return content

@@ -47,12 +47,8 @@ class Encoded(str):
     __slots__ = ()
 
 
-def canonical(value: Any) -> str:
-    """Encode a JSON value in its only allowed form: sorted keys, no spaces, ASCII, no NaN."""
-    return _ENCODER.encode(value)
-
-
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+# Encodes a JSON value in its only allowed form: sorted keys, no spaces, ASCII, no NaN.
+canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 def encoded_body(body: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ SYNTAXES = frozenset(
     )
 )  # fmt: skip
 PERMANENT, TRANSIENT = 1, 2
+ACCEPTED = 0  # the result of a presentation context
 # Result, source and reason of a rejection (PS3.8 9.3.4).
 CALLING_UNKNOWN, CALLED_UNKNOWN = (PERMANENT, 1, 3), (PERMANENT, 1, 7)
 LIMIT_REACHED = (TRANSIENT, 3, 2)
@@ -76,13 +77,12 @@ def accept(proposal: Proposal, most_bytes: int) -> tuple[bytes, dict[int, tuple[
     length.maximum_length_received = most_bytes
     class_uid.implementation_class_uid = IMPLEMENTATION_UID
     version.implementation_version_name = IMPLEMENTATION_NAME
-    response, contexts = A_ASSOCIATE(), dict[int, tuple[str, str]]()
-    results = []
-    for context in proposal.request.presentation_context_definition_list:
-        chosen = _chosen_syntax(str(context.abstract_syntax), [str(each) for each in context.transfer_syntax])
-        if chosen is not None:
-            contexts[context.context_id] = (str(context.abstract_syntax), chosen)
-        results.append(_result(context, chosen))
+    response, results = A_ASSOCIATE(), list(map(_result, proposal.request.presentation_context_definition_list))
+    contexts = {
+        each.context_id: (str(each.abstract_syntax), str(each.transfer_syntax[0]))
+        for each in results
+        if each.result == ACCEPTED
+    }
     response.application_context_name = proposal.request.application_context_name
     response.calling_ae_title, response.called_ae_title = proposal.calling, proposal.called
     response.result, response.result_source = 0, 1
@@ -93,19 +93,15 @@ def accept(proposal: Proposal, most_bytes: int) -> tuple[bytes, dict[int, tuple[
     return encoded.encode(), contexts
 
 
-def _chosen_syntax(abstract: str, proposed: list[str]) -> str | None:
-    """The first proposed transfer syntax that the node takes: an object is stored as its sender has it."""
-    if abstract != VERIFICATION and abstract not in image_classes():
-        return None
-    return next((each for each in proposed if each in SYNTAXES), None)
-
-
-def _result(context: Any, chosen: str | None) -> Any:
+def _result(context: Any) -> Any:
+    """What is answered to a proposed context, with the first transfer syntax that the node takes."""
     from pynetdicom.presentation import PresentationContext
 
-    result = PresentationContext()
+    result, abstract = PresentationContext(), str(context.abstract_syntax)
     result.context_id, result.abstract_syntax = context.context_id, context.abstract_syntax
+    supported = abstract == VERIFICATION or abstract in image_classes()
+    # An object is stored as its sender has it.
+    chosen = next((each for each in context.transfer_syntax if supported and str(each) in SYNTAXES), None)
     result.transfer_syntax = [chosen or context.transfer_syntax[0]]
-    supported = str(context.abstract_syntax) == VERIFICATION or str(context.abstract_syntax) in image_classes()
-    result.result = 0 if chosen is not None else 4 if supported else 3
+    result.result = ACCEPTED if chosen is not None else 4 if supported else 3
     return result

@@ -17,7 +17,7 @@ from mergestream.serving.dicom_network.inbox_worker import AnswerBatch, InboxWor
 from mergestream.serving.dicom_network.negotiation import require_pynetdicom
 from mergestream.serving.dicom_network.reception import Reception
 from mergestream.serving.dicom_network.results import Delivery
-from mergestream.serving.dicom_network.rules import Rules, Source, ae_title, read_rules
+from mergestream.serving.dicom_network.rules import Rules, ae_title, read_rules
 from mergestream.serving.http.gate import is_loopback
 from mergestream.serving.http.schemas import NodeStatus
 from mergestream.serving.http.tokens import require_private
@@ -88,12 +88,6 @@ class DicomNode:
         if self._worker is not None:
             self._worker.end(max(0.0, deadline - time.monotonic()))
         self._inbox.close()
-
-    def source(self, name: str) -> Source:
-        source = self.rules.sources.get(name)
-        if source is None:
-            raise unknown_name("source", name, self.rules.sources)
-        return source
 
     def status(self) -> NodeStatus:
         """Numbers for the dashboard. They say nothing about patients or senders."""

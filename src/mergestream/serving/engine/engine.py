@@ -28,7 +28,6 @@ from mergestream.serving.engine.persistence import LoggedAnswer, Recovery, State
 from mergestream.serving.engine.registry import Registry, ServedStream
 from mergestream.serving.engine.revocation_watch import (
     NoExpertError,
-    NoRevocations,
     RevocationWatch,
     without_revoked,
 )
@@ -57,20 +56,20 @@ class Engine:
         *,
         audit: AuditLog | NoAuditLog,
         state_folder: Path,
+        load_pool: Callable[[], ExpertPool],
+        revocations: RevocationWatch,
         guards: GuardSettings | None = None,
         quality: QualitySettings | None = None,
         most_streams: int = 64,
         weights_hash: str | None = None,
         recent: Iterable[Mapping[str, Any]] = (),
-        load_pool: Callable[[], ExpertPool] | None = None,
-        revocations: RevocationWatch | None = None,
     ) -> None:
         self._guards = guards or GuardSettings()
         self._weights_hash = weights_hash or (WEIGHTS if pool.device.type == "cpu" else STATE)
         self._logged_guards = Encoded(canonical(asdict(self._guards)))
         self._require_usable(pool)
         self._quality = QualityMonitor(quality or QualitySettings(), pool)
-        self.audit, self._load_pool, self._revocations = audit, load_pool, revocations or NoRevocations()
+        self.audit, self._load_pool, self._revocations = audit, load_pool, revocations
         self._stopped: str | None = None  # why nothing is answered any more
         self._compute, self._changing = threading.Lock(), threading.Lock()
         self._versions = library_versions()
@@ -169,8 +168,6 @@ class Engine:
 
     def reload(self) -> dict[str, Any]:
         """Read the pool again and use it from the next batch on. After an error the old one stays in use."""
-        if self._load_pool is None:
-            raise InputError("This service was started with a pool in memory: there is nothing to load again.")
         with self._changing:
             old, pool = self.lineup, self._load_pool()
             self._look_at_revocations()
@@ -239,7 +236,7 @@ class Engine:
                 "state_before": before.encoded_in_line,
                 "state_after": state.encoded_in_line,
                 **outcome.numbers,
-                "quality": sums.to_json(),
+                "quality": asdict(sums),
                 **({} if sets is None else {"prediction_sets": sets}),
                 "seconds": time.perf_counter() - started,
             }

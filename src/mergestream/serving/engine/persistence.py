@@ -29,6 +29,7 @@ from typing import Any
 
 from mergestream.runtime.errors import CheckpointError, OutputError
 from mergestream.runtime.files import lock_or_refuse, make_folder, read_json, sha256_of_json, write_json
+from mergestream.runtime.json_record import parsed
 from mergestream.runtime.state_file import read_state, state_as_bytes
 from mergestream.serving.audit.line_kinds import (
     ACKNOWLEDGED,
@@ -87,7 +88,7 @@ class Recovery:
             answer = logged_answer(body, self._classes)
             self.answers.setdefault(name, deque(maxlen=HISTORY)).append((line["time"], answer))
             self.alarms[name] = alarms_after(self.alarms.get(name), answer.findings, answer.step, line["time"])
-            self.quality[name] = with_step(self.quality.get(name, ()), StepSums.from_json(body["quality"]))
+            self.quality[name] = with_step(self.quality.get(name, ()), parsed(StepSums, body["quality"]))
         elif kind == RESET:
             self.quality.pop(name, None)
             self.streams[name] = {field: body[field] for field in ("stream", "steps", "images")} | {"audit": link}

@@ -11,13 +11,12 @@ from mergestream.pool.trust.revocations import REVOKED, RevocationList, read_rev
 from mergestream.pool.trust.signatures import signature_of
 from mergestream.pool.trust.trusted_signers import trusted_signers
 from mergestream.runtime.errors import MergestreamError, PoolError, SignatureError
-from mergestream.runtime.files import read_json, write_json
+from mergestream.runtime.files import read_json, stamp_of, write_json
 from mergestream.serving.audit import line_kinds
 from mergestream.serving.audit.log_writer import AuditLog, NoAuditLog
 from mergestream.serving.engine.lineup import Lineup, ready
 
 SECONDS = 2.0  # between two looks at the files
-Stamp = tuple[tuple[int, int, int] | None, ...]
 log = logging.getLogger(__name__)
 
 
@@ -25,33 +24,7 @@ class NoExpertError(PoolError):
     """Every expert that could answer is revoked."""
 
 
-class NoRevocations:
-    """For a pool in memory, which has no list."""
-
-    newest = RevocationList()
-
-    @property
-    def due(self) -> bool:
-        return False
-
-    def look(self) -> str | None:
-        """Take a newer list if there is one. The sentence that says why a changed list is refused, once; else None."""
-        return None
-
-    def names(self, cards: Iterable[ExpertCard]) -> dict[str, str]:
-        """The revoked experts among some, each with a sentence that says why."""
-        return self.newest.names(cards)
-
-    def off(self, pool: ExpertPool, switched_off: Iterable[str]) -> list[str]:
-        """The experts that are off: switched off before, or revoked. Refused if no other is left."""
-        revoked = self.names(pool.cards)
-        off = {*switched_off, *revoked} & set(pool.names)
-        if revoked and off == set(pool.names):
-            raise NoExpertError(f"No expert is left to answer. {' '.join(revoked.values())}")
-        return sorted(off)
-
-
-class RevocationWatch(NoRevocations):
+class RevocationWatch:
     """The newest list that the service has seen. It is kept in the state folder: an older one is never used again."""
 
     def __init__(self, pool: Path, trusted: Path | None, memory: Path) -> None:
@@ -66,6 +39,7 @@ class RevocationWatch(NoRevocations):
         return time.monotonic() - self._looked >= SECONDS
 
     def look(self) -> str | None:
+        """Take a newer list if there is one. The sentence that says why a changed list is refused, once; else None."""
         self._looked, stamp = time.monotonic(), self._present()
         if stamp == self._stamp:
             return None
@@ -76,6 +50,18 @@ class RevocationWatch(NoRevocations):
             log.error("the list of revocations is refused, the last one stays in use: %s", error)
             return str(error)
         return None
+
+    def names(self, cards: Iterable[ExpertCard]) -> dict[str, str]:
+        """The revoked experts among some, each with a sentence that says why."""
+        return self.newest.names(cards)
+
+    def off(self, pool: ExpertPool, switched_off: Iterable[str]) -> list[str]:
+        """The experts that are off: switched off before, or revoked. Refused if no other is left."""
+        revoked = self.names(pool.cards)
+        off = {*switched_off, *revoked} & set(pool.names)
+        if revoked and off == set(pool.names):
+            raise NoExpertError(f"No expert is left to answer. {' '.join(revoked.values())}")
+        return sorted(off)
 
     def _take(self) -> None:
         present = read_revocations(self._pool, trusted_signers(self._trusted))
@@ -89,12 +75,12 @@ class RevocationWatch(NoRevocations):
             write_json(self._memory, present.to_json())
         self.newest = present
 
-    def _present(self) -> Stamp:
+    def _present(self) -> tuple[object, object]:
         file = self._pool / REVOKED
-        return tuple(_stamp(path) for path in (file, signature_of(file)))
+        return stamp_of(file), stamp_of(signature_of(file))
 
 
-def without_revoked(watch: NoRevocations, lineup: Lineup, audit: AuditLog | NoAuditLog) -> Lineup:
+def without_revoked(watch: RevocationWatch, lineup: Lineup, audit: AuditLog | NoAuditLog) -> Lineup:
     """Look at the list again, and switch newly revoked experts off. The log has it before they are off.
 
     NoExpertError: nobody is left, or the method cannot do without one that is revoked.
@@ -110,11 +96,3 @@ def without_revoked(watch: NoRevocations, lineup: Lineup, audit: AuditLog | NoAu
         return ready(Lineup(lineup.pool, lineup.method, lineup.options, watch.off(lineup.pool, lineup.off)))
     except MergestreamError as error:
         raise NoExpertError(str(error)) from error
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns

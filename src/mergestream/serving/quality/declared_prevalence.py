@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mergestream.runtime.errors import InputError, unknown_name
+from mergestream.runtime.errors import InputError, require_known
 from mergestream.runtime.option_checks import parse_options
 from mergestream.runtime.yaml_file import read_yaml
 
@@ -34,8 +34,7 @@ def _read(file: Path) -> Mapping[Any, Any]:
 def shares_of(declared: Mapping[str, float], classes: Sequence[str]) -> tuple[float, ...]:
     """One share per class, in order, with a sum of 1. One class may be left out: it has the rest."""
     for name in declared:
-        if name not in classes:
-            raise unknown_name("class in the declared prevalence", name, classes)
+        require_known("class in the declared prevalence", name, classes)
     missing, total = [name for name in classes if name not in declared], sum(declared.values())
     if len(missing) > 1:
         raise InputError(f"The declared prevalence leaves out {', '.join(missing)}: leave out one class at most.")

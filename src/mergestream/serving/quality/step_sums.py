@@ -1,12 +1,10 @@
 """Sums over the answers of a step that estimates are made from, and the window of a stream's last steps."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-
-from mergestream.runtime.json_record import parsed
 
 CHUNK_IMAGES, MOST_CHUNKS = 32, 200
 
@@ -36,14 +34,6 @@ class StepSums:
             tuple(np.square(probabilities).sum(axis=0).tolist()),
             None if sets is None else int(sets.sum()),
         )
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "StepSums":
-        sums: StepSums = parsed(cls, value)
-        return sums
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 Window = tuple[StepSums, ...]  # chunks of at least CHUNK_IMAGES images, but for the last

@@ -124,7 +124,7 @@ class ReplicatedEngine:
 
     def processes(self) -> list[int]:
         """Process ids of the replicas, each on its own machine."""
-        return [self._fetch_status(number) for number in range(len(self._handles))]
+        return [self._result(number, "status") for number in range(len(self._handles))]
 
     def close(self) -> None:
         """Close the connection. Replicas on a shared cluster stay: other services may use them."""
@@ -145,10 +145,6 @@ class ReplicatedEngine:
             raise
         self._on_append(True)
         return value
-
-    def _fetch_status(self, number: int) -> int:
-        process: int = self._result(number, "status")
-        return process
 
     def _is_gone(self, number: int) -> bool:
         """Whether it died during a call or has not replied for a while: Serve then holds calls back."""
@@ -190,7 +186,7 @@ class ReplicatedEngine:
     def _poll(self, number: int) -> None:
         while not self._closed.wait(POLL_SECONDS):
             try:
-                self._fetch_status(number)
+                self._result(number, "status")
             except OverloadedError:
                 continue  # logged already
             except Exception as error:

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
 
-from mergestream.runtime.errors import UnknownNameError
 from mergestream.serving.dicom_network.dimse import SUCCESS
 from mergestream.serving.dicom_network.node import DicomNode
 from mergestream.serving.dicom_network.reception import Stored
@@ -72,10 +71,9 @@ async def store_objects(request: Request, service: CurrentService, node: Current
 async def pull(request: Request, service: CurrentService, node: CurrentNode) -> Pulled:
     """Retrieve a study from a source of the rules file into the inbox. Administrators only."""
     asked = await read_document(request, PullRequest, '{"source": "…", "study": "1.2.3"}')
-    try:
-        source = node.source(asked.source)
-    except UnknownNameError:
-        raise Problem("unknown_source", "Sources are listed in the rules file; /v1/dicom has their names.") from None
+    source = node.rules.sources.get(asked.source)
+    if source is None:
+        raise Problem("unknown_source", "Sources are listed in the rules file; /v1/dicom has their names.")
     await service.change("pull_study", request.state, lambda: None)
     try:
         stored = await asyncio.to_thread(pull_study, source, asked.study, node.reception)
