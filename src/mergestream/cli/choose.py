@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mergestream.cli import shared_options
 from mergestream.cli.terminal import print_result, progress, show_result
@@ -41,7 +40,6 @@ def choose(
 
     if join != bool(parts):
         raise typer.BadParameter("Write --join and the files of the sites' parts, or neither.")
-    console = Console(stderr=as_json)
     limits = {"skip_bad": skip_bad, "allow_missing_classes": allow_missing_classes}
     evidence, choice = run_choice(
         pool,
@@ -53,11 +51,11 @@ def choose(
         require_signed_by=require_signed_by,
         device=device,
         jobs=jobs,
-        track=progress(console),
+        track=progress(stderr=as_json),
     )
     if choice is None:
         print_result(as_json, evidence.to_json(), [f"Part of {site}: {out}"])
         return
     files = {"Part": out} if out else {}
     tables, sentences = [choice_table(choice, evidence)], describe_choice(choice)
-    show_result(as_json, asdict(choice), console, tables, sentences, {**files, "Recorded in": pool / "pool.json"})
+    show_result(as_json, asdict(choice), tables, sentences, {**files, "Recorded in": pool / "pool.json"})

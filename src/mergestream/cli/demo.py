@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mergestream.cli.shared_options import AsJson
-from mergestream.cli.terminal import progress, show_result
+from mergestream.cli.terminal import echo, progress, show_result
 
 
 def demo(
@@ -27,10 +26,9 @@ def demo(
     from mergestream.bench.report.page import page_notice
 
     out = out or Path("demo-quick" if quick else "demo")
-    console = Console(stderr=as_json)
-    console.print(page_notice(synthetic=True), soft_wrap=True)
+    echo(page_notice(synthetic=True), err=as_json)
     command = f"mergestream demo --out {out}" + (" --quick" if quick else "")
-    report = run_demo(out, QUICK if quick else FULL, progress(console), command)
+    report = run_demo(out, QUICK if quick else FULL, progress(stderr=as_json), command)
     files = {"Report": out / "report.html", "Numbers": out / "results.json", "Records": out / "runs"}
     tables, sentences = terminal_tables(report.bench)[:1], story_sentences(report)
-    show_result(as_json, report.provenance.results, console, tables, sentences, files)
+    show_result(as_json, report.provenance.results, tables, sentences, files)

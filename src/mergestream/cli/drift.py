@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperCommand
 
 from mergestream.cli.shared_options import AsJson
@@ -35,7 +34,6 @@ def drift(
     """
     from mergestream.bench.drift.drift_report import FIGURES, PAGE, RECORD, describe_drift, run_drift
 
-    console = Console(stderr=as_json)
-    measured = run_drift(pool, out, progress(console), command_text(), without or ())
+    measured = run_drift(pool, out, progress(stderr=as_json), command_text(), without or ())
     files = {"Page": out / PAGE, "Figures": out / FIGURES, "Numbers": out / RECORD}
-    show_result(as_json, measured.to_json(), console, [], describe_drift(measured), files)
+    show_result(as_json, measured.to_json(), [], describe_drift(measured), files)

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mergestream.cli import shared_options
 from mergestream.cli.terminal import command_text, progress, show_result
@@ -61,7 +60,6 @@ def landscape(
         stream_batch_size=stream_batch_size,
         device=device,
     )
-    console = Console(stderr=as_json)
-    surface = run_landscape(request, out, progress(console), command=command_text())
+    surface = run_landscape(request, out, progress(stderr=as_json), command=command_text())
     files = {"Figures": out / FIGURES, "Numbers": out / RECORD}
-    show_result(as_json, surface.to_json(), console, [], describe_landscape(surface), files)
+    show_result(as_json, surface.to_json(), [], describe_landscape(surface), files)

@@ -3,7 +3,6 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mergestream.cli import shared_options
 from mergestream.cli.pool import Pool
@@ -56,6 +55,6 @@ def statistics(
         device,
         experts=expert or (),
         leave_out=leave_out or (EACH,),
-        track=progress(Console(stderr=True)),
+        track=progress(stderr=True),
     )
     print_result(as_json, counts, list(describe_counts(counts)))

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mergestream.cli.terminal import command_text, progress, show
 
@@ -26,10 +25,9 @@ def report(
     from mergestream.bench.python_calls import report as make_report
     from mergestream.bench.report.report_page import tables_beside
 
-    console = Console()
     findings = make_report(
-        runs, out, tables=tables, drift=drift, landscape=landscape, track=progress(console), command=command_text()
+        runs, out, tables=tables, drift=drift, landscape=landscape, track=progress(), command=command_text()
     )
     warnings = [f"Warning: {sentence}" for sentence in findings.bench.sentences[:5]]
     files = {"Report": out, "Tables": tables or tables_beside(out)}
-    show(console, [], [*describe_duels(findings.bench.duels), *warnings], files)
+    show([], [*describe_duels(findings.bench.duels), *warnings], files)

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mergestream.cli import shared_options
 from mergestream.cli.terminal import command_text, progress, show_result
@@ -40,14 +39,13 @@ def site_report(
     from mergestream.pool.trust.signatures import sign_file
     from mergestream.training.training_run import work_folder
 
-    console = Console(stderr=as_json)
     limits = {"skip_bad": skip_bad, "allow_missing_classes": allow_missing_classes}
     data, folder = DataRequest.parse(dataset, root, data_option, **limits), pool.resolve()
-    which = {"domain": domain, "site": site}
-    report = report_site(folder, data, work_folder(folder), progress(console), **which, device=device, nested=nested)
+    which, track = {"domain": domain, "site": site}, progress(stderr=as_json)
+    report = report_site(folder, data, work_folder(folder), track, **which, device=device, nested=nested)
     report.save(out)
     files = {"Report": out} | ({"Signature": sign_file(out, key)} if key else {})
-    show_result(as_json, report.to_json(), console, [report_table(report)], describe_report(report), files)
+    show_result(as_json, report.to_json(), [report_table(report)], describe_report(report), files)
 
 
 def matrix(
@@ -64,4 +62,4 @@ def matrix(
     read, signers = read_reports(reports, require_signed_by)
     write_matrix(read, out, command_text(), signers)
     tables, sentences = [matrix_table(read)], describe_matrix(read)
-    show_result(as_json, scores_by_site(read), Console(), tables, sentences, {"Page": out})
+    show_result(as_json, scores_by_site(read), tables, sentences, {"Page": out})
