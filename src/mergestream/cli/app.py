@@ -17,13 +17,10 @@ from mergestream.cli.drift import DriftCommand, drift
 from mergestream.cli.landscape import landscape
 from mergestream.cli.methods import methods
 from mergestream.cli.pool import pool
-from mergestream.cli.pool_cards import card, export, init
-from mergestream.cli.pool_statistics import statistics
-from mergestream.cli.pool_trust import make_key, remove, revoke, sign
+from mergestream.cli.pool_experts import card, export, init, make_key, remove, revoke, sign, statistics
 from mergestream.cli.report import report
 from mergestream.cli.reproduce import reproduce
-from mergestream.cli.serve import serve, serve_token
-from mergestream.cli.shadow_report import shadow_report
+from mergestream.cli.serve import serve, serve_token, shadow_report
 from mergestream.cli.site_report import matrix, site_report
 from mergestream.cli.terminal import echo
 from mergestream.cli.train import train
