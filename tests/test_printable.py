@@ -105,13 +105,14 @@ def test_wrong_usage_is_quoted_as_text(
     assert r"\x1b" in err
 
 
-def test_tables_progress_and_log_lines_are_text() -> None:
+def test_tables_progress_and_log_lines_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
     from mergestream.runtime.messages import PrintableFormatter
 
     console = Console(record=True, width=300, force_terminal=False)
+    monkeypatch.setattr(terminal, "Console", lambda **_: console)
     table = ResultTable(SCREEN, ("method", SCREEN), [[SCREEN, SCREEN]], note=SCREEN)
-    terminal.show(console, [table], [HOSTILE], {"file": Path(SCREEN)})
-    with terminal.progress(console)(SCREEN, 1) as advance:
+    terminal.show([table], [HOSTILE], {"file": Path(SCREEN)})
+    with terminal.progress()(SCREEN, 1) as advance:
         advance(note=SCREEN)
     assert not ACTS.search(console.export_text())
     record = logging.LogRecord("name", logging.WARNING, "", 0, "left out: %s", (HOSTILE,), None)

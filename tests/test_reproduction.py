@@ -13,7 +13,6 @@ import pytest
 from benching import command, process
 from mergestream.bench.reproduction import hours, paper_values, reproduction_plan
 from mergestream.bench.reproduction.dataset_search import FOLDERS, DatasetPlace, find_datasets
-from mergestream.bench.reproduction.figure_measurement import measure_landscape_of
 from mergestream.bench.reproduction.paper_values import (
     ABLATION_ROWS,
     DATASETS,
@@ -29,6 +28,7 @@ from mergestream.bench.reproduction.reproduction_plan import (
     rows_of_preset,
 )
 from mergestream.bench.reproduction.reproduction_record import ReproductionRecord
+from mergestream.bench.reproduction.reproduction_run import measure_landscape_of
 from mergestream.bench.reproduction.reproduction_tables import (
     DIFFERENCE,
     PAPER,

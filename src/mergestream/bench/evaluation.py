@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.bench.records import Run, step_record
-from mergestream.bench.step_lines import StepLines
+from mergestream.bench.records import Run, StepLines, step_record
 from mergestream.data.datasets.domain_data import DomainData
 from mergestream.data.streams import Stream
 from mergestream.methods import ORIGINAL, ExpertLogits, Method, Step

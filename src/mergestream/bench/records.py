@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergestream.bench.step_lines import StepLines
 from mergestream.functional.metrics import batch_confusions, collapsed_classes, summarise, summarise_subgroups
 from mergestream.functional.nested_bootstrap import NestedRun
 from mergestream.methods import Step
@@ -24,6 +23,7 @@ from mergestream.runtime.errors import CheckpointError
 SCHEMA_VERSION = 1
 MOST_UNITS = 10_000  # of a bootstrap over batches: it draws a thousand times as many numbers
 HEADER, STEPS, PREDICTIONS = "run.json", "steps.jsonl", "predictions.npz"
+StepRecord = dict[str, Any]
 
 
 def run_hash(arguments: dict[str, Any]) -> str:
@@ -50,6 +50,42 @@ def step_record(number: int, step: Step, indices: np.ndarray) -> dict[str, Any]:
         "backwards": step.backwards,
         "seconds": round(step.seconds, 6),
     }
+
+
+class StepLines(Sequence[StepRecord]):
+    """Records that are parsed whenever they are read: a line takes less than half the memory of its record."""
+
+    def __init__(self, lines: Iterable[str] = ()) -> None:
+        self.lines = list(lines)
+
+    @classmethod
+    def checked(cls, lines: Iterable[str]) -> "StepLines":
+        """Lines of a file; ValueError if one is not JSON."""
+        steps = cls(lines)
+        for _ in steps:
+            pass
+        return steps
+
+    def append(self, record: StepRecord) -> None:
+        self.lines.append(json.dumps(record))
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return map(json.loads, self.lines)
+
+    def __getitem__(self, position: Any) -> Any:
+        chosen = self.lines[position]
+        return json.loads(chosen) if isinstance(chosen, str) else [json.loads(line) for line in chosen]
+
+    def to_tensor(self) -> Tensor:
+        """All lines as bytes: a state file holds tensors of any size, but only 100 MB of text."""
+        return torch.from_numpy(np.frombuffer("\n".join(self.lines).encode(), dtype=np.uint8).copy())
+
+    @classmethod
+    def from_tensor(cls, stored: Tensor) -> "StepLines":
+        return cls(stored.numpy().tobytes().decode().splitlines())
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,15 @@ import typer
 from mergestream import __version__
 from mergestream.cli.audit import audit
 from mergestream.cli.bench import bench
-from mergestream.cli.choose import choose
 from mergestream.cli.data import data
-from mergestream.cli.demo import demo
-from mergestream.cli.drift import DriftCommand, drift
-from mergestream.cli.landscape import landscape
+from mergestream.cli.drift import DriftCommand, drift, landscape
 from mergestream.cli.methods import methods
 from mergestream.cli.pool import pool
-from mergestream.cli.pool_cards import card, export, init
-from mergestream.cli.pool_statistics import statistics
-from mergestream.cli.pool_trust import make_key, remove, revoke, sign
-from mergestream.cli.report import report
+from mergestream.cli.pool_experts import card, export, init, make_key, remove, revoke, sign, statistics
+from mergestream.cli.report import demo, report
 from mergestream.cli.reproduce import reproduce
-from mergestream.cli.serve import serve, serve_token
-from mergestream.cli.shadow_report import shadow_report
-from mergestream.cli.site_report import matrix, site_report
+from mergestream.cli.serve import serve, serve_token, shadow_report
+from mergestream.cli.sites import choose, matrix, site_report
 from mergestream.cli.terminal import echo
 from mergestream.cli.train import train
 from mergestream.runtime.errors import USAGE_ERRORS, MergestreamError

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from mergestream.cli.shared_options import AsJson, Plugin
 from mergestream.cli.terminal import echo, print_result, progress
@@ -85,9 +84,8 @@ def replay_log(
     from mergestream.serving.audit.replay import in_words, replay
     from mergestream.serving.engine.recomputation import Reproducer
 
-    track = progress(Console(stderr=True))
     reproducer = Reproducer(*(ExpertPool.load(each, keep_revoked=True) for each in pool))
-    report = replay(log, images, reproducer, sequence=step, tolerance=tolerance, track=track)
+    report = replay(log, images, reproducer, sequence=step, tolerance=tolerance, track=progress(stderr=True))
     print_result(as_json, report.to_json(), in_words(report), ok=report.reproduced)
 
 

@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mergestream.cli import shared_options
-from mergestream.cli.terminal import command_text, progress, show, show_result
+from mergestream.cli.terminal import command_text, echo, progress, show_result
 
 SHOWN = 12  # warnings in the terminal; all of them are in the files
 ONLY_HERE = ("init", "stages", "later", "plugin", "as_json")  # options that the function for Python lacks
@@ -78,21 +77,20 @@ def bench(
     from mergestream.bench.study.study_run import run_study, study_request
     from mergestream.runtime.parallel import default_workers
 
-    console = Console(stderr=as_json)
     workers = jobs if jobs is not None else default_workers(device)
     if plan in STUDIES:
         study = study_request(plan, out, root or [], init=init, stages=stages, device=device, jobs=workers, later=later)
-        record = run_study(study, progress(console), command_text())
-        show(console, [], [], {"Tables": out / "results.md", "Record": record})
+        record = run_study(study, progress(stderr=as_json), command_text())
+        echo(f"Tables: {out / 'results.md'}", f"Record: {record}", err=as_json)
         return
     if dataset is None or not pool:
         raise typer.BadParameter("A benchmark of your own needs --dataset and --pool; --plan results has its own.")
     own = {name: value for name, value in options.items() if name not in ONLY_HERE}
     own |= {"root": root[0] if root else None, "jobs": workers}
-    findings = compare(**own, track=progress(console), command=command_text())
+    findings = compare(**own, track=progress(stderr=as_json), command=command_text())
     warnings = [f"Warning: {sentence}" for sentence in findings.sentences]
     rest = [f"{len(warnings) - SHOWN} more warnings: {out / 'results.md'}"] if len(warnings) > SHOWN else []
     files = {"Tables": out / "results.md", "LaTeX": out / "results.tex", "Every run": out / "results.csv"}
     files["Records"] = out / "runs"
     sentences = [*describe_duels(findings.duels), *warnings[:SHOWN], *rest]
-    show_result(as_json, findings.to_json(), console, terminal_tables(findings), sentences, files)
+    show_result(as_json, findings.to_json(), terminal_tables(findings), sentences, files)

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mergestream.cli.shared_options import AsJson, DataOption, Plugin
 from mergestream.cli.terminal import echo, print_result, progress
@@ -49,7 +48,7 @@ def verify_data(
     options = dict(parse_options(data_option or []))
     source = file_source_of(name)
     try:
-        result = verify(source, root, progress(Console(stderr=as_json)), **options)
+        result = verify(source, root, progress(stderr=as_json), **options)
     except DataError as error:
         if report is not None:
             write_text(report, "\n".join([*refusal_lines(source.card, Root(root), error), ""]))

@@ -84,7 +84,6 @@ def reproduce(
         echo(*describe_hours(estimate_hours(request), request))
     if dry_run:
         return
-    console = Console()
-    record = run_reproduction(request, progress(console), command_text())
+    record = run_reproduction(request, progress(), command_text())
     files = {"Page": out / PAGE, "Tables": out / TABLES_FOLDER, "Record": out / RECORD}
-    show(console, [part for t in dataset_tables(record) for part in in_parts(t, console.width)], summary(record), files)
+    show([part for t in dataset_tables(record) for part in in_parts(t, Console().width)], summary(record), files)

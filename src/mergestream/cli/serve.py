@@ -1,4 +1,4 @@
-"""`mergestream serve` and `serve-token`: parse, call one function, print."""
+"""`mergestream serve`, `serve-token` and `shadow-report`: parse, call one function, print."""
 
 import gc
 import inspect
@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mergestream.cli.terminal import echo
+from mergestream.cli.shared_options import AsJson
+from mergestream.cli.terminal import echo, print_result
 from mergestream.runtime.errors import InputError
 from mergestream.serving.options import ServeOptions
 
@@ -45,3 +46,18 @@ def serve_token(
     from mergestream.serving.http.tokens import create_token
 
     echo(create_token(tokens, role, name))
+
+
+def shadow_report(
+    state: Annotated[Path, typer.Argument(help="The --state folder of a service that ran with --shadow.")],
+    readings: Annotated[
+        Path | None, typer.Option(help="A CSV file: class, and sop_instance_uid or accession. It stays here.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the answers of shadow mode with the site's readings, week by week; without readings, count them."""
+    from mergestream.serving.reports.shadow_agreement import in_words
+    from mergestream.serving.reports.shadow_agreement import shadow_report as compared
+
+    report = compared(state, readings)
+    print_result(as_json, report, in_words(report))

@@ -36,10 +36,11 @@ def print_result(as_json: bool, value: Any, lines: Sequence[str] = (), *, ok: bo
         raise typer.Exit(1)
 
 
-def show(console: Console, tables: Sequence["ResultTable"], sentences: Sequence[str], files: dict[str, Path]) -> None:
+def show(tables: Sequence["ResultTable"], sentences: Sequence[str], files: dict[str, Path]) -> None:
     """Print tables, sentences, and where the files are."""
     from mergestream.bench.report.result_table import to_rich
 
+    console = Console()
     for table in tables:
         console.print(to_rich(table))
     for line in (*sentences, *(f"{what}: {path}" for what, path in files.items())):
@@ -47,22 +48,18 @@ def show(console: Console, tables: Sequence["ResultTable"], sentences: Sequence[
 
 
 def show_result(
-    as_json: bool,
-    value: Any,
-    console: Console,
-    tables: Sequence["ResultTable"],
-    sentences: Sequence[str],
-    files: dict[str, Path],
+    as_json: bool, value: Any, tables: Sequence["ResultTable"], sentences: Sequence[str], files: dict[str, Path]
 ) -> None:
     """Print the value as JSON and nothing else, or what `show` prints."""
     if as_json:
         print_result(True, value)
     else:
-        show(console, tables, sentences, files)
+        show(tables, sentences, files)
 
 
-def progress(console: Console) -> "Track":
-    """Return a `Track` that draws a progress bar for every stage of work."""
+def progress(*, stderr: bool = False) -> "Track":
+    """Return a `Track` that draws a progress bar for every stage of work; on stderr where stdout is for JSON."""
+    console = Console(stderr=stderr)
 
     @contextmanager
     def track(title: str, total: int) -> Iterator["Advance"]:

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mergestream.cli import shared_options
 from mergestream.cli.terminal import echo, progress
@@ -82,7 +81,7 @@ def train(
     from mergestream.training.python_calls import train as train_experts
 
     options["jobs"] = default_workers(device) if jobs is None else jobs
-    trained = train_experts(**options, track=progress(Console()))
+    trained = train_experts(**options, track=progress())
     echo(*trained.sentences)
     for sentence in trained.warnings:
         echo(f"Warning: {sentence}", err=True)

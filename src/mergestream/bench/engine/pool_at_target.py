@@ -17,10 +17,10 @@ from mergestream.data.datasets import Dataset, DomainData, concatenate, open_dat
 from mergestream.data.datasets.image_trees import plain_name
 from mergestream.data.streams import Stream, create_stream, parse_stream
 from mergestream.methods import METHODS, ORIGINAL, Method, create_method
-from mergestream.methods.recommendation import DEFAULT
+from mergestream.methods.recommendation import DEFAULT, site_of
 from mergestream.methods.spelling import BASE_OPTION, Variant, default_base, parse_variant
 from mergestream.networks.preprocessing import view_names
-from mergestream.pool.expert_card import BASE, CARD, ExpertCard, read_card
+from mergestream.pool.expert_card import BASE, CARD, read_card
 from mergestream.pool.expert_pool import ExpertPool
 from mergestream.runtime.devices import resolve_device
 from mergestream.runtime.errors import InputError, PoolError
@@ -67,7 +67,7 @@ def require_unseen(rest: ExpertPool, folder: Path, targets: Collection[str], dat
     fingerprints = {part.fingerprint() for part in data}
     for kind, cards in {"expert": rest.cards, "candidate": runs, "base": base}.items():
         for card in cards:
-            trained = _plain(_domain(card).split("+")) & _plain(targets)
+            trained = _plain(site_of(card).split("+")) & _plain(targets)
             if trained or card.recipe.get("data") in fingerprints:
                 raise PoolError(
                     f"Leakage: the {kind} '{card.name}' was trained on the target {'+'.join(targets)}, so its answers "
@@ -86,16 +86,12 @@ def _without_reports(pool: ExpertPool, targets: Collection[str]) -> ExpertPool:
 
 def trained_at(pool: ExpertPool, targets: Collection[str]) -> list[str]:
     """Experts whose domain is one of these, however it is spelt."""
-    return [card.name for card in pool.cards if plain_name(_domain(card)) in _plain(targets)]
+    return [card.name for card in pool.cards if plain_name(site_of(card)) in _plain(targets)]
 
 
 def experts_of_other_domains(pool: ExpertPool, domains: Collection[str]) -> list[str]:
     """Experts whose domain is none of these: it does not show what they have seen."""
-    return [card.name for card in pool.cards if not _plain(_domain(card).split("+")) & _plain(domains)]
-
-
-def _domain(card: ExpertCard) -> str:
-    return card.domain or card.name
+    return [card.name for card in pool.cards if not _plain(site_of(card).split("+")) & _plain(domains)]
 
 
 def _plain(names: Iterable[str]) -> set[str]:

@@ -35,6 +35,20 @@ PROBABILITIES = {
     "calibration in the large": ("calibration_in_the_large", 1, 100),
 }
 LOWER_IS_BETTER = ("AURC %", *PROBABILITIES)
+METRIC_TABLES: dict[str, tuple[Mapping[str, tuple[str, int, float]], str]] = {
+    "Accuracy and ranking": (
+        RANKING,
+        "Means over targets. AUROC: one class against the rest; AURC: area under the risk-coverage "
+        "curve; lowest recall: of any class at any target; ms: one step with the experts' logits given, since they are "
+        "computed once for all methods. On its own the ensemble needs K forwards per batch, entropy_adaptive "
+        "K·(1 + views) + 1.",
+    ),
+    "Probabilities": (
+        PROBABILITIES,
+        "Means over targets, lower is better. Brier: summed over classes; ECE: 15 bins; calibration in the large: mean "
+        "predicted probability less observed share in points, of the class where it is farthest from 0.",
+    ),
+}
 PAGE_WIDTH, TERMINAL_WIDTH = 150, 100  # characters; wider tables of streams come in parts
 HIGHEST = "highest among the methods (expert rows excluded)"
 
@@ -55,7 +69,7 @@ def terminal_tables(findings: BenchFindings) -> list[ResultTable]:
     """The main tables, narrow, and the probabilities; for a single stream also its targets."""
     streams = findings.streams
     targets = [target_table(findings.rows, streams[0])] if len(streams) == 1 else []
-    probabilities = [_with_short_names(_probabilities_table(findings.rows, stream)) for stream in streams]
+    probabilities = [_with_short_names(_metrics_table(findings.rows, stream, "Probabilities")) for stream in streams]
     main = [part for table in main_tables(findings, compact=True) for part in in_parts(table, TERMINAL_WIDTH)]
     return [*main, *targets, *probabilities]
 
@@ -66,7 +80,7 @@ def all_tables(findings: BenchFindings) -> list[ResultTable]:
     tables += duel_tables(findings.duels)
     tables += _grouped_tables(findings.grouped)
     tables += [target_table(findings.rows, stream) for stream in streams]
-    tables += [table(findings.rows, stream) for stream in streams for table in (_ranking_table, _probabilities_table)]
+    tables += [_metrics_table(findings.rows, stream, title) for stream in streams for title in METRIC_TABLES]
     tables += [_recall_table(findings.rows, stream) for stream in streams]
     tables += _lone_tables(findings.runs)
     tables += [_ranks_table(findings.standings)] if findings.standings else []
@@ -126,36 +140,16 @@ def _percent_table(title: str, values: Mapping[tuple[str, str], float | None], n
     return mark_best(table, EXPERT_ROWS)
 
 
-def _metrics_table(
-    title: str, rows: Sequence[ResultRow], metrics: Mapping[str, tuple[str, int, float]], note: str
-) -> ResultTable:
-    """Methods by metrics, on one stream."""
+def _metrics_table(rows: Sequence[ResultRow], stream: str, title: str) -> ResultTable:
+    """One of METRIC_TABLES: methods by metrics, on one stream."""
+    metrics, note = METRIC_TABLES[title]
     entries = {}
-    for row, (heading, (field, digits, factor)) in product(rows, metrics.items()):
+    here = [row for row in rows if row.stream == stream]
+    for row, (heading, (field, digits, factor)) in product(here, metrics.items()):
         value = getattr(row, field)
         entries[row.label, heading] = format_number(getattr(value, "mean", value), digits, factor)
-    table = grid_table(title, "method", entries, str, note=note)
+    table = grid_table(f"{title}, {stream}", "method", entries, str, note=note)
     return mark_best(table, EXPERT_ROWS, LOWER_IS_BETTER, uncompared=("ms, logits given",))
-
-
-def _ranking_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
-    note = (
-        "Means over targets. AUROC: one class against the rest; AURC: area under the risk-coverage "
-        "curve; lowest recall: of any class at any target; ms: one step with the experts' logits given, since they are "
-        "computed once for all methods. On its own the ensemble needs K forwards per batch, entropy_adaptive "
-        "K·(1 + views) + 1."
-    )
-    here = [row for row in rows if row.stream == stream]
-    return _metrics_table(f"Accuracy and ranking, {stream}", here, RANKING, note)
-
-
-def _probabilities_table(rows: Sequence[ResultRow], stream: str) -> ResultTable:
-    note = (
-        "Means over targets, lower is better. Brier: summed over classes; ECE: 15 bins; calibration in the large: mean "
-        "predicted probability less observed share in points, of the class where it is farthest from 0."
-    )
-    here = [row for row in rows if row.stream == stream]
-    return _metrics_table(f"Probabilities, {stream}", here, PROBABILITIES, note)
 
 
 def _lone_tables(runs: Sequence[Mapping[str, Any]]) -> list[ResultTable]:

@@ -1,10 +1,11 @@
 """Figures of a reproduction, on the page and as files: drift, landscape, accuracy against skew, angles of pairs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 
+from mergestream.bench.analysis.comparison import grouped
 from mergestream.bench.claims.theory_checks import DriftPoint
 from mergestream.bench.drift.drift_figures import (
     GREY,
@@ -48,7 +49,7 @@ def _drift_panel(name: str, figure: DriftFigure) -> Panel:
 def skew_panels(record: ReproductionRecord) -> list[Panel]:
     """Figure 4: one panel per data set."""
     panels = []
-    for dataset, rows in _by_dataset(record).items():
+    for dataset, rows in grouped(record.of_part("fig4"), "dataset").items():
         best = max(rows, key=lambda row: row.accuracy.mean)
         alternative = (
             f"Accuracy of {len(ROWS)} methods on {DATASETS[dataset]} by stream; the highest is {best.row} on "
@@ -63,17 +64,9 @@ def skew_keys() -> list[LegendKey]:
     return [LegendKey(row, css_colour(colour), is_method=True) for row, colour in COLOURS.items()]
 
 
-def _by_dataset(record: ReproductionRecord) -> Mapping[str, list[MeasuredRow]]:
-    rows = record.of_part("fig4")
-    return {name: [row for row in rows if row.dataset == name] for name in dict.fromkeys(row.dataset for row in rows)}
-
-
 def draw_skew(ax: Axes, rows: Sequence[MeasuredRow]) -> None:
     """A line per method over the streams, from the least skewed to the most."""
-    skew: dict[str, list[float]] = {}
-    for row in rows:
-        skew.setdefault(row.stream, []).append(row.majority)
-    shares = {stream: sum(each) / len(each) for stream, each in skew.items()}
+    shares = {stream: sum(row.majority for row in own) / len(own) for stream, own in grouped(rows, "stream").items()}
     streams = sorted(shares, key=shares.__getitem__)
     for name, colour in COLOURS.items():
         means = {row.stream: 100 * row.accuracy.mean for row in rows if row.row == name}
@@ -114,7 +107,7 @@ def write_figures(record: ReproductionRecord, drift: Drift | None, landscape: La
             write_figure(static_figure(figure), folder, f"fig2-{slug(figure.name)}", dpi=150)
     if landscape is not None:
         write_figure(landscape_figure(landscape), folder, "fig3", dpi=150)
-    for dataset, rows in _by_dataset(record).items():
+    for dataset, rows in grouped(record.of_part("fig4"), "dataset").items():
         chart, axes = new_figure(6.4, 4.2)
         draw_skew(axes[0, 0], rows)
         axes[0, 0].set_title(f"{DATASETS[dataset]}, {backbone_title(rows[0].network)}", loc="left")

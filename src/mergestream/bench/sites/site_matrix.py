@@ -1,7 +1,7 @@
 """Tables and sentences from site reports: who answers well where, who disagrees, how sites differ in prevalence."""
 
-from collections.abc import Mapping, Sequence
-from itertools import combinations
+from collections.abc import Sequence
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -49,28 +49,17 @@ def score_grid(reports: Sequence[SiteReport], names: Sequence[str], score: str) 
 
 def matrix_table(reports: Sequence[SiteReport]) -> ResultTable:
     """Balanced accuracy of every expert at every site, with its bounds."""
-    models = [(report, report.answers) for report in reports]
-    title = "Balanced accuracy of every expert at every site"
-    return _model_table(title, "expert", experts_of(reports), models, MASKED_NOTE)
+    places = product(experts_of(reports), reports)
+    cells = {(name, each.site): _cell(each, each.answers[name]) for name, each in places if name in each.answers}
+    return grid_table("Balanced accuracy of every expert at every site", "expert", cells, str, note=MASKED_NOTE)
 
 
 def method_table(reports: Sequence[SiteReport]) -> ResultTable:
     """Balanced accuracy of the candidate methods, without the site's own experts."""
-    models = [(report, report.candidates) for report in reports]
+    places = product(methods_of(reports), reports)
+    cells = {(name, each.site): _cell(each, each.candidates[name]) for name, each in places if name in each.candidates}
     note = "The site's own experts do not take part: a method is measured as at a new site."
-    return _model_table("Balanced accuracy of the candidate methods", "method", methods_of(reports), models, note)
-
-
-def _model_table(
-    title: str,
-    corner: str,
-    names: Sequence[str],
-    models: Sequence[tuple[SiteReport, Mapping[str, ModelAnswers]]],
-    note: str,
-) -> ResultTable:
-    """Names by sites, from each report and those of its models that the table is about."""
-    cells = {(name, report.site): _cell(report, own[name]) for name in names for report, own in models if name in own}
-    return grid_table(title, corner, cells, str, note=note)
+    return grid_table("Balanced accuracy of the candidate methods", "method", cells, str, note=note)
 
 
 def _cell(report: SiteReport, model: ModelAnswers) -> str:

@@ -45,7 +45,11 @@ def methods_of(groups: Sequence[Group]) -> list[str]:
 
 def estimate(groups: Sequence[Group], method: str, at: Setting, metric: str) -> Estimate | None:
     """The mean over targets and seeds; None where the method is missing at a target. Without draws no interval."""
-    return _mean([_scores(group, method, at, metric) for group in groups])
+    pools = [_scores(group, method, at, metric) for group in groups]
+    if not pools or np.isnan([mean for mean, _ in pools]).any():
+        return None
+    draws = np.broadcast_arrays(*(draws for _, draws in pools))
+    return Estimate(float(np.mean([mean for mean, _ in pools])), *percentiles(np.mean(draws, axis=0)))
 
 
 def difference(groups: Sequence[Group], ours: str, theirs: str, at: Setting, metric: str) -> Estimate | None:
@@ -66,13 +70,6 @@ def _scores(group: Group, method: str, at: Setting, metric: str) -> tuple[float,
     mean = target_mean(list(scores.values()), [target for target, _ in scores]) if complete else np.nan
     draws = list(target_draws(group, method, at, metric).values())
     return mean, np.mean(draws, axis=0) if draws else np.array([np.nan])
-
-
-def _mean(pools: Sequence[tuple[float, np.ndarray]]) -> Estimate | None:
-    if not pools or np.isnan([mean for mean, _ in pools]).any():
-        return None
-    draws = np.broadcast_arrays(*(draws for _, draws in pools))
-    return Estimate(float(np.mean([mean for mean, _ in pools])), *percentiles(np.mean(draws, axis=0)))
 
 
 def endpoints(

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -137,9 +136,7 @@ def _draws(runs: Sequence[Run], count: int) -> dict[str, dict[str, dict[str, str
 
     They are means over stream seeds, which share a target's images; the rows have each seed's scores.
     """
-    targets: dict[str, set[str]] = defaultdict(set)
-    for run in runs:
-        targets[run.stream].add(run.target)
+    targets = {stream: {run.target for run in own} for stream, own in grouped(runs, "stream").items()}
     complete = {
         (method, stream, target): own
         for (method, stream), every in grouped(runs, "label", "stream").items()
