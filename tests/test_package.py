@@ -130,7 +130,7 @@ def test_the_command_line_is_frozen() -> None:
         },
         "site-report": {
             "pool", "--dataset", "--out", "--root", "--domain", "--site", "--key", "--nested", "--data-option",
-            "--skip-bad", "--allow-missing-classes", "--device", "--json",
+            "--skip-bad", "--allow-missing-classes", "--device", "--plugin", "--json",
         },
         "matrix": {"reports", "--out", "--require-signed-by", "--json"},
         "reproduce": {

@@ -68,7 +68,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def run_micro(roots: list[str], out: Path, stages: str) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(STUDIES, "results", MICRO)
-        fixed = ("--plan", "results", "--init", "random", "--device", "cpu", "--jobs", "1")
+        fixed = ("--plan", "results", "--init", "random", "--device", "cpu", "--jobs", "1", "--json")
         done = command("bench", *fixed, *roots, "--out", str(out), "--stages", stages)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -77,7 +77,8 @@ def run_micro(roots: list[str], out: Path, stages: str) -> str:
 @pytest.fixture(scope="module")
 def finished(roots: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("study") / "out"
-    run_micro(roots, out, "main-pacs-shared,batches-pacs,lone-pacs")
+    printed = run_micro(roots, out, "main-pacs-shared,batches-pacs,lone-pacs")
+    assert json.loads(printed) == json.loads((out / "record.json").read_text())
     return out
 
 

@@ -11,11 +11,12 @@ from mergestream import __version__
 from mergestream.cli.audit import audit
 from mergestream.cli.bench import bench
 from mergestream.cli.data import data
+from mergestream.cli.demo import demo
 from mergestream.cli.drift import DriftCommand, drift, landscape
 from mergestream.cli.methods import methods
 from mergestream.cli.pool import pool
 from mergestream.cli.pool_experts import card, export, init, make_key, remove, revoke, sign, statistics
-from mergestream.cli.report import demo, report
+from mergestream.cli.report import report
 from mergestream.cli.reproduce import reproduce
 from mergestream.cli.serve import serve, serve_token, shadow_report
 from mergestream.cli.sites import choose, matrix, site_report

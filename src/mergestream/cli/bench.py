@@ -1,12 +1,13 @@
 """`mergestream bench`: parse, call one function, print."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mergestream.cli import shared_options
-from mergestream.cli.terminal import command_text, echo, progress, show_result
+from mergestream.cli.terminal import command_text, progress, show_result
 
 SHOWN = 12  # warnings in the terminal; all of them are in the files
 ONLY_HERE = ("init", "stages", "later", "plugin", "as_json")  # options that the function for Python lacks
@@ -81,7 +82,8 @@ def bench(
     if plan in STUDIES:
         study = study_request(plan, out, root or [], init=init, stages=stages, device=device, jobs=workers, later=later)
         record = run_study(study, progress(stderr=as_json), command_text())
-        echo(f"Tables: {out / 'results.md'}", f"Record: {record}", err=as_json)
+        files = {"Tables": out / "results.md", "Record": record}
+        show_result(as_json, json.loads(record.read_text(encoding="utf-8")), [], [], files)
         return
     if dataset is None or not pool:
         raise typer.BadParameter("A benchmark of your own needs --dataset and --pool; --plan results has its own.")

@@ -78,6 +78,7 @@ def site_report(
     skip_bad: shared_options.SkipBad = 0,
     allow_missing_classes: shared_options.AllowMissingClasses = False,
     device: shared_options.Device = "auto",
+    plugin: shared_options.Plugin = None,  # noqa: ARG001
     as_json: shared_options.AsJson = False,
 ) -> None:
     """Measure a pool's experts and the candidates of 'choose' on this site's own labelled images.

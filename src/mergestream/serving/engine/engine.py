@@ -42,11 +42,7 @@ MOST_IMAGES = 256  # in one batch
 
 
 class Engine:
-    """Independent streams over one pool, for any number of threads.
-
-    `recent`: lines of the log, to restore from. `weights_hash`: by default of the weights on a CPU, on a GPU of what
-    they follow from.
-    """
+    """Independent streams over one pool, for any number of threads. `recent`: lines of the log, to restore from."""
 
     def __init__(
         self,
