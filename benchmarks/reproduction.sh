@@ -126,8 +126,8 @@ cat >"$WORK/timed_command.py" <<'P'
 import sys, time
 from contextlib import contextmanager
 import torch
-from mergestream.cli import pool_statistics as command
-def timed(_):
+from mergestream.cli import pool_experts as command
+def timed(**_):
     @contextmanager
     def track(title, total):
         began, done = time.perf_counter(), [0]

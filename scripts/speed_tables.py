@@ -156,7 +156,8 @@ def service_line() -> str:
         f"streams, audit log on: {record['requests_per_second']:.0f} answers per second, "
         f"{record['ratio_to_direct']:.2f} of direct calls in batches of {record['mean_batch']:.0f}, "
         f"{record['ratio_to_fastapi']:.1f} times a bare FastAPI endpoint; p99 {record['latency_ms']['p99']:.0f} ms. "
-        f"Over `{larger['network']}`, {larger['threads']} PyTorch threads: {larger['ratio_to_direct']:.2f}. On an H200 "
+        f"Over `{larger['network']}`, {larger['clients']} clients, {larger['threads']} PyTorch threads: "
+        f"{larger['ratio_to_direct']:.2f} of direct calls. On an H200 "
         f"the engine takes {engine['engine_ms']:.0f} ms for {on_gpu['batch']} pictures, the method "
         f"{engine['method_ms']:.0f} (`{on_gpu['network']}`)."
     )

@@ -263,10 +263,10 @@ torch.set_num_threads(1)
 from engines import Service, batch, small_pool
 service = Service(Path({folder!r}), small_pool(), options={options!r})
 save, die_at = service.engine._folder.save, {die_at!r}
-def saving(about, state):
+def saving(about, state, **more):
     if about["steps"] == die_at:
         os.kill(os.getpid(), signal.SIGKILL)
-    save(about, state)
+    save(about, state, **more)
 service.engine._folder.save = saving
 first = next((each["steps"] for each in service.engine.streams()), 0)
 for number in range(first, 100000):
@@ -382,6 +382,53 @@ def test_a_large_state_needs_its_own_file_only(pool: ms.ExpertPool, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("large_states")
+def test_a_start_with_another_method_keeps_a_large_state_until_the_next_step(
+    pool: ms.ExpertPool, tmp_path: Path
+) -> None:
+    with learning(tmp_path, pool) as service:
+        service.engine.answer("lyon", batch(0))
+    with Service(tmp_path, pool, "mean"):
+        pass
+    goes_on(tmp_path, pool, 1)
+    with Service(tmp_path, pool, "mean") as service:
+        service.engine.answer("lyon", batch(2))
+        assert not list((tmp_path / "state").glob("*.safetensors"))
+
+
+@pytest.mark.usefixtures("large_states")
+def test_refused_steps_leave_one_large_file_and_a_full_disk_no_part_of_one(
+    pool: ms.ExpertPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with learning(tmp_path, pool) as service:
+        service.engine.answer("lyon", batch(0))
+        kept = large_file(tmp_path)
+        with monkeypatch.context() as broken:
+            broken.setattr(service.audit, "append_all", lambda *_: (_ for _ in ()).throw(AuditError("no space")))
+            for number in range(1, 4):
+                with pytest.raises(AuditError):
+                    service.engine.answer("lyon", batch(number))
+        assert kept in (files := set((tmp_path / "state").glob("*.safetensors")))
+        assert len(files) == 2
+        with monkeypatch.context() as full:
+            full.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+            service.engine.answer("lyon", batch(4))
+        assert not list((tmp_path / "state").glob("*.new"))
+    with learning(tmp_path, pool) as service:  # the log knows of the step, and says what is lost
+        service.engine.answer("lyon", batch(2))
+        assert "before its last state was on disk" in service.steps()[-1]["restarted"]
+
+
+@pytest.mark.usefixtures("large_states")
+def test_what_a_killed_process_left_of_a_file_goes(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "lyon.new").write_bytes(b"torn")
+    (tmp_path / "state" / f"brest.{'0' * 16}.safetensors").write_bytes(b"of a step that was not logged")
+    with learning(tmp_path, pool):
+        assert not list((tmp_path / "state").glob("*.new"))
+        assert not list((tmp_path / "state").glob("*.safetensors"))
+
+
+@pytest.mark.usefixtures("large_states")
 def test_another_large_state_under_the_same_name_is_refused(pool: ms.ExpertPool, tmp_path: Path) -> None:
     with learning(tmp_path, pool) as service:
         service.engine.answer("lyon", batch(0))
@@ -402,7 +449,7 @@ def test_a_kill_around_a_line_costs_no_large_state(
     with learning(tmp_path, pool) as service:
         service.engine.answer("lyon", batch(0))
         where = service.engine._folder if killed_at == "save" else service.audit
-        monkeypatch.setattr(where, killed_at, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        monkeypatch.setattr(where, killed_at, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             service.engine.answer("lyon", batch(1))
         assert len(list((tmp_path / "state").glob("*.safetensors"))) == 2
@@ -416,7 +463,7 @@ def test_a_large_state_of_version_0_1_goes_on_and_its_lines_are_computed_again(
 ) -> None:
     """It is whole in the stream's JSON, and lines hold the hash of that."""
 
-    def save(folder: StateFolder, about: dict[str, Any], state: StreamState | None) -> None:
+    def save(folder: StateFolder, about: dict[str, Any], state: StreamState | None, **_: Any) -> None:
         content = {**about, "state": None if state is None else encoded(state.content)}
         saved = {"content": content, "schema_version": 1, "sha256": sha256_of_json(content)}
         (folder.folder / f"{about['stream']}.json").write_text(json.dumps(saved))
@@ -432,6 +479,9 @@ def test_a_large_state_of_version_0_1_goes_on_and_its_lines_are_computed_again(
         with learning(tmp_path, pool) as service:
             for number in range(2):
                 service.engine.answer("lyon", batch(number))
+    for _ in range(2):  # the second start finds the file of the first beside the old line
+        with learning(tmp_path, pool):
+            pass
     goes_on(tmp_path, pool, 2)
     with learning(tmp_path, pool) as service:
         steps = service.steps()
@@ -807,7 +857,7 @@ def test_what_a_replay_refuses_and_finds(pool: ms.ExpertPool, tmp_path: Path) ->
         ("entropy_adaptive", {}),
         ("merge_and_fit", {}),
         ("surgery", {}),
-        ("tent", {}),
+        ("tent", {"recalibrate_bn": False}),
         ("mean", {}),
         ("corrected", {"base": "entropy_adaptive"}),
     ],
@@ -832,6 +882,28 @@ def test_a_state_names_the_same_model_by_the_same_hash(
     assert len(named) == (1 if name == "mean" else 4)  # the streams a and b begin alike
 
 
+@pytest.mark.parametrize("hashed", ["weights", "state"])
+def test_one_expert_that_answers_is_named(hashed: str, pool: ms.ExpertPool, tmp_path: Path) -> None:
+    with Service(tmp_path, pool, "select_expert", weights_hash=hashed) as service:
+        answers = [service.engine.answer(str(number), batch(number, 1)) for number in range(30)]
+    named = {(answer.weights_sha256, str(answer.encoder_coefficients)) for answer in answers}
+    assert len(named) == len({name for name, _ in named}) == len({experts for _, experts in named}) > 1
+
+
+def test_several_models_that_answer_have_no_name(pool: ms.ExpertPool, tmp_path: Path) -> None:
+    with Service(tmp_path, pool, "dawin") as service:
+        answer = service.engine.answer("a", batch(0))
+    assert answer.weights_sha256 is None
+
+
+@pytest.mark.parametrize("base", ["entropy_adaptive(recalibrate_bn=true)", "tent"])
+def test_models_with_statistics_of_their_batch_are_hashed_themselves(
+    base: str, pool: ms.ExpertPool, tmp_path: Path
+) -> None:
+    with Service(tmp_path, pool, "corrected", options={"base": base}, weights_hash="state") as service:
+        assert ":" not in (service.engine.answer("a", batch(0)).weights_sha256 or ":")
+
+
 def test_a_fallback_is_named_by_its_coefficients(pool: ms.ExpertPool, tmp_path: Path) -> None:
     always = GuardSettings(fallback="uniform", fallback_on=("structureless_pictures",))
     with Service(tmp_path, pool, guards=always, weights_hash="state") as service:
@@ -847,7 +919,10 @@ def test_a_line_of_version_0_1_with_a_recipe_is_computed_again(pool: ms.ExpertPo
             answer = service.engine.answer("a", batch(0))
             (body,) = service.steps()
         assert answer.weights_sha256 is not None
-        assert answer.weights_sha256.startswith("recipe:") == bool(prefix)
+        about = {key: body[key] for key in ("method", "options", "pool_sha256")}
+        shares = [list((share or {}).values()) for share in (answer.encoder_coefficients, answer.head_coefficients)]
+        recipe = f"recipe:{sha256_of_json([about, body['switched_off'], shares])}"
+        assert (answer.weights_sha256 == recipe) == bool(prefix)
         assert not compare(body, json.loads(json.dumps(recompute_step(body, batch(0), pool))))
 
 

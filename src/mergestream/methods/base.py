@@ -49,6 +49,7 @@ class Method(ABC, Generic[S]):
     needs: tuple[str, ...] = field(default=(), init=False)
     # A step can be recorded as a CUDA graph if `advance` reads nothing back to the host, ...
     capturable = False
+    weights_follow_state = True  # False where a batch's own BatchNorm statistics are in them, too
     takes_padding = True  # ... a smaller batch can be padded to a recorded size if padding changes no answer, ...
     period = 1  # ... and host decisions depend on the state's whole numbers modulo this period, or `phase` says on what
 

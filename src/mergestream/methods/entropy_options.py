@@ -69,7 +69,8 @@ class EntropyOptions(Method[EntropyState]):
         self.capturable = self.head_rows == "all" and not self.refresh_drift
         self._window = BatchNormWindow.of(self.pool, self.recalibrate_bn)
         # Padding would count in the batch's statistics, and in the forwards per image.
-        self.takes_padding = self.recalibrate_bn is not True and not self.score_images
+        self.weights_follow_state = self.recalibrate_bn is not True
+        self.takes_padding = self.weights_follow_state and not self.score_images
         self.asks_experts = not self.score_images
 
     def start(self) -> EntropyState:

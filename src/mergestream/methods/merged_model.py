@@ -52,6 +52,7 @@ class MergedModel(Method[M]):
         super().__post_init__()
         self._rows_of = HeadRows(self._members, self.head_rows)
         self._window = BatchNormWindow.of(self._members, self.recalibrate_bn)
+        self.weights_follow_state = self.recalibrate_bn is not True
         # Re-estimated BatchNorm statistics depend on the batch, and so does the model.
         self.static = not self.learns and not self.recalibrate_bn
         self.capturable = (self.static or (not self.learns and self._window is not None)) and self._members is self.pool

@@ -30,7 +30,7 @@ class T3JS(AskedExperts[T3State]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.takes_padding = not self.recalibrate_bn
+        self.takes_padding = self.weights_follow_state = not self.recalibrate_bn
 
     def start(self) -> T3State:
         return T3State(simplex.uniform(len(self.pool), self.pool.device))

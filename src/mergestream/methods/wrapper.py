@@ -44,6 +44,7 @@ class Wrapper(Method[W]):
         self.corrects_mix = self.corrects_mix or base.corrects_mix
         self.needs, self.asks_experts, self.looks_ahead = base.needs, base.asks_experts, base.looks_ahead
         self.capturable, self.takes_padding, self.period = base.capturable, base.takes_padding, base.period
+        self.weights_follow_state = base.weights_follow_state
 
     def start(self) -> W:
         return WrapperState(self._base.start())  # type: ignore[return-value]

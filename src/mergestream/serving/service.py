@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mergestream.serving.watched_folder import Watcher
     from mergestream.serving.webhook import Webhook
 
-# The engine computes one batch at a time; meanwhile the other threads write the audit log.
+# The engine computes one batch at a time; meanwhile the other thread sends, and may write the audit log.
 ENGINE_THREADS = 2
 CHECK_SECONDS = 5.0
 WATCHED = "watched-folder"  # the stream of the watched folder

@@ -1,8 +1,7 @@
 """The engine of the service: decoded pictures in, an answer out, and a line in the audit log before it leaves.
 
 Locks, always taken in this order: a stream's own, while one of its batches is answered, so that its steps follow each
-other; `_compute`, one for the device, while a batch is computed. The log and the stream's file are written outside of
-the second, so that one stream's disk overlaps with another's arithmetic.
+other; `_compute`, one for the device, while a batch is computed. Nothing is written to the disk inside the second.
 """
 
 import threading
@@ -32,7 +31,7 @@ from mergestream.serving.engine.revocation_watch import (
     without_revoked,
 )
 from mergestream.serving.engine.service_step import STATE, WEIGHTS, ComputedStep, environment, take_step
-from mergestream.serving.engine.stream_state import StreamState, restored
+from mergestream.serving.engine.stream_state import OTHER_METHOD, OTHER_POOL, StreamState, restored
 from mergestream.serving.guards.findings import GuardSettings, acknowledge, alarms_after, codes_to_acknowledge
 from mergestream.serving.quality.quality_monitor import QualityMonitor, QualitySettings
 from mergestream.serving.quality.step_sums import Window, with_step
@@ -106,7 +105,7 @@ class Engine:
         with self._registry.held(stream, create=True) as held, span("step", **about):
             steps = self._steps(held, batches)
             started = time.perf_counter()
-            self._folder.save_large(stream, steps[-1].outcome.state)
+            self._folder.save_large(stream, steps[-1].outcome.state, held.state)
             lines = self.audit.append_all(line_kinds.STEP, [step.body for step in steps])
             held.state, held.restarted, held.line = steps[-1].outcome.state, None, link_of(lines[-1])
             self._estimate(held, steps[-1].quality)
@@ -147,8 +146,10 @@ class Engine:
     def delete(self, stream: str) -> None:
         with self._registry.held(stream) as held:
             self.audit.append(line_kinds.DELETED, {"stream": stream, "steps": held.steps, "images": held.images})
-            self._registry.remove(held)
-            self._folder.delete(stream)
+            try:
+                self._folder.delete(stream)
+            finally:  # only now may another stream of that name begin
+                self._registry.remove(held)
             self._save_service()
 
     def switch(self, expert: str, *, on: bool) -> tuple[str, ...]:
@@ -275,10 +276,10 @@ class Engine:
             self.lineup = lineup
         self._save_service()
 
-    def _save(self, stream: ServedStream) -> None:
+    def _save(self, stream: ServedStream, *, tidy: bool = True) -> None:
         counts = {"stream": stream.name, "steps": stream.steps, "images": stream.images}
         settings = {"method": self.lineup.method, "options": self.lineup.options}
-        self._folder.save({**counts, **settings, "audit": stream.line}, stream.state)
+        self._folder.save({**counts, **settings, "audit": stream.line}, stream.state, tidy=tidy)
 
     def _save_service(self) -> None:
         self._folder.save_service(self.lineup.off, self.audit.last)
@@ -294,5 +295,6 @@ class Engine:
             stream.alarms, stream.line = earlier.alarms.get(stream.name), each.get("audit")
             self._estimate(stream, earlier.quality.get(stream.name, ()))
             self._registry.add(stream)
-            self._save(stream)
+            # Whoever started with a wrong pool or method can go back until the stream's next step.
+            self._save(stream, tidy=stream.restarted not in (OTHER_METHOD, OTHER_POOL))
         return [{"stream": each.name, "steps": each.steps, "restarted": each.restarted} for each in streams]

@@ -13,9 +13,10 @@ stream's own file, put in place by a rename and not flushed. So
   states are restored from are verified, so the service does not start (`recent_lines`).
 
 The same holds for deleted and reset streams and for switched-off experts, which are events in the log too. A state too
-large for a line (the Gram matrices of a method that learns from the stream) is written before it, into a file named
-after the hash that stands in the line; where that file is missing or does not fit, the stream starts anew and says so.
-A stream never goes on from a state that the log does not know.
+large for a line (the Gram matrices of a method that learns from the stream) is written and flushed before it, into a
+file named after the hash that stands in the line; of several lines written together, only the last one's. Where that
+file is missing or does not fit, the stream starts anew and says so. A stream never goes on from a state that the log
+does not know.
 """
 
 import hashlib
@@ -84,7 +85,7 @@ class Recovery:
             return
         name, link = body["stream"], link_of(line)
         if kind == STEP:
-            self.streams[name] = _after_step(body, self._saved.get(name)) | {"audit": link}
+            self.streams[name] = _after_step(body, self._saved.get(name), link) | {"audit": link}
             answer = logged_answer(body, self._classes)
             self.answers.setdefault(name, deque(maxlen=HISTORY)).append((line["time"], answer))
             self.alarms[name] = alarms_after(self.alarms.get(name), answer.findings, answer.step, line["time"])
@@ -99,15 +100,14 @@ class Recovery:
                 part.pop(name, None)
 
 
-def _after_step(body: Mapping[str, Any], on_disk: Saved | None) -> Saved:
+def _after_step(body: Mapping[str, Any], on_disk: Saved | None, link: Link) -> Saved:
     stream: Saved = {"stream": body["stream"], "steps": body["step"] + 1, "images": body["images_so_far"]}
     stream |= {"method": body["method"], "options": body["options"]}
     state = body["state_after"]
     if "sha256" in state:  # a large one of version 0.1, which is in the stream's file as JSON
-        saved = (on_disk or {}).get("state")
-        if saved is None or sha256_of_json(saved) != state["sha256"]:
+        state = on_disk["state"] if on_disk is not None and on_disk["audit"] == link else None
+        if state is None:
             return {**stream, "lost": NOT_SAVED}
-        state = saved
     return {**stream, "state": state}
 
 
@@ -121,6 +121,9 @@ class StateFolder:
         self.folder = make_folder(folder)
         refusal = OutputError(f"Another service keeps its streams in {folder}. Stop it, or choose another one.")
         self._lock: int | None = lock_or_refuse(folder / ".lock", refusal)
+        for file in folder.glob("*.new"):  # of a process that was killed
+            with suppress(OSError):
+                file.unlink()
         self._large: dict[str, set[str]] = {}  # the files of large states, by stream
         for file in folder.glob("*.safetensors"):
             self._large.setdefault(file.name.split(".")[0], set()).add(str(file))
@@ -141,12 +144,14 @@ class StateFolder:
                     log.warning("a stream's state is left out: %s", error)
         return streams
 
-    def save_large(self, stream: str, state: StreamState) -> None:
-        """Write a state that is too large for its line, before that line. Not flushed to the disk."""
-        if not state.is_large or (path := self._large_file(stream, state.sha256)) in self._large.get(stream, ()):
+    def save_large(self, stream: str, state: StreamState, before: StreamState | None = None) -> None:
+        """Write a state that is too large for its line, before that line. `before`: the state until then."""
+        if not state.is_large or self._holds(stream, state):
             return
         with _tolerated():
-            self._put(stream, path, state_as_bytes(state.content))
+            self._keep_large(stream, before)  # of steps that were refused there may be others
+            path = self._large_file(stream, state.sha256)
+            self._put(stream, path, state_as_bytes(state.content), flushed=True)
             self._large.setdefault(stream, set()).add(path)
 
     def large_state(self, stream: str, sha256: str) -> dict[str, Any]:
@@ -160,16 +165,22 @@ class StateFolder:
                 return content
         raise CheckpointError("its saved state was changed or torn.")
 
-    def save(self, about: Saved, state: StreamState | None) -> None:
-        """Put a stream's file in place. Not flushed to the disk: the audit line of the same step was."""
+    def save(self, about: Saved, state: StreamState | None, *, tidy: bool = True) -> None:
+        """Put a stream's file in place. Not flushed to the disk: the audit line of the same step was.
+
+        `tidy`: remove its other large states.
+        """
         content = encoded_body({**about, "state": None if state is None else state.encoded_in_line})
         digest = hashlib.sha256(content.encode()).hexdigest()
         name, text = about["stream"], f'{{"content":{content},"schema_version":{SCHEMA_VERSION},"sha256":"{digest}"}}'
-        if state is not None:
-            self.save_large(name, state)
+        if state is not None and state.is_large:
+            self.save_large(name, state, state)
+            if not self._holds(name, state):
+                return  # the file in place may be the only one with a whole state
         with _tolerated():
             self._put(name, f"{self.folder / name}.json", text.encode("ascii"))
-            self._keep_large(name, state)
+            if tidy:
+                self._keep_large(name, state)
 
     def delete(self, name: str) -> None:
         (self.folder / f"{name}.json").unlink(missing_ok=True)
@@ -179,12 +190,23 @@ class StateFolder:
         """Streams of which nothing but a large state is there: killed in their first step, or while being deleted."""
         return {name for name in self._large if not (self.folder / f"{name}.json").exists()}
 
-    def _put(self, stream: str, path: str, content: bytes) -> None:
+    def _put(self, stream: str, path: str, content: bytes, *, flushed: bool = False) -> None:
         """Without Path objects, at every step."""
         new = f"{self.folder / stream}.new"
-        with open(new, "wb") as file:  # noqa: PTH123
-            file.write(content)
-        os.replace(new, path)  # noqa: PTH105
+        try:
+            with open(new, "wb") as file:  # noqa: PTH123
+                file.write(content)
+                if flushed:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(new, path)  # noqa: PTH105
+        except OSError:
+            with suppress(OSError):  # it may hold the disk's last bytes
+                Path(new).unlink()
+            raise
+
+    def _holds(self, stream: str, state: StreamState) -> bool:
+        return self._large_file(stream, state.sha256) in self._large.get(stream, ())
 
     def _large_file(self, stream: str, sha256: str) -> str:
         return f"{self.folder / stream}.{sha256[:16]}.safetensors"

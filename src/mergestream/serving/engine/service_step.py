@@ -98,9 +98,11 @@ def take_step(
     reply = reply._replace(logits=reply.logits.cpu())
     # A batch without evidence does not move the averages.
     state = replace(before, method=method.state if choice is None else start, memory=memory)
-    if hashed == RECIPE and (lineup.options.get("recalibrate_bn") or (choice is None and step.class_shift is not None)):
-        hashed = WEIGHTS  # they follow from more than the coefficients
-    weights_sha256 = _hash(hashed, lineup, reply, state if choice is None else None)
+    more = lineup.options.get("recalibrate_bn") or (choice is None and step.class_shift is not None)
+    if (hashed == RECIPE and more) or (hashed == STATE and not method.weights_follow_state):
+        hashed = WEIGHTS
+    own_model = choice is None and method.merged_weights() is not None
+    weights_sha256 = _hash(hashed, lineup, reply, state if own_model else None)
     findings += abstention(undecided, len(pictures), settings)
     numbers = {
         "inputs": [_input_of(picture) for picture in pictures],
@@ -195,15 +197,15 @@ def _weights_in_use(method: Method, step: Step) -> Tensor | None:
     weights, share = method.merged_weights(), step.encoder_coefficients
     if weights is not None or share is None:
         return weights
-    return method.pool.bank[int(share.argmax())]  # one expert alone
+    return method.pool.bank[int(share.argmax())] if bool(share.max() == 1) else None
 
 
 def _hash(hashed: str, lineup: Lineup, reply: ModelReply, state: StreamState | None) -> str | None:
-    """`state`: what the weights follow from; None for those of a fallback."""
+    """`state`: what the weights follow from; None for those of a fallback or of one expert."""
     if reply.weights is None:
         return None
     if hashed == STATE and state is not None:
-        return _recipe(STATE, lineup, state.method_sha256)
+        return _recipe(STATE, lineup, [lineup.identity["provenance"], state.method_sha256])
     if hashed == WEIGHTS or reply.encoder is None or reply.head is None:
         return sha256_of_tensor(reply.weights)
     return _recipe(RECIPE, lineup, [reply.encoder.tolist(), reply.head.tolist()])

@@ -35,7 +35,9 @@ class BatchAnswer(Document):
     head_expert: str | None
     switched_off: list[str]
     pool_hash: str
-    model_hash: str | None = Field(description="Hash of the merged weights that answered.")
+    model_hash: str | None = Field(
+        description="Hash of the merged weights that answered, or after 'state:' of what they follow from."
+    )
     findings: list[Finding]
     abstention: dict[str, Any] | None
     audit: dict[str, Any] | None = Field(description="Sequence number and hash of this step's audit line.")

@@ -37,6 +37,7 @@ class EngineProcess:
     def __init__(self, options: ServeOptions, calls: int) -> None:
         self._options, self._calls, self._lock = options, calls, threading.Lock()
         self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        self._own_core = self._cores[os.getpid() % len(self._cores)] if self._cores else 0  # the same after a restart
         self._start()
 
     def _start(self) -> None:
@@ -57,11 +58,10 @@ class EngineProcess:
         The engine's threads share one interpreter; on two cores they would hand it back and forth.
         """
         if len(self._cores) > 1 and torch.get_num_threads() == 1:
-            own = self._cores[self._process.pid % len(self._cores)]
-            os.sched_setaffinity(self._process.pid, {own})
+            os.sched_setaffinity(self._process.pid, {self._own_core})
             for thread in Path("/proc/self/task").iterdir():  # later ones, and decoding processes, inherit it
                 with contextlib.suppress(OSError):  # it has ended
-                    os.sched_setaffinity(int(thread.name), {*self._cores} - {own})
+                    os.sched_setaffinity(int(thread.name), {*self._cores} - {self._own_core})
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Reply:
         with self._lock:
