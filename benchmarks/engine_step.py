@@ -42,6 +42,8 @@ def main() -> None:
     pictures = smooth_pictures(given.batch)
     record: dict[str, Any] = {name: getattr(given, name) for name in ("network", "device", "dtype", "batch", "steps")}
     record |= provenance()
+    if given.device == "cuda":
+        record["gpu"] = torch.cuda.get_device_name()
     with tempfile.TemporaryDirectory() as folder:
         write_pool(Path(folder) / "pool", ("a", "b", "c"), given.network)
         for method in METHODS:
