@@ -158,8 +158,8 @@ def service_line() -> str:
         f"{record['ratio_to_fastapi']:.1f} times a bare FastAPI endpoint; p99 {record['latency_ms']['p99']:.0f} ms. "
         f"Over `{larger['network']}`, {larger['clients']} clients, {larger['threads']} PyTorch threads: "
         f"{larger['ratio_to_direct']:.2f} of direct calls. On an "
-        f"{on_gpu['gpu'].removeprefix('NVIDIA ')} the engine takes {engine['engine_ms']:.0f} ms for {on_gpu['batch']} pictures, the method "
-        f"{engine['method_ms']:.0f} (`{on_gpu['network']}`)."
+        f"{on_gpu['gpu'].removeprefix('NVIDIA ')} the engine takes {engine['engine_ms']:.0f} ms for "
+        f"{on_gpu['batch']} pictures, the method {engine['method_ms']:.0f} (`{on_gpu['network']}`)."
     )
 
 
