@@ -105,7 +105,7 @@ def _after_step(body: Mapping[str, Any], on_disk: Saved | None, link: Link) -> S
     stream |= {"method": body["method"], "options": body["options"]}
     state = body["state_after"]
     if "sha256" in state:  # a large one of version 0.1, which is in the stream's file as JSON
-        state = on_disk["state"] if on_disk is not None and on_disk["audit"] == link else None
+        state = on_disk["state"] if on_disk is not None and on_disk.get("audit") == link else None
         if state is None:
             return {**stream, "lost": NOT_SAVED}
     return {**stream, "state": state}
@@ -144,15 +144,12 @@ class StateFolder:
                     log.warning("a stream's state is left out: %s", error)
         return streams
 
-    def save_large(self, stream: str, state: StreamState, before: StreamState | None = None) -> None:
+    def save_large(self, stream: str, state: StreamState, before: StreamState | None) -> None:
         """Write a state that is too large for its line, before that line. `before`: the state until then."""
-        if not state.is_large or self._holds(stream, state):
-            return
-        with _tolerated():
-            self._keep_large(stream, before)  # of steps that were refused there may be others
-            path = self._large_file(stream, state.sha256)
-            self._put(stream, path, state_as_bytes(state.content), flushed=True)
-            self._large.setdefault(stream, set()).add(path)
+        if state.is_large:
+            with _tolerated():
+                self._keep_large(stream, before)  # of steps that were refused there may be others
+            self._has_large(stream, state)
 
     def large_state(self, stream: str, sha256: str) -> dict[str, Any]:
         """The content of a large state; CheckpointError, with the reason why a stream starts anew, without it."""
@@ -173,10 +170,8 @@ class StateFolder:
         content = encoded_body({**about, "state": None if state is None else state.encoded_in_line})
         digest = hashlib.sha256(content.encode()).hexdigest()
         name, text = about["stream"], f'{{"content":{content},"schema_version":{SCHEMA_VERSION},"sha256":"{digest}"}}'
-        if state is not None and state.is_large:
-            self.save_large(name, state, state)
-            if not self._holds(name, state):
-                return  # the file in place may be the only one with a whole state
+        if state is not None and state.is_large and not self._has_large(name, state):
+            return  # the file in place may be the only one with a whole state
         with _tolerated():
             self._put(name, f"{self.folder / name}.json", text.encode("ascii"))
             if tidy:
@@ -205,8 +200,14 @@ class StateFolder:
                 Path(new).unlink()
             raise
 
-    def _holds(self, stream: str, state: StreamState) -> bool:
-        return self._large_file(stream, state.sha256) in self._large.get(stream, ())
+    def _has_large(self, stream: str, state: StreamState) -> bool:
+        """Write a large state if its file is not there; whether it is there then."""
+        path, files = self._large_file(stream, state.sha256), self._large.setdefault(stream, set())
+        if path not in files:
+            with _tolerated():
+                self._put(stream, path, state_as_bytes(state.content), flushed=True)
+                files.add(path)
+        return path in files
 
     def _large_file(self, stream: str, sha256: str) -> str:
         return f"{self.folder / stream}.{sha256[:16]}.safetensors"
