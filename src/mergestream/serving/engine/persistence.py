@@ -163,10 +163,7 @@ class StateFolder:
         raise CheckpointError("its saved state was changed or torn.")
 
     def save(self, about: Saved, state: StreamState | None, *, tidy: bool = True) -> None:
-        """Put a stream's file in place. Not flushed to the disk: the audit line of the same step was.
-
-        `tidy`: remove its other large states.
-        """
+        """Put a stream's file in place. Not flushed: its audit line was. `tidy`: remove its other large states."""
         content = encoded_body({**about, "state": None if state is None else state.encoded_in_line})
         digest = hashlib.sha256(content.encode()).hexdigest()
         name, text = about["stream"], f'{{"content":{content},"schema_version":{SCHEMA_VERSION},"sha256":"{digest}"}}'
