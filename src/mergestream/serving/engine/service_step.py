@@ -87,10 +87,10 @@ def take_step(
     memory = remember(before.memory, tensors, settings)
     findings = look_at_batch(tensors, settings) + look_at_stream(memory, tensors, settings)
     choice = _fallback_choice(lineup, findings, settings)
+    own = method.merged_weights() if choice is None else None  # taken once: they may be a copy
     if choice is None:
-        reply = ModelReply(
-            step.logits, step.encoder_coefficients, step.head_coefficients, _weights_in_use(method, step)
-        )
+        weights = _expert_alone(method, step) if own is None else own
+        reply = ModelReply(step.logits, step.encoder_coefficients, step.head_coefficients, weights)
     else:
         reply = _fallback_reply(pool, batch, choice)
         findings.append(_fallback_finding(choice, findings, settings))
@@ -101,8 +101,7 @@ def take_step(
     more = lineup.options.get("recalibrate_bn") or (choice is None and step.class_shift is not None)
     if (hashed == RECIPE and more) or (hashed == STATE and not method.weights_follow_state):
         hashed = WEIGHTS
-    own_model = choice is None and method.merged_weights() is not None
-    weights_sha256 = _hash(hashed, lineup, reply, state if own_model else None)
+    weights_sha256 = _hash(hashed, lineup, reply, None if own is None else state)
     findings += abstention(undecided, len(pictures), settings)
     numbers = {
         "inputs": [_input_of(picture) for picture in pictures],
@@ -192,12 +191,10 @@ def _fallback_finding(choice: str, findings: Sequence[Finding], settings: GuardS
     )
 
 
-def _weights_in_use(method: Method, step: Step) -> Tensor | None:
-    """The flat weights [P] that answered; None where no single network did."""
-    weights, share = method.merged_weights(), step.encoder_coefficients
-    if weights is not None or share is None:
-        return weights
-    return method.pool.bank[int(share.argmax())] if bool(share.max() == 1) else None
+def _expert_alone(method: Method, step: Step) -> Tensor | None:
+    """The weights [P] of the one expert that answered; None where several did."""
+    share = step.encoder_coefficients
+    return method.pool.bank[int(share.argmax())] if share is not None and bool(share.max() == 1) else None
 
 
 def _hash(hashed: str, lineup: Lineup, reply: ModelReply, state: StreamState | None) -> str | None:
